@@ -19,8 +19,8 @@ pages of the mirror, so the titles of an article's redirects need no requests.
 
 **Text** is wikitext, or the HTML that the site itself renders (`action=parse`), one page per
 request. Pages that use a changed template are rendered again. The HTML of Parsoid (`rest.php`) is
-not used: on MediaWiki 1.39 it gave the same text for 16 pages, but took .36 s of the site's time for
-an edited page instead of .07 s and twice the bytes, and its requests have no `maxlag`.
+not used: on MediaWiki 1.39 it gave the same text for 16 pages, but took .36 s of the site's time
+for an edited page instead of .07 s and twice the bytes, and its requests have no `maxlag`.
 """
 
 import re
@@ -317,7 +317,7 @@ class SiteFollower:
         return _ListedPage(rev_id, revised, title, touched, size, _read_item(page))
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
-        """Yield complete pages by id; a site may send the properties of a page in several replies."""
+        """Yield complete pages by id; a site may split the properties of a page among replies."""
         pages: dict[int, Reply] = {}
         listed = 0
         for reply in self._client.query_all(**parameters):
@@ -337,7 +337,7 @@ class SiteFollower:
     def _fetch_pages(
         self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
     ) -> Iterator[tuple[int, Page | None]]:
-        """Yield (id, page) by ids or titles; None for a missing page or one of another namespace."""
+        """Yield (id, page) by ids or titles; None for a missing page or another namespace."""
         for start in range(0, len(names), IDS_PER_REQUEST):
             batch = names[start : start + IDS_PER_REQUEST]
             missing = {name for name in batch if isinstance(name, int)}
@@ -581,7 +581,7 @@ class WikiSite(RenderedPages):
         return (page for page in pages if page.namespace not in TEMPLATE_NAMESPACES)
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-        """Return the page if it is an article, in any namespace; otherwise the reason to drop it."""
+        """Return the page if it is an article of any namespace; otherwise the drop reason."""
         verdict = super().classify(replace(page, namespace=0), siteinfo)
         return verdict if isinstance(verdict, str) else page
 

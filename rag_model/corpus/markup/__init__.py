@@ -8,6 +8,6 @@
 | `inline`, `dates_and_numbers` | renderers of templates, by subject |
 | `convert`, `units` | convert measures |
 | `prose` | convert the remaining markup to plain text |
-| `structures` | tables, lists and infoboxes as passages |
+| `structures` | extract tables, lists and infoboxes as rows of text |
 | `tex`, `literal` | render formulas; protect text that looks like markup |
 """

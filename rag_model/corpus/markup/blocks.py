@@ -1,9 +1,9 @@
 """Block structure of wikitext: extension tags, comments, tables, and headings.
 
-Extension tags and comments come first, because their contents must not be parsed as markup: a
-reference with half a template, a formula with many braces. As in MediaWiki, a tag extends to the
-first closing tag of its name; of an unclosed tag only the tag itself is removed, and an unclosed
-comment hides the rest of the page.
+Extension tags and comments are removed first, because their contents must not be parsed as markup,
+for example a reference with half a template or a formula with many braces. As in MediaWiki, a tag
+extends to the first closing tag of its name; if there is none, only the tag itself is removed. An
+unclosed comment hides the rest of the page.
 
 Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's corpus has none, and a
 passage of cells without headers answers no question. It also spares the template scanner their many
@@ -51,7 +51,7 @@ def _render_listing(attributes: str, body: str) -> str:
 
 
 def _render_tabs(attributes: str, body: str) -> str:
-    """Render `<tabber>Title=content|-|…</tabber>` as titles and contents, which is markup again."""
+    """Render `<tabber>Title=content|-|…</tabber>` as titles and contents, which may have markup."""
     tabs = (tab.strip().partition("=") for tab in body.split("|-|") if tab.strip())
     return "\n" + "\n".join(f"{title.strip()}\n{content.strip()}" for title, _, content in tabs) + "\n"
 
@@ -75,8 +75,8 @@ _CLOSE = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _TAG_REN
 def strip_extensions(text: str) -> str:
     """Remove comments and extension tags; their visible text is kept as literal text.
 
-    Linear: each position is searched once, and a tag name without a closing tag is not searched
-    again.
+    Takes linear time: each position is searched once, and once the closing tag of a name is
+    missing, it is not searched again.
     """
     if "include" in text or "INCLUDE" in text:
         text = _INCLUDE.sub("", text)
@@ -92,7 +92,7 @@ def strip_extensions(text: str) -> str:
 
 
 def _replace(text: str, opening: re.Match[str], never_closed: set[str]) -> tuple[str, int]:
-    """Return the replacement of the tag or comment that starts here, and its end."""
+    """Return (replacement, end) of the tag or comment that starts with `opening`."""
     if opening[1] is None:
         end = text.find("-->", opening.end())
         return "", len(text) if end < 0 else end + 3
@@ -113,10 +113,10 @@ _HTML_MARK = re.compile(r"<(?:(table)\b|/table)[^<>]*>", re.IGNORECASE)
 
 
 class CutText(NamedTuple):
-    """Text without its tables, and where in it they were, in ascending order."""
+    """Text without its tables, and the tables with the offsets in this text where they were."""
 
     text: str
-    offsets: Sequence[int]
+    offsets: Sequence[int]  # ascending
     tables: Sequence[str]
 
     def select(self, start: int, end: int) -> Sequence[str]:
@@ -127,7 +127,8 @@ class CutText(NamedTuple):
 def cut_tables(text: str) -> CutText:
     """Remove closed tables with their contents; `prose` removes the rows of unclosed tables.
 
-    Linear: one pass pairs openings and closings, and only the outermost pairs are removed.
+    Takes linear time: one pass pairs openings and closings, and only the outermost pairs are
+    removed.
     """
     tables: list[tuple[int, str]] = []
     for marks in (_WIKI_MARK, _HTML_MARK):
@@ -136,7 +137,7 @@ def cut_tables(text: str) -> CutText:
         spans = _find_outermost_spans(marks, text)
         starts = [start for start, _ in spans]
         removed = [0, *accumulate(end - start for start, end in spans)]  # before each span
-        for number, (offset, table) in enumerate(tables):  # where it was in the shorter text
+        for number, (offset, table) in enumerate(tables):  # offsets without the removed spans
             n_before = bisect_left(starts, offset)
             overlap = max(0, spans[n_before - 1][1] - offset) if n_before else 0
             tables[number] = offset - removed[n_before] + overlap, table
@@ -214,8 +215,9 @@ _SENTENCE = re.compile(
 
 
 def may_have_prose(body: str) -> bool:
-    """Return whether a line of a section's wikitext may be running text; a fast check that may
-    return True for other text, but not False for running text.
+    """Return whether a section's wikitext may contain running text.
+
+    This fast check may return True for other text, but never returns False for running text.
     """
     return _SENTENCE.search(body) is not None
 
@@ -225,8 +227,7 @@ _LINE = re.compile(r"^[ \t]*[^\s\ufdef]", re.MULTILINE)
 
 
 def is_link_list(body: str) -> bool:
-    """Return whether a section's wikitext has only list items with external links, whatever its
-    heading is and in whatever language.
+    """Return whether a section's wikitext has only list items with external links.
 
     >>> is_link_list("* [http://a.org Home] (in French)"), is_link_list("See [http://a.org A]")
     (True, False)

@@ -3,7 +3,8 @@
 "5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
 long". The rules are those of Wikipedia's Module:Convert: a conversion is about as precise as the
 input, with at least two significant figures. Links, sort keys and tables are not rendered. A unit
-that is not in `units` is shown as written, without a conversion. In other languages than English, units are symbols.
+that is not in `units` is shown as written, without a conversion. In languages other than English,
+units are shown as symbols.
 """
 
 import math
@@ -24,7 +25,7 @@ _SPACED_RANGE = re.compile(r"(\S+)\s+([^\s\d]+|to about)\s+(\S.*)", re.DOTALL)
 _RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")  # also without spaces
 _MAX_ARGUMENTS = 40  # more than any call needs
 _MAX_RANGES = 30  # as in Module:Convert
-_MAX_FIGURES = 14  # of a result, as in Module:Convert
+_MAX_FIGURES = 14  # significant figures of a result, as in Module:Convert
 _FUDGE = 1e-14  # added before rounding, as in Module:Convert
 
 
@@ -33,9 +34,9 @@ class Quantity(NamedTuple):
 
     digits: str  # without sign and thousands commas
     value: float
-    decimals: float  # precision: 2 in 1.25, -2 in 1,300
+    decimals: float  # precision: 2 for 1.25, -2 for 1,300
     sign: str = ""
-    exponent: int | None = None  # 6 in 1e6
+    exponent: int | None = None  # 6 for 1e6
 
 
 class _Range(NamedTuple):
@@ -60,7 +61,7 @@ _RANGES = {
     "xx": _Range(" × "), "*": _Range("×"), "+": _Range(" + "), "±": _TOLERANCE, "+/-": _TOLERANCE,
     "with": _Range(" with "), ",": _Range(", "), ", or": _Range(", or "), ", and": _Range(", and "),
 }  # fmt: skip
-_SUBDIVISIONS = {
+_SUBDIVISIONS = {  # smaller units that may follow a unit, by symbol
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
     "st": ("lb",), "lb": ("oz",),
 }  # fmt: skip
@@ -122,7 +123,7 @@ class _Request:
         return short_side in {"on", side}
 
     def show_digits(self, digits: str, *, is_output: bool) -> str:
-        """Insert thousands commas, unless `comma` specifies none, or spell a whole number."""
+        """Format digits with thousands commas, unless `comma` forbids them, or in words."""
         spell_mode = self.call.get("spell").lower()
         is_spelled = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
         is_spelled = is_spelled and self.call.is_english
@@ -168,9 +169,7 @@ def _read_fraction(fraction: re.Match[str]) -> Quantity:
 
 
 def render_convert(call: TemplateCall) -> str:
-    """Render the measure and its conversions; return the first two parameters if they are
-    unparsable.
-    """
+    """Render a measure and its conversions; return its first two parameters if it is invalid."""
     try:
         request = _parse_request(call)
     except (LookupError, ValueError):
@@ -204,8 +203,9 @@ def render_convert(call: TemplateCall) -> str:
 
 
 def render_measure(call: TemplateCall) -> str:
-    """Render the measure of a template with the parameters of `{{convert}}`, without conversions;
-    return "" if it has another form or an unknown unit.
+    """Render the measure of a template with the parameters of `{{convert}}`, unconverted.
+
+    Return "" if the parameters are not a measure, or the unit is unknown.
 
     >>> render_measure(TemplateCall("রূপান্তর", {"1": "100", "2": "–", "3": "150", "4": "km2"}, "bn"))
     '100–150 km²'
@@ -222,7 +222,7 @@ def _parse_request(call: TemplateCall) -> _Request:
     """Parse value, ranges, unit, targets, precision and words, in that order.
 
     Raises:
-        LookupError, ValueError: The parameters do not have this form.
+        LookupError, ValueError: The parameters are not in this order.
     """
     arguments = call.positional()[:_MAX_ARGUMENTS]
     numbers, ranges = _take_numbers(arguments)
@@ -308,9 +308,7 @@ def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
 
 
 def _split_range(text: str) -> list[str]:
-    """Split `3 to 5` or `3x5` into number, separator and rest; return an empty list for other
-    texts.
-    """
+    """Split `3 to 5` or `3x5` into number, separator and rest; return [] for other texts."""
     if match := _SPACED_RANGE.fullmatch(text.strip()):
         return list(match.groups())
     for word in _RANGE_WORDS:
@@ -349,8 +347,7 @@ def _is_subdivision(unit: Unit, code: str) -> bool:
 
 
 def _add_smaller_unit(request: _Request, arguments: list[str]) -> None:
-    """Add a number in a smaller unit, such as 1 inch after 6 feet, and convert the sum to this
-    unit.
+    """Add a number in a smaller unit, such as 1 inch after 6 feet, and sum up in this unit.
 
     Raises:
         ValueError: There is no number before the smaller unit.
@@ -377,7 +374,7 @@ def _split_targets(text: str) -> list[str]:
 
 
 def _choose_default_target(request: _Request) -> str:
-    """Return the default targets; lengths below 3 m are converted to feet and inches."""
+    """Return the default target units; lengths below 3 m are converted to feet and inches."""
     if request.parts:
         first_unit = request.parts[0][1]
         return "kg lb" if first_unit.symbol == "st" else first_unit.default
@@ -487,7 +484,7 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
 
 
 def _render_hands(request: _Request, target: str, side: str) -> str:
-    """Convert a height in hands, in which 14.2 means 14 hands and 2 inches."""
+    """Convert a height in hands; 14.2 means 14 hands and 2 inches."""
     inches = []
     for number in request.numbers:
         whole, _, part = number.digits.partition(".")
@@ -587,7 +584,7 @@ def _format_size(request: _Request, size: float, decimals: int) -> tuple[str, bo
     """Round and format a number without sign; very large and small numbers get a power of ten.
 
     Returns:
-        The text, and whether the unit is singular, as after 1.
+        (text, whether the unit is singular, as after 1).
     """
     if decimals >= 0:
         text = f"{size + 2 * _FUDGE:.{decimals}f}" if decimals <= 8 else f"{size:.{decimals}f}"

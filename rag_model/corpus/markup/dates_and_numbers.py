@@ -3,9 +3,9 @@
 A date is written in words, in the order that the article specifies. Numbers are fractions,
 uncertainties, money, formulas, ordinals, percentages and coordinates.
 
-Other languages than English have MediaWiki's names of months and its order (`language_names`).
+In languages other than English, a date has MediaWiki's month names and order (`language_names`).
 
-Ages that depend on the day of reading ("age 52") are omitted, because a snapshot would show the age
+Ages that depend on the current day ("age 52") are omitted, because a snapshot would show the age
 at build time.
 """
 
@@ -39,7 +39,7 @@ def format_date(year: str, month: str = "", day: str = "", *, day_first: bool = 
 
 
 def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = "") -> str:
-    """Format a date in the language of the page of a template."""
+    """Format a date in the language of the page that calls a template."""
     if call.is_english or not (_is_number(month) and 1 <= int(month) <= 12):
         return format_date(year, month, day, day_first=call.is_on("df") or not call.is_english)
     day, year = (str(int(part)) if _is_number(part) else part for part in (day, year))
@@ -47,7 +47,7 @@ def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = 
 
 
 def render_number_date(call: TemplateCall, numbers: list[str]) -> str:
-    """Render three numbers as a date, like `{{ДН|27|1|1839}}`, or return the empty string.
+    """Render three numbers as a date, like `{{ДН|27|1|1839}}`; return "" if they are none.
 
     >>> render_number_date(TemplateCall("дн", {}, "uk"), ["27", "1", "1839"])
     '27 січня 1839'
@@ -82,7 +82,7 @@ def _format_age(call: TemplateCall, age: str) -> str:
 
 
 def _compute_age(birth: list[str], death: list[str]) -> str:
-    """Return the years between two dates (year, month, day), like `55` or `55–56`."""
+    """Return the number of years between two dates (year, month, day), like `55` or `55–56`."""
     if len(birth) < 1 or len(death) < 1 or not all(_is_number(part) for part in (*birth, *death) if part):
         return ""
     (y1, *rest1), (y2, *rest2) = ([int(part) for part in parts if part] or [0] for parts in (birth, death))
@@ -231,7 +231,7 @@ def _render_chemical(call: TemplateCall) -> str:
 
 
 def _render_nuclide(call: TemplateCall) -> str:
-    """Render `{{nuclide|lithium|7}}` as the isotope's spoken name, lithium-7."""
+    """Render `{{nuclide|lithium|7}}` as the name of the isotope, lithium-7."""
     element, mass = ([*call.positional(), "", ""])[:2]
     return f"{element}-{mass}" if mass else element
 

@@ -7,7 +7,7 @@ from rag_model.corpus.markup.literal import protect
 from rag_model.corpus.markup.scanner import Renderer, TemplateCall, build_renderers, parse_position
 from rag_model.corpus.markup.tex import format_superscript
 
-# English names of the languages and countries of templates such as `{{lang-fr}}` and `{{flag|FRA}}`, by code.
+# English names of languages and countries by code, for templates such as `{{lang-fr}}`.
 _NAMES_BY_CODE = tomllib.loads(Path(__file__).with_name("names_by_code.toml").read_text(encoding="utf-8"))
 LANGUAGE_NAMES: dict[str, str] = _NAMES_BY_CODE["languages"]
 COUNTRY_NAMES: dict[str, str] = _NAMES_BY_CODE["countries"]
@@ -36,7 +36,7 @@ def _join_renderer(separator: str) -> Renderer:
 
 
 def _wrap_renderer(before: str, after: str) -> Renderer:
-    is_word = before[-1:] in {" ", "e"} and before != "ISBN "  # an English word: `p. `, `(see `
+    is_word = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
 
     def render(call: TemplateCall) -> str:
         return call.get("1") if is_word and not call.is_english else f"{before}{call.get('1')}{after}"
@@ -147,7 +147,7 @@ def _render_flag(call: TemplateCall) -> str:
 
 
 def _render_ship(call: TemplateCall) -> str:
-    """Render `{{USS|Hornet|CV-12|6}}`: the prefix is the template's name, 6 is the form to show."""
+    """Render `{{USS|Hornet|CV-12|6}}`: prefix, name, hull number, and a code of what to show."""
     prefix = "" if call.name == "ship" else call.name.upper()
     parts = call.positional()
     if call.name == "ship":
@@ -171,8 +171,9 @@ def _render_russian_interlanguage(call: TemplateCall) -> str:
 
 
 def _render_chinese_interlanguage(call: TemplateCall) -> str:
-    """Render Chinese links to other wikis: `{{le|target|English|words}}`,
-    `{{tsl|en|English|target|words}}`.
+    """Render Chinese links to other wikis.
+
+    They are `{{le|target|English|words}}` or `{{tsl|en|English|target|words}}`.
     """
     first = 3 if call.name == "tsl" else 1
     return call.get(str(4 if call.name == "tsl" else 3), str(first), "1")

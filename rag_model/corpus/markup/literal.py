@@ -14,7 +14,7 @@ _REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
 _LONG_TEXT = 100  # characters
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 
-# Mark the words of a link, if the positions of links are needed.
+# Enclose the words of a link if the positions of links are needed.
 LINK_START, LINK_END = "\ufded", "\ufdee"
 _REVEAL |= {LINK_START: LINK_START, LINK_END: LINK_END}
 GAP = "\ufdef"  # replaces dropped markup, so that its neighbours do not join into new markup
@@ -29,10 +29,10 @@ def remove_marks(text: str) -> str:
 
 
 def protect(text: str) -> str:
-    """Replace every character that can be markup by its substitute."""
+    """Replace each character that can be markup by its substitute."""
     if len(text) < _LONG_TEXT:
         return text.translate(_PROTECT)
-    for character, substitute in _PROTECT.items():  # a third of the time for long texts
+    for character, substitute in _PROTECT.items():  # three times as fast for long texts
         text = text.replace(chr(character), chr(substitute))
     return text
 

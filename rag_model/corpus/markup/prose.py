@@ -13,7 +13,7 @@ from rag_model.corpus.language_names import list_switches
 from rag_model.corpus.markup.literal import GAP, protect, protect_character, remove_marks, reveal
 from rag_model.corpus.markup.tex import format_superscript
 
-MAX_LEFTOVERS = 10  # passes over unpaired brackets; real pages need one
+MAX_LEFTOVERS = 10  # maximum passes that remove unpaired brackets; real pages need one
 
 _BLOCK = (
     "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul"
@@ -109,19 +109,19 @@ def to_plain_text(text: str) -> str:
     cells = _CELLS if "{|" in text else _STRAY_ROWS
     text = _LIST.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
     if GAP in text:
-        for point in ".,;":  # typed before a reference: `thinking .<ref>`
+        for point in ".,;":  # may follow a space before a reference: `thinking .<ref>`
             text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
         text = _close_gaps(_EMPTY_GAP.sub(GAP, text))
     if "&" in text:
         text = _ENTITY.sub(_decode_entity, text)
     for _ in range(MAX_LEFTOVERS):
         text = _tidy(_LEFTOVER.sub("", text))
-        if not _LEFTOVER.search(text):  # the removal joined no new bracket
+        if not _LEFTOVER.search(text):  # the removal created no new brackets
             return reveal(text)
     return reveal(_tidy(_BRACKET.sub("", text)))  # nested so that each removal creates new brackets
 
 
-SENTENCE_ENDS = ".!?…。！？؟۔।॥։"  # a character class
+SENTENCE_ENDS = ".!?…。！？؟۔।॥։"  # for a character class of a regular expression
 _LIST_ITEM = re.compile(rf"^[ \t{GAP}]*(?:[*#:;]|<(?:ul|ol|dl|li|dd|dt)\b).*$", re.MULTILINE | re.IGNORECASE)
 _SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][\"'”’»›」』)\]]{{0,4}}$")
 _REFERENCE_MARK = re.compile(r"\b(?:ISBN|ISSN|OCLC|doi)\b|https?:|\b(?:pp?|[Ss]|[Сс])\. ?\d")
@@ -131,9 +131,9 @@ _MIN_LOWER_SHARE = 0.25  # share of lower-case words in a sentence; names and bo
 
 
 def to_running_text(text: str) -> str:
-    """Convert as `to_plain_text` does, and keep only the lines that are sentences.
+    """Convert wikitext as `to_plain_text` does, but keep only the lines that are sentences.
 
-    For sections of references and links: drops list items, labels, links and references.
+    This drops the list items, labels, links and references of sections that list sources.
     """
     lines = to_plain_text(_LIST_ITEM.sub("", text)).split("\n")
     return "\n".join(line for line in lines if _is_sentence(remove_marks(line)))
@@ -150,8 +150,7 @@ def _is_sentence(line: str) -> bool:
 
 
 def _is_author_list(text: str) -> bool:
-    """Return whether a text is a list of names: with punctuation, without lower-case words over 3
-    letters.
+    """Return whether a text is a list of names: it has punctuation, but no long lower-case words.
 
     >>> _is_author_list("Mann, Noel, Wendy Smith and Eva Ujlakyova"), _is_author_list("He wrote A, B")
     (True, False)
@@ -204,11 +203,10 @@ def _render_external_link(link: re.Match[str]) -> str:
 def render_apostrophes(text: str) -> str:
     """Remove the apostrophes of bold and italics from each line, and keep those that are text.
 
-    Does as MediaWiki's `Parser::doQuotes`: of four apostrophes the first is text, and of more than
-    five all but the last five are. If a line has an odd number of bold and of italic marks, one
-    bold mark is an apostrophe and an italic mark: the first one after a word of one letter
-    (`l'''amour''`), else after a longer
-    word, else after a space.
+    Follows MediaWiki's `Parser::doQuotes`: of four apostrophes the first is text, and of more than
+    five all but the last five are. If a line has odd numbers of both bold and italic marks, one
+    bold mark is read as an apostrophe and an italic mark: the first one after a word of one letter
+    (`l'''amour''`), else after a longer word, else after a space.
     """
     return "\n".join(_render_quoted_line(line) if "''" in line else line for line in text.split("\n"))
 
@@ -246,9 +244,9 @@ def _close_gap(gap: re.Match[str]) -> str:
 
 
 def resolve_variants(text: str, language: str) -> str:
-    """Resolve `-{…}-` on a wiki that converts between scripts; elsewhere keep it as text.
+    """Resolve `-{…}-` on a wiki that converts between scripts; on others, keep it as text.
 
-    Forms with templates in them are resolved by `to_plain_text`, after the templates.
+    If it contains templates, `to_plain_text` resolves it after they are expanded.
     """
     if "-{" not in text:
         return text

@@ -2,9 +2,9 @@
 
 Every token is read once, and every piece of text is joined once per enclosing level, so the time is
 linear in the page times the depth, which is bounded. A link or template without others inside, as
-nearly all are, is one token. Unpaired markup and markup that is nested deeper are not errors: the
-words are kept. Unpaired braces of templates and parameters are removed, because templates can span
-sections. Unpaired brackets of links are kept as text, as in MediaWiki.
+nearly all are, is one token. Unpaired or too deeply nested markup is not an error: its words are
+kept. Unpaired braces of templates and parameters are removed, because templates can span sections.
+Unpaired brackets of links are kept as text, as in MediaWiki.
 """
 
 import re
@@ -15,7 +15,7 @@ from rag_model.corpus.markup.literal import GAP
 
 # Open templates and links; MediaWiki's limit is also 100, and real pages stay below 20.
 MAX_DEPTH = 100
-_MAX_BRACES = 2 * MAX_DEPTH  # braces of one run
+_MAX_BRACES = 2 * MAX_DEPTH  # consecutive braces
 
 _TOKEN = re.compile(
     # A link: 1 target, 2 words; or just an opening.
@@ -38,12 +38,12 @@ class TemplateRenderer(Protocol):
     """Render a template from the texts between its bars, the name first."""
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
-        """Return its words; `inside`: the template is within a line of text."""
+        """Return the words; `inside` says whether the template is within a line of text."""
         ...
 
 
 class _Frame:
-    """An open pair of brackets with its contents; `braces`: 0 for links, >= 2 for templates."""
+    """The contents of an open link or template; `braces` is 0 for links, >= 2 for templates."""
 
     __slots__ = ("arguments", "braces", "has_link", "inside", "pieces")
 
@@ -63,8 +63,8 @@ class _Frame:
 class Scanner:
     """Replaces templates, parameters and links by the results of their renderers.
 
-    `is_dropped` returns whether a template shows no text, by its name; such templates are skipped
-    without parsing them.
+    `is_dropped` returns whether the template of a name shows no text; such templates are skipped
+    without being parsed.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class Scanner:
     ) -> None:
         """Store the renderers; `marks` are put around the words of top-level links.
 
-        `parameter` returns the value of `{{{name|default}}}` from the texts between its bars; by
-        default it is the default.
+        `parameter` returns the value of `{{{name|default}}}` from the texts between its bars. If
+        it is not given, every parameter has its default.
         """
         self._template = template
         self._link = link
@@ -90,7 +90,7 @@ class Scanner:
     def expand(self, text: str) -> str:
         """Return `text` without templates and links."""
         frames = [_Frame(-1)]  # the first frame collects the result
-        # Until a skip reaches the end: an unclosed template must not hide text.
+        # False after the first unclosed template, which must not hide the text after it.
         self._may_skip = True
         offset = 0
         while token := _TOKEN.search(text, offset):
@@ -200,7 +200,7 @@ def _get_default(arguments: list[str]) -> str:
 
 
 def _is_inside(text: str, start: int) -> bool:
-    """Return whether a token continues a line of text; after a template it may be a box."""
+    """Return whether a token continues a line of text; after another template it does not."""
     return start > 0 and text[start - 1] not in "\n}"
 
 
@@ -230,7 +230,7 @@ class TemplateCall(NamedTuple):
 
     @property
     def is_english(self) -> bool:
-        """Whether English words fit the text of the page."""
+        """Whether the text of the page is in English, so that English words fit."""
         return self.language in ("en", "")
 
     def get(self, *keys: str) -> str:

@@ -18,12 +18,12 @@ from rag_model.corpus.markup.scanner import LinkRenderer, Scanner, find_template
 from rag_model.corpus.markup.templates import ALL_RENDERERS, Templates, is_dropped, normalize_name
 from rag_model.corpus.records import PassageKind, Structure, StructureName
 
-# Marks of links are not needed here: the first separates texts that are cleaned together, the second
-# a field from its value. No text may contain them.
+# The marks of links have other uses here, because no text may contain them: the first separates
+# texts that are cleaned together, the second separates a field from its value.
 _TEXT_MARK, _FIELD_MARK = LINK_START, LINK_END
 
 CELL_SEPARATOR = " | "
-_LINE_SEPARATOR = "; "  # between the lines of one cell
+_LINE_SEPARATOR = "; "  # replaces the line breaks in a cell
 _MAX_COLSPAN, _MAX_ROWSPAN = 1_000, 65_534  # as in HTML
 _MIN_LETTERS = 3  # minimum letters and digits of a structure
 _ATTRIBUTE = re.compile(r"\b(rowspan|colspan)\s*+=\s*+[\"']?+\s*+(\d{1,6})", re.IGNORECASE)
@@ -38,7 +38,7 @@ _SKIPPED_CLASS = re.compile(
 
 @dataclass(slots=True)
 class Cell:
-    """A cell with its markup, which becomes text."""
+    """A cell with its markup, which `Grid.to_structure` replaces by text."""
 
     text: str
     is_header: bool = False
@@ -56,15 +56,15 @@ class Grid:
 
     @property
     def kind(self) -> PassageKind | None:
-        """Kind of the grid: table or infobox; None if it has no content of the article."""
+        """Whether the grid is a table or an infobox; None if it has no content of the article."""
         if _SKIPPED_CLASS.search(self.attributes):
             return None
         return "infobox" if _BOX_CLASS.search(self.attributes) else "table"
 
     def to_structure(self, clean: Callable[[str], str]) -> Structure | None:
-        """Return the rows and column headers as text; None if nothing is visible.
+        """Return the rows and column headers as text; None if no text is visible.
 
-        `clean` turns the joined markup of all cells into text.
+        `clean` converts the joined markup of all cells to text.
         """
         kind = self.kind
         if kind is None or not any(self.rows):
@@ -86,12 +86,12 @@ class Grid:
 
 
 def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
-    """Return whether a recipe asks for tables like this one."""
+    """Return whether tables of this kind are among the requested structures."""
     return ("infobox" if grid.kind == "infobox" else "tables") in structures
 
 
 def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str] = ()) -> Structure | None:
-    """Return a structure of the rows with text; None if there are too few letters and digits."""
+    """Return a structure of the rows with text; None if it has hardly any letters and digits."""
     kept_rows = tuple(row for row in rows if any(map(str.isalnum, row)))
     if not kept_rows or sum(map(str.isalnum, "".join([*head, *kept_rows[:_MIN_LETTERS]]))) < _MIN_LETTERS:
         return None
@@ -99,7 +99,7 @@ def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str]
 
 
 def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
-    """Clean several texts in one call, which saves most of the time; one line each."""
+    """Clean several texts in one call of `clean`, which is faster; return one line per text."""
     cleaned = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
     if len(cleaned) != len(texts):  # a tag or a hidden span reaches from one text into another
         cleaned = [clean(text) for text in texts]
@@ -107,13 +107,13 @@ def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
 
 
 def _count_header_rows(rows: Sequence[Sequence[Cell]]) -> int:
-    """Return how many rows at the top have only header cells; 0 if all rows do."""
+    """Return the number of rows at the top that have only header cells; 0 if all rows do."""
     count = next((n for n, row in enumerate(rows) if not all(cell.is_header for cell in row)), len(rows))
     return count if count < len(rows) else 0
 
 
 def _join_headers(lines: Sequence[Sequence[str]]) -> str:
-    """Join the header rows column by column: a group's header precedes those below it."""
+    """Join the header rows column by column: the header of a group precedes those below it."""
     width = max(map(len, lines), default=0)
     columns = [
         " ".join(dict.fromkeys(filter(None, (line[column] for line in lines if column < len(line)))))
@@ -132,10 +132,10 @@ def _format_field_row(line: Sequence[str]) -> str:
 
 
 def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[str]]:
-    """Return the texts of each row with a cell's text in every row and column that it spans.
+    """Return the texts of each row, with a cell's text repeated in the rows and columns it spans.
 
-    A text is repeated over columns only in the header rows, since a wide cell is read once. The
-    budget bounds the repetitions of a hostile table.
+    A text is repeated over columns only in the header rows, because a wide cell is read once. A
+    budget of characters bounds the repetitions of a hostile table.
     """
     budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in rows for cell in row)
     pending: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
@@ -157,7 +157,7 @@ def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[s
 
 
 def _fill_pending(line: list[str], pending: dict[int, tuple[int, str]], budget: int) -> int:
-    """Append the texts of cells above that span the next columns of this row; return their cost."""
+    """Append the texts of cells above that span the next columns; return their characters."""
     cost = 0
     while (column := len(line)) in pending:
         remaining, text = pending.pop(column)
@@ -171,7 +171,7 @@ def _fill_pending(line: list[str], pending: dict[int, tuple[int, str]], budget: 
     return cost
 
 
-# Tables of wikitext.
+# Tables in wikitext.
 
 
 _TABLE_LINE = re.compile(r"[ \t:*#]*(\{\||\|\}(?!\})|\|\+|\|-|[|!])")
@@ -235,11 +235,11 @@ def parse_html_table(text: str) -> Grid:
 
 
 class GridBuilder:
-    """Collects cells; hidden rows and cells are dropped."""
+    """Adds rows and cells to a grid, without hidden ones."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pieces: list[str] | None = None  # of the open cell or caption; None if dropped
+        self._pieces: list[str] | None = None  # text of the open cell or caption; None if dropped
         self._cell: Cell | None = None  # None while a caption is open
         self._row_is_hidden = False
 
@@ -305,7 +305,7 @@ def _split_cells(text: str, *, is_header: bool = False) -> list[str]:
 
 
 def _protect_start(text: str) -> str:
-    """Protect a list mark at the start of a cell, where it is ordinary text."""
+    """Protect a list mark at the start of a cell, where it is text."""
     stripped = text.lstrip()
     return protect(stripped[0]) + stripped[1:] if stripped[:1] in _LIST_MARKS else text
 
@@ -316,7 +316,7 @@ def _strip_attributes(cell: str) -> tuple[str, str]:
     return (attributes, text) if bar else ("", cell)
 
 
-# Infoboxes of wikitext.
+# Infoboxes in wikitext.
 
 _BOX_NAME = re.compile(
     r"(?:infobo|taxobox|automatic taxobox|speciesbox|subspeciesbox|geobox|chembox|drugbox|info/|"
@@ -326,7 +326,7 @@ _BOX_NAME = re.compile(
     r"πληροφορίες )|.*(?: infobox| bilgi kutusu)$"
 )
 _MAX_KEY = 100  # characters; a longer key is not a field name
-_MIN_FIELDS = 4  # minimum for a template whose name is not that of an infobox
+_MIN_FIELDS = 4  # a template with this many fields is an infobox, whatever its name
 _CALL = re.compile(r"(?:^|\}\})[ \t:]*\{\{([^|{}\[\]<>\n]*)", re.MULTILINE)
 _NAMED = re.compile(r"\|\s*[^\W\d_][\w .-]*=")
 # Parameters that choose a picture or a format, and values that are not text.
@@ -351,7 +351,7 @@ _DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
 
 
 def find_boxes(text: str, templates: Templates) -> Iterator[str]:
-    """Yield the infoboxes of a section with their braces. A nested box is a part of the outer one."""
+    """Yield the infoboxes of a section with their braces; a nested box is part of the outer one."""
     if "{{" not in text:
         return
     offset = 0
@@ -363,7 +363,7 @@ def find_boxes(text: str, templates: Templates) -> Iterator[str]:
             continue
         end = find_template_end(text, call.start(1))
         if not end:
-            return  # an unclosed template, which may contain all that follows
+            return  # an unclosed template may contain the rest of the section
         box = text[call.start(1) - 2 : end]
         if is_named_box or len(_NAMED.findall(box)) >= _MIN_FIELDS:
             yield box
@@ -376,7 +376,7 @@ class BoxRenderer:
     def __init__(self, templates: Templates) -> None:
         """Use `templates` for all templates except boxes, coordinates and cells."""
         self._templates = templates
-        self.box_name = ""  # name of the outermost box, unless it is that of an infobox
+        self.box_name = ""  # name of the outermost box, if only its fields show that it is one
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template, or the marked fields of a box."""
@@ -392,7 +392,7 @@ class BoxRenderer:
         return self._templates.render(arguments, inside=inside)
 
 
-# Templates of cells that show a word, or their first parameter instead of it.
+# Templates in table cells that show a word, or instead their first parameter.
 _CELL_WORDS = frozenset([
     "yes", "no", "partial", "yes2", "no2", "won", "nom", "n/a", "na", "dunno", "unknown", "tba",
     "rh", "draw", "good", "bad", "okay", "sho", "pending", "maybe", "any", "free", "nonfree",
@@ -419,7 +419,7 @@ def render_coordinates(arguments: Sequence[str]) -> str:
     return " ".join(angles) or (f"{numbers[0]}, {numbers[1]}" if len(numbers) == 2 else "")
 
 
-# Templates that are shown only in boxes and tables, or differently there; sort keys are hidden.
+# Renderers that apply only in infoboxes and tables; sort keys have no text.
 _CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
     **dict.fromkeys(("coord", "coordinates", "coor dms", "coor dm", "coor d"), render_coordinates),
     "won": lambda parameters: parameters[0].strip() if parameters else "Won",
@@ -435,7 +435,7 @@ _CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
 
 
 def is_dropped_in_box(name: str) -> bool:
-    """Return whether a template gives no text in a box or a table; coordinates and boxes give text."""
+    """Return whether a template has no text in a box or a table; coordinates and boxes have."""
     normalized = normalize_name(name)
     return normalized not in _CELL_RENDERERS and not _BOX_NAME.match(normalized) and is_dropped(name)
 
@@ -445,7 +445,7 @@ def parse_box(
 ) -> Structure | None:
     """Return the fields of an infobox as lines `field: value`; nested lists are flattened.
 
-    All fields of a portable infobox are shown.
+    For a portable infobox, `is_portable` keeps the values that usually are not text.
     """
     name = _get_box_name(box)
     renderer.box_name = "" if _BOX_NAME.match(name) else name
@@ -466,7 +466,7 @@ def _get_box_name(box: str) -> str:
 
 
 def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the visible fields of a box, marked so that they can be cleaned together."""
+    """Yield the visible fields of a box, with the marks for cleaning them in one call."""
     angles: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
         if angle := _ANGLE.match(key):
@@ -486,7 +486,7 @@ def _format_angle(parts: dict[str, str]) -> str:
     return numbers + direction if numbers else ""
 
 
-# Long lists of wikitext.
+# Long lists in wikitext.
 
 _MIN_ITEMS, _MIN_LIST_WORDS = 6, 100
 _LIST = re.compile(rf"(?:^[*#;][^\n]*(?:\n|\Z)|^:[*#:;]*[^\n]*(?:\n|\Z)){{{_MIN_ITEMS},}}+", re.MULTILINE)
@@ -503,7 +503,7 @@ class RawList(NamedTuple):
 
 
 def cut_lists(text: str) -> tuple[str, list[RawList]]:
-    """Return a section without its long lists, and the lists."""
+    """Return (section without its long lists, the lists)."""
     pieces: list[str] = []
     lists: list[RawList] = []
     offset = 0
@@ -529,7 +529,7 @@ class StructureParser:
         self._body, self._structures = body, frozenset(structures)
 
     def extract(self, section: RawSection) -> tuple[str, list[Structure]]:
-        """Return a section's markup without its long lists, and its structures."""
+        """Return (section's markup with long lists removed, section's structures)."""
         raw, structures = section.body, list[Structure | None]()
         if "infobox" in self._structures:
             structures += map(self._parse_box, find_boxes(raw, self._templates))

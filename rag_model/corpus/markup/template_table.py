@@ -3,16 +3,16 @@
 A job reads the pages of the template namespace once (`read_templates`), and one table is made of the
 results (`merge_templates`). A page then resolves the names that no renderer of this package knows:
 
-* a redirect leads to its target, and a template to which a known name redirects is that one:
-  `Template:Convert` -> `রূপান্তর`; so is a template that only calls a known Lua module
+* a redirect is resolved to its target; if a known name redirects to a local name, the local name is
+  an alias of it (`Template:Convert` -> `রূপান্তর`), as is a template that only calls a known module
 * a body without Lua is expanded (`Templates`) if it is small and uses only parameters, `#if`,
   `#ifeq`, `#switch` and the functions of `templates`
 * a table, a box, a notice, a note or a picture shows no text
-* a portable infobox (`<infobox>`, as on Fandom's wikis) shows no text either, and if infoboxes are
-  requested, its fields with their labels
+* a portable infobox (`<infobox>`, as on Fandom's wikis) shows no text either, but if infoboxes are
+  requested, it becomes its fields with their labels
 
-Other templates are not in the table and are judged by their parameters. The results of a part and
-the table are bounded in size: a part leaves out its last templates, the table the longest bodies.
+Other templates are not in the table and are judged by their parameters. The size of the results of
+a part and of the table is limited: a part omits its last templates, the table the longest bodies.
 """
 
 import json
@@ -29,7 +29,7 @@ from rag_model.corpus.markup.templates import is_dropped, is_known, normalize_na
 from rag_model.corpus.records import Page
 from rag_model.digest import canonical_json, digest_chunks
 
-VERSION = 2  # increase it when the same pages would give another table
+VERSION = 2  # increase it when the same pages would give a different table
 TEMPLATE, _MESSAGE = 10, 8  # namespaces that are read
 MAX_BODY = 2_000  # characters of a body that is expanded
 _MAX_PART_BYTES = MAX_TABLE_BYTES = 8 << 20  # some 150,000 templates
@@ -60,8 +60,10 @@ _MAX_FIELDS, _MAX_FIELD_TEXT = 200, 500  # characters of a label, a default or a
 
 
 class TemplateEntry(NamedTuple):
-    """What a template shows. `value` is the name of another template (alias), the body, or the fields
-    of a portable infobox as JSON.
+    """What a template shows.
+
+    `value` is the name of another template (for an alias), the body, or the fields of a portable
+    infobox as JSON.
     """
 
     kind: Kind
@@ -72,10 +74,10 @@ _BOX_ENTRY = TemplateEntry("box")
 
 
 def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str, int]) -> dict[str, list[str]]:
-    """Return the templates among the pages of a part, by name, as JSON values.
+    """Return the templates among the pages of a part by name, as JSON values.
 
-    A value is a kind, or `redirect`, and its name or body. Of a page with several revisions, the
-    last one given counts.
+    A value is [kind or `redirect`, name or body]. If a page is given in several revisions, the last
+    one is used.
     """
     redirect = re.compile(
         rf"\s*(?:{'|'.join(map(re.escape, ['#REDIRECT', *get_names(language).redirects]))})\s*:?\s*\[\[\s*([^\[\]|#]+)",
@@ -103,7 +105,7 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
 
 
 def defines_templates(title: str, namespace: int | None) -> bool:
-    """Return whether a page defines a template, or lists those of disambiguation pages.
+    """Return whether a page defines a template, or lists the disambiguation templates.
 
     >>> [defines_templates(*page) for page in (("Template:Box", 10), ("MediaWiki:Edit", 8), ("Template", 0))]
     [True, False, False]
@@ -119,7 +121,7 @@ def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
 
 
 def _classify(text: str) -> TemplateEntry | list[str] | None:
-    """Return the entry of a template with this wikitext, or None if only its parameters can tell."""
+    """Return the entry of a template, or None if a call must be judged by its parameters."""
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
         return TemplateEntry("disambiguation")
@@ -140,9 +142,9 @@ def _classify(text: str) -> TemplateEntry | list[str] | None:
 
 
 def parse_infobox(body: str) -> list[list[str]]:
-    """Return the fields of a portable infobox: the parameter, label, default and format of each.
+    """Return [parameter, label, default, format] for each field of a portable infobox.
 
-    The label of its title is empty. Pictures, headers and navigation are no fields.
+    The title is a field without a label. Pictures, headers and navigation are not fields.
 
     >>> parse_infobox('<infobox><data source="hp"><label>Health</label><format>{{{hp}}} HP</format></data></infobox>')
     [['hp', 'Health', '', '{{{hp}}} HP']]
@@ -164,7 +166,7 @@ def parse_infobox(body: str) -> list[list[str]]:
 
 
 def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable":
-    """Return the table of a wiki from the templates of its parts."""
+    """Merge the templates of all parts into the table of a wiki."""
     entries: dict[str, TemplateEntry] = {}
     redirects: dict[str, str] = {}
     for part in parts:
@@ -211,7 +213,7 @@ class TemplateTable:
 
     @cached_property
     def disambiguation(self) -> re.Pattern[str] | None:
-        """A pattern of the calls of disambiguation templates, or None without such templates."""
+        """Pattern of the calls of disambiguation templates; None if there are no such templates."""
         names = sorted(name for name, entry in self.entries.items() if entry.kind == "disambiguation")
         if not names:
             return None
@@ -229,7 +231,7 @@ class TemplateTable:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read back what `to_bytes` wrote."""
+        """Read a table from the JSON of `to_bytes`."""
         values: dict[str, list[Any]] = json.loads(data)
         return cls({name: TemplateEntry(kind, value) for name, (kind, value) in values.items()})
 

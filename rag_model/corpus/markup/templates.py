@@ -65,7 +65,7 @@ _DROPPED_NAMES = re.compile(
 )
 # Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
 _MAX_NAME_LENGTH = 255
-_CACHED_NAMES = 1 << 14  # cached names; a large wiki uses some thousands
+_CACHED_NAMES = 1 << 14  # maximum number of cached names; a large wiki uses a few thousand
 # Values that are not text: a URL, several lines, no letter, a file, a colour, a length, a link that
 # is not shown, or the name of a parameter or option.
 _NOT_SHOWABLE = re.compile(
@@ -77,7 +77,7 @@ _NOT_SHOWABLE = re.compile(
 _MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
 _MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
 _LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
-_PAIR_OF_DATES = 6  # parameters of a birth and a death
+_PAIR_OF_DATES = 6  # number of parameters for a date of birth and one of death
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,12})*")
 _OPTION = re.compile(
     r"(?:dark|light|medium|pale)?(?:red|green|blue|yellow|orange|black|white|gr[ae]y|purple|pink|brown|cyan|slategray)"
@@ -87,10 +87,10 @@ _OPTION = re.compile(
 _NUMBER = re.compile(r"[-+−]?\d[\d.,  ]*")
 _MAX_UNIT = 12  # characters of a unit after a number
 _MAX_WORDS = 400  # characters of a parameter that is shown within a sentence
-_NOTE_LENGTH = 40  # a whole sentence of this length within another one is a note
-_REMARK_LENGTH = 60  # characters of an editor's remark in English
+_NOTE_LENGTH = 40  # characters; a longer sentence within another sentence is a note
+_REMARK_LENGTH = 60  # characters; a longer English text on a wiki without Latin script is a remark
 _QUOTATION = re.compile(rf"(?s)\W*\w.*[{SENTENCE_ENDS}][\"'”»›」』)\]]{{0,4}}\s*")
-_MIN_QUOTATION = 40  # characters; each one that is not ASCII counts twice
+_MIN_QUOTATION = 40  # characters; those that are not ASCII count twice
 _LIST_START = re.compile(r"\s*\n\s*[*#;:]|[*#;:]+ *[^\s*#;:].*\n\s*[*#;:]")
 _MAX_QUOTATION_PARAMETERS = 6  # a template with more is a box
 _MAX_PADDING = 500  # characters, as in MediaWiki
@@ -131,7 +131,7 @@ class TemplateUse:
     names: set[str] = field(default_factory=set)
 
 
-# A context variable, because the `clean` methods of other packages' formats have no such parameter.
+# A context variable, because the `clean` methods of plugins' formats have no such parameter.
 _CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", default=None)
 
 
@@ -168,8 +168,8 @@ class Templates:
     def render(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template; its name is the first argument.
 
-        `inside`: the template is within a line of text. A template without text becomes a gap,
-        which separates its neighbours.
+        `inside` says whether the template is within a line of text. A template without text becomes
+        a gap, which separates its neighbours.
         """
         name = normalize_name(arguments[0])
         renderer = ALL_RENDERERS.get(name) or inline.find_family_renderer(name)
@@ -235,7 +235,7 @@ class Templates:
     def _render_entry(
         self, entry: "TemplateEntry", call: TemplateCall, arguments: list[str], *, inside: bool
     ) -> str | None:
-        """Render a template of the wiki's table; return None if its parameters must decide."""
+        """Render a template of the wiki's table; return None to judge it by its parameters."""
         if entry.kind == "alias":
             self._open_names.append(call.name)
             alias_words = self.render([entry.value, *arguments], inside=inside)
@@ -250,7 +250,7 @@ class Templates:
         return f"\n{words}\n" if is_prose and _QUOTATION.fullmatch(words) else None
 
     def _expand_body(self, body: str, call: TemplateCall) -> str | None:
-        """Expand a body with the parameters of a call; return None above the page's maximum."""
+        """Expand a body with the parameters of a call; return None if the page has no budget."""
 
         def get_parameter(arguments: list[str]) -> str:
             value = call.params.get(arguments[0].strip())
@@ -263,7 +263,7 @@ class Templates:
             return None
         self._open_names.append(call.name)
         scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
-        words = scanner.expand(f" {body}").strip()  # the space: not at the start of a line
+        words = scanner.expand(f" {body}").strip()  # the space: the body starts no line
         self._open_names.pop()
         self._characters_left -= len(words)
         return words
@@ -272,8 +272,8 @@ class Templates:
 def choose_words(call: TemplateCall) -> str:
     """Return the words that an unknown template within a sentence probably shows, or "".
 
-    That is its first parameter that is text, but not the code of a language before a name. Three
-    numbers are a date, and a number keeps its unit.
+    These are its first parameter that is text, except for the code of a language before a name.
+    Three numbers are a date, and a number keeps its unit.
 
     >>> choose_words(parse_call("仮リンク", ["県", "en", "Prefecture"], "ja"))
     '県'
@@ -306,7 +306,7 @@ def choose_words(call: TemplateCall) -> str:
 
 
 def choose_prose(call: TemplateCall) -> str:
-    """Return the prose of an unknown template alone on a line: a quotation, lists, or a link.
+    """Return the prose of an unknown template alone on a line: a quotation, lists, a link, or "".
 
     >>> choose_prose(parse_call("цитата", ["Мова росте елементарно, разом з душею народу."], "uk")).strip()
     'Мова росте елементарно, разом з душею народу.'
@@ -336,14 +336,15 @@ def _is_showable(value: str, call: TemplateCall, *, is_translated: bool) -> bool
 
 @cache
 def _is_latin(language: str) -> bool:
-    """Return whether a language is written in Latin letters, by its names of months."""
+    """Return whether a language is written in Latin letters, judged by its month names."""
     months = "".join(get_names(language).months)
     return not months or any(character.isalpha() and character.isascii() for character in months)
 
 
 def _choose_switch_case(value: str, cases: list[str]) -> str:
-    """Return the result of the case that equals `value`, else the default; cases without a result
-    share the next one.
+    """Return the result of the case that equals `value`, else the default.
+
+    A case without a result has the result of the next one.
     """
     matches, default = False, ""
     for case in cases:
@@ -367,7 +368,7 @@ def _get(texts: list[str], number: int) -> str:
     return texts[number].strip() if number < len(texts) else ""
 
 
-# By name, from the text after the colon and the texts between the further bars.
+# Parser functions by name; the arguments are the text after the colon and the texts between bars.
 _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "formatnum": lambda value, rest: NUMBER_RENDERERS["formatnum"](parse_call("formatnum", [value, *rest])),
     "lc": lambda value, _: value.lower(),

@@ -50,7 +50,7 @@ SUPERSCRIPTS = str.maketrans("0123456789+-−()n", "⁰¹²³⁴⁵⁶⁷⁸⁹�
 _RAISABLE = re.compile(r"[0-9+\-−()n]+")
 
 
-_END_TAG = re.compile(r"</\w*>?")  # no formula has such characters
+_END_TAG = re.compile(r"</\w*>?")  # an HTML tag, which no formula contains
 
 
 def render_tex(tex: str) -> str:
@@ -125,7 +125,7 @@ def _render_command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> s
 def _render_mark(text: str, mark: str) -> str:
     if mark == "√":
         return mark + _add_brackets(text)
-    return text + mark if len(text) == 1 else text  # an accent matters: the mean of x is not x
+    return text + mark if len(text) == 1 else text  # accents matter: the mean of x is not x
 
 
 def _render_power(text: str) -> str:

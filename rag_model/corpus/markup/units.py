@@ -3,8 +3,8 @@
 `units.tsv` has one line per unit: kind, codes, symbol, singular, plural, factor, default output, and
 an offset if there is one. Factors convert to metres, square metres, cubic metres, kilograms, metres
 per second, joules, watts, pascals, kelvins (and so on); only units of one kind are converted into
-each other. Metric prefixes, powers of ten (`e6acre`) and quotients (`kg/ha`) are derived. Sources:
-NIST SP 811, appendix B; Module:Convert/documentation for defaults.
+each other. Units with metric prefixes, powers of ten (`e6acre`) and quotients (`kg/ha`) are derived.
+Sources: NIST SP 811, appendix B, for factors; Module:Convert/documentation for defaults.
 """
 
 import re
@@ -30,7 +30,7 @@ class Unit(NamedTuple):
 
     @property
     def is_inverse(self) -> bool:
-        """Whether a larger value means a smaller quantity of the kind."""
+        """Whether a larger value is a smaller quantity in the base unit."""
         return self.symbol == "L/100 km"
 
     def to_base(self, value: float) -> float:
@@ -79,7 +79,7 @@ _MAX_CODE = 40  # characters
 
 @lru_cache(1 << 10)
 def find_unit(code: str) -> Unit:
-    """Return the unit of a code, which may have a prefix or be a quotient: `e6acre`, `GJ`, `kg/ha`.
+    """Return the unit of a code, also with a prefix or as a quotient: `e6acre`, `GJ`, `kg/ha`.
 
     >>> find_unit("e6acre").plural, find_unit("kg/ha").plural, find_unit("GL").singular
     ('acres', 'kilograms per hectare', 'gigalitre')
