@@ -339,7 +339,7 @@ def _find_drop_reason(entry: FolderEntry, formats: Sequence["DocumentFiles"]) ->
     if entry.problem:
         return entry.problem
     name = basename(entry.path)
-    dump_format = next((one for one in formats if one.recognize(name, bytes)), None)
+    dump_format = next((candidate for candidate in formats if candidate.recognize(name, bytes)), None)
     if dump_format is None:
         return "unknown_format"
     if entry.size > dump_format.max_bytes:

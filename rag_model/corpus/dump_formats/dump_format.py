@@ -43,8 +43,8 @@ class PlanRequest:
     def find_boundaries(self, kind: SourceKind, dbname: str = "") -> "PartBoundaries | None":
         """Return the boundaries of the parent's parts; None if its kind or its wiki differs."""
         boundaries = self.parent_boundaries
-        is_same = boundaries is not None and (boundaries.kind, boundaries.dbname) == (kind, dbname)
-        return boundaries if is_same else None
+        is_same_source = boundaries is not None and (boundaries.kind, boundaries.dbname) == (kind, dbname)
+        return boundaries if is_same_source else None
 
 
 class DumpFormat(Protocol):
@@ -179,7 +179,7 @@ def detect_format(url: str) -> str:
             the file.
         UsageError: No format recognizes the file.
     """
-    name = _find_name(url)
+    name = _detect_name(url)
     if name is None:
         file_name = url.rpartition("/")[2]
         raise UsageError(f"{file_name} is not a dump of a known format: give {describe_formats()}")
@@ -192,7 +192,7 @@ def find_format(url: str) -> DumpFormat | None:
     Raises:
         InputError: As for `detect_format`.
     """
-    name = _find_name(url)
+    name = _detect_name(url)
     return None if name is None else get_format(name)
 
 
@@ -230,7 +230,7 @@ def can_plan_fast(name: str, url: str) -> bool:
         return bool(dump_format.can_plan_fast(url))
 
 
-def _ask(name: str, member: str, *arguments: Any) -> bool:
+def _call_predicate(name: str, member: str, *arguments: Any) -> bool:
     """Call a method of a format that must return a bool, and return the result.
 
     Raises:
@@ -239,8 +239,8 @@ def _ask(name: str, member: str, *arguments: Any) -> bool:
     """
     dump_format = get_format(name)
     with explain_format_errors(dump_format, member):
-        answer: bool = getattr(dump_format, member)(*arguments)
-    return check_result(dump_format, member, answer, bool)
+        result: bool = getattr(dump_format, member)(*arguments)
+    return check_result(dump_format, member, result, bool)
 
 
 @contextmanager
@@ -302,26 +302,26 @@ def plugin_error(dump_format: object, problem: str) -> InputError:
     """Return an error whose message names a format, its package and the problem."""
     names = [name for name in FORMATS.list_names() if not is_standard(name)]
     name = next((name for name in names if FORMATS.find_loaded(name) is dump_format), None)
-    described = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
-    return InputError(f"{described} {problem}: repair or uninstall its package")
+    description = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
+    return InputError(f"{description} {problem}: repair or uninstall its package")
 
 
 def _check_format(name: str, value: object) -> None:
-    described = FORMATS.describe(name)
-    missing = [member for member in _MEMBERS if not callable(getattr(value, member, None))]
+    description = FORMATS.describe(name)
+    missing_members = [member for member in _MEMBERS if not callable(getattr(value, member, None))]
     kind, version = getattr(value, "kind", None), getattr(value, "version", None)
     if isinstance(value, type):
-        raise InputError(f"{described} is the class {value.__name__}: register an instance of it")
-    if missing:
+        raise InputError(f"{description} is the class {value.__name__}: register an instance of it")
+    if missing_members:
         raise InputError(
-            f"{described} is {value!r:.40}, without `{missing[0]}`: register an instance of a "
+            f"{description} is {value!r:.40}, without `{missing_members[0]}`: register an instance of a "
             "subclass of RecordFormat or PageFormat"
         )
     if kind not in get_args(SourceKind):
         kinds = ", ".join(map(repr, get_args(SourceKind)))
-        raise InputError(f"{described} has the kind {kind!r:.40}: give it one of {kinds}")
+        raise InputError(f"{description} has the kind {kind!r:.40}: give it one of {kinds}")
     if not isinstance(version, str):
-        raise InputError(f"{described} has the version {version!r:.40}: give it a string")
+        raise InputError(f"{description} has the version {version!r:.40}: give it a string")
 
 
 _MEMBERS = ("recognize", "is_companion", "can_plan_fast", "plan", "read")
@@ -362,27 +362,27 @@ def choose_part_format(name: str) -> str:
     return "" if name in BUILT_IN_FORMATS and not BUILT_IN_FORMATS[name].has_own_parts else name
 
 
-def _find_name(url: str) -> str | None:
+def _detect_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
     names = sorted({*FORMATS.list_names()} - {SITE}, key=lambda name: (_get_detection_rank(name), name))
-    problem: InputError | None = None  # error of the first broken plugin
+    first_error: InputError | None = None  # error of the first broken plugin
     for name in names:
         try:
-            is_recognized = _ask(name, "recognize", file_name, read_head)
+            is_recognized = _call_predicate(name, "recognize", file_name, read_head)
         except InputError as error:
             if is_standard(name):  # the file cannot be read
                 raise
-            problem = problem or error
+            first_error = first_error or error
             continue
         if not is_recognized:
             continue
-        if name == _FALLBACK and problem and not (".xml" in file_name.lower() or _ROOT_TAG in read_head()):
-            raise problem  # the file may belong to the broken plugin
+        if name == _FALLBACK and first_error and not (".xml" in file_name.lower() or _ROOT_TAG in read_head()):
+            raise first_error  # the file may belong to the broken plugin
         return name
-    if problem:
-        raise problem
+    if first_error:
+        raise first_error
     return None
 
 
@@ -394,7 +394,7 @@ def _is_companion(file_name: str) -> bool:
     for name in FORMATS.list_names():
         # `detect_format` reports a broken plugin if the file may belong to it.
         with suppress(InputError):
-            if name != SITE and _ask(name, "is_companion", file_name):
+            if name != SITE and _call_predicate(name, "is_companion", file_name):
                 return True
     return False
 

@@ -59,9 +59,9 @@ def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = describe_json_error(line, error)
-        raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give one object per line") from error
+        raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give an object per line") from error
     if not isinstance(value, dict):
-        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give one object per line")
+        raise InputError(f"line {number} of {basename(url)} is not a JSON object: give an object per line")
     return value
 
 

@@ -57,28 +57,28 @@ class Markdown(DocumentFiles):
             MissingExtraError: markdown-it-py is not installed.
         """
         markdown_it = require("markdown_it", extra="markdown")
-        values, text = _split_front_matter(decode_text(data))
+        fields, text = _split_front_matter(decode_text(data))
         builder = SectionBuilder()
-        if title := _get_text(values, "title"):
+        if title := _get_text(fields, "title"):
             builder.start_section(0, title)
-        builder.add_block(_get_text(values, "description"))
+        builder.add_block(_get_text(fields, "description"))
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
-        revised = next(filter(None, map(_to_seconds, map(values.get, _DATE_FIELDS))), None)
-        metadata_fields = {name: values.get(source) for name, source in _METADATA_FIELDS.items()}
+        revised = next(filter(None, map(_to_seconds, map(fields.get, _DATE_FIELDS))), None)
+        metadata_fields = {name: fields.get(source) for name, source in _METADATA_FIELDS.items()}
         return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(metadata_fields)))
 
 
 def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
     """Return the front matter (YAML or TOML; empty if it is invalid) and the rest of a text."""
-    front_matter = _FRONT_MATTER.match(text)
-    if front_matter is None:
+    match = _FRONT_MATTER.match(text)
+    if match is None:
         return {}, text
     try:
-        values = _parse_yaml(front_matter[2]) if front_matter[1] == "---" else tomllib.loads(front_matter[2])
+        fields = _parse_yaml(match[2]) if match[1] == "---" else tomllib.loads(match[2])
     except (ValueError, RecursionError):
-        values = {}
-    return values if isinstance(values, dict) else {}, text[front_matter.end() :]
+        fields = {}
+    return fields if isinstance(fields, dict) else {}, text[match.end() :]
 
 
 def _parse_yaml(text: str) -> Any:
@@ -90,8 +90,8 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError(error) from error
 
 
-def _get_text(values: Mapping[str, Any], name: str) -> str:
-    value = values.get(name)
+def _get_text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
     return value if isinstance(value, str) else ""
 
 
@@ -129,11 +129,11 @@ class _TokenReader:
                 self._lines.append(" | ".join(self._cells))
                 self._cells.clear()
             elif kind in {"bullet_list_close", "ordered_list_close", "table_close"}:
-                self._close_block()
+                self._close_list_or_table()
             elif kind in {"inline", "fence", "code_block", "html_block"}:
                 self._add_text(_render_text(token))
 
-    def _close_block(self) -> None:
+    def _close_list_or_table(self) -> None:
         is_table, self._is_in_table = self._is_in_table, False
         if not is_table:
             self._lists.pop()
@@ -204,9 +204,9 @@ class HtmlPages(DocumentFiles):
             if title := root.findtext("head/title"):
                 builder.start_section(0, title)
             articles = root.findall(".//article")
-            parts = [root.find(".//main"), root.find(".//*[@role='main']"), *articles[: len(articles) == 1]]
-            main = next((part for part in parts if part is not None), root)
-            _ElementReader(builder).read(etree.iterwalk(main, events=("start", "end")))
+            main_candidates = [root.find(".//main"), root.find(".//*[@role='main']"), *articles[: len(articles) == 1]]
+            main_element = next((part for part in main_candidates if part is not None), root)
+            _ElementReader(builder).read(etree.iterwalk(main_element, events=("start", "end")))
         return ParsedFile(builder.finish())
 
 
@@ -215,11 +215,11 @@ def _decode_html(data: bytes) -> str:
     try:
         return decode_text(data)
     except DroppedFileError:
-        declared = _CHARSET.search(data[:_HEAD_BYTES])
-        if declared is None:
+        declaration = _CHARSET.search(data[:_HEAD_BYTES])
+        if declaration is None:
             raise
         try:
-            return clean_text(data.decode(declared[1].decode()))
+            return clean_text(data.decode(declaration[1].decode()))
         except (LookupError, ValueError) as error:
             raise DroppedFileError("not_utf8") from error
 
@@ -230,24 +230,24 @@ class _ElementReader:
     def __init__(self, builder: SectionBuilder) -> None:
         self._builder = builder
         self._pieces: list[str] = []  # text of the current block
-        self._lists = 0  # number of enclosing lists
+        self._list_depth = 0  # number of enclosing lists
 
     def read(self, walker: Any) -> None:
         is_skipped = False  # whether the next event is the end of a skipped element
         for event, element in walker:
             if event == "end":
                 if not is_skipped:
-                    self._end(element.tag)
+                    self._end_element(element.tag)
                 is_skipped = False
                 self._add_text(element.tail)
-            elif self._replace(element):
+            elif self._handle_whole(element):
                 is_skipped = True
                 walker.skip_subtree()
             else:
-                self._start(element.tag)
+                self._start_element(element.tag)
                 self._add_text(element.text)
 
-    def _replace(self, element: Any) -> bool:
+    def _handle_whole(self, element: Any) -> bool:
         """Add a code block or data table; return whether the rest of the element is skipped."""
         name = element.tag
         if name == "pre":
@@ -259,37 +259,37 @@ class _ElementReader:
         is_hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true"
         return name in _SKIPPED_TAGS or element.get("role") in _SKIPPED_ROLES or is_hidden
 
-    def _start(self, name: str) -> None:
+    def _start_element(self, name: str) -> None:
         if name in {"ul", "ol"}:
             self._end_block()
-            self._lists += 1
+            self._list_depth += 1
         elif name == "li":
-            self._pieces.append("\n" + "  " * (self._lists - 1) + "- ")
+            self._pieces.append("\n" + "  " * (self._list_depth - 1) + "- ")
         elif name == "br":
             self._pieces.append("\n")
         elif name in _BLOCK_TAGS or name in _HEADING_TAGS:
             self._end_block()
 
-    def _end(self, name: str) -> None:
-        if name in _HEADING_TAGS and not self._lists:
+    def _end_element(self, name: str) -> None:
+        if name in _HEADING_TAGS and not self._list_depth:
             heading, self._pieces = "".join(self._pieces), []
             self._builder.start_section(int(name[1]), heading)
         elif name in {"ul", "ol"}:
-            self._lists -= 1
+            self._list_depth -= 1
             self._end_block()
         elif name in _BLOCK_TAGS:
             self._end_block()
 
     def _end_block(self) -> None:
-        if not self._lists:
+        if not self._list_depth:
             self._builder.add_block("".join(self._pieces))
             self._pieces = []
         elif not self._pieces[-1].endswith("- "):
-            self._pieces.append("\n" + "  " * self._lists)
+            self._pieces.append("\n" + "  " * self._list_depth)
 
     def _add_block(self, text: str) -> None:
-        if self._lists:
-            self._pieces.append("".join(f"\n{'  ' * self._lists}{line}" for line in text.split("\n")))
+        if self._list_depth:
+            self._pieces.append("".join(f"\n{'  ' * self._list_depth}{line}" for line in text.split("\n")))
         else:
             self._end_block()
             self._builder.add_block(text)
@@ -304,7 +304,7 @@ class _ElementReader:
             if any(texts):
                 n_headers += n_headers == len(lines) and all(cell.tag == "th" for cell in cells)
                 lines.append(" | ".join(texts))
-        if self._lists:
+        if self._list_depth:
             self._add_block("\n".join(lines))
         else:
             self._end_block()
@@ -312,8 +312,8 @@ class _ElementReader:
 
     def _add_text(self, text: str | None) -> None:
         words = _BLANKS.sub(" ", text or "")
-        is_at_start = not self._pieces or self._pieces[-1][-1].isspace()
-        if words := words.lstrip() if is_at_start else words:
+        is_after_space = not self._pieces or self._pieces[-1][-1].isspace()
+        if words := words.lstrip() if is_after_space else words:
             self._pieces.append(words)
 
 

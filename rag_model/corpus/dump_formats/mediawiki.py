@@ -78,10 +78,10 @@ _CAPTURED = {  # paths of the elements whose text is stored
     *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS, "/page/metadata"),
 }
 _NAMESPACE_HEAD = 4096  # first bytes of a page, which contain its title and namespace
-_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NON_XML_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ROOT = b"<mediawiki>"
 _PAGE_END = b"</page>"
-_NO_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
+_NON_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
 _MAX_ELEMENT_BYTES = 16 << 20  # bytes of a page that is buffered before it is parsed
 # The Media namespace, and the largest value of an int64 column.
 _MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
@@ -174,24 +174,24 @@ def parse_namespace_pages(
 
 def _is_plain_element(data: bytes) -> bool:
     is_element = data.startswith(b"<page>") and data.endswith(_PAGE_END)
-    return is_element and _NO_ELEMENT.search(data) is None
+    return is_element and _NON_ELEMENT.search(data) is None
 
 
 def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the data of the chunks, split after each `</page>`; the pieces have a bounded size."""
-    rest = b""
+    buffer = b""
     for chunk in chunks:
-        rest += chunk
+        buffer += chunk
         start = 0
-        while (end := rest.find(_PAGE_END, start) + len(_PAGE_END)) >= len(_PAGE_END):
-            yield rest[start:end]
+        while (end := buffer.find(_PAGE_END, start) + len(_PAGE_END)) >= len(_PAGE_END):
+            yield buffer[start:end]
             start = end
-        rest = rest[start:]
-        if len(rest) > _MAX_ELEMENT_BYTES:
-            yield rest
-            rest = b""
-    if rest.strip():
-        yield rest
+        buffer = buffer[start:]
+        if len(buffer) > _MAX_ELEMENT_BYTES:
+            yield buffer
+            buffer = b""
+    if buffer.strip():
+        yield buffer
 
 
 class PageParser:
@@ -213,7 +213,7 @@ class PageParser:
         self._fed_bytes = 0
         self._paths: list[str] = []  # paths of the open elements; the path of the root is empty
         self._text: list[str] = []  # text of the open captured element
-        self._length = 0
+        self._text_length = 0
         self._fields: dict[str, str] = {}  # texts of the open siteinfo or page by path
         self._language = ""
         self._namespace_key = 0  # key of the open namespace
@@ -290,7 +290,7 @@ class PageParser:
         self._paths.append(path)
         if path in _CAPTURED:
             self._namespace_key = self._parse_number(attributes.get("key", "0"))
-            self._text, self._length = [], 0
+            self._text, self._text_length = [], 0
             self._expat.CharacterDataHandler = self._add_text
         elif path == "/page":
             self._page_offset = self._expat.CurrentByteIndex - self._root_bytes
@@ -299,8 +299,8 @@ class PageParser:
             self._fields[path] = attributes.get("title", "")
 
     def _add_text(self, text: str) -> None:
-        self._length += len(text)
-        if self._length > MAX_TEXT:
+        self._text_length += len(text)
+        if self._text_length > MAX_TEXT:
             raise self._error(f"has an element with more than {MAX_TEXT >> 20} MiB of text", _EXPORT_ADVICE)
         self._text.append(text)
 
@@ -334,20 +334,20 @@ class PageParser:
         return get_recency(time, self._parse_number(revision.get(f"{_REVISION}/id", "0")))
 
     def _build_page(self) -> Page:
-        page, revision = self._fields, self._newest_revision
-        metadata = page.get("/page/metadata")
-        if "/page/id" not in page or "/page/title" not in page:
+        fields, revision = self._fields, self._newest_revision
+        metadata = fields.get("/page/metadata")
+        if "/page/id" not in fields or "/page/title" not in fields:
             raise self._error("has a <page> without <id> or <title>", _EXPORT_ADVICE)
-        if len(page["/page/title"]) > MAX_TITLE:
+        if len(fields["/page/title"]) > MAX_TITLE:
             raise self._error(f"has a <title> of more than {MAX_TITLE:,} characters", _EXPORT_ADVICE)
         return Page(
-            page_id=self._parse_number(page["/page/id"]),
+            page_id=self._parse_number(fields["/page/id"]),
             rev_id=self._parse_number(revision.get(f"{_REVISION}/id", "0")),
             revised=self._parse_time(revision.get(f"{_REVISION}/timestamp", "")),
-            namespace=self._parse_number(page.get("/page/ns", "0")),
-            title=page["/page/title"],
-            redirect="/page/redirect" in page,
-            target=page.get("/page/redirect", ""),
+            namespace=self._parse_number(fields.get("/page/ns", "0")),
+            title=fields["/page/title"],
+            redirect="/page/redirect" in fields,
+            target=fields.get("/page/redirect", ""),
             model=revision.get(f"{_REVISION}/model", "wikitext"),
             text=revision.get(f"{_REVISION}/text", ""),
             metadata=NO_METADATA if metadata is None else parse_metadata(metadata),
@@ -396,20 +396,20 @@ def format_page(page: Page) -> bytes:
 
     Characters that XML cannot represent are replaced.
     """
-    time = f"<timestamp>{format_iso(page.revised)}</timestamp>" if page.revised is not None else ""
+    timestamp_element = f"<timestamp>{format_iso(page.revised)}</timestamp>" if page.revised is not None else ""
     has_metadata = page.metadata != NO_METADATA
-    fields = escape(_replace_non_xml(format_metadata(page.metadata))) if has_metadata else ""
-    metadata = f"<metadata>{fields}</metadata>" if has_metadata else ""
+    metadata_text = escape(_replace_non_xml(format_metadata(page.metadata))) if has_metadata else ""
+    metadata_element = f"<metadata>{metadata_text}</metadata>" if has_metadata else ""
     text = escape(_replace_non_xml(page.text), {"\r": "&#13;"})
     return (
         f"<page><title>{escape(_replace_non_xml(page.title))}</title><ns>{page.namespace}</ns><id>{page.page_id}</id>"
-        f"{'<redirect/>' if page.redirect else ''}{metadata}<revision><id>{page.rev_id}</id>{time}"
+        f"{'<redirect/>' if page.redirect else ''}{metadata_element}<revision><id>{page.rev_id}</id>{timestamp_element}"
         f"<model>{escape(_replace_non_xml(page.model))}</model><text>{text}</text></revision></page>\n"
     ).encode()
 
 
 def _replace_non_xml(text: str) -> str:
-    return _NO_XML.sub("\ufffd", text)
+    return _NON_XML_CHARACTER.sub("\ufffd", text)
 
 
 def read_siteinfo(url: str) -> Siteinfo:
@@ -457,9 +457,9 @@ def find_properties_file(url: str) -> str | None:
     `enwiki-20240101-pages-articles1.xml-p1p41242.bz2` has `enwiki-20240101-page_props.sql.gz`.
     """
     name = basename(url)
-    stem, pages, _ = name.partition("-pages-")
-    start = url.removesuffix(name) + stem
-    candidates = [f"{start}-page_props.sql.gz", f"{start}-page_props.sql"] if pages else []
+    stem, separator, _ = name.partition("-pages-")
+    prefix = url.removesuffix(name) + stem
+    candidates = [f"{prefix}-page_props.sql.gz", f"{prefix}-page_props.sql"] if separator else []
     return next(filter(file_exists, candidates), None)
 
 
@@ -494,10 +494,10 @@ def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Ite
 def _build_run(url: str, offset: int, end: int, entries: Sequence[_IndexEntry]) -> PageRun:
     _, ids, are_templates = zip(*entries, strict=True)
     byte_slice = Slice(url, offset, end - offset, "bz2", min(ids), max(ids))
-    return PageRun(byte_slice, end - offset, _increases(ids), any(are_templates))
+    return PageRun(byte_slice, end - offset, _is_increasing(ids), any(are_templates))
 
 
-def _increases(ids: Sequence[int]) -> bool:
+def _is_increasing(ids: Sequence[int]) -> bool:
     return all(first_id < second_id for first_id, second_id in pairwise(ids))
 
 
@@ -553,7 +553,7 @@ class XmlRun:
         """Return the `PageRun` for a run that is stored as `length` bytes of a file at `offset`."""
         byte_slice = Slice(url, offset, length, codec, min(self.page_ids), max(self.page_ids))
         weight = max(1, len(self.data) // COMPRESSION_RATIO)
-        return PageRun(byte_slice, weight, _increases(self.page_ids), self.has_templates)
+        return PageRun(byte_slice, weight, _is_increasing(self.page_ids), self.has_templates)
 
 
 def split_dump(url: str, workdir: Path, stage: StageFile) -> Iterator[PageRun]:

@@ -121,7 +121,7 @@ def _add_shape(builder: SectionBuilder, shape: Any, depth: int = 0) -> None:
         for member in getattr(shape, "shapes", ()):  # only a group has `shapes`
             _add_shape(builder, member, depth + 1)
     if shape.has_text_frame:
-        lines = [f"{'  ' * line.level}{clean_text(line.text)}" for line in shape.text_frame.paragraphs]
+        lines = [f"{'  ' * paragraph.level}{clean_text(paragraph.text)}" for paragraph in shape.text_frame.paragraphs]
         builder.add_block("\n".join(lines))
     elif getattr(shape, "has_table", False):
         builder.add_rows([[cell.text for cell in row.cells] for row in shape.table.rows])

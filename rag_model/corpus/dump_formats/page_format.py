@@ -214,9 +214,9 @@ class PageFormat:
                 continue
             unread_runs = [run] if newest else selected_runs
             for page in chain.from_iterable(self.read_slice(each.slice) for each in unread_runs):
-                state = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
-                if page.page_id not in newest or state[0] > newest[page.page_id][0]:
-                    newest[page.page_id] = state
+                page_state = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
+                if page.page_id not in newest or page_state[0] > newest[page.page_id][0]:
+                    newest[page.page_id] = page_state
             if len(newest) >= limit:
                 ids = sorted(page_id for page_id, (_, is_article) in newest.items() if is_article)
                 if len(ids) >= limit:

@@ -293,8 +293,8 @@ def _get_value(row: Row, path: str) -> Any:
 def _read_names(row: Row, field: str) -> list[str]:
     """Return the names in a list of strings, or of objects with a `name` or `title`."""
     values = row.get(field)
-    rows = values if isinstance(values, list) else []
-    names = (row.get("name", row.get("title")) if isinstance(row, dict) else row for row in rows)
+    entries = values if isinstance(values, list) else []
+    names = (entry.get("name", entry.get("title")) if isinstance(entry, dict) else entry for entry in entries)
     return [name for name in names if isinstance(name, str)]
 
 
@@ -357,10 +357,10 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
             last_batch = batch
         while len(files) > MAX_MERGED_FILES:
             files = [
-                _write_pages(_merge(files[start : start + MAX_MERGED_FILES]), Path(folder))
+                _write_pages(_merge_and_delete(files[start : start + MAX_MERGED_FILES]), Path(folder))
                 for start in range(0, len(files), MAX_MERGED_FILES)
             ]
-        merged = heapq.merge(_merge(files), last_batch)
+        merged = heapq.merge(_merge_and_delete(files), last_batch)
         for page_id, revisions in groupby(merged, key=lambda page: page.page_id):
             yield page_id, next(revisions).xml
 
@@ -387,7 +387,7 @@ def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
     return path
 
 
-def _merge(files: Sequence[Path]) -> Iterator[_SortedPage]:
+def _merge_and_delete(files: Sequence[Path]) -> Iterator[_SortedPage]:
     yield from heapq.merge(*map(_read_pages, files))
     for file in files:
         file.unlink()
@@ -396,8 +396,8 @@ def _merge(files: Sequence[Path]) -> Iterator[_SortedPage]:
 def _read_pages(path: Path) -> Iterator[_SortedPage]:
     with pa.CompressedInputStream(pa.OSFile(str(path)), "lz4") as file:
         while header := file.read(_HEADER.size):
-            page_id, age, rev_id, size = _HEADER.unpack(header)
-            yield _SortedPage(page_id, (age, rev_id), file.read(size))
+            page_id, negated_time, negated_rev_id, size = _HEADER.unpack(header)
+            yield _SortedPage(page_id, (negated_time, negated_rev_id), file.read(size))
 
 
 def _group_pages(pages: Iterable[tuple[int, bytes]]) -> Iterator[XmlRun]:

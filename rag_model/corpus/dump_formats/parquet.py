@@ -39,11 +39,11 @@ from rag_model.parquet_pages import (
 _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
-_BATCH = 256  # rows per batch
+_BATCH_ROWS = 256  # rows per batch
 _MAX_BATCH_BYTES = 512 << 20  # of a decoded batch, if each row has its dictionary's largest value
-_TEXTS = ("id", "title", "text")
-_RECORD_COLUMNS = dict.fromkeys(_TEXTS, pa.string())
-_COLUMNS = {**_RECORD_COLUMNS, PAGE_FIELD: pa.string(), DATE_FIELD: pa.int64()}
+_REQUIRED_COLUMNS = ("id", "title", "text")
+_RECORD_TYPES = dict.fromkeys(_REQUIRED_COLUMNS, pa.string())
+_COLUMN_TYPES = {**_RECORD_TYPES, PAGE_FIELD: pa.string(), DATE_FIELD: pa.int64()}
 
 
 class Parquet(RecordFormat):
@@ -69,7 +69,7 @@ class Parquet(RecordFormat):
             InputError: The file is not Parquet, decodes to far more bytes than it has, or has a row
                 that is not a document or has more than `MAX_LINE` bytes.
         """
-        yield from self._read(url, _BATCH, first, end, self.parse_batch)
+        yield from self._read_batches(url, _BATCH_ROWS, first, end, self.parse_batch)
 
     def read_columns(self, url: str, first: int, end: int) -> Iterator[tuple[pa.Array, ...]]:
         """Yield the rows [first, end) as columns: ids, titles, texts, times and page ids.
@@ -79,12 +79,12 @@ class Parquet(RecordFormat):
         Raises:
             InputError: As for `read_rows`.
         """
-        yield from self._read(url, 4 * _BATCH, first, end, self._parse_columns)
+        yield from self._read_batches(url, 4 * _BATCH_ROWS, first, end, self._parse_columns)
 
-    def _read(
+    def _read_batches(
         self,
         url: str,
-        rows: int,
+        batch_rows: int,
         first: int,
         end: int | None,
         parse: Callable[[pa.RecordBatch, int, str], Iterator[Any]],
@@ -95,20 +95,20 @@ class Parquet(RecordFormat):
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 names = get_schema(metadata).to_arrow_schema().names
                 columns = _select_columns(names, self.columns)
-                number, leaves = first, list_leaves(metadata, columns)
+                row_number, leaves = first, list_leaves(metadata, columns)
                 # Over a network a few large requests are faster than many small ones.
                 open_file = partial(open_parquet, source, metadata=metadata, pre_buffer=not Path(url).is_file())
                 with open_file() as plain_file:
                     file = plain_file
                     max_row_bytes = check_groups(source, file, columns, size, first, end)
-                    if has_repeated_values(metadata, leaves) or rows * max_row_bytes > _MAX_BATCH_BYTES:
+                    if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # Read as dictionaries, a text that many rows share is in memory only once.
                         texts = list_text_paths(metadata, columns)
                         file = open_file(read_dictionary=texts)
-                    for batch in iter_row_range(file, rows, columns, first, end):
+                    for batch in iter_row_range(file, batch_rows, columns, first, end):
                         for small_batch in _split_batch(_dates_to_seconds(batch, self.date_field), url):
-                            yield from parse(decode_dictionaries(small_batch), number, basename(url))
-                            number += len(small_batch)
+                            yield from parse(decode_dictionaries(small_batch), row_number, basename(url))
+                            row_number += len(small_batch)
         except PagesError as error:
             raise InputError(f"{basename(url)} {error}: write it again") from error
         except add_client_errors(pa.ArrowException, OSError, ValueError) as error:
@@ -124,14 +124,14 @@ class Parquet(RecordFormat):
         """
         if _is_plain(batch):
             # Converting whole columns takes a fifth of the time of parsing rows.
-            for document_id, title, text in zip(*(batch[key].to_pylist() for key in _TEXTS), strict=True):
+            for document_id, title, text in zip(*(batch[key].to_pylist() for key in _REQUIRED_COLUMNS), strict=True):
                 yield document_id, title or "", [("", text)] if text else [], None
         else:
             for row_number, row in enumerate(batch.to_pylist(), start=number):
                 yield parse_document(row, f"row {row_number} of {name}")
 
     def _parse_columns(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[tuple[pa.Array, ...]]:
-        if _is_plain(batch, _COLUMNS):
+        if _is_plain(batch, _COLUMN_TYPES):
             batch.validate(full=True)  # nothing else would detect text that is not UTF-8
             titles, texts, page_ids = (
                 pc.fill_null(batch[name], "") if name in batch.schema.names else pa.repeat("", len(batch))
@@ -221,22 +221,22 @@ def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
 def _dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.RecordBatch:
     """Convert Parquet dates to seconds, since Python's types do not cover all of them."""
     column_index = batch.schema.get_field_index(date_field)
-    kind = batch.schema.field(column_index).type if column_index >= 0 else pa.null()
-    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+    column_type = batch.schema.field(column_index).type if column_index >= 0 else pa.null()
+    if not (pa.types.is_timestamp(column_type) or pa.types.is_date(column_type)):
         return batch
-    unit = pa.timestamp("s", kind.tz if pa.types.is_timestamp(kind) else None)
+    unit = pa.timestamp("s", column_type.tz if pa.types.is_timestamp(column_type) else None)
     return batch.set_column(
         column_index, date_field, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
     )
 
 
-def _is_plain(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = _RECORD_COLUMNS) -> bool:
+def _is_plain(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = _RECORD_TYPES) -> bool:
     """Return whether a batch needs no parsing.
 
     All columns are of `types`, every row has an id, and no value is too long.
     """
     schema = batch.schema
-    if not {*_TEXTS} <= {*schema.names} or any(types.get(field.name) != field.type for field in schema):
+    if not {*_REQUIRED_COLUMNS} <= {*schema.names} or any(types.get(field.name) != field.type for field in schema):
         return False
     shortest_id = pc.min(pc.binary_length(batch["id"])).as_py() or 0
     limits = {"id": MAX_ID, "title": MAX_TITLE, PAGE_FIELD: MAX_ID}

@@ -261,17 +261,17 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
         groups = [*other_groups, joined_group]
     # Rows with a background and the same columns form one grid if at most one row without a
     # background is between them.
-    grid_lines, last_numbers = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
+    grid_lines, last_grid_indices = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
     for row_lines, column_lines in sorted((sorted(group[0]), group[1]) for group in groups if all(group)):
         key = frozenset(column.position for column in column_lines)
-        last_rows = grid_lines[last_numbers[key]][0] if key in last_numbers else None
+        last_rows = grid_lines[last_grid_indices[key]][0] if key in last_grid_indices else None
         top, bottom = row_lines[0].position, row_lines[-1].position
         is_single_row = len({row.position for row in row_lines}) == 2
         if last_rows and is_single_row and top - last_rows[-1].position < 1.5 * (bottom - top):
             last_rows.extend(row_lines)
-            grid_lines[last_numbers[key]][1].extend(column_lines)
+            grid_lines[last_grid_indices[key]][1].extend(column_lines)
         else:
-            last_numbers[key] = len(grid_lines)
+            last_grid_indices[key] = len(grid_lines)
             grid_lines.append((row_lines, column_lines))
     grids = [_Grid(*lines) for lines in grid_lines]
     grids = [

@@ -166,11 +166,11 @@ def check_record(record_format: RecordFormat, record: object) -> None:
         is_valid = False
     else:
         record_id, title, content, revised, *metadata_items = record
-        is_content = isinstance(content, str) if record_format.kind == "passages" else _is_sections(content)
-        is_time = revised is None or type(revised) is int
-        has_texts = isinstance(record_id, str) and isinstance(title, str)
+        has_valid_content = isinstance(content, str) if record_format.kind == "passages" else _is_sections(content)
+        has_valid_time = revised is None or type(revised) is int
+        has_strings = isinstance(record_id, str) and isinstance(title, str)
         has_valid_metadata = all(isinstance(item, dict) for item in metadata_items)
-        is_valid = has_texts and is_content and is_time and has_valid_metadata
+        is_valid = has_strings and has_valid_content and has_valid_time and has_valid_metadata
     if not is_valid:
         content_name = "text" if record_format.kind == "passages" else "[(heading, text), …]"
         raise plugin_error(
@@ -265,7 +265,7 @@ def write_bucket_parts(
     folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
     with translate_write_errors(workdir):
         for next_batch in chain([batch], iter(lambda: _take_batch(lines), [])):
-            _append_batch(next_batch, starts, folder)
+            _append_to_buckets(next_batch, starts, folder)
     ranges = pairwise([*starts, ID_HASHES])
     parts = tuple(_build_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(ranges))
     with suppress(OSError):  # the folder is not empty if `stage` leaves the files there
@@ -276,8 +276,8 @@ def write_bucket_parts(
 def _choose_starts(weight: int, target: int, parent_boundaries: PartBoundaries | None) -> list[int]:
     if parent_boundaries is not None and weight <= 2 * target * len(parent_boundaries.starts):
         return list(parent_boundaries.starts)
-    count = max(1, round(weight / target))
-    return [-(-i * ID_HASHES // count) for i in range(count)]
+    n_parts = max(1, round(weight / target))
+    return [-(-i * ID_HASHES // n_parts) for i in range(n_parts)]
 
 
 def _encode_record(record: Record) -> tuple[int, bytes]:
@@ -294,7 +294,7 @@ def _take_batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
     return batch
 
 
-def _append_batch(batch: list[tuple[int, bytes]], starts: list[int], folder: Path) -> None:
+def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder: Path) -> None:
     buckets = defaultdict[int, bytearray](bytearray)
     for id_hash, line in batch:
         buckets[bisect_right(starts, id_hash) - 1] += line
@@ -333,11 +333,11 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
         sections = [sections]
     try:
         if not sections and row.get("contents"):
-            first, _, rest = row["contents"].partition("\n")
-            has_title = rest and len(first) <= MAX_TITLE  # a longer first line is text
-            if len(first) > 2 and first[0] == first[-1] == '"':  # as Pyserini quotes titles of DPR's corpus
-                first = first[1:-1].replace('""', '"')
-            title, sections = (title or first, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
+            first_line, _, rest = row["contents"].partition("\n")
+            has_title = rest and len(first_line) <= MAX_TITLE  # a longer first line is text
+            if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':  # as Pyserini quotes DPR's titles
+                first_line = first_line[1:-1].replace('""', '"')
+            title, sections = (title or first_line, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
         document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, where)
         title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, where)
         content = [_parse_section(section) for section in _check_list(sections)]

@@ -146,8 +146,8 @@ def _find_name(node: "Node") -> str:
     """Return the name of a definition, which in C is inside nested declarators."""
     name_node = node
     for _ in range(_MAX_DECLARATORS):
-        fields = (name_node.child_by_field_name(field) for field in ("name", "declarator", "type"))
-        next_node = next((field for field in fields if field is not None), None)
+        children = (name_node.child_by_field_name(field) for field in ("name", "declarator", "type"))
+        next_node = next((child for child in children if child is not None), None)
         if next_node is None:
             break
         name_node = next_node

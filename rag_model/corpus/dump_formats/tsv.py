@@ -36,24 +36,24 @@ class PassageTable(RecordFormat):
         name = basename(url)
         lines = (_decode_line(line, name) + "\n" for line in read_lines(url))
         # A byte order mark, written by spreadsheets, would hide the header.
-        first = next(lines, "").removeprefix("\ufeff")
-        rows = csv.reader(chain([first] if first else [], lines), delimiter="\t", strict=True)
-        order = {"id": 0, "text": 1, "title": 2}
+        first_line = next(lines, "").removeprefix("\ufeff")
+        rows = csv.reader(chain([first_line] if first_line else [], lines), delimiter="\t", strict=True)
+        column_indices = {"id": 0, "text": 1, "title": 2}
         try:
             for row in rows:
-                if rows.line_num == 1 and set(row) >= set(order):
-                    order = {column: row.index(column) for column in order}
+                if rows.line_num == 1 and set(row) >= set(column_indices):
+                    column_indices = {column: row.index(column) for column in column_indices}
                     continue
-                if len(row) <= max(order.values()):
+                if len(row) <= max(column_indices.values()):
                     raise InputError(
                         f"line {rows.line_num} of {name} has {format_count(len(row), 'column')}: give id, text and "
                         "title, separated by tabs"
                     )
-                if not row[order["id"]].strip():
+                if not row[column_indices["id"]].strip():
                     raise InputError(f"line {rows.line_num} of {name} has no id: give every passage one")
                 location = f"line {rows.line_num} of {name}"
                 record = tuple(
-                    check_length(row[order[column]], column, max_length, location)
+                    check_length(row[column_indices[column]], column, max_length, location)
                     for column, max_length in _MAX_LENGTHS.items()
                 )
                 yield record[0], record[1], record[2], None

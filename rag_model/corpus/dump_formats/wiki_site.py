@@ -138,17 +138,17 @@ class SiteFollower:
         """
         now = int(self._now().timestamp())
         events = self._read_events(state.cursor)
-        removed = self._mirror.list_removed_pages(events.siteinfo.dbname)
+        removed_ids = self._mirror.list_removed_pages(events.siteinfo.dbname)
         cursor = state.cursor
-        if cursor and now < cursor.listed_at + _LISTING_SECONDS and not _lost_changes(cursor, events):
+        if cursor and now < cursor.listed_at + _LISTING_SECONDS and not _has_lost_changes(cursor, events):
             listed_at, site_time = cursor.listed_at, cursor.site_time
-            updated_state = self._fetch_changes(state, events, removed)
+            updated_state = self._fetch_changes(state, events, removed_ids)
         else:
             listed_at, site_time = now, events.site_time
-            updated_state = self._fetch_listed(state, events, removed)
-        recent = _keep_recent(events.changes, lambda change: change.timestamp)
-        logs = _keep_recent(events.logs, lambda entry: entry[1])
-        new_cursor = Cursor(now, listed_at, site_time, recent, logs)
+            updated_state = self._fetch_outdated(state, events, removed_ids)
+        recent_changes = _keep_recent(events.changes, lambda change: change.timestamp)
+        recent_logs = _keep_recent(events.logs, lambda entry: entry[1])
+        new_cursor = Cursor(now, listed_at, site_time, recent_changes, recent_logs)
         new_state = MirrorState(updated_state.blocks, new_cursor, events.siteinfo.dbname, self._client.api_path)
         if cursor is None or listed_at == now or self.fetched_pages or new_state.blocks != state.blocks:
             self._mirror.save(new_state)
@@ -158,8 +158,8 @@ class SiteFollower:
     def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages by title until there are `limit` articles; nothing is recorded."""
         events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
-        for listed in self._list_pages():
-            for page_id, page in self._fetch_pages(sorted(listed), events.siteinfo):
+        for listed_pages in self._list_pages():
+            for page_id, page in self._fetch_pages(sorted(listed_pages), events.siteinfo):
                 changes[page_id] = page
                 n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
                 if n_articles == limit:
@@ -171,7 +171,7 @@ class SiteFollower:
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
         """Return a run per page of the site, without fetching the pages, for a rehearsal."""
         events = self._read_events(None)
-        runs = [self._to_run(page_id, page.size) for listed in self._list_pages() for page_id, page in listed.items()]
+        runs = [self._to_run(page_id, page.size) for pages in self._list_pages() for page_id, page in pages.items()]
         return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
 
     def _to_run(self, page_id: int, size: int) -> PageRun:
@@ -186,40 +186,40 @@ class SiteFollower:
             window |= {"rcstart": cursor.changes[0].timestamp} if cursor.changes else {}
             window |= {"lestart": cursor.logs[0][1]} if cursor.logs else {}
         replies: list[Reply] = []
-        general: Reply = {}
+        first_reply: Reply = {}
         for reply in self._client.query_all(**_SITEINFO, **_EVENTS, **window, curtimestamp=1):
-            general = general or reply
+            first_reply = first_reply or reply
             replies.append(reply)
             if cursor is None:
                 break
         changes = [self._parse_change(row) for reply in replies for row in _get_rows(reply, "recentchanges")]
-        entries = [row for reply in replies for row in _get_rows(reply, "logevents")]
-        logs = [(self._read_number(row, "logid"), _read_time(row, self._client.url)) for row in entries]
-        siteinfo, licence = self._parse_siteinfo(general)
-        site_time = parse_seconds(_read_time(general, self._client.url, "curtimestamp"))
-        all_changes = tuple(sorted((change for change, _ in changes), key=_get_order))
+        log_entries = [row for reply in replies for row in _get_rows(reply, "logevents")]
+        logs = [(self._read_number(row, "logid"), _read_time(row, self._client.url)) for row in log_entries]
+        siteinfo, licence = self._parse_siteinfo(first_reply)
+        site_time = parse_seconds(_read_time(first_reply, self._client.url, "curtimestamp"))
+        all_changes = tuple(sorted((change for change, _ in changes), key=_get_sort_key))
         all_logs = tuple(sorted(logs, key=lambda entry: (entry[1], entry[0])))
         if cursor is None:
             return _Events(siteinfo, licence, site_time, all_changes, all_logs)
         seen_changes, seen_logs = {change.id for change in cursor.changes}, {entry[0] for entry in cursor.logs}
         new_changes = [(change, row) for change, row in changes if change.id not in seen_changes]
-        new_entries = [row for row, (log_id, _) in zip(entries, logs, strict=True) if log_id not in seen_logs]
+        new_entries = [row for row, (log_id, _) in zip(log_entries, logs, strict=True) if log_id not in seen_logs]
         pages, titles, templates = self._collect_names(new_changes, new_entries)
         return _Events(siteinfo, licence, site_time, all_changes, all_logs, pages, titles, templates)
 
     def _collect_names(
-        self, changes: Iterable[tuple[SeenChange, Reply]], entries: Iterable[Reply]
+        self, changes: Iterable[tuple[SeenChange, Reply]], log_entries: Iterable[Reply]
     ) -> tuple[frozenset[int], frozenset[str], frozenset[str]]:
         """Return (ids, titles, templates): pages that may have changed, and changed templates."""
         pages, titles, templates = set[int](), set[str](), set[str]()
-        renders = self._settings.text == HTML_MODEL
+        uses_html = self._settings.text == HTML_MODEL
         for change, row in changes:
             namespace = row.get("ns")
             if row.get("type") in {"edit", "new"} and namespace in self._namespaces:
                 pages.add(change.page)
-            if renders and row.get("type") in {"edit", "new"} and namespace in {_TEMPLATES, _MODULES}:
+            if uses_html and row.get("type") in {"edit", "new"} and namespace in {_TEMPLATES, _MODULES}:
                 templates.add(change.title)
-        for row in entries:
+        for row in log_entries:
             if row.get("type") not in _LOG_TYPES:
                 continue
             params = row.get("params") if isinstance(row.get("params"), dict) else {}
@@ -228,68 +228,68 @@ class SiteFollower:
             namespaces = {row.get("ns"), *(value for name, value in params.items() if name.endswith("_ns"))}
             named_titles = {title for title in (row.get("title"), *targets) if isinstance(title, str) and title}
             if self._namespaces.isdisjoint(namespaces):
-                is_template = renders and not {_TEMPLATES, _MODULES}.isdisjoint(namespaces)
+                is_template = uses_html and not {_TEMPLATES, _MODULES}.isdisjoint(namespaces)
                 templates |= named_titles if is_template else set()
                 continue
             pages |= {self._read_number(row, name) for name in ("pageid", "logpage") if name in row}
             titles |= named_titles
         return frozenset(pages - {0}), frozenset(titles), frozenset(templates)
 
-    def _fetch_changes(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
+    def _fetch_changes(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
         page_ids = {*events.pages}
         if events.templates:
-            page_ids |= self._find_uses(events.templates)
+            page_ids |= self._find_using_pages(events.templates)
         changes = chain(
             self._fetch_pages(sorted(page_ids), events.siteinfo),
             self._fetch_pages(sorted(events.titles), events.siteinfo, by="titles"),
         )
-        present = ((page_id, None if page_id in removed else page) for page_id, page in changes)
-        state = apply_stream(self._mirror, state, present, record=True)
-        return remove_pages(self._mirror, state, removed)
+        visible_changes = ((page_id, None if page_id in removed_ids else page) for page_id, page in changes)
+        state = apply_stream(self._mirror, state, visible_changes, record=True)
+        return remove_pages(self._mirror, state, removed_ids)
 
-    def _fetch_listed(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
+    def _fetch_outdated(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
         """List all pages, and fetch those that differ from the mirror."""
-        listed: dict[int, _ListedPage] = {}
+        listed_pages: dict[int, _ListedPage] = {}
         for pages in self._list_pages():
-            listed |= pages
-        if not listed:
+            listed_pages |= pages
+        if not listed_pages:
             raise InputError(
                 f"{self._client.url} lists no pages in the namespaces {sorted(self._namespaces)}: check the "
                 "namespaces, and that you may read them"
             )
-        state = self._take_first_pages(state, events, removed)
+        state = self._fill_empty_mirror(state, events, removed_ids)
         rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML_MODEL else _MAX_ID
-        known = {
+        versions = {
             page.page_id: (page.rev_id, page.revised, page.title, page.metadata.wikidata)
             for page in self._read_pages(state)
         }
-        outdated = [
+        outdated_ids = [
             page_id
-            for page_id, page in listed.items()
-            if known.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title) or page.touched > rendered_until
+            for page_id, page in listed_pages.items()
+            if versions.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title) or page.touched > rendered_until
         ]
-        gone = dict.fromkeys((page_id for page_id in known if page_id not in listed), None)
+        deleted_pages = dict.fromkeys((page_id for page_id in versions if page_id not in listed_pages), None)
         # A page can get an item without an edit, and the pages of a dump have no items.
-        items = {
+        changed_items = {
             page_id: page.item
-            for page_id, page in listed.items()
-            if page_id in known and known[page_id][3] != page.item
+            for page_id, page in listed_pages.items()
+            if page_id in versions and versions[page_id][3] != page.item
         }
-        del known
-        if items:
-            state = apply_stream(self._mirror, state, self._set_items(state, items), record=False)
-        state = remove_pages(self._mirror, apply_changes(self._mirror, state, gone), removed)
-        to_fetch = sorted(page_id for page_id in outdated if page_id not in removed)
-        return apply_stream(self._mirror, state, self._fetch_pages(to_fetch, events.siteinfo), record=True)
+        del versions
+        if changed_items:
+            state = apply_stream(self._mirror, state, self._set_items(state, changed_items), record=False)
+        state = remove_pages(self._mirror, apply_changes(self._mirror, state, deleted_pages), removed_ids)
+        ids_to_fetch = sorted(page_id for page_id in outdated_ids if page_id not in removed_ids)
+        return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), record=True)
 
-    def _take_first_pages(self, state: MirrorState, events: _Events, removed: frozenset[int]) -> MirrorState:
+    def _fill_empty_mirror(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
         """Fill an empty mirror with pages that are already known, such as those of a dump."""
         if state.blocks or self._settings.text == HTML_MODEL:
             return state
         pages = (
             (page.page_id, page)
             for page in self._mirror.read_first_pages(events.siteinfo)
-            if page.namespace in self._namespaces and page.page_id not in removed
+            if page.namespace in self._namespaces and page.page_id not in removed_ids
         )
         return apply_stream(self._mirror, state, pages, record=False)
 
@@ -319,18 +319,16 @@ class SiteFollower:
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
         """Yield complete pages by id; a site may split the properties of a page among replies."""
         pages: dict[int, Reply] = {}
-        listed = 0
         for reply in self._client.query_all(**parameters):
             for page in _get_rows(reply, "pages"):
                 if "pageid" not in page or page.get("missing"):
                     continue
                 page_id = self._read_number(page, "pageid")
                 pages[page_id] = {**pages.get(page_id, {}), **page}
-            complete = {page_id: page for page_id, page in pages.items() if "revisions" in page}
-            pages = {page_id: page for page_id, page in pages.items() if page_id not in complete}
-            listed += len(complete)
-            if complete:
-                yield complete
+            complete_pages = {page_id: page for page_id, page in pages.items() if "revisions" in page}
+            pages = {page_id: page for page_id, page in pages.items() if page_id not in complete_pages}
+            if complete_pages:
+                yield complete_pages
         if pages:
             yield pages  # their revisions may not be read
 
@@ -340,16 +338,16 @@ class SiteFollower:
         """Yield (id, page) by ids or titles; None for a missing page or another namespace."""
         for start in range(0, len(names), IDS_PER_REQUEST):
             batch = names[start : start + IDS_PER_REQUEST]
-            missing = {name for name in batch if isinstance(name, int)}
+            missing_ids = {name for name in batch if isinstance(name, int)}
             for pages in self._query_pages(**_CONTENT, **{by: batch}):
                 for page_id, row in sorted(pages.items()):
-                    if by == "pageids" and page_id not in missing:
+                    if by == "pageids" and page_id not in missing_ids:
                         raise InputError(f"{self._client.url} answers with page {page_id}, which was not requested")
-                    missing.discard(page_id)
+                    missing_ids.discard(page_id)
                     self.fetched_pages += 1
                     page = self._parse_page(page_id, row)
                     yield page_id, self._render(page, siteinfo) if page.namespace in self._namespaces else None
-            for page_id in sorted(missing):
+            for page_id in sorted(missing_ids):
                 self.fetched_pages += 1
                 yield page_id, None
 
@@ -358,15 +356,15 @@ class SiteFollower:
         if self._settings.text != HTML_MODEL or FORMAT.classify(page, siteinfo) is not page:
             return page
         reply = self._client.request({"action": "parse", "oldid": page.rev_id, **_RENDER})
-        parsed = check_object(reply.get("parse"), self._client.url)
-        text = parsed.get("text")
+        parsed_page = check_object(reply.get("parse"), self._client.url)
+        text = parsed_page.get("text")
         if not isinstance(text, str):
             raise InputError(f"{self._client.url} sends no HTML of page {page.page_id}: check the wiki")
         return replace(
-            page, model=HTML_MODEL, text=text, metadata=replace(page.metadata, categories=_read_categories(parsed))
+            page, model=HTML_MODEL, text=text, metadata=replace(page.metadata, categories=_read_categories(parsed_page))
         )
 
-    def _find_uses(self, templates: Collection[str]) -> set[int]:
+    def _find_using_pages(self, templates: Collection[str]) -> set[int]:
         """Return the ids of pages that use the templates; make the site render them again."""
         page_ids: set[int] = set()
         for title in sorted(templates):
@@ -374,9 +372,9 @@ class SiteFollower:
             query = {"list": "embeddedin", "eititle": title, "einamespace": namespaces, "eilimit": "max"}
             for reply in self._client.query_all(**query):
                 page_ids |= {self._read_number(row, "pageid") for row in _get_rows(reply, "embeddedin")}
-        ordered = sorted(page_ids)
-        for start in range(0, len(ordered), IDS_PER_REQUEST):
-            self._client.request({"action": "purge", "pageids": ordered[start : start + IDS_PER_REQUEST]})
+        sorted_ids = sorted(page_ids)
+        for start in range(0, len(sorted_ids), IDS_PER_REQUEST):
+            self._client.request({"action": "purge", "pageids": sorted_ids[start : start + IDS_PER_REQUEST]})
         return page_ids
 
     def _parse_page(self, page_id: int, row: Reply) -> Page:
@@ -407,7 +405,7 @@ class SiteFollower:
     def _parse_siteinfo(self, reply: Reply) -> tuple[Siteinfo, str]:
         """Return (siteinfo as in an export of the site, name of the licence)."""
         url = self._client.url
-        general = check_object(reply.get("general"), url)
+        general_info = check_object(reply.get("general"), url)
         names: dict[str, int] = {}
         for namespace in check_object(reply.get("namespaces"), url).values():
             key = self._read_number(check_object(namespace, url), "id", -(1 << 31))
@@ -415,7 +413,7 @@ class SiteFollower:
                 names |= {name.lower(): key} if isinstance(name, str) else {}
         for alias in _get_rows(reply, "namespacealiases"):
             names |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
-        values = {name: general.get(name) for name in ("wikiid", "lang", "base", "case")}
+        values = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
         if unknown := self._namespaces - set(names.values()):
             raise InputError(f"{url} has no namespace {min(unknown)}: give the numbers of its namespaces")
         if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in values.values()):
@@ -439,14 +437,14 @@ class SiteFollower:
         return value
 
 
-def _lost_changes(cursor: Cursor, events: _Events) -> bool:
+def _has_lost_changes(cursor: Cursor, events: _Events) -> bool:
     """Return whether the site no longer has the changes of the cursor.
 
     The changes of a deleted page do not count: the site removes them, and the log names the page.
     """
-    present = {*events.changes}
-    missing = [change for change in cursor.changes if change not in present]
-    if any(change.page not in events.pages and change.title not in events.titles for change in missing):
+    site_changes = {*events.changes}
+    missing_changes = [change for change in cursor.changes if change not in site_changes]
+    if any(change.page not in events.pages and change.title not in events.titles for change in missing_changes):
         return True
     return not {*cursor.logs} <= {*events.logs}
 
@@ -463,7 +461,7 @@ def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) ->
     )
 
 
-def _get_order(change: SeenChange) -> tuple[str, int]:
+def _get_sort_key(change: SeenChange) -> tuple[str, int]:
     return change.timestamp, change.id
 
 
@@ -474,9 +472,9 @@ def _get_rows(reply: Reply, name: str) -> list[Reply]:
     return rows
 
 
-def _read_categories(parsed: Reply) -> tuple[str, ...]:
+def _read_categories(parse_result: Reply) -> tuple[str, ...]:
     """Return the categories of a rendered page, without hidden ones."""
-    categories = parsed.get("categories")
+    categories = parse_result.get("categories")
     rows = categories if isinstance(categories, list) else []
     names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
     titles = [name.replace("_", " ") for name in names if isinstance(name, str)]
@@ -562,8 +560,8 @@ class WikiSite(RenderedPages):
         known_state = mirror.load()
         with WikiClient(urls[0], api_path=known_state.api_path) as client:
             follower = SiteFollower(client, mirror, request.site)
-            outcome = follower.take_first(request.limit) if request.limit else follower.follow(known_state)
-        state, siteinfo, licence = outcome
+            result = follower.take_first(request.limit) if request.limit else follower.follow(known_state)
+        state, siteinfo, licence = result
         runs = [
             PageRun(to_slice(block, mirror.get_url(block)), max(1, block.xml_bytes // COMPRESSION_RATIO), True)
             for block in state.blocks

@@ -250,7 +250,7 @@ class Templates:
         return f"\n{words}\n" if is_prose and _QUOTATION.fullmatch(words) else None
 
     def _expand_body(self, body: str, call: TemplateCall) -> str | None:
-        """Expand a body with the parameters of a call; return None if the page has no budget."""
+        """Expand a body with the parameters of a call; return None after `_MAX_EXPANDED`."""
 
         def get_parameter(arguments: list[str]) -> str:
             value = call.params.get(arguments[0].strip())
@@ -263,7 +263,7 @@ class Templates:
             return None
         self._open_names.append(call.name)
         scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
-        words = scanner.expand(f" {body}").strip()  # the space: the body starts no line
+        words = scanner.expand(f" {body}").strip()  # the space: the body does not start a line
         self._open_names.pop()
         self._characters_left -= len(words)
         return words
