@@ -42,7 +42,7 @@ def _render_literal(attributes: str, body: str) -> str:
     return protect(html.unescape(body)) or GAP
 
 
-def _drop(attributes: str, body: str) -> str:
+def _drop_tag(attributes: str, body: str) -> str:
     return GAP
 
 
@@ -57,7 +57,7 @@ def _render_tabs(attributes: str, body: str) -> str:
 
 
 _TAG_RENDERERS: dict[str, Callable[[str, str], str]] = {
-    **dict.fromkeys(_DROPPED_TAGS.split(), _drop),
+    **dict.fromkeys(_DROPPED_TAGS.split(), _drop_tag),
     "syntaxhighlight": _render_listing,
     "source": _render_listing,
     "nowiki": _render_literal,
@@ -80,18 +80,18 @@ def strip_extensions(text: str) -> str:
     """
     if "include" in text or "INCLUDE" in text:
         text = _INCLUDE.sub("", text)
-    pieces: list[str] = []
-    never_closed: set[str] = set()
+    parts: list[str] = []
+    unclosed_names: set[str] = set()
     offset = 0
     while opening := _OPEN.search(text, offset):
-        pieces.append(text[offset : opening.start()])
-        replacement, offset = _replace(text, opening, never_closed)
-        pieces.append(replacement)
-    pieces.append(text[offset:])
-    return "".join(pieces)
+        parts.append(text[offset : opening.start()])
+        replacement, offset = _render_tag(text, opening, unclosed_names)
+        parts.append(replacement)
+    parts.append(text[offset:])
+    return "".join(parts)
 
 
-def _replace(text: str, opening: re.Match[str], never_closed: set[str]) -> tuple[str, int]:
+def _render_tag(text: str, opening: re.Match[str], unclosed_names: set[str]) -> tuple[str, int]:
     """Return (replacement, end) of the tag or comment that starts with `opening`."""
     if opening[1] is None:
         end = text.find("-->", opening.end())
@@ -99,9 +99,9 @@ def _replace(text: str, opening: re.Match[str], never_closed: set[str]) -> tuple
     name, attributes = opening[1].lower(), opening[2]
     if attributes.endswith("/"):
         return _TAG_RENDERERS[name](attributes, ""), opening.end()
-    closing = None if name in never_closed else _CLOSE[name].search(text, opening.end())
+    closing = None if name in unclosed_names else _CLOSE[name].search(text, opening.end())
     if closing is None:
-        never_closed.add(name)
+        unclosed_names.add(name)
         return protect(opening[0]) if name == "nowiki" else "", opening.end()
     return _TAG_RENDERERS[name](attributes, text[opening.end() : closing.start()]), closing.end()
 
@@ -136,12 +136,12 @@ def cut_tables(text: str) -> CutText:
             continue
         spans = _find_outermost_spans(marks, text)
         starts = [start for start, _ in spans]
-        removed = [0, *accumulate(end - start for start, end in spans)]  # before each span
+        removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
         for number, (offset, table) in enumerate(tables):  # offsets without the removed spans
             n_before = bisect_left(starts, offset)
             overlap = max(0, spans[n_before - 1][1] - offset) if n_before else 0
-            tables[number] = offset - removed[n_before] + overlap, table
-        tables += [(start - removed[number], text[start:end]) for number, (start, end) in enumerate(spans)]
+            tables[number] = offset - removed_lengths[n_before] + overlap, table
+        tables += [(start - removed_lengths[number], text[start:end]) for number, (start, end) in enumerate(spans)]
         text = _remove_spans(text, spans)
     tables.sort(key=itemgetter(0))
     return CutText(text, [offset for offset, _ in tables], [table for _, table in tables])
@@ -188,10 +188,10 @@ def split_sections(text: str) -> Iterator[RawSection]:
     level, heading, start = 0, "", 0
     for line in _HEADING.finditer(text):
         heading_line = line[0].rstrip()
-        depth = min(_count_equals(heading_line), _count_equals(heading_line[::-1]), (len(heading_line) - 1) // 2, 6)
-        if depth:
+        n_equals = min(_count_equals(heading_line), _count_equals(heading_line[::-1]), (len(heading_line) - 1) // 2, 6)
+        if n_equals:
             yield RawSection(level, heading, text[start : line.start()], start)
-            level, heading, start = depth, heading_line[depth:-depth].strip(), line.end()
+            level, heading, start = n_equals, heading_line[n_equals:-n_equals].strip(), line.end()
     yield RawSection(level, heading, text[start:], start)
 
 

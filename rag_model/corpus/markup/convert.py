@@ -81,7 +81,7 @@ _JOINS = {
 }  # fmt: skip
 _WITH_NAMES = {"or", "slash", "br", "br()"}
 _HAND = UNITS["hand"]
-_TO_US = (("metre", "meter"), ("litre", "liter"), ("tonne", "metric ton"), ("US ", "U.S. "), ("deca", "deka"))
+_US_SPELLINGS = (("metre", "meter"), ("litre", "liter"), ("tonne", "metric ton"), ("US ", "U.S. "), ("deca", "deka"))
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class _Request:
             short_side = {"in": "out", "out": "in"}.get(short_side, short_side)
         return short_side in {"on", side}
 
-    def show_digits(self, digits: str, *, is_output: bool) -> str:
+    def format_digits(self, digits: str, *, is_output: bool) -> str:
         """Format digits with thousands commas, unless `comma` forbids them, or in words."""
         spell_mode = self.call.get("spell").lower()
         is_spelled = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
@@ -387,23 +387,23 @@ def _render_original(request: _Request) -> str:
     """Render the measure in its own unit: "5 miles", "5-mile", "5 mi", "6 feet 1 inch"."""
     if request.parts:
         is_hyphenated = request.is_adjective and request.wants_name(request.parts[0][1], "in")
-        mark = "-" if is_hyphenated else " "
+        separator = "-" if is_hyphenated else " "
         pieces = []
         for number, unit in request.parts:
-            shown = _show_input(request, number)
-            pieces += [shown.text, _get_name(request, unit, "in", is_singular=shown.is_singular)]
-        return mark.join(pieces) + request.middle * (not request.is_flipped)
-    shown_numbers = [_show_input(request, number) for number in request.numbers]
-    return _join_numbers(request, shown_numbers, request.unit, "in")
+            formatted_number = _format_input(request, number)
+            pieces += [formatted_number.text, _get_name(request, unit, "in", is_singular=formatted_number.is_singular)]
+        return separator.join(pieces) + request.middle * (not request.is_flipped)
+    formatted_numbers = [_format_input(request, number) for number in request.numbers]
+    return _join_numbers(request, formatted_numbers, request.unit, "in")
 
 
-def _show_input(request: _Request, number: Quantity) -> _FormattedNumber:
+def _format_input(request: _Request, number: Quantity) -> _FormattedNumber:
     digits, value = number.digits, abs(number.value)
     if (adjustment := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
         digits = f"{value + 2 * _FUDGE:.{adjustment[1]}f}"
         value = float(digits)
     power = "" if number.exponent is None else f"×10{format_superscript(str(number.exponent))}"
-    shown_digits = digits + power if power else request.show_digits(digits, is_output=False)
+    shown_digits = digits + power if power else request.format_digits(digits, is_output=False)
     return _FormattedNumber(_add_sign(shown_digits, number.sign), value <= 1 if "/" in digits else value == 1)
 
 
@@ -415,7 +415,7 @@ def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) ->
     else:
         name = unit.symbol
     if request.call.get("sp") == "us" and (request.wants_name(unit, side) or name.startswith("US ")):
-        for british, american in _TO_US:
+        for british, american in _US_SPELLINGS:
             name = name.replace(british, american)
     return name
 
@@ -450,14 +450,14 @@ def _join_numbers(request: _Request, numbers: Sequence[_FormattedNumber], unit: 
     return words + separator + name + request.middle * (not is_output)
 
 
-def _get_range_text(request: _Request, mark: _Range, has_name: bool, is_output: bool, following: str) -> str:
-    text = (mark.of_output if is_output else "") or ("" if has_name else mark.with_symbols) or mark.text
+def _get_range_text(request: _Request, separator: _Range, has_name: bool, is_output: bool, following_text: str) -> str:
+    text = (separator.of_output if is_output else "") or ("" if has_name else separator.with_symbols) or separator.text
     if not request.call.is_english and any(map(str.isalpha, text)):
         text = "–"
-    is_adjective = request.is_adjective and not mark.is_tolerance
-    if is_adjective and (has_name or (mark.is_word and request.abbr == "on")):
+    is_adjective = request.is_adjective and not separator.is_tolerance
+    if is_adjective and (has_name or (separator.is_word and request.abbr == "on")):
         text = text.replace(" ", "-")
-    return " – " if text == "–" and following.startswith("−") else text
+    return " – " if text == "–" and following_text.startswith("−") else text
 
 
 def _render_conversion(request: _Request, target: str, side: str) -> str:
@@ -475,11 +475,11 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
         raise KeyError(target)
     if unit is _HAND:
         inches = [round(number.value * request.unit.factor / UNITS["in"].factor) for number in request.numbers]
-        shown = [
+        hands = [
             _FormattedNumber(f"{count // 4}.{count % 4}" if count % 4 else str(count // 4), count == 4)
             for count in inches
         ]
-        return _join_numbers(request, shown, unit, side)
+        return _join_numbers(request, hands, unit, side)
     return _join_numbers(request, _convert_numbers(request, unit), unit, side)
 
 
@@ -488,8 +488,8 @@ def _render_hands(request: _Request, target: str, side: str) -> str:
     inches = []
     for number in request.numbers:
         whole, _, part = number.digits.partition(".")
-        count = 4 * int(whole) + int(part or 0)
-        inches.append(Quantity(str(count), float(count), 0.0))
+        n_inches = 4 * int(whole) + int(part or 0)
+        inches.append(Quantity(str(n_inches), float(n_inches), 0.0))
     abbr = "off" if target == "in" and request.abbr is None else request.abbr
     in_inches = _Request(request.call, inches, request.ranges, [], UNITS["in"], [target], abbr=abbr)
     in_inches.decimals = 0 if request.decimals is None and target in {"in", "cm"} else request.decimals
@@ -505,7 +505,7 @@ def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
     ]
     if request.call.get("round") != "each":
         default_decimals = [max(default_decimals)] * len(values)
-    return [_show_output(request, value, each) for value, each in zip(values, default_decimals, strict=True)]
+    return [_format_output(request, value, each) for value, each in zip(values, default_decimals, strict=True)]
 
 
 def _convert_value(request: _Request, i: int, unit: Unit) -> float:
@@ -518,7 +518,7 @@ def _convert_value(request: _Request, i: int, unit: Unit) -> float:
 
 
 def compute_default_decimals(
-    number: Quantity, output: float, source: Unit, target: Unit, *, is_composite: bool = False
+    number: Quantity, converted_value: float, source: Unit, target: Unit, *, is_composite: bool = False
 ) -> int:
     """Return the decimals of a conversion (negative: tens, hundreds), as in Module:Convert.
 
@@ -530,41 +530,41 @@ def compute_default_decimals(
         kelvin = abs(source.to_base(number.value))
         min_decimals = 2 if kelvin < 1e-8 else 2 - math.floor(math.log10(kelvin) + _FUDGE)
         return int(max(math.floor(number.decimals), min_decimals))
-    if number.value == 0 or output == 0:
+    if number.value == 0 or converted_value == 0:
         return 0
     if target.symbol in {"ft", "lb"} and not target.exponent and number.value == math.floor(number.value):
         extra_decimals = -math.log10(source.factor)
     elif is_composite and source.symbol == "in":
         extra_decimals = math.log10(target.factor) + 2
     else:
-        extra_decimals = math.log10(abs(number.value / output))
-    min_decimals = 1 - math.floor(math.log10(abs(output)) + _FUDGE)
+        extra_decimals = math.log10(abs(number.value / converted_value))
+    min_decimals = 1 - math.floor(math.log10(abs(converted_value)) + _FUDGE)
     return int(max(math.floor(number.decimals + extra_decimals + math.log10(2)), min_decimals))
 
 
-def _show_output(request: _Request, value: float, default_decimals: int) -> _FormattedNumber:
+def _format_output(request: _Request, value: float, default_decimals: int) -> _FormattedNumber:
     """Format a converted number, rounded as the template specifies or by default.
 
     Raises:
         ArithmeticError: The number is infinite.
     """
-    size, figures, step = abs(value), request.call.get("sigfig"), request.call.get("round")
-    if math.isinf(size):
+    magnitude, significant_figures, step = abs(value), request.call.get("sigfig"), request.call.get("round")
+    if math.isinf(magnitude):
         raise OverflowError(value)
     fraction = request.call.get("frac")
     if fraction.isdecimal() and 1 < int(fraction[:4]) < 1000:
-        text, is_singular = _format_fraction(size, int(fraction)), size <= 1
+        text, is_singular = _format_fraction(magnitude, int(fraction)), magnitude <= 1
     elif request.decimals is not None:
-        text, is_singular = _format_size(request, size, request.decimals)
-    elif figures.isdecimal() and size:
-        n_figures = min(max(int(figures[:3]), 1), _MAX_FIGURES)
-        power = int(f"{size:.{n_figures - 1}e}".partition("e")[2])
-        text, is_singular = _format_size(request, size, n_figures - 1 - power)
+        text, is_singular = _format_magnitude(request, magnitude, request.decimals)
+    elif significant_figures.isdecimal() and magnitude:
+        n_figures = min(max(int(significant_figures[:3]), 1), _MAX_FIGURES)
+        power = int(f"{magnitude:.{n_figures - 1}e}".partition("e")[2])
+        text, is_singular = _format_magnitude(request, magnitude, n_figures - 1 - power)
     elif step in {"0.5", "5", "10", "25", "50"}:
-        multiple = math.floor(size / float(step) + 0.5) * float(step)
-        text, is_singular = _format_size(request, multiple, int(multiple != math.floor(multiple)))
+        multiple = math.floor(magnitude / float(step) + 0.5) * float(step)
+        text, is_singular = _format_magnitude(request, multiple, int(multiple != math.floor(multiple)))
     else:
-        text, is_singular = _format_size(request, size, default_decimals)
+        text, is_singular = _format_magnitude(request, magnitude, default_decimals)
     is_zero = not text.strip("0.") or text == "zero"
     return _FormattedNumber(_add_sign(text, "−" if value < 0 and not is_zero else ""), is_singular)
 
@@ -573,39 +573,39 @@ def _add_sign(text: str, sign: str) -> str:
     return f"negative {text}" if sign == "−" and text[0].isalpha() else sign + text
 
 
-def _format_fraction(size: float, denominator: int) -> str:
-    whole, numerator = divmod(math.floor(size * denominator + 0.5), denominator)
+def _format_fraction(magnitude: float, denominator: int) -> str:
+    whole, numerator = divmod(math.floor(magnitude * denominator + 0.5), denominator)
     divisor = math.gcd(numerator, denominator)
     fraction = f"{numerator // divisor}/{denominator // divisor}" if numerator else ""
     return f"{whole} {fraction}" if whole and numerator else fraction or str(whole)
 
 
-def _format_size(request: _Request, size: float, decimals: int) -> tuple[str, bool]:
+def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tuple[str, bool]:
     """Round and format a number without sign; very large and small numbers get a power of ten.
 
     Returns:
         (text, whether the unit is singular, as after 1).
     """
     if decimals >= 0:
-        text = f"{size + 2 * _FUDGE:.{decimals}f}" if decimals <= 8 else f"{size:.{decimals}f}"
-        whole, _, rest = text.partition(".")
+        text = f"{magnitude + 2 * _FUDGE:.{decimals}f}" if decimals <= 8 else f"{magnitude:.{decimals}f}"
+        whole, _, decimal_digits = text.partition(".")
     else:
-        leading_digits = f"{size / 10.0**-decimals:.0f}"
-        whole, rest = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
-    is_singular = whole == "1" and not rest.strip("0")
+        leading_digits = f"{magnitude / 10.0**-decimals:.0f}"
+        whole, decimal_digits = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
+    is_singular = whole == "1" and not decimal_digits.strip("0")
     is_scientific = any(number.exponent is not None for number in request.numbers)
     max_whole, max_zeros = (4, 2) if is_scientific else (10, 4)
-    figures = rest.lstrip("0")
-    if (whole == "0" and figures and len(rest) - len(figures) >= max_zeros) or (
+    significant_decimals = decimal_digits.lstrip("0")
+    if (whole == "0" and significant_decimals and len(decimal_digits) - len(significant_decimals) >= max_zeros) or (
         whole != "0" and len(whole) >= max_whole and not (len(whole) == 10 and whole == "1" + "0" * 9)
     ):
-        exponent = len(whole) - 1 if whole != "0" else len(figures) - len(rest) - 1
+        exponent = len(whole) - 1 if whole != "0" else len(significant_decimals) - len(decimal_digits) - 1
         n_known = len(whole) + decimals if decimals < 0 else _MAX_FIGURES
-        digits = (whole + rest if whole != "0" else figures)[: min(n_known, _MAX_FIGURES)]
+        digits = (whole + decimal_digits if whole != "0" else significant_decimals)[: min(n_known, _MAX_FIGURES)]
         significand = digits[0] + (f".{digits[1:]}" if digits[1:] else "")
         return f"{significand}×10{format_superscript(str(exponent))}", False
-    text = (f"{whole}.{rest}" if rest else whole)[: _MAX_FIGURES + 1]
-    return request.show_digits(text, is_output=True), is_singular
+    text = (f"{whole}.{decimal_digits}" if decimal_digits else whole)[: _MAX_FIGURES + 1]
+    return request.format_digits(text, is_output=True), is_singular
 
 
 def _render_composite(request: _Request, target: str, side: str) -> str:
@@ -614,24 +614,24 @@ def _render_composite(request: _Request, target: str, side: str) -> str:
     smallest = find_unit(levels[0][0])
     if smallest.kind != request.unit.kind:
         raise KeyError(target)
-    shown_numbers = _convert_numbers(request, smallest)
+    formatted_numbers = _convert_numbers(request, smallest)
     has_name = request.wants_name(smallest, side)
-    mark = "-" if has_name and request.is_adjective else " "
+    separator = "-" if has_name and request.is_adjective else " "
     words = ""
-    for i, shown in enumerate(shown_numbers):
+    for i, formatted_number in enumerate(formatted_numbers):
         value = _convert_value(request, i, smallest)
-        decimals = len(shown.text.partition(".")[2]) if "×" not in shown.text else 0
-        rest = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
+        decimals = len(formatted_number.text.partition(".")[2]) if "×" not in formatted_number.text else 0
+        remainder = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
         pieces: list[str] = []
         for code, ratio in levels:
-            rest, count = divmod(rest, ratio) if ratio else (0.0, rest)
-            text = "0" if not count else request.show_digits(f"{count:.{decimals}f}", is_output=True)
+            remainder, count = divmod(remainder, ratio) if ratio else (0.0, remainder)
+            text = "0" if not count else request.format_digits(f"{count:.{decimals}f}", is_output=True)
             name = _get_name(request, find_unit(code), side, is_singular=count == 1)
-            pieces.insert(0, text + mark + name)
+            pieces.insert(0, text + separator + name)
             decimals = 0
-            if not rest:
+            if not remainder:
                 break
-        text = ("−" if value < 0 else "") + mark.join(pieces)
+        text = ("−" if value < 0 else "") + separator.join(pieces)
         words += (_get_range_text(request, request.ranges[i - 1], has_name, True, text) if i else "") + text
     return words
 

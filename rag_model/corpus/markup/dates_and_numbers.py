@@ -135,7 +135,7 @@ def _render_old_style(call: TemplateCall) -> str:
     return f"{new_date} [{mark}{old_date}] {year}".strip()
 
 
-def _prefix_renderer(mark: str) -> Renderer:
+def _build_prefix_renderer(mark: str) -> Renderer:
     def render(call: TemplateCall) -> str:
         shown_mark = f"{mark} " if call.is_english or mark == "c." else ""
         return shown_mark + "–".join(part for part in call.positional() if part)
@@ -164,11 +164,11 @@ DATE_RENDERERS = build_renderers(
     ("dts, date table sorting, start-date, end-date, datetime", _render_free_date),
     ("film date, release date, television date", _render_film_dates),
     ("oldstyledate, old style date", _render_old_style),
-    ("circa, c., ca., ca", _prefix_renderer("c.")),
-    ("floruit, fl., fl", _prefix_renderer("fl.")),
-    ("reign, r.", _prefix_renderer("r.")),
-    ("born, b.", _prefix_renderer("b.")),
-    ("died, d.", _prefix_renderer("d.")),
+    ("circa, c., ca., ca", _build_prefix_renderer("c.")),
+    ("floruit, fl., fl", _build_prefix_renderer("fl.")),
+    ("reign, r.", _build_prefix_renderer("r.")),
+    ("born, b.", _build_prefix_renderer("b.")),
+    ("died, d.", _build_prefix_renderer("d.")),
 )
 
 
@@ -184,7 +184,7 @@ def group_thousands(number: str) -> str:
     return _NUMBER.sub(lambda m: f"{int(m[1]):,}{m[2] or ''}" if len(m[1]) < 30 and m[1][0] != "0" else m[0], number)
 
 
-def _render_formatted(call: TemplateCall) -> str:
+def _render_formatted_number(call: TemplateCall) -> str:
     text = call.get("1")
     return text.replace(",", "") if call.get("2") == "R" else text if "," in text else group_thousands(text)
 
@@ -199,18 +199,18 @@ def _render_fraction(call: TemplateCall) -> str:
 
 def _render_value(call: TemplateCall) -> str:
     """Render `{{val|1.23|0.02|e=5|u=km}}`: number, uncertainty, power of ten, unit."""
-    number, first, second = ([*call.positional(), "", "", ""])[:3]
+    number, uncertainty, lower_uncertainty = ([*call.positional(), "", "", ""])[:3]
     text = _format_signed(number)
-    if second:
-        text += f" +{first.lstrip('+')} −{second.lstrip('-−')}"
-    elif first:
-        text += first if first.startswith("(") else f" ± {first}"
+    if lower_uncertainty:
+        text += f" +{uncertainty.lstrip('+')} −{lower_uncertainty.lstrip('-−')}"
+    elif uncertainty:
+        text += uncertainty if uncertainty.startswith("(") else f" ± {uncertainty}"
     if power := call.get("e"):
         text = (f"({text})" if " " in text else text) + f"×10{format_superscript(power)}"
     unit = call.get("u", "ul")
-    over = call.get("up", "upl")
+    per_unit = call.get("up", "upl")
     text = call.get("p") + text + call.get("s")
-    return text + (("" if unit in {"%", "°"} else " ") + unit if unit else "") + (f"/{over}" if over else "")
+    return text + (("" if unit in {"%", "°"} else " ") + unit if unit else "") + (f"/{per_unit}" if per_unit else "")
 
 
 def _format_signed(number: str) -> str:
@@ -236,7 +236,7 @@ def _render_nuclide(call: TemplateCall) -> str:
     return f"{element}-{mass}" if mass else element
 
 
-def _money_renderer(sign: str) -> Renderer:
+def _build_money_renderer(sign: str) -> Renderer:
     def render(call: TemplateCall) -> str:
         amount = call.get("1")
         return sign + (group_thousands(amount) if amount else "")
@@ -297,7 +297,7 @@ def render_coordinates(call: TemplateCall) -> str:
 
 
 _ANGLE = re.compile(r"[-−+]?\d{1,3}(?:\.\d+)?")
-_SIGNS = {
+_CURRENCY_SIGNS = {
     "usd": "US$", "us$": "US$", "us dollar": "US$",
     "gbp": "£", "pound sterling": "£", "pound": "£", "gbp£": "£", "£": "£",
     "eur": "€", "euro": "€", "€": "€", "inr": "₹", "indian rupee": "₹", "rupee": "₹", "yen": "¥",
@@ -309,7 +309,7 @@ _SIGNS = {
 NUMBER_RENDERERS = build_renderers(
     (
         "formatnum, number, nts, number table sorting, format price, formatprice, fmtn, format number, fnum, num",
-        _render_formatted,
+        _render_formatted_number,
     ),
     ("frac, fraction, sfrac, mfrac, ssfrac, vulgar fraction", _render_fraction),
     ("val", _render_value),
@@ -324,4 +324,4 @@ NUMBER_RENDERERS = build_renderers(
     ("sqrt, radic", lambda call: "√" + call.get("1")),
     ("abs", lambda call: f"|{call.get('1')}|"),
     ("su, subsup, supsub", lambda call: "".join(call.positional())),
-) | {name: _money_renderer(sign) for name, sign in _SIGNS.items()}
+) | {name: _build_money_renderer(sign) for name, sign in _CURRENCY_SIGNS.items()}

@@ -28,14 +28,14 @@ def render_last(call: TemplateCall) -> str:
     return next((value for value in reversed(call.positional()) if value), "")
 
 
-def _join_renderer(separator: str) -> Renderer:
+def _build_join_renderer(separator: str) -> Renderer:
     def render(call: TemplateCall) -> str:
         return separator.join(value for value in call.positional() if value)
 
     return render
 
 
-def _wrap_renderer(before: str, after: str) -> Renderer:
+def _build_wrap_renderer(before: str, after: str) -> Renderer:
     is_word = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
 
     def render(call: TemplateCall) -> str:
@@ -44,7 +44,7 @@ def _wrap_renderer(before: str, after: str) -> Renderer:
     return render
 
 
-def _constant_renderer(text: str) -> Renderer:
+def _build_constant_renderer(text: str) -> Renderer:
     protected_text = protect(text)
     is_word = text in {"Yes", "No", "N/A"}
     return lambda call: "" if is_word and not call.is_english else protected_text
@@ -74,7 +74,7 @@ def _join_meaning(call: TemplateCall, words: str, romanized: str, meaning: str) 
     return ", ".join(part for part in (words, *notes) if part)
 
 
-_CHINESE = (
+_ZH_LABELS = (
     ("c", "Chinese"), ("s", "simplified Chinese"), ("t", "traditional Chinese"), ("p", "pinyin"), ("hp", "pinyin"),
     ("w", "Wade–Giles"), ("j", "Jyutping"), ("cy", "Cantonese Yale"), ("poj", "Pe̍h-ōe-jī"), ("l", "lit."),
     ("hangul", "Korean"), ("hanja", "Hanja"), ("rr", "RR"), ("mr", "MR"),
@@ -84,7 +84,7 @@ _CHINESE = (
 def _render_chinese(call: TemplateCall) -> str:
     """Render each form of `{{zh|s=汉|t=漢|p=hàn}}` or `{{korean|hangul=…}}` with its label."""
     labelled_forms = [
-        f"{label}: {call.get(key)}" if call.is_english else call.get(key) for key, label in _CHINESE if call.get(key)
+        f"{label}: {call.get(key)}" if call.is_english else call.get(key) for key, label in _ZH_LABELS if call.get(key)
     ]
     return "; ".join(labelled_forms) or render_first(call)
 
@@ -92,14 +92,14 @@ def _render_chinese(call: TemplateCall) -> str:
 def _render_nihongo(call: TemplateCall) -> str:
     """Render `{{nihongo|English|kanji|rōmaji|extra}}` as "English (kanji, rōmaji, extra)"."""
     english, *rest = (call.positional() + [""] * 5)[:5]
-    inside = ", ".join(part for part in (*rest[:3], call.get("extra")) if part)
-    return f"{english} ({inside}) {rest[3]}".strip() if english and inside else english or inside
+    notes = ", ".join(part for part in (*rest[:3], call.get("extra")) if part)
+    return f"{english} ({notes}) {rest[3]}".strip() if english and notes else english or notes
 
 
 def _render_nihongo_romaji_first(call: TemplateCall) -> str:
     english, kanji, romaji = (call.positional() + [""] * 3)[:3]
-    inside = ", ".join(part for part in (kanji, english) if part)
-    return f"{romaji} ({inside})" if romaji else inside
+    notes = ", ".join(part for part in (kanji, english) if part)
+    return f"{romaji} ({notes})" if romaji else notes
 
 
 def _render_ipa(call: TemplateCall) -> str:
@@ -175,8 +175,8 @@ def _render_chinese_interlanguage(call: TemplateCall) -> str:
 
     They are `{{le|target|English|words}}` or `{{tsl|en|English|target|words}}`.
     """
-    first = 3 if call.name == "tsl" else 1
-    return call.get(str(4 if call.name == "tsl" else 3), str(first), "1")
+    target_position = 3 if call.name == "tsl" else 1
+    return call.get(str(4 if call.name == "tsl" else 3), str(target_position), "1")
 
 
 def _render_bible(call: TemplateCall) -> str:
@@ -244,7 +244,7 @@ _FIRST_PARAMETER_NAMES = (
 )
 
 INLINE_RENDERERS: dict[str, Renderer] = (
-    build_renderers(*((names, _constant_renderer(text)) for names, text in _CONSTANTS.items()))
+    build_renderers(*((names, _build_constant_renderer(text)) for names, text in _CONSTANTS.items()))
     | build_renderers(
         (_FIRST_PARAMETER_NAMES, render_first),
         ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, color, colour, "
@@ -257,17 +257,17 @@ INLINE_RENDERERS: dict[str, Renderer] = (
         ("nihongo3", _render_nihongo_romaji_first),
         ("ipac-en, ipac-pl, ipac-cmn, ipac-hu, ipac-ga, ipac-ro", _render_ipa_symbols),
         ("ipa", _render_ipa),
-        ("ipaslink, ipa slink, //", _wrap_renderer("/", "/")),
-        ("ipablink, ipa blink", _wrap_renderer("[", "]")),
+        ("ipaslink, ipa slink, //", _build_wrap_renderer("/", "/")),
+        ("ipablink, ipa blink", _build_wrap_renderer("[", "]")),
         ("ipalink, ipa link, ipa sound", render_first),
-        ("angbr, angle bracket, angbr ipa, angle brackets, grapheme", _wrap_renderer("⟨", "⟩")),
+        ("angbr, angle bracket, angbr ipa, angle brackets, grapheme", _build_wrap_renderer("⟨", "⟩")),
         ("respell, pronunciation respelling", _render_respelling),
         ("sup, smallsup", lambda call: protect(format_superscript(render_first(call))) if render_first(call) else ""),
-        ("keypress, key press, key, keys, keypress2", _join_renderer("+")),
-        ("button", _wrap_renderer("", "")),
+        ("keypress, key press, key, keys, keypress2", _build_join_renderer("+")),
+        ("button", _build_wrap_renderer("", "")),
         ("quote, quotation, blockquote, cquote, bquote, quote box, rquote, poem quote, poemquote, pull quote, "
          "epigraph, quotebox, verse translation, centered pull quote, quote frame, long quotation", _render_quotation),
-        ("hlist, hlist-comma, cslist, comma separated entries, csv", _join_renderer(", ")),
+        ("hlist, hlist-comma, cslist, comma separated entries, csv", _build_join_renderer(", ")),
         ("ubl, unbulleted list, ublist, vunblist, bulleted list, blist, ordered list, numbered list, olist, "
          "flowlist, indented plainlist, collapsible list", _render_list),
         ("columns, multi-column", _render_columns),
@@ -282,12 +282,12 @@ INLINE_RENDERERS: dict[str, Renderer] = (
         ("url, official url, url2", _render_address),
         ("sic, sic?", _render_sic),
         ("no., number sign, numero, abbreviation no.", _render_number_sign),
-        ("p., page", _wrap_renderer("p. ", "")),
-        ("pp.", _wrap_renderer("pp. ", "")),
-        ("vol.", _wrap_renderer("vol. ", "")),
-        ("isbn", _wrap_renderer("ISBN ", "")),
-        ("see above", _wrap_renderer("(see above", ")")),
-        ("see below", _wrap_renderer("(see ", ")")),
+        ("p., page", _build_wrap_renderer("p. ", "")),
+        ("pp.", _build_wrap_renderer("pp. ", "")),
+        ("vol.", _build_wrap_renderer("vol. ", "")),
+        ("isbn", _build_wrap_renderer("ISBN ", "")),
+        ("see above", _build_wrap_renderer("(see above", ")")),
+        ("see below", _build_wrap_renderer("(see ", ")")),
         ("ruby", lambda call: f"{call.get('1')} ({call.get('2')})" if call.get("2") else render_first(call)),
         ("marriage", _render_marriage),
         ("trim, lc, uc, ucfirst, lcfirst", render_first),

@@ -15,16 +15,16 @@ from rag_model.corpus.markup.tex import format_superscript
 
 MAX_LEFTOVERS = 10  # maximum passes that remove unpaired brackets; real pages need one
 
-_BLOCK = (
+_BLOCK_NAMES = (
     "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul"
 )
-_INLINE = (
+_INLINE_NAMES = (
     "a abbr b bdi bdo big ce chem cite code data del dfn em font gallery i includeonly ins kbd "
     "mark math nobr noinclude onlyinclude pre q rb rbc ref references rp rt rtc ruby s samp "
     "small source span strike strong sub sup syntaxhighlight time timeline tt u var wbr"
 )
-_BLOCKS = frozenset(_BLOCK.split())
-_TAG = re.compile(rf"</?({'|'.join([*_BLOCK.split(), *_INLINE.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
+_BLOCK_TAGS = frozenset(_BLOCK_NAMES.split())
+_TAG = re.compile(rf"</?({'|'.join([*_BLOCK_NAMES.split(), *_INLINE_NAMES.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
 _HIDDEN = re.compile(
     r"<(span|div|p|small)\b(?=[^<>]*?display:\s*none)[^<>]*+>(?:[^<>]|<(?!/?\1\b)[^<>]*+>)*+</\1>", re.IGNORECASE
 )
@@ -80,14 +80,14 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
 _LINES = re.compile(r"\n\s+")
-_EMPTY = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")  # empty brackets, except those of a call such as `f()`
+_EMPTY_BRACKETS = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")  # except those of a call such as `f()`
 _EMPTY_GAP = re.compile(rf"\((?=[ ,;:]*+{GAP})[{GAP} ,;:]*+\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
 _CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
-_WIDE_EMPTY = re.compile(r"（[ 、，；：,;:]*）")
+_EMPTY_WIDE_BRACKETS = re.compile(r"（[ 、，；：,;:]*）")
 _WIDE_OPENING = re.compile(r"（[ 、，；,;]+")
 _WIDE_CLOSING = re.compile(r"[ 、，；,;]{1,9}）")
-_POINTS = frozenset(",.;:)\n、，。；：）")
+_PUNCTUATION = frozenset(",.;:)\n、，。；：）")
 _GAPS = re.compile(f"{GAP}[{GAP} ]*")
 # A gap between two commas or stops, of which one remains: `A,{{ref}}, B`.
 _COMMA_GAP = re.compile(rf"[,;、，] ?{GAP}[{GAP} ]*(?=[,.;:)、，。；：）])")
@@ -103,14 +103,14 @@ def to_plain_text(text: str) -> str:
         text = _SWITCH.sub(_render_switch, text)
     if "<" in text:
         text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN.sub("", text))
-        text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCKS else "", text)
+        text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCK_TAGS else "", text)
     if "-{" in text:
         text = render_variants(text)
     cells = _CELLS if "{|" in text else _STRAY_ROWS
     text = _LIST.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
     if GAP in text:
-        for point in ".,;":  # may follow a space before a reference: `thinking .<ref>`
-            text = text.replace(f" {point}{GAP}", f"{point}{GAP}")
+        for mark in ".,;":  # may follow a space before a reference: `thinking .<ref>`
+            text = text.replace(f" {mark}{GAP}", f"{mark}{GAP}")
         text = _close_gaps(_EMPTY_GAP.sub(GAP, text))
     if "&" in text:
         text = _ENTITY.sub(_decode_entity, text)
@@ -161,9 +161,9 @@ def _is_author_list(text: str) -> bool:
 def _tidy(text: str) -> str:
     """Remove traces of dropped markup: double spaces, empty lines, empty brackets, and ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
-    text = _EMPTY.sub(GAP, text)
+    text = _EMPTY_BRACKETS.sub(GAP, text)
     if "（" in text:
-        text = _WIDE_CLOSING.sub("）", _WIDE_OPENING.sub("（", _close_gaps(_WIDE_EMPTY.sub(GAP, text))))
+        text = _WIDE_CLOSING.sub("）", _WIDE_OPENING.sub("（", _close_gaps(_EMPTY_WIDE_BRACKETS.sub(GAP, text))))
     text = _CLOSING.sub(")", _OPENING.sub("(", _close_gaps(text)))
     return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
@@ -240,7 +240,7 @@ def _close_gaps(text: str) -> str:
 
 def _close_gap(gap: re.Match[str]) -> str:
     """Keep one of the spaces around dropped markup, but none before punctuation."""
-    return " " if " " in gap[0] and gap.string[gap.end() : gap.end() + 1] not in _POINTS else ""
+    return " " if " " in gap[0] and gap.string[gap.end() : gap.end() + 1] not in _PUNCTUATION else ""
 
 
 def resolve_variants(text: str, language: str) -> str:

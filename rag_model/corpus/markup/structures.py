@@ -122,12 +122,12 @@ def _join_headers(lines: Sequence[Sequence[str]]) -> str:
     return _format_row([column.replace(_LINE_SEPARATOR, " ") for column in columns])
 
 
-def _format_row(line: Sequence[str]) -> str:
-    return CELL_SEPARATOR.join(line).rstrip(" |").lstrip()
+def _format_row(cells: Sequence[str]) -> str:
+    return CELL_SEPARATOR.join(cells).rstrip(" |").lstrip()
 
 
-def _format_field_row(line: Sequence[str]) -> str:
-    name, *values = (text for text in line if text) if any(line) else ("",)
+def _format_field_row(cells: Sequence[str]) -> str:
+    name, *values = (text for text in cells if text) if any(cells) else ("",)
     return f"{name.rstrip(' :')}: {', '.join(values)}" if values else name
 
 
@@ -138,37 +138,37 @@ def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[s
     budget of characters bounds the repetitions of a hostile table.
     """
     budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in rows for cell in row)
-    pending: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
-    lines: list[list[str]] = []
+    open_spans: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
+    text_rows: list[list[str]] = []
     for number, row in enumerate(rows):
-        line: list[str] = []
+        text_row: list[str] = []
         for cell in row:
-            budget -= _fill_pending(line, pending, budget)
-            start = len(line)
+            budget -= _fill_open_spans(text_row, open_spans, budget)
+            start = len(text_row)
             width = min(cell.colspan, _MAX_COLSPAN, max(budget, 1))
             repeated = cell.text if number < n_headers else ""
-            line += [cell.text, *[repeated] * (width - 1)]
+            text_row += [cell.text, *[repeated] * (width - 1)]
             budget -= (width - 1) * (len(repeated) + 1)
             if cell.rowspan > 1 and budget > 0:
-                pending |= {start + offset: (cell.rowspan - 1, line[start + offset]) for offset in range(width)}
-        budget -= _fill_pending(line, pending, budget)
-        lines.append(line)
-    return lines
+                open_spans |= {start + offset: (cell.rowspan - 1, text_row[start + offset]) for offset in range(width)}
+        budget -= _fill_open_spans(text_row, open_spans, budget)
+        text_rows.append(text_row)
+    return text_rows
 
 
-def _fill_pending(line: list[str], pending: dict[int, tuple[int, str]], budget: int) -> int:
+def _fill_open_spans(text_row: list[str], open_spans: dict[int, tuple[int, str]], budget: int) -> int:
     """Append the texts of cells above that span the next columns; return their characters."""
-    cost = 0
-    while (column := len(line)) in pending:
-        remaining, text = pending.pop(column)
-        cost += len(text) + 1
-        if cost > budget:
-            pending.clear()
+    n_characters = 0
+    while (column := len(text_row)) in open_spans:
+        remaining, text = open_spans.pop(column)
+        n_characters += len(text) + 1
+        if n_characters > budget:
+            open_spans.clear()
             break
-        line.append(text)
+        text_row.append(text)
         if remaining > 1:
-            pending[column] = remaining - 1, text
-    return cost
+            open_spans[column] = remaining - 1, text
+    return n_characters
 
 
 # Tables in wikitext.
@@ -198,16 +198,16 @@ def parse_wiki_table(text: str) -> Grid:
                 break
         elif depth > 1 and token:
             if token != "|-":
-                cells = (_strip_attributes(cell)[1].strip() for cell in _split_cells(rest, is_header=token == "!"))
+                cells = (_split_attributes(cell)[1].strip() for cell in _split_cells(rest, is_header=token == "!"))
                 builder.add_text("\n" + _LINE_SEPARATOR.join(cells))
         elif token == "|-":
             builder.start_row(rest.lstrip("-"))
         elif token == "|+":
-            builder.start_caption(_protect_start(_strip_attributes(rest)[1]))
+            builder.start_caption(_protect_list_mark(_split_attributes(rest)[1]))
         elif token:
             for cell in _split_cells(rest, is_header=token == "!"):
-                attributes, content = _strip_attributes(cell)
-                builder.start_cell(attributes, _protect_start(content), is_header=token == "!")
+                attributes, content = _split_attributes(cell)
+                builder.start_cell(attributes, _protect_list_mark(content), is_header=token == "!")
         else:
             builder.add_text("\n" + line)
     builder.end_cell()
@@ -304,13 +304,13 @@ def _split_cells(text: str, *, is_header: bool = False) -> list[str]:
     return text.replace("!!", "||").split("||") if is_header else text.split("||")
 
 
-def _protect_start(text: str) -> str:
+def _protect_list_mark(text: str) -> str:
     """Protect a list mark at the start of a cell, where it is text."""
     stripped = text.lstrip()
     return protect(stripped[0]) + stripped[1:] if stripped[:1] in _LIST_MARKS else text
 
 
-def _strip_attributes(cell: str) -> tuple[str, str]:
+def _split_attributes(cell: str) -> tuple[str, str]:
     """Split a cell into attributes and text, which a bar separates."""
     attributes, bar, text = cell.partition("|")
     return (attributes, text) if bar else ("", cell)
@@ -530,18 +530,18 @@ class StructureParser:
 
     def extract(self, section: RawSection) -> tuple[str, list[Structure]]:
         """Return (section's markup with long lists removed, section's structures)."""
-        raw, structures = section.body, list[Structure | None]()
+        markup, structures = section.body, list[Structure | None]()
         if "infobox" in self._structures:
-            structures += map(self._parse_box, find_boxes(raw, self._templates))
-        for table in self._body.select(section.start, section.start + len(raw)):
+            structures += map(self._parse_box, find_boxes(markup, self._templates))
+        for table in self._body.select(section.start, section.start + len(markup)):
             parse = parse_wiki_table if table.lstrip(" \t:*#").startswith("{|") else parse_html_table
             grid = parse(self._expand(table))
             if is_requested(grid, self._structures):
                 structures.append(grid.to_structure(to_plain_text))
         if "lists" in self._structures:
-            raw, lists = cut_lists(raw)
+            markup, lists = cut_lists(markup)
             structures += [self._clean_list(raw_list) for raw_list in lists]
-        return raw, [structure for structure in structures if structure is not None]
+        return markup, [structure for structure in structures if structure is not None]
 
     def _parse_box(self, box: str) -> Structure | None:
         is_portable = self._templates.has_infobox(_get_box_name(box))

@@ -125,8 +125,8 @@ def _classify(text: str) -> TemplateEntry | list[str] | None:
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
         return TemplateEntry("disambiguation")
-    parts = _ONLY_INCLUDE.findall(text)
-    body = _INCLUDE_TAG.sub("", "".join(parts) if parts else _NO_INCLUDE.sub("", text))
+    included_parts = _ONLY_INCLUDE.findall(text)
+    body = _INCLUDE_TAG.sub("", "".join(included_parts) if included_parts else _NO_INCLUDE.sub("", text))
     is_infobox = _INFOBOX.search(body) is not None
     if is_infobox or _BOX.search(body):
         return TemplateEntry("infobox", canonical_json(parse_infobox(body)).decode()) if is_infobox else _BOX_ENTRY
@@ -153,13 +153,13 @@ def parse_infobox(body: str) -> list[list[str]]:
     is_open = False
     tags = list(_INFOBOX_TAG.finditer(body))
     for start, end in zip(tags, [*tags[1:], None], strict=True):
-        closes, name, attributes = start[1], start[2].lower(), start[3]
+        is_closing, name, attributes = start[1], start[2].lower(), start[3]
         if name in ("title", "data", "image"):
-            is_open = not closes and name != "image" and not attributes.endswith("/") and len(fields) < _MAX_FIELDS
+            is_open = not is_closing and name != "image" and not attributes.endswith("/") and len(fields) < _MAX_FIELDS
             source = _SOURCE.search(attributes)
-            if not closes and name != "image" and len(fields) < _MAX_FIELDS:
+            if not is_closing and name != "image" and len(fields) < _MAX_FIELDS:
                 fields.append([(source[1] or source[2] or "").strip() if source else "", "", "", ""])
-        elif is_open and not closes and end is not None:
+        elif is_open and not is_closing and end is not None:
             text = body[start.end() : end.start()].strip()
             fields[-1][1 + ("label", "default", "format").index(name)] = text[:_MAX_FIELD_TEXT]
     return fields
@@ -183,8 +183,8 @@ def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable"
     for name, target in redirects.items():
         *_, last = _follow_redirects(target, redirects)
         if not is_known(name) and (is_known(last) or last in entries):
-            final = entries.get(last, TemplateEntry("alias", last))
-            entries[name] = final if final.kind not in {"body", "infobox"} else TemplateEntry("alias", last)
+            final_entry = entries.get(last, TemplateEntry("alias", last))
+            entries[name] = final_entry if final_entry.kind not in {"body", "infobox"} else TemplateEntry("alias", last)
     bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, TemplateEntry]()
     for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
         bytes_left -= len(name.encode()) + len(entry.value.encode())

@@ -295,13 +295,13 @@ def choose_words(call: TemplateCall) -> str:
         return f"{number} {unit}" if is_unit else ""
     label = call.get(*_LABELS)
     values = [label] if label else positional
-    codes = [number for number, value in enumerate(values) if _LANGUAGE_CODE.fullmatch(value)]
-    code = values[0] if codes[:1] == [0] and len(values) > 1 else ""
-    words = [value for value in values if _is_showable(value, call, is_translated=bool(codes))]
+    code_positions = [number for number, value in enumerate(values) if _LANGUAGE_CODE.fullmatch(value)]
+    leading_code = values[0] if code_positions[:1] == [0] and len(values) > 1 else ""
+    words = [value for value in values if _is_showable(value, call, is_translated=bool(code_positions))]
     if len(values) > 1:
         words = [value for value in words if not (_OPTION.fullmatch(value) or _LANGUAGE_CODE.fullmatch(value))]
-    if code and not _is_latin(call.language):  # `{{tsl|en|English|目標}}`
-        words = [value for value in words if not value.isascii()] or ([] if code == "en" else words)
+    if leading_code and not _is_latin(call.language):  # `{{tsl|en|English|目標}}`
+        words = [value for value in words if not value.isascii()] or ([] if leading_code == "en" else words)
     return words[0] if words and words[0] not in COUNTRY_NAMES else ""
 
 
@@ -360,11 +360,11 @@ def _choose_switch_case(value: str, cases: list[str]) -> str:
 
 def _pad_left(value: str, rest: list[str]) -> str:
     width, fill = (rest[0].strip() if rest else ""), (rest[1] if len(rest) > 1 else "0")
-    missing = min(int(width), _MAX_PADDING) - len(value) if width.isascii() and width.isdecimal() else 0
-    return (fill * max(0, missing))[: max(0, missing)] + value
+    n_missing = min(int(width), _MAX_PADDING) - len(value) if width.isascii() and width.isdecimal() else 0
+    return (fill * max(0, n_missing))[: max(0, n_missing)] + value
 
 
-def _get(texts: list[str], number: int) -> str:
+def _get_stripped(texts: list[str], number: int) -> str:
     return texts[number].strip() if number < len(texts) else ""
 
 
@@ -376,9 +376,9 @@ _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "lcfirst": lambda value, _: value[:1].lower() + value[1:],
     "ucfirst": lambda value, _: value[:1].upper() + value[1:],
     "padleft": _pad_left,
-    "plural": lambda value, rest: _get(rest, 0 if value in ("1", "-1") or len(rest) < 2 else 1),
-    "#if": lambda value, rest: _get(rest, 0 if value else 1),
-    "#ifeq": lambda value, rest: _get(rest, 1 if value == _get(rest, 0) else 2),
+    "plural": lambda value, rest: _get_stripped(rest, 0 if value in ("1", "-1") or len(rest) < 2 else 1),
+    "#if": lambda value, rest: _get_stripped(rest, 0 if value else 1),
+    "#ifeq": lambda value, rest: _get_stripped(rest, 1 if value == _get_stripped(rest, 0) else 2),
     "#switch": _choose_switch_case,
 }
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 MAX_TEX_CHARS = 400  # characters of TeX; longer formulas are displays that do not fit into one line
 MAX_DEPTH = 20  # nested groups
 
-_PAIRS = (
+_SYMBOL_PAIRS = (
     "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι "
     "kappa κ lambda λ mu μ nu ν xi ξ pi π rho ρ sigma σ tau τ upsilon υ phi φ varphi φ chi χ psi ψ "
     "omega ω Gamma Γ Delta Δ Theta Θ Lambda Λ Xi Ξ Pi Π Sigma Σ Phi Φ Psi Ψ Omega Ω infty ∞ "
@@ -26,7 +26,7 @@ _PAIRS = (
     "parallel ∥ mid | vert | langle ⟨ rangle ⟩ lceil ⌈ rceil ⌉ lfloor ⌊ rfloor ⌋ ll ≪ gg ≫ lbrace "
     "( rbrace ) degree ° R ℝ N ℕ Z ℤ Q ℚ C ℂ"
 )
-_SYMBOLS = dict(zip(_PAIRS.split()[::2], _PAIRS.split()[1::2], strict=True))
+_SYMBOLS = dict(zip(_SYMBOL_PAIRS.split()[::2], _SYMBOL_PAIRS.split()[1::2], strict=True))
 _FUNCTIONS = (
     "sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp lim max min sup inf "
     "det dim ker deg gcd arg mod bmod pmod Pr Re Im"

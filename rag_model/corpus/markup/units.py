@@ -97,9 +97,9 @@ def find_unit(code: str) -> Unit:
         return unit._replace(factor=unit.factor * 10.0**exponent, default=default, exponent=exponent)
     if large := _LARGE.fullmatch(code):
         return find_unit(f"e{_PREFIXES[large[1]][1]}{large[2]}")
-    top, slash, bottom = code.partition("/")
-    if top and slash and "/" not in bottom:
-        return _divide_units(find_unit(top), find_unit(bottom), bottom)
+    dividend, slash, divisor = code.partition("/")
+    if dividend and slash and "/" not in divisor:
+        return _divide_units(find_unit(dividend), find_unit(divisor), divisor)
     return _add_prefix(code)
 
 
@@ -119,17 +119,17 @@ def _add_prefix(code: str) -> Unit:
     raise KeyError(code)
 
 
-def _divide_units(top: Unit, bottom: Unit, bottom_code: str) -> Unit:
-    if top.offset or bottom.offset or top.is_inverse or bottom.is_inverse:
-        raise KeyError(f"{top.symbol}/{bottom.symbol}")
+def _divide_units(dividend: Unit, divisor: Unit, divisor_code: str) -> Unit:
+    if dividend.offset or divisor.offset or dividend.is_inverse or divisor.is_inverse:
+        raise KeyError(f"{dividend.symbol}/{divisor.symbol}")
     return Unit(
-        f"{top.kind}/{bottom.kind}",
-        f"{get_symbol(top)}/{get_symbol(bottom)}",
-        f"{top.singular} per {bottom.singular}",
-        f"{top.plural} per {bottom.singular}",
-        top.factor / bottom.factor,
-        f"{top.default.split()[0]}/{bottom_code if bottom.kind == 'time' else bottom.default.split()[0]}",
-        exponent=top.exponent,
+        f"{dividend.kind}/{divisor.kind}",
+        f"{get_symbol(dividend)}/{get_symbol(divisor)}",
+        f"{dividend.singular} per {divisor.singular}",
+        f"{dividend.plural} per {divisor.singular}",
+        dividend.factor / divisor.factor,
+        f"{dividend.default.split()[0]}/{divisor_code if divisor.kind == 'time' else divisor.default.split()[0]}",
+        exponent=dividend.exponent,
     )
 
 
@@ -139,16 +139,16 @@ def get_symbol(unit: Unit) -> str:
 
 
 def _read_table() -> dict[str, Unit]:
-    units: dict[str, Unit] = {}
-    names_of_units: dict[str, Unit] = {}
+    units_by_code: dict[str, Unit] = {}
+    units_by_name: dict[str, Unit] = {}
     for line in _TABLE.read_text(encoding="utf-8").splitlines():
         kind, codes, symbol, singular, plural, factor, default, *offsets = line.split("\t")
         unit = Unit(kind, symbol, singular, plural, float(factor), default, sum(map(float, offsets)))
-        units.update(dict.fromkeys(codes.split(","), unit))
+        units_by_code.update(dict.fromkeys(codes.split(","), unit))
         for name in (singular, plural):
-            names_of_units.setdefault(name, unit)
-            names_of_units.setdefault(name.replace("metre", "meter").replace("litre", "liter"), unit)
-    return names_of_units | units
+            units_by_name.setdefault(name, unit)
+            units_by_name.setdefault(name.replace("metre", "meter").replace("litre", "liter"), unit)
+    return units_by_name | units_by_code
 
 
 UNITS = _read_table()
