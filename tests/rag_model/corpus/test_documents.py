@@ -92,7 +92,7 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
             "line 1 of x.jsonl has a title of 1,001 ",
         ),
         ("x.jsonl", json.dumps({"id": "a" * 1_001, "text": "x"}), "line 1 of x.jsonl has an id of 1,001 characters"),
-        ("x.tsv", "1\ttext\t" + "T" * 1_001, "line 1 of x.tsv has a title of 1,001 characters, and at most 1,000 are"),
+        ("x.tsv", "1\ttext\t" + "T" * 1_001, "line 1 of x.tsv has a title of 1,001 characters, but at most 1,000 are"),
         ("x.tsv", "1" * 1_001 + "\ttext\tT", "line 1 of x.tsv has an id of 1,001 characters"),
         ("x.tsv", "1\t" + "t" * 100_001 + "\tT", "a text of 100,001 characters, and .*: cut it into passages"),
     ],
@@ -316,7 +316,7 @@ def test_a_broken_document_is_one_sentence(tmp_path, plan, line: str, says: str)
 
 def test_an_id_that_comes_twice_is_one_sentence(tmp_path, plan) -> None:
     made = plan(write_jsonl(tmp_path / "x.jsonl", [*ROWS[:3], ROWS[1]]))
-    with pytest.raises(InputError, match="the id 'doc 1' comes twice"):
+    with pytest.raises(InputError, match="the id 'doc 1' occurs twice"):
         articles(made)
 
 
@@ -454,7 +454,7 @@ def test_a_row_without_end_is_one_sentence(nested: bool, tmp_path: Path) -> None
         named = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), text)
         text = pa.ListArray.from_arrays(pa.array([0, 100], pa.int32()), named)
     pq.write_table(pa.table({"id": ["1"], "sections": text}), tmp_path / "row.parquet", compression="zstd")
-    with pytest.raises(InputError, match=r"row\.parquet has a row of more than 64 MiB: give one document a row"):
+    with pytest.raises(InputError, match=r"row\.parquet has a row of more than 64 MiB: give one document per row"):
         list(PARQUET.read_records(str(tmp_path / "row.parquet")))
 
 

@@ -67,17 +67,17 @@ def renumbered(lines: Lines, by: int) -> Lines:
         (lambda lines: shifted(lines, 5), "but no bz2 stream begins there"),
         (
             lambda lines: renumbered(lines, 1),
-            "should hold pages 11 to 43 by its index, but page 10 is there",
+            "should have pages 11 to 43 according to its index, but it has page 10",
         ),
         (
             lambda lines: renumbered(lines, -1),
-            "should hold pages 9 to 41 by its index, but page 42 is there",
+            "should have pages 9 to 41 according to its index, but it has page 42",
         ),
         (lambda lines: shifted(lines, 10_000_000), "past its end or its next stream"),
         (lambda lines: lines[40:60] + lines[:20], "past its end or its next stream"),
         (lambda lines: lines[20:], "does not name the first pages"),
-        (lambda lines: lines[:-20], "but page [0-9]+ is there"),
-        (lambda lines: lines[:-1], "but page 775 is there"),
+        (lambda lines: lines[:-20], "but it has page [0-9]+"),
+        (lambda lines: lines[:-1], "but it has page 775"),
         (lambda _: [], "is empty"),
         (lambda lines: [*lines[:5], "no numbers here"], "line 6 of .*index.* is not `offset:page id:title`"),
     ],
@@ -85,12 +85,12 @@ def renumbered(lines: Lines, by: int) -> Lines:
 def test_an_index_of_another_dump_is_refused(dump_with, plan, rewrite, says: str) -> None:
     with pytest.raises(InputError, match=says) as refused:
         plan(dump_with(rewrite))
-    assert str(refused.value).endswith(": download the dump and its index again, both of one date")
+    assert str(refused.value).endswith(": download the dump and its index again, both with the same date")
 
 
 def test_an_index_that_lacks_streams_in_the_middle_is_found_out_by_the_worker(dump_with, plan) -> None:
     parts = plan(dump_with(lambda lines: lines[:60] + lines[80:])).parts
-    with pytest.raises(InputError, match=r"by its index, but page .* is there: download the dump"):
+    with pytest.raises(InputError, match=r"according to its index, but it has page .*: download the dump"):
         [page for part in parts for page in MEDIAWIKI.read(part)]
 
 

@@ -140,9 +140,9 @@ def test_a_limit_takes_the_first_articles(limit: int, tmp_path: Path) -> None:
         ({"date_modified": "soon"}, "has 'soon' as its `date_modified`: give a time"),
         (
             {"article_body": "<p>"},
-            "has no text `article_body.html`: give a dump of Wikimedia Enterprise",
+            "has no string `article_body.html`: give a dump of Wikimedia Enterprise",
         ),
-        ({"is_part_of": {"identifier": "dewiki"}}, "is of 'dewiki', the first of 'enwiki'"),
+        ({"is_part_of": {"identifier": "dewiki"}}, "is of 'dewiki', but the first page of 'enwiki'"),
     ],
 )
 def test_a_line_that_is_no_article_is_named(others: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_pages_of_cirrussearch_are_plain_text(tmp_path: Path) -> None:
     [
         (page(1)[:1], "ends after an action, without its page"),
         ([*page(1), page(2)[1]], "line 3 of a.json has no action `index` before it"),
-        (page(1, language=None), "line 2 of a.json has no text `language`"),
-        ([page(1)[0], {"language": "en", "text": 3}], "line 2 of a.json has no text `text`"),
+        (page(1, language=None), "line 2 of a.json has no string `language`"),
+        ([page(1)[0], {"language": "en", "text": 3}], "line 2 of a.json has no string `text`"),
         ([{"index": {}}, page(1)[1]], "line 2 of a.json has no action"),
     ],
 )

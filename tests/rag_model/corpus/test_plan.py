@@ -146,7 +146,7 @@ def test_a_dump_without_siteinfo_is_one_sentence(tmp_path, page_xml, plan) -> No
 def test_the_dumps_of_two_wikis_are_not_mixed(tmp_path, page_xml, export_xml, plan) -> None:
     (tmp_path / "a.xml").write_bytes(export_xml(page_xml(1)))
     (tmp_path / "b.xml").write_bytes(export_xml(page_xml(2), dbname="dewiki"))
-    with pytest.raises(InputError, match=r"b\.xml is of dewiki, a\.xml of enwiki"):
+    with pytest.raises(InputError, match=r"b\.xml is a dump of dewiki, but a\.xml of enwiki"):
         plan(tmp_path / "*.xml")
 
 

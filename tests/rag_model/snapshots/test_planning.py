@@ -137,7 +137,7 @@ def test_a_dry_run_reports_the_bytes_of_the_dump(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(("name", "line"), [("a.jsonl", '{"id": "7", "text": "A"}\n'), ("a.tsv", "7\tA\tT\n")])
 def test_a_dry_run_refuses_a_repeated_id(name: str, line: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(2 * line)
-    with pytest.raises(InputError, match="the id '7' comes twice"):
+    with pytest.raises(InputError, match="the id '7' occurs twice"):
         plan_dry_run(str(tmp_path / name), RECIPE)
 
 
