@@ -180,7 +180,7 @@ def test_a_flat_index_with_ids_is_imported_with_its_passages(store: Store, tmp_p
     ("names", "ids", "sentence"),
     [
         (["id", "text"], ["a", "b", "a"], "the id 'a' occurs twice in the corpus"),
-        (["id", "text", "text"], ["a", "b", "c"], "has two columns with the same name among id, text, text: write it again"),
+        (["id", "text", "text"], ["a", "b", "c"], "columns with the same name among id, text, text: write it again"),
     ],
 )
 def test_ids_and_columns_that_come_twice_are_refused(
