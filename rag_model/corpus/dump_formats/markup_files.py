@@ -36,7 +36,7 @@ _BLOCK_TAG_NAMES = (
     "hr html li main p section summary table tbody td tfoot th thead tr"
 )
 _BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
-_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)  # a table with these is no data
+_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)  # only layout tables contain these
 _SKIPPED_TAG_NAMES = "aside button footer form head header iframe nav noscript script select style svg template"
 _SKIPPED_TAGS = frozenset(_SKIPPED_TAG_NAMES.split())
 _SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
@@ -64,7 +64,7 @@ class Markdown(DocumentFiles):
         builder.add_block(_get_text(fields, "description"))
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
-        revised = next(filter(None, map(_to_seconds, map(fields.get, _DATE_FIELDS))), None)
+        revised = next(filter(None, map(_parse_time, map(fields.get, _DATE_FIELDS))), None)
         metadata_fields = {name: fields.get(source) for name, source in _METADATA_FIELDS.items()}
         return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(metadata_fields)))
 
@@ -95,7 +95,7 @@ def _get_text(fields: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _to_seconds(value: object) -> int | None:
+def _parse_time(value: object) -> int | None:
     try:
         return parse_seconds(value.isoformat() if isinstance(value, date) else str(value))
     except ValueError:
@@ -240,14 +240,14 @@ class _ElementReader:
                     self._end_element(element.tag)
                 is_skipped = False
                 self._add_text(element.tail)
-            elif self._handle_whole(element):
+            elif self._handle_whole_element(element):
                 is_skipped = True
                 walker.skip_subtree()
             else:
                 self._start_element(element.tag)
                 self._add_text(element.text)
 
-    def _handle_whole(self, element: Any) -> bool:
+    def _handle_whole_element(self, element: Any) -> bool:
         """Add a code block or data table; return whether the rest of the element is skipped."""
         name = element.tag
         if name == "pre":

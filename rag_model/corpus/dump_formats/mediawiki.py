@@ -547,7 +547,7 @@ class XmlRun:
     data_offset: int  # in the decoded dump
     data: bytes
     page_ids: list[int]
-    has_templates: bool = True  # True if unknown
+    has_templates: bool = True  # whether a page defines a template; True if unknown
 
     def to_page_run(self, url: str, offset: int, length: int, codec: Compression) -> PageRun:
         """Return the `PageRun` for a run that is stored as `length` bytes of a file at `offset`."""

@@ -61,7 +61,7 @@ def _read_file(path: str) -> dict[str, Any]:
         raise
     except Exception:  # the libraries raise errors of many types for damaged XML
         return {"dropped": "damaged"}
-    return {"sections": sections, "revised": _to_seconds(modified[1] if modified else b"")}
+    return {"sections": sections, "revised": _parse_time(modified[1] if modified else b"")}
 
 
 def _read_word(path: Path) -> ParsedFile:
@@ -147,7 +147,7 @@ def _format_value(value: Any) -> str:
     return value.isoformat() if isinstance(value, date | time) else "" if value is None else str(value)
 
 
-def _to_seconds(modified: bytes) -> int | None:
+def _parse_time(modified: bytes) -> int | None:
     try:
         return parse_seconds(modified.decode().strip()[:19] + "Z")
     except ValueError:

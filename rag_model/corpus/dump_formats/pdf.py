@@ -49,7 +49,7 @@ def _read_file(path: str) -> dict[str, Any]:
             date_match = _DATE.match(document.get_metadata_value("ModDate"))
     except pdfium.PdfiumError as error:
         return {"dropped": "encrypted" if "password" in str(error).lower() else "damaged"}
-    return {"sections": pages, "revised": _to_seconds(date_match)}
+    return {"sections": pages, "revised": _parse_time(date_match)}
 
 
 def _find_chapters(document: Any) -> dict[int, str]:
@@ -101,7 +101,7 @@ def _join_lines(text: str) -> Iterator[str]:
         yield "\n".join(map(" ".join, lines))
 
 
-def _to_seconds(date_match: re.Match[str] | None) -> int | None:
+def _parse_time(date_match: re.Match[str] | None) -> int | None:
     try:
         return parse_seconds("{}-{}-{}T{}:{}:{}".format(*date_match.groups())) if date_match else None
     except ValueError:

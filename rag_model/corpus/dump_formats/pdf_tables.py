@@ -76,8 +76,8 @@ class _Grid:
 
     def __init__(self, rows: Sequence[_Line], columns: Sequence[_Line]) -> None:
         # A table without outer borders ends where its lines end.
-        self.ys = _cluster([*(row.position for row in rows), *_find_extent(columns)])
-        self.xs = _cluster([*(column.position for column in columns), *_find_extent(rows)])
+        self.ys = _cluster_values([*(row.position for row in rows), *_find_extent(columns)])
+        self.xs = _cluster_values([*(column.position for column in columns), *_find_extent(rows)])
         self.n_rows, self.n_columns = len(self.ys) - 1, len(self.xs) - 1
         self._cells_below_line = set(_list_borders(rows, self.ys, self.xs))
         self._cells_right_of_line = {(row, column) for column, row in _list_borders(columns, self.xs, self.ys)}
@@ -210,7 +210,7 @@ def _iter_edges(
         if kind not in {raw.FPDF_PAGEOBJ_FORM, raw.FPDF_PAGEOBJ_PATH}:
             continue
         raw.FPDFPageObj_GetMatrix(page_object, matrix)
-        transform = _compose(outer_transform, matrix.a, matrix.b, matrix.c, matrix.d, matrix.e, matrix.f)
+        transform = _compose_transform(outer_transform, matrix.a, matrix.b, matrix.c, matrix.d, matrix.e, matrix.f)
         if kind == raw.FPDF_PAGEOBJ_FORM:
             n_members = raw.FPDFFormObj_CountObjects(page_object)
             yield from _iter_edges(raw, page_object, raw.FPDFFormObj_GetObject, n_members, transform)
@@ -231,7 +231,7 @@ def _iter_edges(
             last = point
 
 
-def _compose(outer: _Transform, a: float, b: float, c: float, d: float, e: float, f: float) -> _Transform:
+def _compose_transform(outer: _Transform, a: float, b: float, c: float, d: float, e: float, f: float) -> _Transform:
     return lambda x, y: outer(a * x + c * y + e, b * x + d * y + f)
 
 
@@ -283,7 +283,7 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
 
 def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     """Merge edges that are near each other; return lines by position, without short ones."""
-    positions = _cluster(edge.position for edge in edges)
+    positions = _cluster_values(edge.position for edge in edges)
     lines = defaultdict[float, list[_Line]](list)
     for edge in sorted(edges, key=lambda edge: edge.start):
         position = positions[bisect(positions, edge.position) - 1]
@@ -295,7 +295,7 @@ def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     return [line for position in positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
 
 
-def _cluster(values: Iterable[float]) -> list[float]:
+def _cluster_values(values: Iterable[float]) -> list[float]:
     """Return the first value of each group of near values, in order."""
     firsts: list[float] = []
     for value in sorted(values):

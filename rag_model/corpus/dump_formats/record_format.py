@@ -166,7 +166,7 @@ def check_record(record_format: RecordFormat, record: object) -> None:
         is_valid = False
     else:
         record_id, title, content, revised, *metadata_items = record
-        has_valid_content = isinstance(content, str) if record_format.kind == "passages" else _is_sections(content)
+        has_valid_content = isinstance(content, str) if record_format.kind == "passages" else _are_sections(content)
         has_valid_time = revised is None or type(revised) is int
         has_strings = isinstance(record_id, str) and isinstance(title, str)
         has_valid_metadata = all(isinstance(item, dict) for item in metadata_items)
@@ -179,7 +179,7 @@ def check_record(record_format: RecordFormat, record: object) -> None:
         )
 
 
-def _is_sections(value: object) -> bool:
+def _are_sections(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(section, tuple | list) and [isinstance(item, str) for item in section] == [True, True]
         for section in value

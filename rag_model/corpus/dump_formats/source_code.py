@@ -130,7 +130,7 @@ def _find_definitions(node: "Node") -> Iterator[_Definition]:
         if end - first < 2:
             continue
         if _is_definition(child):
-            yield _Definition(child, _find_name(child), first, end)
+            yield _Definition(child, _find_definition_name(child), first, end)
         else:
             stack.extend(reversed(child.named_children))
 
@@ -142,7 +142,7 @@ def _is_definition(node: "Node") -> bool:
     return bool(_FUNCTION_TYPES.fullmatch(node.type) or _CONTAINER_TYPES.fullmatch(node.type))
 
 
-def _find_name(node: "Node") -> str:
+def _find_definition_name(node: "Node") -> str:
     """Return the name of a definition, which in C is inside nested declarators."""
     name_node = node
     for _ in range(_MAX_DECLARATORS):

@@ -171,10 +171,10 @@ class SiteFollower:
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
         """Return a run per page of the site, without fetching the pages, for a rehearsal."""
         events = self._read_events(None)
-        runs = [self._to_run(page_id, page.size) for pages in self._list_pages() for page_id, page in pages.items()]
+        runs = [self._build_run(page_id, page.size) for pages in self._list_pages() for page_id, page in pages.items()]
         return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
 
-    def _to_run(self, page_id: int, size: int) -> PageRun:
+    def _build_run(self, page_id: int, size: int) -> PageRun:
         byte_slice = Slice(self._client.url, 0, size, "none", page_id, page_id)
         return PageRun(byte_slice, max(1, size // COMPRESSION_RATIO), True)
 
@@ -277,7 +277,7 @@ class SiteFollower:
         }
         del versions
         if changed_items:
-            state = apply_stream(self._mirror, state, self._set_items(state, changed_items), record=False)
+            state = apply_stream(self._mirror, state, self._update_items(state, changed_items), record=False)
         state = remove_pages(self._mirror, apply_changes(self._mirror, state, deleted_pages), removed_ids)
         ids_to_fetch = sorted(page_id for page_id in outdated_ids if page_id not in removed_ids)
         return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), record=True)
@@ -296,7 +296,7 @@ class SiteFollower:
     def _read_pages(self, state: MirrorState) -> Iterator[Page]:
         return (page for block in state.blocks for page, _ in read_block(self._mirror, block))
 
-    def _set_items(self, state: MirrorState, items: Mapping[int, str]) -> Iterator[tuple[int, Page]]:
+    def _update_items(self, state: MirrorState, items: Mapping[int, str]) -> Iterator[tuple[int, Page]]:
         """Yield the pages of the mirror whose Wikidata item changed, with the new item."""
         for page in self._read_pages(state):
             if page.page_id in items:
@@ -306,15 +306,15 @@ class SiteFollower:
         for namespace in sorted(self._namespaces):
             generator = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
             for pages in self._query_pages(**generator, **_PROPERTIES, rvprop="ids|timestamp|size"):
-                yield {page_id: self._parse_listed(page) for page_id, page in pages.items()}
+                yield {page_id: self._parse_listed_page(page) for page_id, page in pages.items()}
 
-    def _parse_listed(self, page: Reply) -> _ListedPage:
+    def _parse_listed_page(self, page: Reply) -> _ListedPage:
         revision = _get_revision(page)
         rev_id = self._read_number(revision or page, "revid" if revision else "lastrevid")
         revised = parse_seconds(_read_time(revision, self._client.url)) if revision else None
         touched = parse_seconds(_read_time(page, self._client.url, "touched")) if "touched" in page else 0
         title, size = self._read_title(page), self._read_number(page, "length")
-        return _ListedPage(rev_id, revised, title, touched, size, _read_item(page))
+        return _ListedPage(rev_id, revised, title, touched, size, _get_wikidata_item(page))
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
         """Yield complete pages by id; a site may split the properties of a page among replies."""
@@ -346,12 +346,12 @@ class SiteFollower:
                     missing_ids.discard(page_id)
                     self.fetched_pages += 1
                     page = self._parse_page(page_id, row)
-                    yield page_id, self._render(page, siteinfo) if page.namespace in self._namespaces else None
+                    yield page_id, self._fetch_html(page, siteinfo) if page.namespace in self._namespaces else None
             for page_id in sorted(missing_ids):
                 self.fetched_pages += 1
                 yield page_id, None
 
-    def _render(self, page: Page, siteinfo: Siteinfo) -> Page | None:
+    def _fetch_html(self, page: Page, siteinfo: Siteinfo) -> Page | None:
         """Return the page with the site's HTML if HTML is requested and the page is an article."""
         if self._settings.text != HTML_MODEL or FORMAT.classify(page, siteinfo) is not page:
             return page
@@ -393,7 +393,7 @@ class SiteFollower:
             bool(row.get("redirect")),
             model[:100],
             text,
-            metadata=Metadata(wikidata=_read_item(row)),
+            metadata=Metadata(wikidata=_get_wikidata_item(row)),
         )
 
     def _parse_change(self, row: Reply) -> tuple[SeenChange, Reply]:
@@ -481,7 +481,7 @@ def _read_categories(parse_result: Reply) -> tuple[str, ...]:
     return build_metadata({"categories": titles}).categories
 
 
-def _read_item(page: Reply) -> str:
+def _get_wikidata_item(page: Reply) -> str:
     """Return the Wikidata item of a page; empty if it has none."""
     properties = page.get("pageprops")
     return build_metadata(

@@ -65,7 +65,7 @@ _SUBDIVISIONS = {  # smaller units that may follow a unit, by symbol
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
     "st": ("lb",), "lb": ("oz",),
 }  # fmt: skip
-# Units from the smallest, each with its number in the next larger unit; 0: it is the largest.
+# Units from the smallest, each with the number that makes the next larger unit, or 0.
 _COMPOSITES = {
     "ftin": (("in", 12), ("ft", 0)),
     "ydft": (("ft", 3), ("yd", 0)),
@@ -110,13 +110,13 @@ class _Request:
             return False
         if self.abbr is None and (unit is _HAND or self.call.get("disp") in _WITH_NAMES):
             return True
-        return not self._is_short(side)
+        return not self._uses_symbols(side)
 
     def shows_power(self, side: str) -> bool:
         """Return whether millions are shown as a power of ten in the input or the output."""
-        return self._is_short(side) and self.call.get("abbr") != "unit"
+        return self._uses_symbols(side) and self.call.get("abbr") != "unit"
 
-    def _is_short(self, side: str) -> bool:
+    def _uses_symbols(self, side: str) -> bool:
         short_side = self.abbr or "out"
         if self.is_flipped:
             short_side = {"in": "out", "out": "in"}.get(short_side, short_side)
@@ -252,7 +252,7 @@ def _parse_request(call: TemplateCall) -> _Request:
     if disp == "x":
         before, after = [*arguments[:2], "", ""][:2]
         del arguments[:2]
-        request.joins = (_pad(before, " ", " ") or " [", _pad(after, " ", "") if before else "]", "; ")
+        request.joins = (_pad_words(before, " ", " ") or " [", _pad_words(after, " ", "") if before else "]", "; ")
     if request.decimals is None:
         request.decimals = _take_precision(arguments)
     request.targets = _split_targets(target or _choose_default_target(request))
@@ -287,7 +287,7 @@ def spell_integer(number: int, conjunction: str = " and ") -> str:
 
 
 def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
-    """Remove the numbers and the ranges between them from the start of the arguments."""
+    """Remove and return the numbers and ranges at the start of the arguments."""
     numbers: list[Quantity] = []
     ranges: list[_Range] = []
     while True:
@@ -318,7 +318,7 @@ def _split_range(text: str) -> list[str]:
 
 
 def _take_unit(arguments: list[str]) -> Unit:
-    """Remove the unit from the start of the arguments; an unknown unit is shown as written."""
+    """Remove and return the unit at the start of the arguments; show an unknown one as written."""
     code = arguments.pop(0)
     try:
         return find_unit(code)
@@ -334,7 +334,7 @@ def _take_precision(arguments: list[str]) -> int | None:
     return int(arguments.pop(0).replace("−", "-"))
 
 
-def _pad(text: str, before: str, after: str) -> str:
+def _pad_words(text: str, before: str, after: str) -> str:
     """Surround the words of disp=x with spaces, except at punctuation and brackets."""
     if not text:
         return ""
@@ -609,7 +609,7 @@ def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tup
 
 
 def _render_composite(request: _Request, target: str, side: str) -> str:
-    """Render a conversion to several units, such as feet and inches."""
+    """Render a conversion to several units at once, such as feet and inches."""
     levels = _COMPOSITES[target]
     smallest = find_unit(levels[0][0])
     if smallest.kind != request.unit.kind:

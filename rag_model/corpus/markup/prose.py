@@ -115,10 +115,10 @@ def to_plain_text(text: str) -> str:
     if "&" in text:
         text = _ENTITY.sub(_decode_entity, text)
     for _ in range(MAX_LEFTOVERS):
-        text = _tidy(_LEFTOVER.sub("", text))
+        text = _remove_traces(_LEFTOVER.sub("", text))
         if not _LEFTOVER.search(text):  # the removal created no new brackets
             return reveal(text)
-    return reveal(_tidy(_BRACKET.sub("", text)))  # nested so that each removal creates new brackets
+    return reveal(_remove_traces(_BRACKET.sub("", text)))  # nested so that each removal creates new brackets
 
 
 SENTENCE_ENDS = ".!?…。！？؟۔।॥։"  # for a character class of a regular expression
@@ -158,7 +158,7 @@ def _is_author_list(text: str) -> bool:
     return ("," in text or "." in text) and not any(word.islower() and len(word) > 3 for word in _WORD.findall(text))
 
 
-def _tidy(text: str) -> str:
+def _remove_traces(text: str) -> str:
     """Remove traces of dropped markup: double spaces, empty lines, empty brackets, and ` ,`."""
     text = _BLANKS.sub(" ", _BLANK.sub(" ", _INVISIBLE.sub("", text)))
     text = _EMPTY_BRACKETS.sub(GAP, text)

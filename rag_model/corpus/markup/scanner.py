@@ -112,7 +112,7 @@ class Scanner:
         frames[-1].pieces.append(text[offset:])
         while len(frames) > 1:
             if frames[-1].braces:
-                _close_unclosed(frames)
+                _append_unclosed_words(frames)
             else:  # MediaWiki shows `[[` without a matching `]]`
                 link = frames.pop()
                 frames[-1].pieces.append(f"[[{'|'.join(link.end_argument())}")
@@ -179,7 +179,7 @@ class Scanner:
         """
         while braces >= 2 and any(frame.braces > 0 for frame in frames):
             while frames[-1].braces == 0:
-                _close_unclosed(frames)
+                _append_unclosed_words(frames)
             frame = frames[-1]
             n_closed = 3 if braces >= 3 and frame.braces >= 3 else 2
             arguments = frame.end_argument()
@@ -214,7 +214,7 @@ def find_template_end(text: str, start: int) -> int:
     return 0
 
 
-def _close_unclosed(frames: list[_Frame]) -> None:
+def _append_unclosed_words(frames: list[_Frame]) -> None:
     """Append the words of unclosed templates and links to the enclosing text."""
     arguments = frames.pop().end_argument()
     words = arguments if len(arguments) == 1 else arguments[1:]

@@ -112,11 +112,11 @@ def _count_header_rows(rows: Sequence[Sequence[Cell]]) -> int:
     return count if count < len(rows) else 0
 
 
-def _join_headers(lines: Sequence[Sequence[str]]) -> str:
+def _join_headers(rows: Sequence[Sequence[str]]) -> str:
     """Join the header rows column by column: the header of a group precedes those below it."""
-    width = max(map(len, lines), default=0)
+    width = max(map(len, rows), default=0)
     columns = [
-        " ".join(dict.fromkeys(filter(None, (line[column] for line in lines if column < len(line)))))
+        " ".join(dict.fromkeys(filter(None, (row[column] for row in rows if column < len(row)))))
         for column in range(width)
     ]
     return _format_row([column.replace(_LINE_SEPARATOR, " ") for column in columns])

@@ -97,7 +97,7 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
         name = normalize_name(page.title.partition(":")[2])
         target = redirect.match(text)
         target_name = _get_template_name(target[1], namespaces) if target else ""
-        entry = ["redirect", target_name] if target_name else _classify(text)
+        entry = ["redirect", target_name] if target_name else _classify_template(text)
         size = len(name) + len(entry[1]) if entry else 0
         if entry and name and (bytes_left := bytes_left - size) >= 0:
             templates[name] = list(entry)
@@ -120,7 +120,7 @@ def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
     return normalize_name(name) if is_template else ""
 
 
-def _classify(text: str) -> TemplateEntry | list[str] | None:
+def _classify_template(text: str) -> TemplateEntry | list[str] | None:
     """Return the entry of a template, or None if a call must be judged by its parameters."""
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
