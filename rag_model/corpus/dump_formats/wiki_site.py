@@ -71,7 +71,7 @@ _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-# The Wikidata item is first, because a long reply ends among the revisions and is continued there.
+# Parameters of requests; the Wikidata item is first, because a long reply ends in the revisions.
 _PROPERTIES = {"prop": "pageprops|info|revisions", "ppprop": "wikibase_item"}
 _CONTENT = {**_PROPERTIES, "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}

@@ -68,8 +68,8 @@ _TAG_RENDERERS: dict[str, Callable[[str, str], str]] = {
     "ce": lambda _, body: protect(render_tex(body)),
 }
 _INCLUDE = re.compile(r"</?(?:no|only)include\s*/?>", re.IGNORECASE)
-_OPEN = re.compile(rf"<!--|<({'|'.join(_TAG_RENDERERS)})(?=[\s/>])([^<>]*)>", re.IGNORECASE)
-_CLOSE = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _TAG_RENDERERS}
+_OPENING_TAG = re.compile(rf"<!--|<({'|'.join(_TAG_RENDERERS)})(?=[\s/>])([^<>]*)>", re.IGNORECASE)
+_CLOSING_TAGS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _TAG_RENDERERS}
 
 
 def strip_extensions(text: str) -> str:
@@ -83,7 +83,7 @@ def strip_extensions(text: str) -> str:
     parts: list[str] = []
     unclosed_names: set[str] = set()
     offset = 0
-    while opening := _OPEN.search(text, offset):
+    while opening := _OPENING_TAG.search(text, offset):
         parts.append(text[offset : opening.start()])
         replacement, offset = _render_tag(text, opening, unclosed_names)
         parts.append(replacement)
@@ -99,7 +99,7 @@ def _render_tag(text: str, opening: re.Match[str], unclosed_names: set[str]) -> 
     name, attributes = opening[1].lower(), opening[2]
     if attributes.endswith("/"):
         return _TAG_RENDERERS[name](attributes, ""), opening.end()
-    closing = None if name in unclosed_names else _CLOSE[name].search(text, opening.end())
+    closing = None if name in unclosed_names else _CLOSING_TAGS[name].search(text, opening.end())
     if closing is None:
         unclosed_names.add(name)
         return protect(opening[0]) if name == "nowiki" else "", opening.end()

@@ -79,7 +79,7 @@ _JOINS = {
     "or": (" or ", "", " or "), "comma": (", ", "", ", "), "sqbr": (" [", "]", "; "), "(or)": (" (", ")", " or "),
     "slash": (" / ", "", "; "), "br": ("\n", "", "; "), "br()": ("\n(", ")", "; "),
 }  # fmt: skip
-_WITH_NAMES = {"or", "slash", "br", "br()"}
+_WITH_NAMES = {"or", "slash", "br", "br()"}  # values of `disp` that show units by name
 _HAND = UNITS["hand"]
 _US_SPELLINGS = (("metre", "meter"), ("litre", "liter"), ("tonne", "metric ton"), ("US ", "U.S. "), ("deca", "deka"))
 

@@ -112,7 +112,7 @@ def _render_as_of(call: TemplateCall) -> str:
     return f"{words if call.is_on('lc') else words.capitalize()} {date}{call.get('post')}".strip()
 
 
-def _render_free_date(call: TemplateCall) -> str:
+def _render_sortable_date(call: TemplateCall) -> str:
     """Render `{{dts|July 4, 1976}}` unchanged, and `{{dts|1976|7|4}}` in words."""
     parts = call.positional()
     return _render_date(call) if len(parts) > 1 and parts[0].strip("-").isdecimal() else call.get("1")
@@ -161,7 +161,7 @@ DATE_RENDERERS = build_renderers(
     ("death year and age, dya", _render_death_year),
     ("age, age in years, age nts", _render_age),
     ("as of, asof", _render_as_of),
-    ("dts, date table sorting, start-date, end-date, datetime", _render_free_date),
+    ("dts, date table sorting, start-date, end-date, datetime", _render_sortable_date),
     ("film date, release date, television date", _render_film_dates),
     ("oldstyledate, old style date", _render_old_style),
     ("circa, c., ca., ca", _build_prefix_renderer("c.")),

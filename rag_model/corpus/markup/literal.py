@@ -7,10 +7,10 @@ text may contain. `protect` inserts the substitutes, so the other passes see pla
 
 import re
 
-_SPECIAL = "{}[]|=<>&'*#:;_-~!"
-_FIRST = 0xFDD0
-_PROTECT = {ord(char): _FIRST + i for i, char in enumerate(_SPECIAL)}
-_REVEAL = {chr(_FIRST + i): char for i, char in enumerate(_SPECIAL)}
+_MARKUP_CHARACTERS = "{}[]|=<>&'*#:;_-~!"
+_FIRST_SUBSTITUTE = 0xFDD0
+_PROTECT = {ord(char): _FIRST_SUBSTITUTE + i for i, char in enumerate(_MARKUP_CHARACTERS)}
+_REVEAL = {chr(_FIRST_SUBSTITUTE + i): char for i, char in enumerate(_MARKUP_CHARACTERS)}
 _LONG_TEXT = 100  # characters
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef]")
 

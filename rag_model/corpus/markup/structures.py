@@ -488,7 +488,7 @@ def _format_angle(parts: dict[str, str]) -> str:
 
 # Long lists in wikitext.
 
-_MIN_ITEMS, _MIN_LIST_WORDS = 6, 100
+_MIN_ITEMS, _MIN_LIST_WORDS = 6, 100  # of a long list
 _LIST = re.compile(rf"(?:^[*#;][^\n]*(?:\n|\Z)|^:[*#:;]*[^\n]*(?:\n|\Z)){{{_MIN_ITEMS},}}+", re.MULTILINE)
 _ITEM = re.compile(r"^(?=[*#;](?![*#:;]))", re.MULTILINE)
 _MAX_INTRODUCTION = 300  # characters

@@ -47,7 +47,7 @@ _SPACE = re.compile(r"\s+")
 _BRACKETED = re.compile(r"\([^()]*\)")
 _COMPOUND = re.compile(r"[\s+\-−±×·/=]")
 SUPERSCRIPTS = str.maketrans("0123456789+-−()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁽⁾ⁿ")
-_RAISABLE = re.compile(r"[0-9+\-−()n]+")
+_SUPERSCRIPTABLE = re.compile(r"[0-9+\-−()n]+")
 
 
 _END_TAG = re.compile(r"</\w*>?")  # an HTML tag, which no formula contains
@@ -71,7 +71,7 @@ def format_superscript(text: str) -> str:
     >>> format_superscript("-6"), format_superscript("x"), format_superscript("2x")
     ('⁻⁶', '^x', '^(2x)')
     """
-    if _RAISABLE.fullmatch(text):
+    if _SUPERSCRIPTABLE.fullmatch(text):
         return text.translate(SUPERSCRIPTS)
     return f"^({text})" if len(text) > 1 else "^" + text
 
