@@ -84,7 +84,7 @@ class PageLines(RenderedPages):
         """
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
-        """Yield the location of each page, for messages, and its JSON object."""
+        """Yield (location for messages, JSON object) for each page."""
         for number, row in iter_objects(url):
             yield f"line {number} of {basename(url)}", row
 
@@ -97,7 +97,7 @@ class PageLines(RenderedPages):
         return False
 
     def read_siteinfo(self, url: str) -> Siteinfo:
-        """Return the wiki of a dump, from its first page.
+        """Return the siteinfo of a dump from its first page.
 
         Raises:
             InputError: The file is unreadable or empty, or its first page does not name its wiki.
@@ -147,7 +147,7 @@ class EnterprisePages(PageLines):
         return head.startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_FIELDS
 
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
-        """Return the wiki by `is_part_of`, `in_language` and the address of the page."""
+        """Return the siteinfo from `is_part_of`, `in_language` and the address of the page."""
         address = _WIKI_ADDRESS.match(self._read_text(row, "url", where))
         if address is None:
             raise InputError(f"{where} has no `url` such as https://en.wikipedia.org/wiki/Ada: give {self.description}")
@@ -197,7 +197,7 @@ class CirrusPages(PageLines):
     extracts_structures = False  # plain text has no tables or infoboxes
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        """Return whether the first line is the action of an index."""
+        """Return whether the first line is an `index` action."""
         return LINES_ENDING.search(name) is not None and _CIRRUS_ACTION.match(read_head()) is not None
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
@@ -221,14 +221,14 @@ class CirrusPages(PageLines):
             raise InputError(f"{basename(url)} ends after an action, without its page: download it again")
 
     def read_siteinfo(self, url: str) -> Siteinfo:
-        """Return the wiki of a dump, by its first page or else by the name of the file."""
+        """Return the siteinfo of a dump from its first page, or else from the name of the file."""
         siteinfo = super().read_siteinfo(url)
         name = _CIRRUS_NAME.match(basename(url))
         dbname = siteinfo.dbname or (name[1] if name else "")
         return _build_siteinfo(dbname, siteinfo.language, _build_base_url(dbname))
 
     def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
-        """Return the wiki by `wiki` and `language`."""
+        """Return the siteinfo from the fields `wiki` and `language`."""
         language = row.get("language")
         if not isinstance(language, str):
             raise InputError(f"{where} has no string `language`: give {self.description}")

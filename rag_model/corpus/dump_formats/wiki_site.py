@@ -66,7 +66,7 @@ from rag_model.errors import InputError
 
 _OVERLAP_SECONDS = 600  # last changes that are read again, because sites write some of them late
 _ANCHORS = 20  # minimum number of last changes that are remembered, however old they are
-_LISTING_SECONDS = 24 * 3600  # maximum age of a listing
+_LISTING_SECONDS = 24 * 3600  # maximum age of a listing of all pages
 _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
 # Types of log entries that change, add or remove pages.
@@ -156,7 +156,7 @@ class SiteFollower:
         return state, events.siteinfo, events.licence  # nothing is recorded for an idle site
 
     def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
-        """Fetch pages by title until there are `limit` articles; nothing is recorded."""
+        """Fetch pages in the order of the listing until there are `limit` articles."""
         events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
         for listed_pages in self._list_pages():
             for page_id, page in self._fetch_pages(sorted(listed_pages), events.siteinfo):
@@ -330,7 +330,7 @@ class SiteFollower:
             if complete_pages:
                 yield complete_pages
         if pages:
-            yield pages  # their revisions may not be read
+            yield pages  # the client may not read their revisions
 
     def _fetch_pages(
         self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"

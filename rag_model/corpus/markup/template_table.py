@@ -37,7 +37,7 @@ _MAX_HOPS = 5  # maximum length of a chain of redirects; MediaWiki follows one
 
 Kind = Literal["alias", "body", "box", "disambiguation", "infobox"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
-_DISAMBIGUATION_LIST = "disambiguationspage"  # the message that lists templates
+_DISAMBIGUATION_LIST = "disambiguationspage"  # lists the disambiguation templates
 _NO_INCLUDE = re.compile(r"<noinclude\b[^<>]*>.*?(?:</noinclude\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _ONLY_INCLUDE = re.compile(r"<onlyinclude\b[^<>]*>(.*?)</onlyinclude\s*>", re.IGNORECASE | re.DOTALL)
 _INCLUDE_TAG = re.compile(r"</?(?:include|onlyinclude|noinclude)(?:only)?\b[^<>]*>", re.IGNORECASE)

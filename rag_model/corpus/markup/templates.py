@@ -250,7 +250,7 @@ class Templates:
         return f"\n{words}\n" if is_prose and _QUOTATION.fullmatch(words) else None
 
     def _expand_body(self, body: str, call: TemplateCall) -> str | None:
-        """Expand a body with the parameters of a call; return None after `_MAX_EXPANDED`."""
+        """Expand a body with the parameters of a call; None once a page exceeds `_MAX_EXPANDED`."""
 
         def get_parameter(arguments: list[str]) -> str:
             value = call.params.get(arguments[0].strip())
