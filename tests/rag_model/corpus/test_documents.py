@@ -94,7 +94,7 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
         ("x.jsonl", json.dumps({"id": "a" * 1_001, "text": "x"}), "line 1 of x.jsonl has an id of 1,001 characters"),
         ("x.tsv", "1\ttext\t" + "T" * 1_001, "line 1 of x.tsv has a title of 1,001 characters, but at most 1,000 are"),
         ("x.tsv", "1" * 1_001 + "\ttext\tT", "line 1 of x.tsv has an id of 1,001 characters"),
-        ("x.tsv", "1\t" + "t" * 100_001 + "\tT", "a text of 100,001 characters, and .*: cut it into passages"),
+        ("x.tsv", "1\t" + "t" * 100_001 + "\tT", "a text of 100,001 characters, but .*: cut it into passages"),
     ],
 )
 def test_what_every_passage_would_repeat_has_a_bound(tmp_path, plan, name: str, row: str, says: str) -> None:
