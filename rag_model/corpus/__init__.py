@@ -8,7 +8,7 @@
 | `articles` | `classify_page`: which pages are articles, in each language |
 | `wikitext`, `markup` | `clean_wikitext`: wikitext to plain text by section |
 | `chunkers` | the chunkers, their protocol and registry |
-| `chunk` | `chunk_part`: all of it for one part, into a Parquet file of passages |
+| `chunk` | `chunk_part`: chunk one part into a Parquet file of passages |
 | `article_log` | reuse articles that an earlier build chunked in the same way |
 | `salient_spans` | find spans of links and dates, and store them |
 | `passages`, `passage_delta` | passage files, and deltas between them |

@@ -1,10 +1,11 @@
 """Log the result of each article of a part, so that the build of the next dump can reuse it.
 
 The key of an article covers everything that decides its passages: its revision with time, title and
-wikitext, and the recipe, siteinfo and code of the chunker. The text is part of the key because it
-can change under the same `rev_id`: dumps are edited by hand, and revisions are suppressed. Hashing
-costs a hundredth of parsing. Invalidation is never necessary: another recipe gives other keys,
-while another folder, store or number of workers gives the same keys.
+wikitext, the recipe, the siteinfo, and the version of the chunking code. The text is part of the
+key because it can change under the same `rev_id`: dumps are edited by hand, and revisions are
+suppressed. Hashing a page takes a hundredth of the time of parsing it. Invalidation is never
+necessary: another recipe gives other keys, while another folder, store or number of workers gives
+the same keys.
 
 The key of a wiki's page is computed from the bytes of its element in the dump, so that a page that
 the log holds is not even parsed as XML. The log therefore also holds dropped pages, such as
@@ -33,23 +34,23 @@ from rag_model.digest import canonical_json, digest_json
 from rag_model.errors import InputError
 from rag_model.parquet_pages import PagesError, check_groups
 
-# Increase it when a log has other columns or keys; earlier logs are still read.
+# Increase it when the columns or the keys of logs change; earlier logs can still be read.
 ARTICLE_LOG_VERSION = 4
 _KEY_BYTES = 16  # bytes of SHA-256; keys are only compared within one page id
 _COLUMNS = [
     ("page_id", pa.string()),
     ("key", pa.binary(_KEY_BYTES)),
     ("passages", pa.int32()),
-    ("reason", pa.string()),  # why it could not be parsed
+    ("reason", pa.string()),  # why the page could not be parsed; empty if it could
 ]
-_LATER_COLUMNS = [  # which logs of earlier versions lack
-    ("digest", pa.binary(ARTICLE_DIGEST_BYTES)),  # of the article's passages
-    ("dropped", pa.string()),  # why the page is no article
+_LATER_COLUMNS = [  # columns that logs of earlier versions lack
+    ("digest", pa.binary(ARTICLE_DIGEST_BYTES)),  # digest of the article's passages
+    ("dropped", pa.string()),  # why the page is not an article
     ("revised", pa.int64()),  # seconds since 1970, UTC
     ("templates", pa.string()),  # names of unknown templates that the page uses, joined by `|`
-    ("template_digest", pa.binary()),  # of what the wiki's table has for them
+    ("template_digest", pa.binary()),  # digest of the wiki's entries for these names
 ]
-# These settings are separate entries of the key, or not part of it.
+# These settings have their own entries in the key, or are not part of it.
 _EXCLUDED_SETTINGS = {"chunker", "words", "quarantine_share", "quarantine_floor"}
 ARTICLE_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_COLUMNS, *_LATER_COLUMNS]]
@@ -58,7 +59,7 @@ ARTICLE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class StoredArticle:
-    """Consecutive rows of a passage file: the passages of an article, with their digest."""
+    """The passages of an article as consecutive rows of a passage file, with their digest."""
 
     file: PassageFile
     first: int
@@ -68,13 +69,13 @@ class StoredArticle:
 
 @dataclass(frozen=True, slots=True)
 class ArticleResult:
-    """The passages of an article (none if it has no text), or the reason why there are none."""
+    """The passages of an article (none if it has no text), or the reason why it has none."""
 
     passages: Sequence[Passage] = ()
-    reason: str = ""  # why it is unparsable
-    dropped: str = ""  # why the page is no article
-    spans: Sequence[Sequence[SalientSpan]] = ()  # of each passage, if the recipe stores them
-    stored: StoredArticle | None = None  # instead of `passages`
+    reason: str = ""  # why the page could not be parsed
+    dropped: str = ""  # why the page is not an article
+    spans: Sequence[Sequence[SalientSpan]] = ()  # spans of each passage, if the recipe stores them
+    stored: StoredArticle | None = None  # rows of an earlier file, instead of `passages`
     templates: tuple[str, ...] = ()  # names of unknown templates that the page uses
 
     @property
@@ -84,13 +85,13 @@ class ArticleResult:
 
 
 def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], version: int) -> bytes:
-    """Return the common start of all keys of a part: a digest of its settings and siteinfo.
+    """Return the digest of a part's settings and siteinfo, which is hashed into each of its keys.
 
     `recipe_identity` is the identity of a chunk recipe. Its quarantine limits are excluded because
     they do not affect passages.
     """
     settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
-    # Nothing is added if empty, so keys of earlier logs remain valid.
+    # Without such settings nothing is added, so that keys of earlier logs remain valid.
     extra_settings = [settings] if settings else []
     return digest_json(
         [asdict(siteinfo), recipe_identity["chunker"], recipe_identity.get("words"), version, *extra_settings]
@@ -98,14 +99,14 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
 
 
 def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata: bool = False) -> bytes:
-    """Return the 16-byte key of a document, or of a page whose element is unknown.
+    """Return the 16-byte key of a document, or of a page whose XML element is unknown.
 
-    The metadata of a document are part of it if they are chunked. Those of a page are always part
-    of the key, because only pages that `page_lines` staged have any.
+    The metadata of a document are part of the key only with `with_metadata`. Those of a page are
+    always part of it, because only pages that `page_lines` staged have any.
     """
     hasher = hashlib.sha256(basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
-        # A NUL in a document's id or title must not pass for the end of the field.
+        # A NUL in a document's id or title must not be mistaken for the end of the field.
         hasher.update(field.replace("\0", "\0\1").encode() + b"\0")
     if isinstance(article, Page):
         hasher.update(article.text.encode())
@@ -118,9 +119,7 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
 
 
 def compute_element_key(basis: bytes, element: bytes, metadata: Metadata = NO_METADATA) -> bytes:
-    """Return the 16-byte key of a page from the bytes of its XML element, and from its metadata in
-    the page table.
-    """
+    """Return the 16-byte key of a page, given its XML element and its page-table metadata."""
     hasher = hashlib.sha256(basis)
     hasher.update(element)
     if metadata != NO_METADATA:
@@ -144,23 +143,23 @@ class ArticleLog:
         template_digest: bytes = b"",
     ) -> None:
         """Append one article or dropped page, with the digests of its passages and templates."""
-        templates = "|".join(result.templates), template_digest
-        self._rows.append((page_id, key, result.count, result.reason, digest, result.dropped, revised, *templates))
+        template_info = "|".join(result.templates), template_digest
+        self._rows.append((page_id, key, result.count, result.reason, digest, result.dropped, revised, *template_info))
 
     def save(self, path: Path) -> None:
-        """Write the Parquet file."""
+        """Write the log to a Parquet file."""
         columns = zip(*self._rows, strict=True) if self._rows else [()] * len(ARTICLE_SCHEMA)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, ARTICLE_SCHEMA, strict=True)]
         _write_log(pa.Table.from_arrays(arrays, schema=ARTICLE_SCHEMA), path)
 
 
-def redact_log(articles: Path, pages: Collection[str], out: Path) -> None:
+def redact_log(log_path: Path, pages: Collection[str], out: Path) -> None:
     """Write a copy of an article log without the given pages.
 
     Raises:
         InputError: The log is damaged.
     """
-    log = _read_log(articles)
+    log = _read_log(log_path)
     keep_mask = [page not in pages for page in log["page_id"].to_pylist()]
     schema = pa.schema([field for field in ARTICLE_SCHEMA if field.name in log.column_names])
     _write_log(log.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
@@ -169,11 +168,11 @@ def redact_log(articles: Path, pages: Collection[str], out: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class _LoggedArticle:
     page_id: str
-    start: int  # row
-    count: int
-    reason: str
-    digest: bytes  # empty in logs of earlier versions
-    dropped: str
+    start: int  # first row of its passages
+    count: int  # number of its passages
+    reason: str  # why the page could not be parsed
+    digest: bytes  # of its passages; empty in logs of earlier versions
+    dropped: str  # why the page is not an article
     revised: int | None
     file: PassageFile
     spans: SpanFile | None
@@ -185,9 +184,9 @@ class ReusableArticles:
     """The results of articles of earlier parts, for reuse by articles with the same key."""
 
     def __init__(self, parts: Sequence[tuple[Path, ...]] = (), table: TemplateTable = NO_TEMPLATES) -> None:
-        """Open passages, article log and optional spans of each part; skip files that do not match.
+        """Open passages, article log and optional spans of each part; skip parts that do not match.
 
-        An article of which a template differs in `table` is not found.
+        An article is not found if one of its templates has another entry in `table`.
 
         Raises:
             InputError: A file is not Parquet, or lacks a column.
@@ -195,8 +194,8 @@ class ReusableArticles:
         self._table = table
         self._files: list[PassageFile] = []
         self._articles: dict[bytes, _LoggedArticle] = {}  # by key
-        for passages, articles, *spans in parts:
-            self._add_part(PassageFile(passages), _read_log(articles), SpanFile(spans[0]) if spans else None)
+        for passages, log, *spans in parts:
+            self._add_part(PassageFile(passages), _read_log(log), SpanFile(spans[0]) if spans else None)
 
     def find(self, key: bytes, *, with_spans: bool = False) -> ArticleResult | None:
         """Return the earlier result of an article, or None if there is none with this key.
@@ -216,9 +215,9 @@ class ReusableArticles:
         return ArticleResult(passages, article.reason, article.dropped, spans, templates=templates)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
-        """Return the id, time and key of a logged page, which need not be parsed; see `find`.
+        """Return a logged page with only its id, time and key, as `find` returns its passages.
 
-        A page that could not be parsed is not found, because its title is listed.
+        A page that could not be parsed is not found: its title, which is not logged, is listed.
         """
         article = self._find_article(key, with_spans=with_spans)
         if article is None or article.reason:
@@ -236,27 +235,28 @@ class ReusableArticles:
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
         counts = log["passages"].to_numpy()
-        # A page was removed from the passages; or an earlier version removed it and wrote no dates.
+        # Skip a part from whose passages a page was removed: the log counts more than the file has,
+        # or an earlier version wrote the file without dates.
         if counts.sum() != file.n_rows or not file.dated:
             return
         starts = np.cumsum(counts) - counts
-        pages = log["page_id"].to_pylist()
-        has_own_rows = _has_own_rows(file, pages, starts, counts)
+        page_ids = log["page_id"].to_pylist()
+        is_consistent = _mask_consistent_articles(file, page_ids, starts, counts)
         keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
         later_values: list[list[Any]] = [
-            log[name].to_pylist() if name in log.column_names else [default] * len(pages)
+            log[name].to_pylist() if name in log.column_names else [default] * len(page_ids)
             for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
-        digests, drop_reasons, times, templates, template_digests = later_values
-        for i in np.flatnonzero(has_own_rows).tolist():
-            rows = int(starts[i]), int(counts[i])
+        digests, drop_reasons, revision_times, templates, template_digests = later_values
+        for i in np.flatnonzero(is_consistent).tolist():
+            start_and_count = int(starts[i]), int(counts[i])
             self._articles[keys[i]] = _LoggedArticle(
-                pages[i],
-                *rows,
+                page_ids[i],
+                *start_and_count,
                 reasons[i],
                 digests[i],
                 drop_reasons[i],
-                times[i],
+                revision_times[i],
                 file,
                 spans,
                 templates[i],
@@ -277,15 +277,15 @@ def _split_names(names: str) -> tuple[str, ...]:
     return tuple(names.split("|")) if names else ()
 
 
-def _has_own_rows(
-    file: PassageFile, pages: Sequence[Any], starts: npt.NDArray[Any], counts: npt.NDArray[Any]
+def _mask_consistent_articles(
+    file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], counts: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Return for each article whether the passages at its rows are of its page."""
-    columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
-    numbers = pc.index_in(pa.chunked_array(columns, pa.string()), value_set=pa.array(pages, pa.string()))
-    is_own_row = numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(pages)), counts)
-    own_rows = np.concatenate([[0], np.cumsum(is_own_row)])
-    is_complete: npt.NDArray[np.bool_] = own_rows[starts + counts] - own_rows[starts] == counts
+    """Return (n,): for each article, whether all passages at its rows belong to its page."""
+    id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
+    numbers = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
+    is_own_row = numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), counts)
+    n_own = np.concatenate([[0], np.cumsum(is_own_row)])
+    is_complete: npt.NDArray[np.bool_] = n_own[starts + counts] - n_own[starts] == counts
     return is_complete
 
 
@@ -293,7 +293,7 @@ def _write_log(log: pa.Table, path: Path) -> None:
     """Write a log without the rows before the first and after the last article with passages.
 
     A part without passages is left out of a snapshot, and the next build gives its page range to
-    the neighbouring parts. The logs of these parts must not change by that.
+    the neighbouring parts. This must not change the logs of those parts.
     """
     rows = np.flatnonzero(log["passages"].to_numpy())
     log = log.slice(rows[0], rows[-1] + 1 - rows[0]) if len(rows) else log.slice(0, 0)
@@ -303,13 +303,13 @@ def _write_log(log: pa.Table, path: Path) -> None:
         )
 
 
-def _read_log(articles: Path) -> pa.Table:
+def _read_log(path: Path) -> pa.Table:
     try:
-        with pq.ParquetFile(articles) as file:
+        with pq.ParquetFile(path) as file:
             later_names = [name for name, _ in _LATER_COLUMNS if name in file.schema_arrow.names]
             names = [name for name, _ in _COLUMNS] + later_names
-            check_groups(articles, file, names, articles.stat().st_size)
+            check_groups(path, file, names, path.stat().st_size)
             log = file.read(names, use_threads=False)
             return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))  # numbers in earlier logs
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:
-        raise InputError(f"{articles} is not a readable article log ({error}): build without it") from error
+        raise InputError(f"{path} is not a readable article log ({error}): build without it") from error

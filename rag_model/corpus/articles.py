@@ -22,7 +22,7 @@ from rag_model.corpus.records import Page, Siteinfo
 LANGUAGE_WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
     Path(__file__).with_name("language_words.toml").read_text(encoding="utf-8")
 )
-_FILE, _CATEGORY = 6, 14
+_FILE, _CATEGORY = 6, 14  # keys of namespaces
 DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambiguation", "list"]
 
 
@@ -34,7 +34,7 @@ class Language:
     disambiguation_titles: tuple[str, ...] = ()  # anywhere in a title, including the brackets
     list_prefixes: tuple[str, ...] = ()
     list_suffixes: tuple[str, ...] = ()
-    apparatus_headings: tuple[str, ...] = ()  # of sections that have only references or links; lower case
+    apparatus_headings: tuple[str, ...] = ()  # of reference and link sections; lower case
 
 
 def get_namespace_aliases(code: str) -> dict[str, int]:
@@ -58,17 +58,17 @@ def get_base_language(code: str) -> str:
 
 
 def get_language(code: str) -> Language:
-    """Return the words of a language (`de`, `pt-BR`, …), of those that it falls back to, and of English."""
+    """Return the words of a language (`de`, `pt-BR`, …), its fallback languages and English."""
     codes = dict.fromkeys([*map(get_base_language, list_fallbacks(code)), "en"])
-    tables = [LANGUAGE_WORDS[each] for each in codes if each in LANGUAGE_WORDS]
-    words = {
-        field.name: tuple(chain.from_iterable(each.get(field.name, ()) for each in tables))
+    tables = [LANGUAGE_WORDS[language] for language in codes if language in LANGUAGE_WORDS]
+    words_by_field = {
+        field.name: tuple(chain.from_iterable(table.get(field.name, ()) for table in tables))
         for field in fields(Language)
     }
     names = get_names(code)
-    words["disambiguation_templates"] += names.disambiguation
-    words["apparatus_headings"] += names.headings
-    return Language(**words)
+    words_by_field["disambiguation_templates"] += names.disambiguation
+    words_by_field["apparatus_headings"] += names.headings
+    return Language(**words_by_field)
 
 
 def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
@@ -76,8 +76,8 @@ def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
 
     Looks at the title, the start of the text and the names of templates, without parsing.
     """
-    patterns = _page_patterns(siteinfo.language)
-    return next((reason for reason, applies in _REASONS.items() if applies(page, patterns)), page)
+    patterns = _compile_page_patterns(siteinfo.language)
+    return next((reason for reason, applies in _TESTS.items() if applies(page, patterns)), page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _PagePatterns:
 
 
 @cache
-def _page_patterns(code: str) -> _PagePatterns:
+def _compile_page_patterns(code: str) -> _PagePatterns:
     language = get_language(code)
     template_names = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in language.disambiguation_templates)
     templates = rf"\{{\{{[\s_]*(?i:{template_names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
@@ -103,8 +103,8 @@ def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
     >>> has_disambiguation_template(["Modèle:Homonymie de personnes"], "fr")
     True
     """
-    marks = _list_disambiguation_templates(language)
-    return any(name.rpartition(":")[2].replace("_", " ").strip().lower() in marks for name in names)
+    markers = _list_disambiguation_templates(language)
+    return any(name.rpartition(":")[2].replace("_", " ").strip().lower() in markers for name in names)
 
 
 @cache
@@ -113,8 +113,8 @@ def _list_disambiguation_templates(language: str) -> frozenset[str]:
 
 
 def _is_disambiguation(page: Page, patterns: _PagePatterns) -> bool:
-    in_title = any(title_mark in page.title for title_mark in patterns.language.disambiguation_titles)
-    return in_title or patterns.disambiguation.search(page.text) is not None
+    has_title_mark = any(mark in page.title for mark in patterns.language.disambiguation_titles)
+    return has_title_mark or patterns.disambiguation.search(page.text) is not None
 
 
 def _is_list(page: Page, patterns: _PagePatterns) -> bool:
@@ -122,9 +122,9 @@ def _is_list(page: Page, patterns: _PagePatterns) -> bool:
     return page.title.startswith(language.list_prefixes) or page.title.endswith(language.list_suffixes)
 
 
-_REASONS: dict[DropReason, Callable[[Page, _PagePatterns], bool]] = {
+_TESTS: dict[DropReason, Callable[[Page, _PagePatterns], bool]] = {
     "namespace": lambda page, _: page.namespace != 0,
-    "redirect": lambda page, words: page.redirect or words.redirect.match(page.text) is not None,
+    "redirect": lambda page, patterns: page.redirect or patterns.redirect.match(page.text) is not None,
     "not_wikitext": lambda page, _: page.model != "wikitext",
     "empty": lambda page, _: not page.text.strip(),
     "disambiguation": _is_disambiguation,

@@ -67,10 +67,10 @@ from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.errors import InputError, UsageError, format_count
 
-VERSION = 12  # increase it when the same page would give other passages; then no article is reused
+VERSION = 12  # increase it when the same page would give other passages: no article is reused then
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
-MAX_UNKNOWN_TEMPLATES = 100  # names of unknown templates that a part counts
-# Title, namespace and id in an element as MediaWiki writes it; `html.unescape` knows these entities.
+MAX_UNKNOWN_TEMPLATES = 100  # unknown templates in a part's statistics, the most frequent ones
+# Title, namespace and id as MediaWiki writes them; `html.unescape` decodes these entities.
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
 )
@@ -82,35 +82,35 @@ class ChunkRecipe:
     """The chunker, its settings, and the limits for quarantined pages."""
 
     chunker: str = "recursive"
-    words: int | None = None  # shorthand for the setting `words`; None: the chunker's default
-    # Of the chunker; omitted ones have their defaults.
+    words: int | None = None  # shorthand for the setting `words`; None uses its default
+    # Settings of the chunker; omitted ones keep their defaults.
     settings: Mapping[str, Any] = field(default_factory=dict)
     spans: bool = False  # also store spans of links and dates, for the masks of `finetune realm`
     # Structures of a wiki's pages that become passages of their own; see `markup.structures`.
     structures: tuple[StructureName, ...] = ()
-    # Metadata of pages that are stored with their passages; see `corpus.metadata`.
+    # Metadata of a page that are stored with its passages; see `corpus.metadata`.
     metadata: tuple[MetadataName, ...] = ()
     quarantine_share: float = 0.01  # maximum share of unparsable articles in a part
-    quarantine_floor: int = 20  # number of unparsable articles that is allowed in any part
+    quarantine_floor: int = 20  # unparsable articles that any part may have
 
     def __post_init__(self) -> None:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
         for name, choices in (("structures", StructureName), ("metadata", MetadataName)):
-            values, known = {*getattr(self, name)}, get_args(choices)
-            if unknown := sorted(values - {*known}):
-                raise UsageError(f"{name} has {unknown[0]!r}: choose from {', '.join(known)}")
+            values, options = {*getattr(self, name)}, get_args(choices)
+            if unknown := sorted(values - {*options}):
+                raise UsageError(f"{name} has the unknown value {unknown[0]!r}: choose from {', '.join(options)}")
             object.__setattr__(self, name, tuple(sorted(values)))
         if not 0 <= self.quarantine_share <= 1:
-            raise UsageError(f"quarantine_share is a share from 0 to 1, not {self.quarantine_share}")
+            raise UsageError(f"quarantine_share must be from 0 to 1, not {self.quarantine_share}")
 
     def create_chunker(self, files: Mapping[str, Path] | None = None) -> Chunker:
-        """Create the chunker; `files` are the paths of settings that contain the digest of a file.
+        """Create the chunker; `files` maps settings that are digests to the paths of their files.
 
         Raises:
             UsageError: There is no such chunker, or it rejects a setting.
         """
         if self.words is not None and "words" in self.settings:
-            raise UsageError("the recipe's chunk table gives words twice: leave one of them out")
+            raise UsageError("the recipe gives words twice, in [chunk] and in its settings: remove one of them")
         words = {} if self.words is None else {"words": self.words}
         paths = {name: str(path) for name, path in (files or {}).items()}
         return build_chunker(self.chunker, {**words, **self.settings, **paths})
@@ -134,7 +134,7 @@ class ChunkRecipe:
         return {"chunker": self.chunker, **words, **optional, **quarantine}
 
     def get_identity(self) -> dict[str, Any]:
-        """Return all values that decide passages, including the version of the chunker."""
+        """Return all values that affect passages, including the version of the chunker."""
         version = self.create_chunker().version
         identity = {**self.to_json(), **({"version": version} if version else {})}
         structures_version = {"structures_version": STRUCTURES_VERSION} if self.structures else {}
@@ -164,18 +164,18 @@ class ChunkStats:
     """Statistics of a chunked part, as JSON values."""
 
     rows: int  # passages
-    # Of the values of the rows, independent of the encoding; empty for imported passages.
+    # Digest of the rows' values, independent of the file's encoding; empty for imported passages.
     digest: str = ""
-    articles: int = 0  # with at least one passage
-    # Pages by reason; `unparsable`: quarantined pages.
+    articles: int = 0  # articles with at least one passage
+    # Number of dropped pages by reason; `unparsable` counts the quarantined pages.
     dropped: Mapping[str, int] = field(default_factory=dict)
     quarantined: tuple[QuarantinedPage, ...] = ()  # the first `MAX_LISTED`
     # Latest timestamp among the articles, ISO 8601; empty without revisions.
     newest_revision: str = ""
-    words: int = 0
+    words: int = 0  # of all passages
     # Number of passages by length, in bins of `LENGTH_BIN` words.
     lengths: Mapping[str, int] = field(default_factory=dict)
-    # Number of articles by the unknown template that they use, of the most frequent names.
+    # Number of articles that use an unknown template, for the most frequent names.
     unknown_templates: Mapping[str, int] = field(default_factory=dict)
     # Number of reused articles; depends on the parent, not on the part's content.
     inherited: int = 0
@@ -204,9 +204,9 @@ def chunk_part(
         log: path for the article log, from which a later build reuses articles.
         reusable: articles of earlier parts, which are reused.
         suppressed: ids of pages that are counted but not chunked.
-        files: paths of settings that the recipe stores as digests.
+        files: paths of the files that the recipe stores as digests, by setting.
         spans: path for the salient spans, if the recipe stores them.
-        table: the wiki's templates; `reusable` has the same.
+        table: templates of the wiki; must be the table that `reusable` has.
         page_table: redirects and Wikidata items of the part's pages.
 
     Raises:
@@ -228,7 +228,7 @@ def chunk_part(
             if article.key:
                 template_digest = table.compute_digest(result.templates)
                 article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
-        tally.check(part, recipe)
+        tally.check_quarantine(part, recipe)
     lengths = Counter[int]()
     for words, count in writer.lengths.items():
         lengths[words // LENGTH_BIN * LENGTH_BIN] += count
@@ -265,7 +265,7 @@ class _Tally:
     unknown_templates: Counter[str] = field(default_factory=Counter)
 
     def count_article(self, result: ArticleResult, *, is_reused: bool) -> None:
-        """Count one article by its passages."""
+        """Count an article with passages, or a page without text."""
         if result.count:
             self.articles += 1
             self.inherited += is_reused
@@ -273,14 +273,14 @@ class _Tally:
             self.dropped["no_text"] += 1
 
     def accept_page(self, page_id: str) -> bool:
-        """Return whether a page may have passages; count it as taken down if not."""
+        """Return whether a page may have passages; if not, count it as taken down."""
         if page_id in self.suppressed:
             self.dropped["taken_down"] += 1
             return False
         return True
 
     def record_time(self, page: Page) -> None:
-        """Record the time of an article, also if taken down: the newest dates the dump."""
+        """Record the time of an article, also if taken down: the newest time dates the dump."""
         if page.revised is not None and (self.newest_revision is None or page.revised > self.newest_revision):
             self.newest_revision = page.revised
 
@@ -289,21 +289,21 @@ class _Tally:
         if len(self.quarantined) < MAX_LISTED:
             self.quarantined.append(QuarantinedPage(str(page.page_id), page.title, reason))
 
-    def check(self, part: Part, recipe: ChunkRecipe) -> None:
+    def check_quarantine(self, part: Part, recipe: ChunkRecipe) -> None:
         unparsable = self.dropped["unparsable"]
         max_unparsable = max(recipe.quarantine_floor, recipe.quarantine_share * (self.articles + unparsable))
         if unparsable > max_unparsable:
             first_page = self.quarantined[0]
             raise InputError(
-                f"{format_count(unparsable, 'page')} of {part.name} cannot be parsed and the recipe allows "
-                f"{max_unparsable:.0f}, the first is {first_page.title!r} ({first_page.reason}): "
+                f"{format_count(unparsable, 'page')} of {part.name} cannot be parsed, but the recipe "
+                f"allows {max_unparsable:.0f}; the first is {first_page.title!r} ({first_page.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _ChunkContext:
-    """The recipe, its files and the siteinfo of one part."""
+    """The recipe with its files, and the data of the wiki, for all pages of one part."""
 
     recipe: ChunkRecipe
     siteinfo: Siteinfo
@@ -311,7 +311,7 @@ class _ChunkContext:
     table: TemplateTable = NO_TEMPLATES
     page_table: PageTable = NO_PAGES
 
-    def open(self) -> ChunkFunction:
+    def open_chunker(self) -> ChunkFunction:
         return self.recipe.create_chunker(self.files).open()
 
     def compute_key_basis(self, part: Part) -> bytes:
@@ -335,7 +335,7 @@ class _ChunkContext:
         return self.page_table.find(int(head[3]), unescape(head[1].decode(errors="replace")))
 
     def add_metadata(self, page: Page) -> Page:
-        """Return an article with the metadata that the page table adds to its own."""
+        """Return a page; an article's metadata are completed from the page table."""
         # Pages of the article log have no title.
         if not self.page_table or page.namespace != 0 or not page.title:
             return page
@@ -345,7 +345,7 @@ class _ChunkContext:
 
 @dataclass(frozen=True, slots=True)
 class _Article:
-    """An article with its result; without a key it is not logged."""
+    """The result of an article; an article without a key is not logged."""
 
     result: ArticleResult
     page_id: str = ""
@@ -354,12 +354,12 @@ class _Article:
 
 
 def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles) -> Iterator[_Article]:
-    """Yield the articles of a part in order; a ready-made passage is an article of its own."""
+    """Yield the articles of a part in order; each ready-made passage is an article of its own."""
     dump_format = get_part_format(part)
     if isinstance(dump_format, PageFormat):
         yield from _chunk_pages(part, dump_format, context, tally, reusable)
         return
-    open_chunker, compute_key_basis = cache(context.open), cache(context.compute_key_basis)
+    open_chunker, compute_key_basis = cache(context.open_chunker), cache(context.compute_key_basis)
     for item in iterate_results(dump_format, "read", lambda: dump_format.read(part)):
         if not isinstance(item, Passage | Article):
             raise plugin_error(dump_format, f"yields {item!r:.60} from `read` instead of an Article or a Passage")
@@ -391,7 +391,7 @@ def _chunk_pages(
     part: Part, page_format: PageFormat, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles
 ) -> Iterator[_Article]:
     """Yield the articles and dropped pages of a part of a wiki, reusing unchanged ones."""
-    open_chunker, key_basis, spans = cache(context.open), context.compute_key_basis(part), context.recipe.spans
+    open_chunker, key_basis, spans = cache(context.open_chunker), context.compute_key_basis(part), context.recipe.spans
 
     def identify(element: bytes) -> tuple[bytes, Page | None]:
         metadata = context.find_element_metadata(element)
@@ -425,7 +425,7 @@ def _chunk_pages(
 
 
 def _classify_page(page: Page, page_format: PageFormat, context: _ChunkContext) -> ArticleResult | None:
-    """Return the reason to drop a page as a result, or None if it is an article."""
+    """Return a result with the reason to drop a page, or None if the page is an article."""
     with explain_format_errors(page_format, "classify"):
         page_or_reason = page_format.classify(page, context.siteinfo)
     if isinstance(page_or_reason, str):
@@ -441,30 +441,30 @@ def _chunk_page(
     page: Page, page_format: PageFormat, context: _ChunkContext, chunk_article: ChunkFunction
 ) -> ArticleResult:
     """Return the passages of a page, or the reason to quarantine it."""
-    spans, structures = context.recipe.spans, context.recipe.structures
-    # `clean` of other packages' formats may not have this parameter.
+    with_spans, structures = context.recipe.spans, context.recipe.structures
+    # The `clean` of another package's format may not have this parameter.
     options = {"structures": structures} if structures and page_format.extracts_structures else {}
     try:
-        with use_templates(context.table) as use:
-            sections = page_format.clean(page, context.siteinfo, anchors=spans, **options)
+        with use_templates(context.table) as template_use:
+            sections = page_format.clean(page, context.siteinfo, anchors=with_spans, **options)
     except UnparsablePageError as error:
         return ArticleResult((), error.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # A bug of the cleaner that affects one page in millions must not fail the whole part.
+        # A bug in the cleaner that affects one page in millions must not fail the whole part.
         return ArticleResult((), f"the cleaner failed: {type(error).__name__}: {error}")
-    names = context.recipe.metadata
-    metadata = collect_metadata(page, context.siteinfo) if names else page.metadata
-    if "aliases" in names:
+    metadata_names = context.recipe.metadata
+    metadata = collect_metadata(page, context.siteinfo) if metadata_names else page.metadata
+    if "aliases" in metadata_names:
         sections = add_aliases(sections, page.title, metadata.aliases)
     prose = tuple(section for section in sections if section.text) if options else sections
     article = Article(str(page.page_id), page.rev_id, page.title, prose, page.revised)
     passages = list(chunk_article(article))
-    passage_spans = find_article_spans(article, passages) if spans else []
+    passage_spans = find_article_spans(article, passages) if with_spans else []
     if options:
         used_ids = {passage.id for passage in passages}
         words = getattr(context.recipe.create_chunker(), "words", DEFAULT_WORDS)
-        structured = list(build_structure_passages(article, sections, words, used_ids))
-        passages += structured
-        passage_spans += [find_spans(passage.text) for passage in structured if spans]
-    passages = set_passage_metadata(passages, metadata, names)
-    return ArticleResult(passages, spans=passage_spans, templates=tuple(sorted(use.names)))
+        structure_passages = list(build_structure_passages(article, sections, words, used_ids))
+        passages += structure_passages
+        passage_spans += [find_spans(passage.text) for passage in structure_passages if with_spans]
+    passages = set_passage_metadata(passages, metadata, metadata_names)
+    return ArticleResult(passages, spans=passage_spans, templates=tuple(sorted(template_use.names)))

@@ -2,7 +2,7 @@
 
 `https://dumps.wikimedia.org/enwiki/` lists runs by date. Each run has a `dumpstatus.json`: jobs
 with a status, and, once a job is done, its files with sizes and checksums. Files of a run are
-published while it is still being written, so only that status says that a dump is complete.
+published while it is still being written, so only that status shows that a dump is complete.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from rag_model.http_client import USER_AGENT
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
-PATIENCE = 60.0  # seconds without a byte until a connection is closed
-MIN_BYTES = 1 << 16  # bytes in that time
+PATIENCE = 60.0  # seconds without a byte after which a connection is closed
+MIN_BYTES = 1 << 16  # minimum bytes in that time
 # Current text of all articles, in streams of 100 pages, with an offset index.
 ARTICLES_JOB = "articlesmultistreamdump"
 _RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
@@ -39,7 +39,7 @@ _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
 _MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
 _BLOCK_BYTES = 1 << 20
 _MAX_TRIES = 5  # consecutive connections with little progress before an error
-# Unfinished runs to skip: a run takes days, but the previous run is complete.
+# Maximum number of unfinished runs to skip: a run takes days, but the one before is complete.
 _MAX_UNFINISHED_RUNS = 3
 OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
 
@@ -69,7 +69,7 @@ class _MinimumRateStream(io.RawIOBase):
 
     def __init__(self, raw: Any, sock: Any) -> None:
         """Wrap `raw`, the raw stream of `sock`."""
-        self._raw, self._sock, self._patience = raw, sock, PATIENCE
+        self._raw, self._sock, self._seconds_left = raw, sock, PATIENCE
 
     def readable(self) -> bool:
         """Return True."""
@@ -81,14 +81,14 @@ class _MinimumRateStream(io.RawIOBase):
         Raises:
             TimeoutError: The server sends too slowly.
         """
-        if self._patience <= 0:
+        if self._seconds_left <= 0:
             raise TimeoutError(f"the server sends less than {MIN_BYTES >> 10} KiB in {PATIENCE:.0f} s")
-        self._sock.settimeout(self._patience)
+        self._sock.settimeout(self._seconds_left)
         start_time = time.monotonic()
-        count: int | None = self._raw.readinto(buffer)
+        n_read: int | None = self._raw.readinto(buffer)
         waited = time.monotonic() - start_time
-        self._patience = min(PATIENCE, self._patience - waited + (count or 0) * PATIENCE / MIN_BYTES)
-        return count
+        self._seconds_left = min(PATIENCE, self._seconds_left - waited + (n_read or 0) * PATIENCE / MIN_BYTES)
+        return n_read
 
     def close(self) -> None:
         """Close the socket's file too."""
@@ -149,7 +149,7 @@ class DumpFile:
     name: str
     url: str
     size: int  # bytes
-    checksum: tuple[str, str] | None  # algorithm, hex digits; None: not published
+    checksum: tuple[str, str] | None  # algorithm, hex digits; None if not published
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +168,15 @@ class PublishedDump:
 def find_newest(
     wiki: str, after: str = "", job: str = ARTICLES_JOB, tables: Sequence[str] = ()
 ) -> PublishedDump | None:
-    """Return the newest complete dump after a date, or None; one request if there is no new run.
+    """Return the newest complete dump after a date, or None.
+
+    Without a new run, only one request is sent.
 
     Args:
         wiki: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
         after: date of the newest known dump, yyyymmdd.
         job: job of a run whose files to list.
-        tables: further jobs, which must be done too and whose files are listed after the others.
+        tables: further jobs, which must be done too; their files are listed after the others.
 
     Raises:
         InputError: The server is unreachable, or its response is not a list of dumps or a dump
@@ -186,13 +188,13 @@ def find_newest(
     if not dates:
         raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
     for date in [date for date in dates if date > after][:_MAX_UNFINISHED_RUNS]:
-        if published := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, [job, *tables]):
-            return published
+        if dump := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, [job, *tables]):
+            return dump
     return None
 
 
-def fetch_dump(published: PublishedDump, folder: Path, on_progress: OnProgress = lambda done, total: None) -> str:
-    """Fetch a dump into `folder`, resuming an earlier call; return a glob of its streams.
+def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lambda done, total: None) -> str:
+    """Fetch a dump into `folder`, resuming an interrupted call; return a glob of its streams.
 
     A file gets its final name when it is complete. The free disk space is checked first.
 
@@ -202,24 +204,24 @@ def fetch_dump(published: PublishedDump, folder: Path, on_progress: OnProgress =
             full.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _check_disk_space(published, folder)
+    _check_disk_space(dump, folder)
     done_bytes = 0
-    for file in published.files:
+    for file in dump.files:
         if not (folder / file.name).exists():
             try:
-                _fetch_file(file, folder, partial(_report_total, on_progress, done_bytes, published.size))
+                _fetch_file(file, folder, partial(_report_total, on_progress, done_bytes, dump.size))
             except OSError as error:
                 raise ResourceError(f"cannot write {folder / file.name}: {error.strerror}") from error
         done_bytes += file.size
-        on_progress(done_bytes, published.size)
-    streams = [file.name for file in published.files if ".xml" in file.name]
+        on_progress(done_bytes, dump.size)
+    streams = [file.name for file in dump.files if ".xml" in file.name]
     return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
 
 
 def fetch_file(
     url: str, path: Path, checksum: tuple[str, str] | None, on_progress: OnProgress = lambda done, total: None
 ) -> None:
-    """Fetch one file to `path`, resuming an earlier call; it gets its name when it is complete.
+    """Fetch one file to `path`, which exists only when complete; resume an interrupted call.
 
     Raises:
         InputError: The server is unreachable, or the file does not match its checksum (algorithm
@@ -227,10 +229,10 @@ def fetch_file(
         ResourceError: The disk has too little free space, or is full.
     """
     with open_url(url, {"Range": "bytes=0-0"}) as response:
-        content_range = response.headers.get("Content-Range") or response.headers.get("Content-Length") or ""
-    size = content_range.rpartition("/")[2]
+        size_header = response.headers.get("Content-Range") or response.headers.get("Content-Length") or ""
+    size = size_header.rpartition("/")[2]
     if not size.isdecimal():
-        raise InputError(f"the server of {url} does not report its size: download the file and give its path")
+        raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
     fetch_dump(PublishedDump("", (DumpFile(path.name, url, int(size), checksum),)), path.parent, on_progress)
 
 
@@ -238,10 +240,10 @@ def _report_total(on_progress: OnProgress, bytes_before: int, total_bytes: int, 
     on_progress(bytes_before + file_bytes, total_bytes)
 
 
-def _check_disk_space(published: PublishedDump, folder: Path) -> None:
+def _check_disk_space(dump: PublishedDump, folder: Path) -> None:
     missing_bytes = sum(
-        file.size - min(_get_file_size(_partial_path(folder, file)), file.size)
-        for file in published.files
+        file.size - min(_get_file_size(_get_partial_path(folder, file)), file.size)
+        for file in dump.files
         if not (folder / file.name).exists()
     )
     free_bytes = shutil.disk_usage(folder).free
@@ -253,14 +255,14 @@ def _check_disk_space(published: PublishedDump, folder: Path) -> None:
 
 
 def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump | None:
-    """Read the status of a run; None if a job is not done or there is no status yet."""
+    """Return the dump of a run; None if a job is not done or there is no status yet."""
     try:
-        jobs = parse_json(_read_page(url, missing="{}")).get("jobs", {})
+        jobs = parse_json(_read_page(url, text_on_404="{}")).get("jobs", {})
         statuses = [jobs.get(name, {}) for name in job_names]
         if any(status.get("status") != "done" for status in statuses):
             return None
         entries = [entry for status in statuses for entry in sorted(status["files"].items())]
-        files = tuple(_parse_file_entry(url, name, facts) for name, facts in entries)
+        files = tuple(_parse_file_entry(url, name, file_entry) for name, file_entry in entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
@@ -270,63 +272,63 @@ def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump
     return PublishedDump(date, files)
 
 
-def _parse_file_entry(status: str, name: str, entry: Mapping[str, Any]) -> DumpFile:
+def _parse_file_entry(status_url: str, name: str, entry: Mapping[str, Any]) -> DumpFile:
     """Parse the entry of a file on a status page; its URL must be on the same server."""
-    url = urljoin(status, entry["url"])
-    if not _FILE_NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status)[:2]:
-        raise ValueError(f"a file {name!r} at {url!r}")
+    url = urljoin(status_url, entry["url"])
+    if not _FILE_NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status_url)[:2]:
+        raise ValueError(f"unexpected file {name!r} at {url!r}")
     algorithm = "sha1" if "sha1" in entry else "md5"
     size, digest = int(entry["size"]), str(entry[algorithm]).lower()
     if size < 1 or not _DIGEST[algorithm].fullmatch(digest):
-        raise ValueError(f"a file {name!r} of {size} bytes with the {algorithm} {digest!r}")
+        raise ValueError(f"unexpected size {size} or {algorithm} {digest!r} of {name!r}")
     return DumpFile(name, url, size, (algorithm, digest))
 
 
-def _partial_path(folder: Path, file: DumpFile) -> Path:
+def _get_partial_path(folder: Path, file: DumpFile) -> Path:
     return folder / f"{file.name}.part"
 
 
 def _fetch_file(file: DumpFile, folder: Path, on_progress: Callable[[int], object]) -> None:
-    partial, tries = _partial_path(folder, file), 0
-    while (start_size := _get_file_size(partial)) < file.size:
+    path, tries = _get_partial_path(folder, file), 0
+    while (start_size := _get_file_size(path)) < file.size:
         try:
-            _append_bytes(file, partial, on_progress)
+            _append_bytes(file, path, on_progress)
         except UntrustedServerError:
             raise
         except (HTTPException, TimeoutError, ConnectionError, InputError) as error:
-            tries = 0 if _get_file_size(partial) - start_size >= MIN_BYTES else tries + 1
+            tries = 0 if _get_file_size(path) - start_size >= MIN_BYTES else tries + 1
             if tries == _MAX_TRIES:
                 raise InputError(
-                    f"{file.url} broke off at byte {_get_file_size(partial)} of {file.size} ({error}): run it again"
+                    f"{file.url} broke off at byte {_get_file_size(path)} of {file.size} ({error}): run it again"
                 ) from error
             time.sleep(min(2**tries, 30) / 10)
     algorithm, digits = file.checksum or ("size", "")
-    if _get_file_size(partial) != file.size or (digits and hash_file(partial, algorithm) != digits):
-        partial.unlink()
+    if _get_file_size(path) != file.size or (digits and hash_file(path, algorithm) != digits):
+        path.unlink()
         raise InputError(f"{file.url} does not match its {algorithm} and was deleted: run it again")
-    fsync(partial)
-    partial.replace(folder / file.name)
+    fsync(path)
+    path.replace(folder / file.name)
 
 
-def _append_bytes(file: DumpFile, partial: Path, on_progress: Callable[[int], object]) -> None:
+def _append_bytes(file: DumpFile, path: Path, on_progress: Callable[[int], object]) -> None:
     """Resume a partial file; start again if the server ignores the range.
 
     Reads one byte more than is missing, to detect a file that is too long.
     """
-    start_size = _get_file_size(partial)
+    start_size = _get_file_size(path)
     with open_url(file.url, {"Range": f"bytes={start_size}-"} if start_size else {}) as response:
-        resumed = start_size and response.status == 206
-        with partial.open("ab" if resumed else "wb") as out:
+        is_resumed = start_size and response.status == 206
+        with path.open("ab" if is_resumed else "wb") as out:
             while block := response.read(min(_BLOCK_BYTES, file.size - out.tell() + 1)):
                 if out.tell() + len(block) > file.size:
-                    partial.unlink()
+                    path.unlink()
                     raise UntrustedServerError(
-                        f"{file.url} is longer than the {file.size} bytes that its status says, "
+                        f"{file.url} is longer than the {file.size} bytes in the dump's status, "
                         "and was deleted: try again later"
                     )
                 out.write(block)
                 on_progress(out.tell())
-    if _get_file_size(partial) < file.size:
+    if _get_file_size(path) < file.size:
         raise ConnectionError("the server closed the connection")
 
 
@@ -340,14 +342,14 @@ def hash_file(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def _read_page(url: str, missing: str | None = None) -> str:
-    """Return the text of a page, or `missing` if the server responds 404."""
+def _read_page(url: str, text_on_404: str | None = None) -> str:
+    """Return the text of a page, or `text_on_404` if the server responds 404."""
     try:
         with open_url(url, {}) as response:
             return b"".join(_read_blocks(response)).decode("utf-8", "replace")
     except InputError as error:
-        if missing is not None and isinstance(error.__cause__, HTTPError) and error.__cause__.code == 404:
-            return missing
+        if text_on_404 is not None and isinstance(error.__cause__, HTTPError) and error.__cause__.code == 404:
+            return text_on_404
         raise
     except (HTTPException, OSError) as error:
         raise UnreachableError(f"{url} broke off ({error}): try again later") from error

@@ -2,9 +2,9 @@
 
 `.ci/language-names` generates `language_names.tsv` from the message files of MediaWiki 1.39
 (`languages/messages`, `languages/i18n`), by its authors and the translators of translatewiki.net;
-these files are under the GPL, version 2 or later. The table has only these names: the language, the
-language that it falls back to, and eight lists. English names, which every wiki accepts, are in the
-row of English. The names of disambiguation templates are those of wtf_wikipedia 10.4 (npm, MIT
+these files are under the GPL, version 2 or later. The table has only these names: a row has a
+language, its fallback language, and eight lists. English names, which every wiki accepts, are in
+the row of English. The names of disambiguation templates are those of wtf_wikipedia 10.4 (npm, MIT
 licence, by Spencer Kelly and contributors). The headings are those that the search of MediaWiki
 ignores (its message `search-ignored-headings`), and those of `noreferences.py` of pywikibot-scripts
 11.9 (PyPI, MIT licence, by the Pywikibot team).
@@ -18,14 +18,14 @@ from typing import NamedTuple
 _TABLE = Path(__file__).with_suffix(".tsv")
 _MAX_FALLBACKS = 5  # the longest chain has 3
 _SWITCHES_OF_EXTENSIONS = frozenset({"disambig", "expectunusedtemplate", "noglobal", "archivedtalk"})
-_RENAMED = {"no": "nb"}  # dumps name Norwegian's wiki by its older code
+_RENAMED = {"no": "nb"}  # dumps name the Norwegian wiki by the older code
 
 
 class LanguageNames(NamedTuple):
-    """Names in one language, with those of the languages that it falls back to."""
+    """Names in one language and its fallback languages."""
 
-    files: tuple[str, ...] = ()  # the namespace of files, and its aliases; lower case
-    categories: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # names of the file namespace; lower case
+    categories: tuple[str, ...] = ()  # names of the category namespace; lower case
     redirects: tuple[str, ...] = ()  # as MediaWiki writes them: `#WEITERLEITUNG`
     switches: tuple[str, ...] = ()  # without their underscores: `notoc`
     months: tuple[str, ...] = ()  # as in a date, from January
@@ -37,8 +37,7 @@ class LanguageNames(NamedTuple):
 
 @cache
 def get_names(code: str) -> LanguageNames:
-    """Return the names in a language, with those of its variants (`zh-hans`) and of the languages
-    that it falls back to.
+    """Return the names in a language, its variants (`zh-hans`) and its fallback languages.
 
     >>> get_names("el").files, get_names("pt-BR").redirects
     (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO',))
@@ -48,12 +47,12 @@ def get_names(code: str) -> LanguageNames:
     rows = [table[key][1] for key in (*codes, *variants) if key in table]
     columns = zip(*rows, strict=True) if rows else LanguageNames()
     names = LanguageNames(*(tuple(dict.fromkeys(chain.from_iterable(column))) for column in columns))
-    months, date = (next((column for row in rows if (column := row[number])), ()) for number in (4, 5))
+    months, date = (next((column for row in rows if (column := row[i])), ()) for i in (4, 5))
     return names._replace(months=months, date=date[:1])
 
 
 def list_fallbacks(code: str) -> list[str]:
-    """Return a language and those that it falls back to.
+    """Return a language, followed by its fallback languages.
 
     >>> list_fallbacks("bar"), list_fallbacks("pt-BR")
     (['bar', 'de'], ['pt-br', 'pt'])
@@ -63,7 +62,7 @@ def list_fallbacks(code: str) -> list[str]:
     while len(codes) < _MAX_FALLBACKS:
         last = codes[-1]
         codes.append(table[last][0] if last in table else last.rpartition("-")[0])
-    return [codes[0], *dict.fromkeys(each for each in codes[1:] if each and each != codes[0])]
+    return [codes[0], *dict.fromkeys(other for other in codes[1:] if other and other != codes[0])]
 
 
 def format_local_date(code: str, day: str, month: int, year: str) -> str:
@@ -81,7 +80,7 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
 
 @cache
 def list_switches() -> frozenset[str]:
-    """Return the switches of all languages, because a page may be in another language than its wiki."""
+    """Return the switches of all languages: a page may be in another language than its wiki."""
     return _SWITCHES_OF_EXTENSIONS.union(*(names.switches for _, names in _read_table().values()))
 
 

@@ -1,12 +1,12 @@
-"""What a source says about a page besides its text: its language, its Wikidata item, its categories,
-and the titles that lead to it.
+"""Metadata of pages: the language, the Wikidata item, the categories, and the aliases.
 
-A recipe names what it wants (`[chunk] metadata`). Language, item and categories become columns of
-the passages, by which hits are filtered. Aliases become the first line of the article, so that
-every retriever finds them and a changed alias changes a passage like any other text.
+Aliases are titles that redirect to a page. A recipe lists the metadata to store (`[chunk]
+metadata`). Language, item and categories become columns of the passages, by which hits are
+filtered. Aliases become the first line of the article, so that every retriever finds them and a
+changed alias changes a passage like any other text.
 
 In a wiki's export, two of these are not part of the page: redirects are pages of their own anywhere
-in the dump, and Wikidata items are in a file beside it. Jobs read both once and write them to Arrow
+in the dump, and Wikidata items are in a separate file. Jobs read both once and write them to Arrow
 files, which the chunk job maps into memory to look up each page (`PageTable`). Redirects are sorted
 by a hash of the title of their target, whose first bits decide the file, so that no process needs
 memory for all redirects of a wiki.
@@ -42,7 +42,7 @@ VERSION = 1  # increase it when the same page would give other metadata
 MAX_CATEGORIES = 2_000  # characters
 MAX_ALIAS_WORDS = 24
 _FIELDS = tuple(field.name for field in fields(Metadata))
-_CATEGORY = 14  # the namespace
+_CATEGORY = 14  # key of the namespace
 _LANGUAGE = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,34}")
 _ITEM = re.compile(r"Q[1-9][0-9]{0,14}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # valid in JSON, but not in UTF-8
@@ -59,7 +59,7 @@ _KEY_BITS = 64
 _ITEM_BATCH_ROWS = 1 << 16
 _TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
 _PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
-_MAX_PROPERTY_BYTES = 64  # upper bound of a match of the pattern
+_MAX_PROPERTY_BYTES = 64  # upper bound of the length of a match of `_PROPERTY`
 
 
 def build_metadata(values: Mapping[str, Any]) -> Metadata:
@@ -86,12 +86,12 @@ def parse_metadata(text: str) -> Metadata:
 
 
 def format_metadata(metadata: Metadata) -> str:
-    """Return metadata as JSON, without unknown fields."""
+    """Return metadata as JSON, without empty fields."""
     return json.dumps(metadata_to_dict(metadata), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
 def metadata_to_dict(metadata: Metadata) -> dict[str, Any]:
-    """Return metadata as a dictionary of JSON values, without unknown fields."""
+    """Return metadata as a dictionary of JSON values, without empty fields."""
     values = {
         "language": metadata.language,
         "wikidata": metadata.wikidata,
@@ -109,7 +109,7 @@ def merge_metadata(metadata: Metadata, other: Metadata) -> Metadata:
 def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
     """Return the metadata of a page, with the wiki's language and the categories of its wikitext.
 
-    Categories that only templates name are not in the wikitext.
+    Categories that come from templates are not found, because the wikitext does not name them.
     """
     metadata = page.metadata
     if not metadata.categories and page.model == "wikitext":
@@ -121,15 +121,15 @@ def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
 
 def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
     """Return the categories that a page's wikitext names, in their order."""
-    names = {name for name, key in siteinfo.namespaces.items() if key == _CATEGORY}
-    links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in names)
+    prefixes = {name for name, key in siteinfo.namespaces.items() if key == _CATEGORY}
+    links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in prefixes)
     return _list_titles([link[2].replace("_", " ") for link in links])
 
 
 def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str]) -> tuple[Section, ...]:
     """Return the sections with the aliases as the first sentence and line of the introduction.
 
-    An alias is left out if the title and earlier aliases have all its words.
+    An alias is left out if all its words are in the title or in earlier aliases.
     """
     new_aliases = select_aliases(title, aliases)
     if not new_aliases or not sections:
@@ -161,7 +161,7 @@ def _match_text(pattern: re.Pattern[str], value: object) -> str:
 
 
 def _list_titles(value: object) -> tuple[str, ...]:
-    """Return the distinct titles of a list, or of one text, in one line each."""
+    """Return the distinct titles in a list or one text, each on one line and not too long."""
     values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
     titles = (
         " ".join(_SURROGATE.sub("\ufffd", title).replace(CATEGORY_SEPARATOR, " ").split())
@@ -172,7 +172,7 @@ def _list_titles(value: object) -> tuple[str, ...]:
 
 
 def _join_categories(categories: Sequence[str]) -> str:
-    """Join categories, and leave out those beyond `MAX_CATEGORIES` characters."""
+    """Join the first categories, in at most `MAX_CATEGORIES` characters."""
     joined = CATEGORY_SEPARATOR.join(categories)
     if len(joined) <= MAX_CATEGORIES:
         return joined
@@ -187,21 +187,21 @@ def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
     >>> select_aliases("Ada Lovelace", ["Lovelace, Ada", "Ada King"])
     ('Ada King',)
     """
-    known_words, new_aliases, size = set(_WORD.findall(title.casefold())), list[str](), 0
+    known_words, new_aliases, n_words = set(_WORD.findall(title.casefold())), list[str](), 0
     for alias in aliases:
         words = _WORD.findall(alias.casefold())
-        if known_words.issuperset(words) or size + len(words) > MAX_ALIAS_WORDS:
+        if known_words.issuperset(words) or n_words + len(words) > MAX_ALIAS_WORDS:
             continue
         new_aliases.append(alias)
         known_words.update(words)
-        size += len(words)
+        n_words += len(words)
     return tuple(new_aliases)
 
 
 def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> int:
     """Write the redirects of a part that are in the article namespace, sorted; return their number.
 
-    A redirect to a section is left out, because it names a part of the article's subject.
+    A redirect to a section is left out, because it names only a part of the article's subject.
     """
     rows: set[tuple[int, str, int, str]] = set()
     for page in pages:
@@ -215,7 +215,7 @@ def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> in
 
 
 def _find_target(page: Page, siteinfo: Siteinfo) -> str:
-    """Return the title that a redirect leads to; empty for a section, or if there is none."""
+    """Return the title of a redirect's target; empty if that is a section or unknown."""
     link = _TARGET.match(page.text)
     if link is not None and link[2]:
         return ""
@@ -230,19 +230,19 @@ def _hash_title(title: str) -> int:
 
 
 def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path, removed: Collection[int] = ()) -> None:
-    """Merge the redirects of all parts whose first `bits` bits of the key are `number`.
+    """Merge the redirects of all parts with keys whose first `bits` bits are `number`.
 
     Redirects whose ids are in `removed` are left out, because their titles were taken down.
     """
-    first, last = (end << _KEY_BITS - bits for end in (number, number + 1))
+    first_key, end_key = (prefix << _KEY_BITS - bits for prefix in (number, number + 1))
     tables = []
     for path in parts:
         table = _map_table(path)
         keys = _get_keys(table)
-        start = np.searchsorted(keys, np.uint64(first))
-        end = len(keys) if last >> _KEY_BITS else np.searchsorted(keys, np.uint64(last))
+        start = np.searchsorted(keys, np.uint64(first_key))
+        end = len(keys) if end_key >> _KEY_BITS else np.searchsorted(keys, np.uint64(end_key))
         tables.append(table.slice(start, end - start))
-    # Grouping removes duplicates, which a page gives that the dump has twice.
+    # Grouping removes the duplicates of a page that is in the dump twice.
     table = pa.concat_tables(tables)
     if removed:
         removed_ids = pa.array(sorted(removed), pa.int64())
@@ -256,36 +256,36 @@ def write_items(chunks: Iterable[bytes], where: str, out: Path) -> int:
     """Write the Wikidata items of a table of page properties (an SQL dump); return their number.
 
     Raises:
-        InputError: The file is not such a table.
+        InputError: The file is not such a table; the message starts with `where`.
     """
-    rows = 0
+    n_rows = 0
     with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, _ITEM_SCHEMA) as writer:
         for batch in _iter_item_batches(chunks, where):
             writer.write_batch(batch)
-            rows += len(batch)
-    return rows
+            n_rows += len(batch)
+    return n_rows
 
 
 def _iter_item_batches(chunks: Iterable[bytes], where: str) -> Iterator[pa.RecordBatch]:
-    rest, has_table, values = b"", False, list[tuple[int, int]]()
+    rest, has_table, pairs = b"", False, list[tuple[int, int]]()
     for chunk in chunks:
         data, start = rest + chunk, 0
         has_table = has_table or b"page_props" in data
-        for row in _PROPERTY.finditer(data):  # quotes inside of a value are escaped
-            values.append((int(row[1]), int(row[2])))
-            start = row.end()
+        for match in _PROPERTY.finditer(data):  # quotes inside a value are escaped
+            pairs.append((int(match[1]), int(match[2])))
+            start = match.end()
         rest = data[max(start, len(data) - _MAX_PROPERTY_BYTES) :]
-        if len(values) >= _ITEM_BATCH_ROWS:
-            yield _to_batch(values)
-            values = []
+        if len(pairs) >= _ITEM_BATCH_ROWS:
+            yield _to_batch(pairs)
+            pairs = []
     if not has_table:
         raise InputError(f"{where} has no table page_props: download it again, or remove it")
-    if values:
-        yield _to_batch(values)
+    if pairs:
+        yield _to_batch(pairs)
 
 
-def _to_batch(values: Sequence[tuple[int, int]]) -> pa.RecordBatch:
-    columns = zip(*values, strict=True)
+def _to_batch(pairs: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    columns = zip(*pairs, strict=True)
     return pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=_ITEM_SCHEMA)
 
 
@@ -295,14 +295,14 @@ class PageTable:
     def __init__(
         self, redirects: Sequence[Path] = (), items: Path | None = None, first_page: int = 0, last_page: int = 0
     ) -> None:
-        """Map the files of `merge_redirects` (1, 2, 4, ...), and read the items of the part's pages."""
+        """Map the files of `merge_redirects` (1, 2, 4, ...), and read the items of the pages."""
         tables = [_map_table(path) for path in redirects]
         self._redirects = [(table, _get_keys(table)) for table in tables]
         self._shift = _KEY_BITS - (len(tables).bit_length() - 1)
         self._items = _read_items(items, first_page, last_page) if items else {}
 
     def __bool__(self) -> bool:
-        """Return whether a page can have metadata here."""
+        """Return whether the table has any redirects or items."""
         return bool(self._redirects or self._items)
 
     def find(self, page_id: int, title: str) -> Metadata:
@@ -321,8 +321,8 @@ class PageTable:
             return ()
         rows = table.slice(start, end - start)
         # The oldest redirects are first, because these are the names that are used most.
-        titles_and_aliases = zip(rows["title"].to_pylist(), rows["alias"].to_pylist(), strict=True)
-        return select_aliases(title, _list_titles([alias for each, alias in titles_and_aliases if each == title]))
+        targets_and_aliases = zip(rows["title"].to_pylist(), rows["alias"].to_pylist(), strict=True)
+        return select_aliases(title, _list_titles([alias for target, alias in targets_and_aliases if target == title]))
 
 
 NO_PAGES = PageTable()

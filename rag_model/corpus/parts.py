@@ -20,7 +20,7 @@ from rag_model.errors import ResourceError
 # Compressed bytes of a part, unless the recipe sets a size.
 MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
 TARGET_PARTS = 16  # number of parts of a dump, within the limits above
-_MAX_TEMPLATE_GAP = 1 << 18  # bytes without templates that are read to save a slice
+_MAX_TEMPLATE_GAP = 1 << 18  # maximum bytes without templates that are read to save a slice
 # Puts a local file where workers can read it, and returns the URL.
 StageFile = Callable[[Path], str]
 # Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by machine.
@@ -47,9 +47,9 @@ class PartBoundaries:
     end: int  # the page after the last
 
 
-def choose_part_weight(total: int) -> int:
-    """Return the target weight of a part for a dump of `total` compressed bytes."""
-    return min(max(total // TARGET_PARTS, MIN_PART_BYTES), MAX_PART_BYTES)
+def choose_part_weight(dump_bytes: int) -> int:
+    """Return the target weight of a part for a dump of `dump_bytes` compressed bytes."""
+    return min(max(dump_bytes // TARGET_PARTS, MIN_PART_BYTES), MAX_PART_BYTES)
 
 
 def choose_starts(
@@ -61,25 +61,25 @@ def choose_starts(
     to `target`.
     """
     total = sum(run.weight for run in runs)
-    weight = target or choose_part_weight(total)
+    part_weight = target or choose_part_weight(total)
     if parent_boundaries is not None:
-        return _extend_starts(runs, weight, parent_boundaries)
-    count = max(1, round(total / weight))
+        return _extend_starts(runs, part_weight, parent_boundaries)
+    n_parts = max(1, round(total / part_weight))
     starts, done_weight = [0], 0
     for run in runs:
-        if done_weight * count >= total * len(starts) and run.slice.first_page > starts[-1]:
+        if done_weight * n_parts >= total * len(starts) and run.slice.first_page > starts[-1]:
             starts.append(run.slice.first_page)
         done_weight += run.weight
     return starts
 
 
-def _extend_starts(runs: Sequence[PageRun], weight: int, parent_boundaries: PartBoundaries) -> list[int]:
+def _extend_starts(runs: Sequence[PageRun], target: int, parent_boundaries: PartBoundaries) -> list[int]:
     starts, weight_in_part = list(parent_boundaries.starts), 0
     for run in runs:
         first = run.slice.first_page
         if first < starts[-1]:
             continue
-        if first >= parent_boundaries.end and first > starts[-1] and weight_in_part >= weight:
+        if first >= parent_boundaries.end and first > starts[-1] and weight_in_part >= target:
             starts.append(first)
             weight_in_part = 0
         weight_in_part += run.weight
@@ -129,8 +129,8 @@ def assemble_parts(
 
 def is_ordered(runs: Sequence[PageRun]) -> bool:
     """Return whether page ids strictly increase through all runs, so that no id is repeated."""
-    follows = (run.slice.last_page < next_run.slice.first_page for run, next_run in pairwise(runs))
-    return all(run.ordered for run in runs) and all(follows)
+    ascends = (run.slice.last_page < next_run.slice.first_page for run, next_run in pairwise(runs))
+    return all(run.ordered for run in runs) and all(ascends)
 
 
 def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
@@ -164,7 +164,7 @@ def stage_file(stage: StageFile, path: Path) -> str:
 
 @contextmanager
 def translate_write_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a ResourceError that names `folder`."""
+    """Turn an OSError in the block into a ResourceError that names `folder`."""
     try:
         yield
     except OSError as error:

@@ -1,15 +1,15 @@
 """Deltas of passage files: the new rows, and the positions of the unchanged rows in a base file.
 
-A month changes a row in nearly every row group, and row groups are compressed as a whole, so a pull
-would fetch nearly the whole file for a few new rows. A client that has the base file writes the
+The changes of a month are in nearly every row group, and row groups are compressed as a whole, so a
+pull would fetch nearly the whole file for a few new rows. A client that has the base file writes the
 target file itself from the delta. Equal rows give equal bytes with the same Parquet library; the
 digest verifies the result.
 
 A delta is a Parquet file of the new rows, in row order. Its metadata describes the rows of the
-target file as runs, `[[first, count], …]`: ascending rows of the base file, or the next new rows
-where `first` is -1. A second list of runs maps rows to base rows with the same text: another
-revision of an article has other rows, but most of its passages keep their text and vector. A delta
-contains no rows that are missing in the target file.
+target file as runs, `[[first, count], …]`: a run is `count` consecutive rows of the base file from
+`first`, or the next `count` new rows if `first` is -1; base rows ascend. A second list of runs maps
+rows to base rows with the same text: another revision of an article has other rows, but most of its
+passages keep their text and vector. A delta contains only rows of the target file.
 """
 
 import json
@@ -39,11 +39,11 @@ Run = tuple[int, int]  # first row in the base file, or -1; number of rows
 def write_delta(base: Path, target: Path, out: Path) -> bool:
     """Write the delta from the passage file `base` to the passage file `target`.
 
-    Reads the texts of new rows only: the hash of a passage covers its title and its text. The other
-    columns of both files are in memory.
+    Reads the texts of new rows only, because the hash of a passage covers its title and its text.
+    The other columns of both files are in memory.
 
     Returns:
-        False if this Parquet library would write other bytes than those of `target`.
+        False if this Parquet library would not write the same bytes as those of `target`.
 
     Raises:
         InputError: One of the two files is damaged.
@@ -70,7 +70,7 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
 def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
     """Apply a delta to `base`: write the target file, which has `rows` rows.
 
-    The rows are in memory.
+    All rows are in memory.
 
     Raises:
         InputError: A file is damaged, or the delta belongs to another base file.
@@ -90,8 +90,8 @@ def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
 def compute_base_rows(delta: PassageFile, n_base: int, rows: int, *, by_text: bool = False) -> Rows:
     """Return the base row of each target row, (rows,) int64; -1 for new rows.
 
-    New rows are the rows of the delta, in order; base rows are ascending. With `by_text`, also
-    return the base row of a new row with a text that the base has.
+    New rows are the rows of the delta, in order; base rows are ascending. With `by_text`, a
+    new row also has a base row if the base has its text.
 
     Raises:
         InputError: The delta is damaged or belongs to other files.
@@ -104,7 +104,7 @@ def compute_base_rows(delta: PassageFile, n_base: int, rows: int, *, by_text: bo
         else _parse_runs(text_runs_json, n_base, rows)
     )
     if runs is None:
-        raise InputError(f"a delta is not one of {n_base} passages to {rows}: read the whole file")
+        raise InputError(f"the delta does not lead from {n_base} passages to {rows}: read the whole file")
     firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
     run_starts = np.cumsum(counts) - counts
     base_row_of: Rows = np.arange(rows) + np.repeat(
@@ -122,39 +122,39 @@ def _read_passages(passages: Path) -> pa.Table:
 def _read_rows(file: PassageFile, schema: pa.Schema) -> pa.Table:
     try:
         return pa.Table.from_batches(file.iter_batches(schema.names), schema)
-    except pa.ArrowInvalid as other:
-        raise InputError(f"{file.name} has columns of other types than passages: fetch the whole file") from other
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file.name} has columns of other types than passages: fetch the whole file") from error
 
 
 def _select_fields(file: PassageFile, *, with_texts: bool) -> pa.Schema:
     return pa.schema([field for field in file.schema if (field.name in _TEXTS) == with_texts])
 
 
-def _write_rows(rows: pa.Table, out: Path, notes: dict[str, str]) -> None:
+def _write_rows(rows: pa.Table, out: Path, metadata: dict[str, str]) -> None:
     """Write rows in the same row groups as `PassageWriter`."""
     with atomic_write(out) as temporary, open_passage_writer(temporary, rows.schema) as file:
         for first in range(0, rows.num_rows, ROW_GROUP):
             file.write_table(rows.slice(first, ROW_GROUP).combine_chunks(), row_group_size=ROW_GROUP)
-        if notes:
-            file.add_key_value_metadata(notes)
+        if metadata:
+            file.add_key_value_metadata(metadata)
 
 
 def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]:
-    """Return for each target row the equal base row, and the one with the same text; (n,) each.
+    """Return, for each target row, the equal base row and the one with the same text; (n,) each.
 
-    They are ascending, and -1 where there is none.
+    Rows ascend; -1 means that there is no such base row.
     """
     candidate_rows = (
         pc.index_in(target_rows["id"], value_set=base_rows["id"]).fill_null(_NEW_ROW).to_numpy().astype(np.int64)
     )
     is_candidate = candidate_rows >= 0
-    pairs = [
+    row_pairs = [
         rows.take(pa.array(positions))
         for rows, positions in ((base_rows, candidate_rows[is_candidate]), (target_rows, np.flatnonzero(is_candidate)))
     ]
     is_equal, has_equal_text = np.zeros((2, len(candidate_rows)), np.bool_)
-    is_equal[is_candidate] = _compare_rows(*pairs)
-    has_equal_text[is_candidate] = _compare_rows(*(rows.select(["hash"]) for rows in pairs))
+    is_equal[is_candidate] = _compare_rows(*row_pairs)
+    has_equal_text[is_candidate] = _compare_rows(*(rows.select(["hash"]) for rows in row_pairs))
     base_row_of, text_row_of = (
         keep_ascending(np.where(is_usable, candidate_rows, _NEW_ROW)) for is_usable in (is_equal, has_equal_text)
     )
@@ -189,7 +189,7 @@ def _parse_runs(runs_json: bytes, n_base: int, rows: int, n_new: int | None = No
         first_range[1] <= second_range[0]
         for first_range, second_range in pairwise([(0, 0), *reused_ranges, (n_base, n_base)])
     )
-    # Each base row at most once.
+    # Each base row is used at most once.
     is_disjoint = is_ascending and all(first < end for first, end in reused_ranges)
     new_counts = [count for first, count in runs if first == _NEW_ROW]
     has_all_rows = sum(count for _, count in runs) == rows and n_new in (None, sum(new_counts))

@@ -3,7 +3,7 @@
 The *logical digest* of a file depends only on the values of its rows, article by article, so
 another Parquet version or compression level does not change memo keys. Files are written
 atomically: a file that exists is complete. Files that were written before passages had dates lack
-that column, and files with prose only lack that of kinds.
+that column, and files with prose only lack the column of kinds.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ from rag_model.parquet_pages import (
 )
 
 ARTICLE_DIGEST_BYTES = 16  # of SHA-256
-ROW_GROUP = 1024  # rows; 20 random rows cost about 10 ms, compared with 455 ms at 50,000
+ROW_GROUP = 1024  # rows; reading 20 random rows takes about 10 ms, but 455 ms at 50,000 rows
 # A 2 KB file can repeat a 1 MB text 5,000 times, so the decoded size is limited by the file size.
 _MAX_GROUP_ROWS = 1 << 16  # rows
 _MAX_GROUP_BYTES = 512 << 20  # bytes of one decoded row group
@@ -54,7 +54,7 @@ _WIDE_SPACES: dict[int, list[int]] = {
     **{0xC285: [], 0xC2A0: [], 0xE19A: [0x80], 0xE281: [0x9F], 0xE380: [0x80]},
     0xE280: [*range(0x80, 0x8B), 0xA8, 0xA9, 0xAF],
 }
-PAGE_HEADER_BYTES = 1 << 10  # that are read at once at most, also at the end of a row group
+PAGE_HEADER_BYTES = 1 << 10  # maximum bytes read for a header, also past a row group's end
 
 UNDATED_SCHEMA = pa.schema(  # schema of files from before passages had dates
     [
@@ -83,7 +83,7 @@ METADATA_COLUMNS = ("language", "wikidata", "categories")
 _METADATA_FIELDS = [pa.field(name, pa.string(), nullable=False) for name in METADATA_COLUMNS]
 FULL_SCHEMA = pa.schema([*KIND_SCHEMA, *_METADATA_FIELDS])
 PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, FULL_SCHEMA, UNDATED_SCHEMA)
-_REQUIRED = UNDATED_SCHEMA.names
+_REQUIRED = UNDATED_SCHEMA.names  # columns of every passage file
 _TEXTS = [field.name for field in FULL_SCHEMA if pa.types.is_string(field.type)]
 _DEFAULTS = {KIND: PROSE, **dict.fromkeys(METADATA_COLUMNS, "")}  # values of columns that a file lacks
 
@@ -104,9 +104,9 @@ class PassageWriter:
         self.lengths = Counter[int]()  # number of passages by their words
         self._hasher = hashlib.sha256()
         self._written_rows = 0
-        self._tables: list[pa.Table] = []  # complete, but not written yet
+        self._tables: list[pa.Table] = []  # rows as columns, not written yet
         self._new_rows: list[tuple[Any, ...]] = []
-        self._run: tuple[PassageFile, int, int] | None = None  # rows of another file: first, end
+        self._run: tuple[PassageFile, int, int] | None = None  # rows to copy from another file: first, end
         self._atomic_write = atomic_write(path)
         self._file: pq.ParquetWriter
 
@@ -116,7 +116,7 @@ class PassageWriter:
 
     def write_article(self, passages: Sequence[Passage]) -> bytes:
         """Append the passages of an article; return their digest, 16 bytes."""
-        self._complete_run()
+        self._flush_run()
         rows = list(map(self._values, passages))
         digest = hashlib.sha256(b"".join(map(_encode_row, rows))).digest()[:ARTICLE_DIGEST_BYTES]
         self._new_rows += rows
@@ -124,25 +124,25 @@ class PassageWriter:
         return digest
 
     def write_table(self, rows: pa.Table) -> None:
-        """Append rows that are columns already, with this file's schema; `digest` does not cover them."""
-        self._complete_new_rows()
-        self._complete_run()
+        """Append a table with this file's schema; `digest` does not cover its rows."""
+        self._flush_new_rows()
+        self._flush_run()
         self._tables.append(rows)
         self._count_rows(rows.num_rows, b"")
 
     def copy_article(self, file: "PassageFile", first: int, count: int, digest: bytes) -> None:
-        """Append rows of another file, which are an article with this digest.
+        """Append an article from the rows of another file; `digest` is the article's digest.
 
         Consecutive articles are copied together, as columns. The file must stay open.
 
         Raises:
             InputError: the other file is damaged.
         """
-        self._complete_new_rows()
+        self._flush_new_rows()
         if self._run is not None and self._run[0] is file and self._run[2] == first:
             self._run = file, self._run[1], first + count
         else:
-            self._complete_run()
+            self._flush_run()
             self._run = file, first, first + count
         self._count_rows(count, digest)
 
@@ -160,23 +160,23 @@ class PassageWriter:
         if self.rows - self._written_rows >= ROW_GROUP:
             self._write_row_groups(ROW_GROUP)
 
-    def _complete_new_rows(self) -> None:
+    def _flush_new_rows(self) -> None:
         if self._new_rows:
             columns = zip(*self._new_rows, strict=True)
             arrays = [_build_array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
             self._tables.append(pa.Table.from_arrays(arrays, schema=self._schema))
             self._new_rows.clear()
 
-    def _complete_run(self) -> None:
+    def _flush_run(self) -> None:
         if self._run is not None:
             (file, first, end), self._run = self._run, None
             tables = file.iter_tables(first, end)
             self._tables += [table if table.schema == self._schema else table.cast(self._schema) for table in tables]
 
     def _write_row_groups(self, min_rows: int) -> None:
-        """Write the collected rows, but keep a last row group of less than `min_rows`."""
-        self._complete_new_rows()
-        self._complete_run()
+        """Write the collected rows, but keep a last row group of fewer than `min_rows` rows."""
+        self._flush_new_rows()
+        self._flush_run()
         rows = pa.concat_tables(self._tables)
         self._tables.clear()
         while rows.num_rows >= min_rows:
@@ -206,7 +206,7 @@ class DecodedCache:
     """A least-recently-used cache of decoded row groups or passages; not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Keep values of up to `max_bytes`."""
+        """Create a cache of values of up to `max_bytes` in all."""
         self._max_bytes, self._bytes = max_bytes, 0
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
@@ -235,7 +235,7 @@ class PassageFile:
     ) -> None:
         """Open the file and read its footer.
 
-        `read_rows` keeps groups in `group_cache`, in which the name of the file is unique.
+        `read_rows` keeps row groups in `group_cache`; files that share it have different names.
 
         Raises:
             InputError: The file is not Parquet, or lacks one of `required_columns`.
@@ -251,7 +251,7 @@ class PassageFile:
             names = ", ".join(missing_columns)
             raise InputError(f"{self._name} lacks the columns {names} of a passage file: build it again")
         schemas = sorted(PASSAGE_SCHEMAS, key=len, reverse=True)
-        # The columns of a passage file, without those that it lacks.
+        # The widest passage schema whose columns the file has.
         self.schema = next(schema for schema in schemas if {*schema.names[len(_REQUIRED) :]} <= {*columns})
         self._last_group: tuple[int, pa.Table] | None = None
         metadata = self._file.metadata
@@ -292,14 +292,14 @@ class PassageFile:
     def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
         """Yield the rows in order, at most `rows` at a time, with all or the given columns.
 
-        Dates are null if the file has none; requested kinds are then `prose`, metadata empty.
+        Requested columns that the file lacks are filled: null dates, kind `prose`, empty metadata.
 
         Raises:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
         all_columns = (self.schema if self.dated else PASSAGE_SCHEMA).names
-        columns_or_all, decoded = all_columns if columns is None else list(columns), 0
-        stored_columns = self._select_stored_columns(columns_or_all)
+        column_names, decoded_bytes = all_columns if columns is None else list(columns), 0
+        stored_columns = self._select_stored_columns(column_names)
         leaves = list_leaves(self._file.metadata, stored_columns)
         max_row_bytes = self._check_pages(range(self._file.num_row_groups), leaves)
         while rows > _MIN_BATCH_ROWS and rows * max_row_bytes > _MAX_GROUP_BYTES:
@@ -307,9 +307,9 @@ class PassageFile:
         file = self._select_file(rows, max_row_bytes, leaves)
         with self._translate_errors():
             for batch in file.iter_batches(batch_size=rows, columns=stored_columns, use_threads=False):
-                decoded += _decoded_size(batch)
-                self._check_decoded(decoded)
-                yield _add_missing_columns(decode_dictionaries(batch), columns_or_all)
+                decoded_bytes += _compute_batch_bytes(batch)
+                self._check_decoded(decoded_bytes)
+                yield _add_missing_columns(decode_dictionaries(batch), column_names)
 
     def iter_selected(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the given ascending rows with these columns; reads only their row groups.
@@ -329,7 +329,7 @@ class PassageFile:
                     yield _add_missing_columns(decode_dictionaries(batch), columns)
 
     def iter_tables(self, first: int, end: int) -> Iterator[pa.Table]:
-        """Yield the stored columns of the rows from `first` to before `end`, by row group.
+        """Yield the stored columns of the rows in [first, end), a table for each row group.
 
         The row group that was read last is kept in memory.
 
@@ -413,7 +413,7 @@ class PassageFile:
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the file contains; it may lack dates, kinds and metadata."""
         missing = {*FULL_SCHEMA.names} - {*self.schema.names}
-        return [name for name in columns if name not in missing] or ["n_words"]  # to count the rows
+        return [name for name in columns if name not in missing] or ["n_words"]  # one column, to count the rows
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check the decoded size of columns before Arrow decodes them, each column chunk once.
@@ -422,24 +422,24 @@ class PassageFile:
         """
         unchecked = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked_leaves] for group in groups}
         if any(unchecked.values()):
-            with self._translate_errors(), open_random_access(self._source) as read:
-                for group, unread_leaves in unchecked.items():
-                    column = self._file.metadata.row_group(group).column
+            with self._translate_errors(), open_random_access(self._source) as read_range:
+                for group, group_leaves in unchecked.items():
+                    get_column = self._file.metadata.row_group(group).column
                     dictionary_bytes = check_pages(
-                        read, map(column, unread_leaves), min(self._max_decoded, _MAX_GROUP_BYTES)
+                        read_range, map(get_column, group_leaves), min(self._max_decoded, _MAX_GROUP_BYTES)
                     )
                     self._checked_leaves.update(
-                        zip([(group, leaf) for leaf in unread_leaves], dictionary_bytes, strict=True)
+                        zip([(group, leaf) for leaf in group_leaves], dictionary_bytes, strict=True)
                     )
         return max((sum(self._checked_leaves[group, leaf] for leaf in leaves) for group in groups), default=0)
 
     def _select_file(self, rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
-        """Return the file without dictionaries, which is faster, if even the largest rows fit into memory."""
+        """Return the file without dictionaries, which is faster, if the largest rows fit in memory."""
         fits_flat = rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
         return self._file if fits_flat else self._dictionary_file
 
-    def _check_decoded(self, size: int) -> None:
-        if size > self._max_decoded:
+    def _check_decoded(self, n_bytes: int) -> None:
+        if n_bytes > self._max_decoded:
             raise InputError(
                 f"{self._name} decodes to more than {self._max_decoded >> 20:,} MiB, far more than "
                 "its size: build or pull it again"
@@ -450,12 +450,12 @@ class PassageFile:
         try:
             yield
         except PagesError as error:
-            sentence = f"{self._name} is not a readable passage file ({error}): build or pull it again"
-            raise InputError(sentence) from error
+            message = f"{self._name} is not a readable passage file ({error}): build or pull it again"
+            raise InputError(message) from error
         # ValueError: invalid UTF-8 or date.
         except (pa.ArrowException, OSError, ValueError) as error:
-            sentence = f"{self._name} is not a readable passage file ({format_error(error)}): build or pull it again"
-            raise InputError(sentence) from error
+            message = f"{self._name} is not a readable passage file ({format_error(error)}): build or pull it again"
+            raise InputError(message) from error
 
     def _find_group(self, row: int) -> int:
         if not 0 <= row < self.n_rows:
@@ -467,7 +467,7 @@ class PassageFile:
         return [self._locate_group(group) for group in sorted(set(map(self._find_group, rows)))]
 
     def build_outline(self) -> dict[str, Any] | None:
-        """Return the number of rows in each group and the groups' offsets; None if groups differ."""
+        """Return the rows per group and the groups' byte ranges; None if group sizes differ."""
         sizes = {end - start for start, end in pairwise(self._starts[:-1])}
         group_rows = sizes.pop() if sizes else ROW_GROUP
         if sizes or self._starts[-1] - self._starts[-2] > group_rows:
@@ -541,7 +541,7 @@ def read_hashes(passages: Path) -> pa.Array:
 def build_passage_table(
     ids: pa.Array, titles: pa.Array, texts: pa.Array, revised: pa.Array, page_ids: pa.Array
 ) -> pa.Table:
-    """Return ready-made passages as columns.
+    """Build the table of ready-made passages from columns.
 
     If the page id is empty, passages with the same title form a page, and a passage without a title
     is a page of its own.
@@ -566,20 +566,20 @@ def build_passage_table(
 def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
     """Return (n,) `len(text.split())` of each text, without creating Python strings."""
     data, offsets = _view_strings(texts)
-    is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # unsigned, so that less wraps around
+    is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # smaller bytes wrap around
     if data.max(initial=0) > 0x7F:
         pairs = data[:-1].astype(np.uint16) << 8 | data[1:]
         for pair, third_bytes in _WIDE_SPACES.items():
-            starts = np.flatnonzero(pairs == pair)
+            space_starts = np.flatnonzero(pairs == pair)
             if third_bytes:
-                starts = starts[np.isin(data[starts + 2], third_bytes)]
-                is_space[starts + 2] = True
-            is_space[starts] = is_space[starts + 1] = True
+                space_starts = space_starts[np.isin(data[space_starts + 2], third_bytes)]
+                is_space[space_starts + 2] = True
+            is_space[space_starts] = is_space[space_starts + 1] = True
     starts_word = ~is_space
     starts_word[1:] &= is_space[:-1]
     is_filled = offsets[:-1] < offsets[1:]
     first_bytes = offsets[:-1][is_filled]
-    starts_word[first_bytes] = ~is_space[first_bytes]  # the text before may end with a letter
+    starts_word[first_bytes] = ~is_space[first_bytes]  # even if the previous text ends with a letter
     counts = np.zeros(len(texts), np.int32)
     if len(first_bytes):
         counts[is_filled] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
@@ -587,9 +587,9 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return `Passage.hash_of` of each row, but build the canonical JSON of all rows at once."""
-    escaped = map(_escape_json, (titles, texts))
-    pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(escaped, ('","', '"]'), strict=True)), "")
+    """Return `Passage.hash_of` for each row, from the canonical JSON of all rows at once."""
+    columns = map(_escape_json, (titles, texts))
+    pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(columns, ('","', '"]'), strict=True)), "")
     data, offsets = _view_strings(pairs)
     view, sha256 = data.data, hashlib.sha256
     digests = b"".join([sha256(view[start:end]).digest()[:16] for start, end in pairwise(offsets.tolist())])
@@ -601,8 +601,8 @@ def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
 def _escape_json(strings: pa.Array) -> pa.Array:
     """Escape a column as `encode_basestring` does, without the quotation marks around a string."""
     data, _ = _view_strings(strings)
-    special = np.unique(data[(data < 0x20) | (data == 0x22) | (data == 0x5C)])
-    for character in map(chr, sorted(special.tolist(), key=lambda byte: byte != 0x5C)):  # the backslash is first
+    special_bytes = np.unique(data[(data < 0x20) | (data == 0x22) | (data == 0x5C)])
+    for character in map(chr, sorted(special_bytes.tolist(), key=lambda byte: byte != 0x5C)):  # the backslash first
         strings = pc.replace_substring(strings, character, encode_basestring(character)[1:-1])
     return strings
 
@@ -650,9 +650,9 @@ def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Re
 
 
 def _build_row_array(rows: Iterable[int], start: int) -> pa.Array:
-    """Return an array of `rows` - `start`. From a list, Arrow would import pandas."""
-    numbers = np.fromiter(rows, np.int64) - start
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+    """Return an Arrow array of `rows` - `start`; converting a list would import pandas."""
+    offsets = np.fromiter(rows, np.int64) - start
+    return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
 
 def _get_size(source: Path | IO[bytes]) -> int:
@@ -663,14 +663,14 @@ def _get_size(source: Path | IO[bytes]) -> int:
     return size
 
 
-def _decoded_size(batch: pa.RecordBatch) -> int:
+def _compute_batch_bytes(batch: pa.RecordBatch) -> int:
     if any(map(pa.types.is_dictionary, batch.schema.types)):
         return sum(map(compute_decoded_size, batch.columns))
     return int(batch.get_total_buffer_size())
 
 
 def decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode the dictionary columns of a batch, from which Arrow makes Python objects much faster."""
+    """Decode the dictionary columns of a batch: Arrow converts plain ones to Python much faster."""
     if not any(map(pa.types.is_dictionary, batch.schema.types)):
         return batch
     arrays = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]

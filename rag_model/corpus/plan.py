@@ -1,4 +1,4 @@
-"""Plan a corpus: find its format and divide it into parts. Only this step sees the whole source.
+"""Plan a corpus: find its format and divide it into parts. Only this step reads the whole source.
 
 For a multistream dump, planning reads only the index; any other source is read once, from start to
 end.
@@ -50,7 +50,8 @@ def plan_dump(
     number of streams (about 300 bytes each), not with their size.
 
     Args:
-        pattern: path, URL or glob of files of one format (`dump_formats.dump_format`), or a folder of documents.
+        pattern: path, URL or glob of files of one format (`dump_formats.dump_format`), or a folder
+            of documents.
         workdir: folder for temporary files before `stage`.
         stage: called with each file that planning wrote for the workers; returns its URL.
         limit: use at most this many articles (or documents, or passages) from the start of the
@@ -59,38 +60,38 @@ def plan_dump(
             and 32 MiB.
         parent_boundaries: parts of the parent snapshot, which are kept if it was built from the
             same wiki or kind of rows.
-        site: what is read of a MediaWiki site.
-        mirror: the pages of a site that earlier builds fetched; None: fetch all.
+        site: what to read from a MediaWiki site.
+        mirror: the pages of a site that earlier builds fetched; None fetches all pages.
 
     Raises:
         InputError: A file is missing, damaged, empty, or does not have the format of its name.
         UsageError: The files have an unknown format or several formats.
     """
-    for name, limit_value in (("limit", limit), ("part_bytes", part_bytes)):
+    for option, limit_value in (("limit", limit), ("part_bytes", part_bytes)):
         if limit_value is not None and limit_value < 1:
-            raise UsageError(f"{name} must be at least 1, not {limit_value}")
+            raise UsageError(f"{option} must be at least 1, not {limit_value}")
     files = find_dump_files(pattern)
     urls = files.urls
-    names = {detect_format(url) for url in urls}
-    if len(names) != 1 and not (names and has_document_files(names)):
+    format_names = {detect_format(url) for url in urls}
+    if len(format_names) != 1 and not (format_names and has_document_files(format_names)):
         raise UsageError(
-            f"{pattern} matches {'files of several formats' if names else 'index files only'}: "
+            f"{pattern} matches {'files of several formats' if format_names else 'index files only'}: "
             "give dumps of one format at a time"
         )
-    name = min(names)
-    settings = site or SiteSettings(), mirror
+    format_name = min(format_names)
+    site_and_mirror = site or SiteSettings(), mirror
     request = PlanRequest(
         workdir,
         stage,
         limit,
         part_bytes,
         parent_boundaries,
-        choose_part_format(name),
-        *settings,
+        choose_part_format(format_name),
+        *site_and_mirror,
         files.folder,
         files.dropped,
     )
-    dump_format = get_format(name)
+    dump_format = get_format(format_name)
     with explain_format_errors(dump_format, "plan"):
         plan = dump_format.plan(urls, request)
     return check_result(dump_format, "plan", plan, Plan)
@@ -108,7 +109,7 @@ def compute_source_digest(part: Part) -> str:
 
     bz2 streams and plain XML are hashed as stored in the dump. Files that planning staged are
     decompressed first, because the output of gzip differs by machine. Memory is bounded. The pages
-    of a followed wiki are not read: their files have the names of their digests.
+    of a followed wiki are not read, because the names of their files are digests.
 
     Raises:
         InputError: A slice cannot be read.
@@ -125,5 +126,5 @@ def has_digest_names(part: Part) -> bool:
 
 
 def _read_input_bytes(byte_slice: Slice) -> Iterator[bytes]:
-    staged = byte_slice.codec == "gzip"
-    return read_slice(byte_slice) if staged else read_bytes(byte_slice.url, byte_slice.offset, byte_slice.length)
+    is_staged = byte_slice.codec == "gzip"
+    return read_slice(byte_slice) if is_staged else read_bytes(byte_slice.url, byte_slice.offset, byte_slice.length)

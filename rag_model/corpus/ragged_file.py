@@ -11,7 +11,7 @@ record batch has at most `BATCH_ROWS` rows.
   equal rows in every part and build. The size of the vocabulary (`dim`) and the scale are stored
   in the metadata of the file.
 
-A file of an object store is read by range: the footer, the offsets, and the values of the requested
+A file in an object store is read by range: the footer, the offsets, and the values of the requested
 rows, which are not verified by the digest of the file.
 """
 
@@ -32,12 +32,13 @@ from rag_model.errors import InputError
 
 BATCH_ROWS = 1_024  # passages per record batch: 30 MB of float16 at 120 tokens of 128 dimensions
 _MAGIC = b"ARROW1"
-_MAX_GAP_BYTES = 64 << 10  # between rows of a remote file that are read by one request
+_MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that one request reads
+# Position of a record batch in the footer, the struct `Block` of Arrow's `File.fbs`.
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), ("body", "<i8")])
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
-MAX_TERMS = 1 << 24  # of a vocabulary
+MAX_TERMS = 1 << 24  # terms of a vocabulary
 MAX_WEIGHT = 255
 QUERY_UNITS = 4096  # units of a query weight of 1; finer than any encoder's rounding
 _TERMS_COLUMN = "terms"
@@ -72,11 +73,11 @@ class RaggedBatch:
         """Return an instance without passages."""
 
     @classmethod
-    def concatenate(cls, row_sets: Sequence[Self]) -> Self:
-        """Concatenate the passages of all row sets."""
-        non_empty = row_sets or [cls.empty()]
-        columns = zip(*(rows.columns() for rows in non_empty), strict=True)
-        lengths = np.concatenate([np.diff(rows.offsets) for rows in non_empty])
+    def concatenate(cls, batches: Sequence[Self]) -> Self:
+        """Concatenate the passages of all batches."""
+        inputs = batches or [cls.empty()]
+        columns = zip(*(batch.columns() for batch in inputs), strict=True)
+        lengths = np.concatenate([np.diff(batch.offsets) for batch in inputs])
         return cls(*map(np.concatenate, columns), compute_offsets(lengths))
 
     def __len__(self) -> int:
@@ -96,9 +97,9 @@ RowsT = TypeVar("RowsT", bound=RaggedBatch)
 class RaggedWriter(Generic[RowsT]):
     """Write a part's rows, batch by batch in row order."""
 
-    def __init__(self, path: Path, column: str, value: pa.DataType, metadata: Mapping[str, str] | None = None) -> None:
-        """Create the file with one column `column` of lists of `value`."""
-        self._schema = pa.schema([pa.field(column, pa.list_(value))], metadata=metadata)
+    def __init__(self, path: Path, column: str, dtype: pa.DataType, metadata: Mapping[str, str] | None = None) -> None:
+        """Create the file with one column of this name, of lists of `dtype`."""
+        self._schema = pa.schema([pa.field(column, pa.list_(dtype))], metadata=metadata)
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
@@ -118,14 +119,14 @@ class RaggedWriter(Generic[RowsT]):
         """Return itself."""
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def __exit__(self, *_: object) -> None:
         """Finish the file."""
         self._writer.close()
         self._sink.close()
 
 
 class _RemoteBatch(Generic[RowsT]):
-    """A record batch of a remote file, of which only metadata, offsets and requested rows are read."""
+    """A record batch of a remote file: only metadata, offsets and requested rows are read."""
 
     def __init__(
         self, source: IO[bytes], block: Any, schema: pa.Schema, build_rows: Callable[[pa.Array, Offsets], RowsT]
@@ -137,7 +138,7 @@ class _RemoteBatch(Generic[RowsT]):
             raise ValueError("a record batch outside of the file")
         self._metadata = _read_range(source, self._start, int(block["metadata"]))
         data, lists = self._map_lists()
-        self._fill(data, lists.buffers()[1], 0, 4 * (len(lists) + 1))
+        self._read_into(data, lists.buffers()[1], 0, 4 * (len(lists) + 1))
         self.offsets: Offsets = lists.offsets.to_numpy().astype(np.int64)
         if self.offsets[0] or (np.diff(self.offsets) < 0).any() or self.offsets[-1] > len(lists.values):
             raise ValueError("offsets out of order")
@@ -150,16 +151,16 @@ class _RemoteBatch(Generic[RowsT]):
         """Return the passages at ascending `rows`; rows near each other are read by one request."""
         data, lists = self._map_lists()
         offsets_buffer = lists.buffers()[1]
-        place = offsets_buffer.address - data.ctypes.data
-        data[place : place + 4 * len(self.offsets)] = self.offsets.astype("<i4").view(np.uint8)
+        offsets_start = offsets_buffer.address - data.ctypes.data
+        data[offsets_start : offsets_start + 4 * len(self.offsets)] = self.offsets.astype("<i4").view(np.uint8)
         starts, ends = self.offsets[rows], self.offsets[rows + 1]
         for buffer, width in _list_value_buffers(lists.values):
             is_far = (starts[1:] - ends[:-1]) * width > _MAX_GAP_BYTES
-            for span in np.split(np.arange(len(rows)), np.flatnonzero(is_far) + 1):
-                if len(span):
-                    self._fill(data, buffer, int(starts[span[0]]) * width, int(ends[span[-1]]) * width)
-        taken = pa.record_batch([lists.take(pa.array(rows))], schema=self._schema)
-        return self._build_rows(*_read_values(taken))
+            for run in np.split(np.arange(len(rows)), np.flatnonzero(is_far) + 1):
+                if len(run):
+                    self._read_into(data, buffer, int(starts[run[0]]) * width, int(ends[run[-1]]) * width)
+        batch = pa.record_batch([lists.take(pa.array(rows))], schema=self._schema)
+        return self._build_rows(*_read_values(batch))
 
     def _map_lists(self) -> tuple[npt.NDArray[np.uint8], pa.ListArray]:
         """Return the bytes of the batch, with zeros except for the metadata, and the lists in them."""
@@ -168,50 +169,50 @@ class _RemoteBatch(Generic[RowsT]):
         message = pa.ipc.read_message(pa.py_buffer(data))
         return data, pa.ipc.read_record_batch(message, self._schema).column(0)
 
-    def _fill(self, data: npt.NDArray[np.uint8], buffer: pa.Buffer, start: int, end: int) -> None:
-        """Read the bytes [start, end) of a buffer in `data`."""
+    def _read_into(self, data: npt.NDArray[np.uint8], buffer: pa.Buffer, start: int, end: int) -> None:
+        """Read the bytes [start, end) of a buffer, which is part of `data`, from the file."""
         if end > buffer.size:
             raise ValueError("a row outside of its buffer")
         if start == end:
             return  # the address of an empty buffer has no meaning
-        place = buffer.address - data.ctypes.data + start
-        read = _read_range(self._source, self._start + place, end - start)
-        data[place : place + len(read)] = np.frombuffer(read, np.uint8)
+        position = buffer.address - data.ctypes.data + start
+        file_bytes = _read_range(self._source, self._start + position, end - start)
+        data[position : position + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
 
 
 def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
-    """Return the buffers of the values of lists, each with the bytes of a value."""
+    """Return (buffer, bytes per value) for each buffer of the values of lists."""
     if isinstance(values, pa.StructArray):
         fields = map(values.field, range(values.type.num_fields))
         return [buffer for field in fields for buffer in _list_value_buffers(field)]
     if isinstance(values, pa.FixedSizeListArray):
-        size = values.type.list_size
-        return [(buffer, size * width) for buffer, width in _list_value_buffers(values.values)]
+        list_size = values.type.list_size
+        return [(buffer, list_size * width) for buffer, width in _list_value_buffers(values.values)]
     return [(values.buffers()[1], values.type.bit_width // 8)]
 
 
 def _read_schema(source: IO[bytes]) -> pa.Schema:
-    """Return the schema of a file, which is the message after its first eight bytes."""
-    start = _read_range(source, 0, 16)
-    if start[: len(_MAGIC)] != _MAGIC:
+    """Return the schema of a file, whose message starts after the first eight bytes."""
+    header = _read_range(source, 0, 16)
+    if header[: len(_MAGIC)] != _MAGIC:
         raise ValueError("no Arrow file")
-    return pa.ipc.read_schema(pa.py_buffer(start[8:] + _read_range(source, 16, struct.unpack("<i", start[12:])[0])))
+    return pa.ipc.read_schema(pa.py_buffer(header[8:] + _read_range(source, 16, struct.unpack("<i", header[12:])[0])))
 
 
 def _read_blocks(source: IO[bytes]) -> npt.NDArray[Any]:
     """Return the positions of the record batches in a file, from its footer.
 
-    The footer is a table of flatbuffers, whose fourth field is the list of positions (Arrow's
-    `File.fbs`). pyarrow does not show it.
+    The footer is a FlatBuffers table, whose fourth field is the list of positions (Arrow's
+    `File.fbs`). pyarrow does not expose it.
     """
     size = source.seek(0, io.SEEK_END)
-    end = size - len(_MAGIC) - 4
-    (length,) = struct.unpack("<i", _read_range(source, end, 4))
-    footer = _read_range(source, end - length, length)
+    footer_end = size - len(_MAGIC) - 4
+    (footer_size,) = struct.unpack("<i", _read_range(source, footer_end, 4))
+    footer = _read_range(source, footer_end - footer_size, footer_size)
     (table,) = struct.unpack_from("<I", footer)
-    fields = table - struct.unpack_from("<i", footer, table)[0]
-    (fields_size,) = struct.unpack_from("<H", footer, fields)
-    offset = struct.unpack_from("<H", footer, fields + 10)[0] if fields_size > 10 else 0
+    vtable = table - struct.unpack_from("<i", footer, table)[0]
+    (vtable_size,) = struct.unpack_from("<H", footer, vtable)
+    offset = struct.unpack_from("<H", footer, vtable + 10)[0] if vtable_size > 10 else 0
     if not offset:
         return np.zeros(0, _BLOCK)
     start = table + offset + struct.unpack_from("<I", footer, table + offset)[0]
@@ -219,7 +220,7 @@ def _read_blocks(source: IO[bytes]) -> npt.NDArray[Any]:
 
 
 def _read_range(source: IO[bytes], start: int, size: int) -> bytes:
-    """Return bytes of a file; raise a ValueError if it has fewer."""
+    """Return `size` bytes of a file from `start`; raise a ValueError if it has fewer."""
     if min(start, size) < 0:
         raise ValueError("bytes outside of the file")
     source.seek(start)
@@ -236,7 +237,7 @@ class RaggedFile(Generic[RowsT]):
     content_name: str  # content of a row, for messages
 
     def __init__(self, source: Path | IO[bytes]) -> None:
-        """Memory-map the file and read its batches, or read their offsets from an unbuffered file.
+        """Memory-map a local file, or read the offsets of the rows in an unbuffered remote file.
 
         Raises:
             InputError: The file is missing, damaged, or has other content.
@@ -261,7 +262,7 @@ class RaggedFile(Generic[RowsT]):
 
     @abstractmethod
     def read_schema(self, schema: pa.Schema) -> None:
-        """Read the attributes of the values; raise a ValueError or LookupError if invalid."""
+        """Set the attributes of the values; raise a ValueError or LookupError if invalid."""
 
     @abstractmethod
     def build_rows(self, values: pa.Array, offsets: Offsets) -> RowsT:
@@ -286,7 +287,7 @@ class RaggedFile(Generic[RowsT]):
             raise self._incomplete_error() from error
 
     def _incomplete_error(self) -> InputError:
-        return InputError(f"{self.path} is no complete file of {self.content_name}: encode its part again")
+        return InputError(f"{self.path} is not a complete file of {self.content_name}: encode its part again")
 
 
 def compute_offsets(lengths: npt.NDArray[np.int64]) -> Offsets:
@@ -343,11 +344,11 @@ class SparseVectors(RaggedBatch):
         return cls(np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(1, np.int64))
 
     def compute_digests(self) -> npt.NDArray[np.uint64]:
-        """Return a number for each passage, (m,), that is equal for equal terms and weights."""
-        numbers = (self.terms.astype(np.uint64) << np.uint64(8) | self.weights) + np.uint64(1)
+        """Return the (m,) digests of passages, equal for equal terms and weights."""
+        hashes = (self.terms.astype(np.uint64) << np.uint64(8) | self.weights) + np.uint64(1)
         for shift, factor in _DIGEST_ROUNDS:
-            numbers = (numbers ^ (numbers >> shift)) * factor
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(numbers ^ (numbers >> np.uint64(31)))])
+            hashes = (hashes ^ (hashes >> shift)) * factor
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes ^ (hashes >> np.uint64(31)))])
         digests: npt.NDArray[np.uint64] = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
         return digests
 
@@ -402,14 +403,14 @@ def _to_numpy(column: Any) -> npt.NDArray[Any]:
     return array
 
 
-def _check_terms(rows: SparseVectors, dim: int) -> None:
+def _check_terms(vectors: SparseVectors, dim: int) -> None:
     """Check that terms are in the vocabulary and ascend in each row, and that weights are >= 1."""
-    if not len(rows.terms):
+    if not len(vectors.terms):
         return
-    is_ascending = np.diff(rows.terms) > 0
-    starts = rows.offsets[1:-1]
-    is_ascending[starts[(starts > 0) & (starts < len(rows.terms))] - 1] = True
-    if rows.terms.min() < 0 or rows.terms.max() >= dim or rows.weights.min() < 1 or not is_ascending.all():
+    is_ascending = np.diff(vectors.terms) > 0
+    starts = vectors.offsets[1:-1]
+    is_ascending[starts[(starts > 0) & (starts < len(vectors.terms))] - 1] = True
+    if vectors.terms.min() < 0 or vectors.terms.max() >= dim or vectors.weights.min() < 1 or not is_ascending.all():
         raise ValueError("terms out of order")
 
 
@@ -451,7 +452,7 @@ class TokenFile(RaggedFile[TokenVectors]):
     rows, content_name = TokenVectors, "token vectors"
 
     def __init__(self, source: Path | IO[bytes]) -> None:
-        """Open the file, as `RaggedFile`."""
+        """Open the file as `RaggedFile` does, and compute the lengths of its rows."""
         super().__init__(source)
         self.lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(batch.offsets) for batch in self._batches)])
 
@@ -478,8 +479,8 @@ class TokenFile(RaggedFile[TokenVectors]):
 
     def read_schema(self, schema: pa.Schema) -> None:
         """Read the number of components and their dtype."""
-        kind = schema.field(_TOKENS_COLUMN).type
-        self.dim, self.dtype = int(kind.value_type.list_size), np.dtype(_DTYPES[kind.value_type.value_type])
+        list_type = schema.field(_TOKENS_COLUMN).type
+        self.dim, self.dtype = int(list_type.value_type.list_size), np.dtype(_DTYPES[list_type.value_type.value_type])
 
     def build_rows(self, values: pa.Array, offsets: Offsets) -> TokenVectors:
         """Return the vectors of a record batch."""
@@ -487,7 +488,7 @@ class TokenFile(RaggedFile[TokenVectors]):
         return TokenVectors(flat.reshape(-1, self.dim), offsets)  # (t d,) -> (t, d)
 
     def _to_float32(self, tokens: TokenVectors) -> TokenVectors:
-        # Also without passages.
+        # Without passages, reshaping sets the number of columns.
         vectors = np.ascontiguousarray(tokens.vectors, dtype=np.float32).reshape(-1, self.dim)
         if not np.isfinite(vectors).all():
             raise InputError(f"{self.path} holds a NaN or an infinity: encode its part again")

@@ -1,10 +1,10 @@
 """Read single passages of a remote file from parts of its row groups, without its footer.
 
-Nine tenths of a row group are one page: the dictionary of its texts, in the order of the rows that
-have them first. Zstandard can decompress the beginning of this page alone. A *cut* of a row group is a
-number of rows and the end of the bytes that have the texts of these rows. A file has cuts if
-`PassageWriter` wrote it and the texts of each row group fit one dictionary page, which they do up to
-an average of about 1,000 bytes per passage.
+Nine tenths of a row group are one page: the dictionary of its texts, in the order in which
+rows use them first. Zstandard can decompress the beginning of this page alone. A *cut* of a row
+group is a number of first rows and the end of the bytes that contain their texts. A file has cuts
+if `PassageWriter` wrote it and the texts of each row group fit one dictionary page, which they do
+up to an average of about 1,000 bytes per passage.
 """
 
 import io
@@ -35,9 +35,9 @@ from rag_model.ranges import CachedFile
 
 # Decompressed bytes between two cuts; the maximum size of a Zstandard block.
 _MIN_CUT_BYTES = 128 << 10
-_MAX_CUTS = 8  # of a row group
-_MAX_PAGE_BYTES = 16 << 20  # decompressed; texts of 100 words have about half a mebibyte
-_MAX_ROWS = 1 << 16  # of a row group
+_MAX_CUTS = 8  # cuts of a row group
+_MAX_PAGE_BYTES = 16 << 20  # of a decompressed page; a group of 100-word texts has half a mebibyte
+_MAX_ROWS = 1 << 16  # rows of a row group
 _LENGTH = struct.Struct("<I")
 # PLAIN is 0, PLAIN_DICTIONARY, the old name of both encodings, is 2, and RLE_DICTIONARY is 8.
 _ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}
@@ -45,7 +45,7 @@ _DTYPES = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "
 _Indices = npt.NDArray[np.int64]
 # Number of rows, and the end of their texts in bytes from the start of the row group.
 Cut = tuple[int, int]
-# Errors that decoding raises if bytes are damaged or the outline is that of another file.
+# Errors that decoding raises if bytes are damaged or the outline belongs to another file.
 _ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
@@ -167,7 +167,7 @@ class RangedPassages:
 
     def _find_cut(self, group: int, row: int) -> int:
         """Return the number of the first cut that includes the text of a row."""
-        return [row < rows for rows, _ in self._cuts[group]].index(True)
+        return [row < n_rows for n_rows, _ in self._cuts[group]].index(True)
 
     def _list_group_ranges(self, group: int, cut: int) -> list[tuple[int, int]]:
         """Return the byte ranges before and after the texts that a cut leaves out."""
@@ -202,30 +202,30 @@ def has_cuts(outline: Any) -> bool:
 
 
 def list_cuts(path: Path, columns: Sequence[str], groups: Sequence[tuple[int, int]]) -> list[list[Cut]]:
-    """Return the cuts of each row group of a passage file, or no cuts if its pages have another layout.
+    """Return the cuts of each row group of a file; an empty list if its pages have another layout.
 
     Args:
         path: the file.
         columns: all columns of the file, in order.
         groups: byte offsets of the start and end of each row group.
     """
-    with suppress(*_ERRORS), open_random_access(path) as read:
-        return [_list_group_cuts(read(start, end - start), columns) for start, end in groups]
+    with suppress(*_ERRORS), open_random_access(path) as read_range:
+        return [_list_group_cuts(read_range(start, end - start), columns) for start, end in groups]
     return []
 
 
 def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
-    page, data_page = _find_pages(data, columns)["text"]
+    text_page, data_page = _find_pages(data, columns)["text"]
     indices = _decode_column_indices(data, data_page, "text")
-    file = _BlockwiseFile(data[: page.end], page.start, _list_block_ends(data, page))
+    file = _BlockwiseFile(data[: text_page.end], text_page.start, _list_block_ends(data, text_page))
     stream, texts, cuts = pa.CompressedInputStream(file, "zstd"), b"", list[Cut]()
     n_texts = offset = 0
-    for size in _list_cut_sizes(page):
+    for size in _list_cut_sizes(text_page):
         texts += stream.read(size - len(texts))
         ends = _list_text_ends(texts, offset)
         n_texts, offset = n_texts + len(ends), ends[-1] if ends else offset
         cuts.append((int(np.append(indices >= n_texts, True).argmax()), file.block_end))
-    return [*cuts, (len(indices), page.end)]
+    return [*cuts, (len(indices), text_page.end)]
 
 
 class _BlockwiseFile(io.BytesIO):
@@ -238,7 +238,7 @@ class _BlockwiseFile(io.BytesIO):
 
     @property
     def block_end(self) -> int:
-        """The end of the last block of which the decompressor has read bytes."""
+        """The end of the last block that the decompressor has begun to read."""
         return self._block_ends[bisect_left(self._block_ends, self.tell())]
 
     def read(self, size: int | None = -1) -> bytes:
@@ -288,14 +288,14 @@ def _find_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _
     """
     offset, pages = 0, dict[str, list[_Page]]()
     for name in columns:
-        for kind, encodings in _ENCODINGS.items():
+        for expected_kind, encodings in _ENCODINGS.items():
             header = read_page_header(lambda start, size: data[start : start + size], offset)
-            length, page_kind, decoded_bytes, stored_bytes, n_values, encoding = header
-            end = offset + length + stored_bytes
+            header_bytes, page_kind, decoded_bytes, stored_bytes, n_values, encoding = header
+            end = offset + header_bytes + stored_bytes
             is_small = decoded_bytes <= _MAX_PAGE_BYTES and n_values <= _MAX_ROWS
-            if page_kind != kind or encoding not in encodings or not is_small or end > len(data):
+            if page_kind != expected_kind or encoding not in encodings or not is_small or end > len(data):
                 raise PagesError(f"has unexpected pages in its column {name}")
-            pages.setdefault(name, []).append(_Page(offset + length, end, decoded_bytes, n_values))
+            pages.setdefault(name, []).append(_Page(offset + header_bytes, end, decoded_bytes, n_values))
             offset = end
     return {name: (dictionary_page, data_page) for name, (dictionary_page, data_page) in pages.items()}
 
@@ -362,16 +362,16 @@ def _decode_indices(data: bytes, rows: int, *, is_nullable: bool) -> _Indices:
 
 def _decode_hybrid(data: bytes, offset: int, width: int, count: int) -> _Indices:
     """Decode `count` numbers of `width` bits. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
-    numbers, n = np.zeros(count, np.int64), 0
-    while width and n < count:
+    numbers, n_read = np.zeros(count, np.int64), 0
+    while width and n_read < count:
         header, offset = parse_varint(data, offset)
         if header & 1:  # a run of bit-packed numbers, in groups of eight
             size = (header >> 1) * width
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, offset), bitorder="little")
-            run = bits.reshape(-1, width)[: count - n] @ (1 << np.arange(width))
+            run = bits.reshape(-1, width)[: count - n_read] @ (1 << np.arange(width))
         else:
             size = (width + 7) // 8
-            run = np.full(min(header >> 1, count - n), int.from_bytes(data[offset : offset + size], "little"))
-        numbers[n : n + len(run)] = run
-        n, offset = n + len(run), offset + size
+            run = np.full(min(header >> 1, count - n_read), int.from_bytes(data[offset : offset + size], "little"))
+        numbers[n_read : n_read + len(run)] = run
+        n_read, offset = n_read + len(run), offset + size
     return numbers

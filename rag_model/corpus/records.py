@@ -3,9 +3,9 @@
 A descriptor contains the location of the data of one unit of work (a few hundred bytes of JSON).
 The records are the data itself and never leave the worker that reads them.
 
-Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. Seconds
-instead of days, because a page may be edited several times a day and dumps contain seconds. Parquet
-files store them as timestamps, which other tools show as times.
+Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. They are not
+days, because a page may be edited several times a day and dumps contain seconds. Parquet files
+store them as timestamps, which other tools show as times.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
 # The structure of a page that passages of each kind come from.
 STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
-CATEGORY_SEPARATOR = "|"  # in a column; wiki titles cannot contain it
+CATEGORY_SEPARATOR = "|"  # joins categories in a column; titles cannot contain it
 MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # that a recipe can request
 
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
@@ -49,7 +49,7 @@ LATEST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _SECOND  # 9999-12-31T23
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a source says about a page besides its text; see `corpus.metadata`."""
+    """Data about a page, if its source has any; see `corpus.metadata`."""
 
     language: str = ""  # code, such as `de`
     wikidata: str = ""  # item, such as `Q42`
@@ -97,14 +97,14 @@ class Section:
 
     heading: str
     text: str  # empty in a section that has only structures
-    # Spans of the words of its links in characters, ascending, if requested.
+    # Character spans of the words of its links, ascending, if requested.
     links: tuple[tuple[int, int], ...] = ()
     structures: tuple[Structure, ...] = ()  # in the order of the page, if requested
 
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """One page's clean text by section, or one document of another source."""
+    """The clean text of a page by section, or a document of another source."""
 
     page_id: str  # decimal page id of the dump, or the document's own id
     rev_id: int  # 0 where the source has no revisions
@@ -180,7 +180,7 @@ def is_sitemap(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
-    """What a build reads of a MediaWiki site that it follows."""
+    """What a build reads from a MediaWiki site that it follows."""
 
     text: str = "wikitext"  # or `html`: as the site itself renders it
     namespaces: tuple[int, ...] = (0,)
@@ -215,7 +215,7 @@ class Part:
     """A fixed range of page ids: the unit of work and of reuse.
 
     A worker reads every slice of `slices` and keeps the pages with `first_page <= page_id <=
-    last_page`. For documents, the 32-bit hash of a document's id stands for the page id.
+    last_page`. For documents, the 32-bit hash of a document's id replaces the page id.
     """
 
     name: str  # part-00042
@@ -225,7 +225,7 @@ class Part:
     slices: tuple[Slice, ...]
     # Ids strictly increase through the slices; otherwise there may be duplicates.
     ordered: bool = True
-    format: str = ""  # dump format that reads the slices; empty: the standard format of `kind`
+    format: str = ""  # dump format of the slices; if empty, the standard format of `kind`
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON values."""
@@ -236,7 +236,7 @@ class Part:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
+        """Build a part from the output of `to_json`."""
         return cls(**{**value, "slices": tuple(Slice(**byte_slice) for byte_slice in value["slices"])})
 
 
@@ -248,7 +248,7 @@ class Plan:
     siteinfo: Siteinfo
     parts: tuple[Part, ...]
     licence: str = ""  # of the text, if the source names it
-    read_at: str = ""  # of a site: when it was read, ISO 8601
+    read_at: str = ""  # when a site was read, ISO 8601
     # Parts with only the slices that have templates; None if these slices are unknown.
     template_parts: tuple[Part, ...] | None = None
     # Number of dropped files of a folder by reason.
@@ -263,13 +263,13 @@ class Plan:
         return value | ({"dropped": dict(self.dropped)} if self.dropped else {})
 
     def compute_digest(self) -> str:
-        """Return a digest of the pages of a site: of the names of their files, which never change."""
+        """Return a digest of a site's pages: of the URLs of their files, which never change."""
         files = sorted({byte_slice.url for part in self.parts for byte_slice in part.slices})
         return digest_json([self.kind, asdict(self.siteinfo), files])
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
+        """Build a plan from the output of `to_json`."""
         parts = tuple(Part.from_json(part) for part in value["parts"])
         template_parts = value.get("template_parts")
         if template_parts is not None:
@@ -318,7 +318,7 @@ def check_seconds(seconds: int) -> int:
 
 
 def format_iso(seconds: int | None) -> str | None:
-    """Format seconds as ISO 8601 in UTC, whose text order is the order of time; None stays None.
+    """Format seconds as ISO 8601 in UTC, which sorts by time as text; None gives None.
 
     >>> format_iso(1793534400)
     '2026-11-01T12:00:00Z'

@@ -1,10 +1,10 @@
 """Convert the HTML that MediaWiki renders to plain text by section, as a reader sees it.
 
-The counterpart of `wikitext`: templates and Lua modules are rendered already. The same is dropped:
-tables and infoboxes unless they are requested, boxes of navigation, pictures with captions,
-references, notices that point elsewhere, blocks of code, and what is no sentence in sections of
-references and links. Both parsers are known, the old one of `action=parse` and Parsoid, whose
-`typeof` says what an element was (https://www.mediawiki.org/wiki/Specs/HTML).
+The counterpart of `wikitext`: templates and Lua modules are rendered already. Both drop the same
+content: tables and infoboxes unless they are requested, navigation boxes, pictures with captions,
+references, notices that point elsewhere, blocks of code, and all but sentences in sections of
+references and links. The HTML may come from the old parser (`action=parse`) or from Parsoid, whose
+attribute `typeof` has the kind of an element (https://www.mediawiki.org/wiki/Specs/HTML).
 """
 
 import re
@@ -23,8 +23,8 @@ from rag_model.corpus.wikitext import clean_sections
 
 MAX_CHARS = 32 << 20  # characters of a page: attributes of Parsoid repeat the wikitext of templates
 
-_MAX_DEPTH = 1_000  # nested elements; the parser drops what is deeper than twice as many
-_MAX_ATTRIBUTES = 1_000  # of a tag
+_MAX_DEPTH = 1_000  # nested elements; the parser drops those at more than twice this depth
+_MAX_ATTRIBUTES = 1_000  # attributes of a tag
 _ATTRIBUTE = re.compile(r"""[\s/=]*+[^\s=>/]++(?:\s*+=\s*+(?:"[^"]*+"?+|'[^']*+'?+|[^\s>"']*+))?+""")
 _TAG = re.compile(rf"<[A-Za-z][^\s=/>]*+((?:{_ATTRIBUTE.pattern})*+)")
 
@@ -63,9 +63,9 @@ def clean_html(
     grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
 
     def extract(section: RawSection) -> tuple[str, list[Structure]]:
-        requested = (grid for grid in grids or () if is_requested(grid, structures))
-        found = (grid.to_structure(to_plain_text) for grid in requested)
-        return section.body, [structure for structure in found if structure is not None]
+        requested_grids = (grid for grid in grids or () if is_requested(grid, structures))
+        results = (grid.to_structure(to_plain_text) for grid in requested_grids)
+        return section.body, [structure for structure in results if structure is not None]
 
     raw_sections = _split_sections(text, marks, grids)
     language = siteinfo.language
@@ -75,46 +75,46 @@ def clean_html(
 
 
 def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None) -> Iterator[RawSection]:
-    """Yield the sections, whose text is protected and whose markup is blanks, line ends and gaps.
+    """Yield the sections as protected text, whose only markup is blanks, line ends and gaps.
 
     After each section, `grids` has the tables of that section, unless it is None.
     """
-    level, heading, pieces = 0, "", list[str]()
-    skipped: Any = None  # the dropped element whose end is the next event
+    level, heading, texts = 0, "", list[str]()
+    skipped_element: Any = None  # the dropped element whose end is the next event
     depth = 0
-    walker = _walk(text)
-    for event, element in walker:
+    events = _iter_elements(text)
+    for event, element in events:
         name = element.tag
         if event == "start":
             depth += 1
             if depth > _MAX_DEPTH:
                 raise _nesting_error()
-            if replacement := _replace(element):
-                pieces.append(replacement)
-                skipped = element
-                walker.skip_subtree()
+            if replacement := _get_replacement(element):
+                texts.append(replacement)
+                skipped_element = element
+                events.skip_subtree()
                 continue
             if name in _HEADINGS:
-                yield RawSection(level, heading, _protect_text("".join(pieces)))
+                yield RawSection(level, heading, _protect_text("".join(texts)))
                 if grids is not None:
                     grids.clear()
-                level, heading, pieces = int(name[1]), "", []
+                level, heading, texts = int(name[1]), "", []
             is_link = name == "a" and _is_link(element)
-            pieces.append(marks[0] if is_link else _START_MARKS.get(name, ""))
-            pieces.append(_remove_codes(element.text))
+            texts.append(marks[0] if is_link else _START_MARKS.get(name, ""))
+            texts.append(_remove_codes(element.text))
             continue
         depth -= 1
-        if skipped is not None:
-            skipped = None
+        if skipped_element is not None:
+            skipped_element = None
             if grids is not None and name == "table":
                 grids.append(_read_table(element))
         elif name in _HEADINGS:
-            heading, pieces = _protect_text("".join(pieces)), []
+            heading, texts = _protect_text("".join(texts)), []
         else:
             is_link = name == "a" and _is_link(element)
-            pieces.append(marks[1] if is_link else _END_MARKS.get(name, ""))
-        pieces.append(_remove_codes(element.tail))
-    yield RawSection(level, heading, _protect_text("".join(pieces)))
+            texts.append(marks[1] if is_link else _END_MARKS.get(name, ""))
+        texts.append(_remove_codes(element.tail))
+    yield RawSection(level, heading, _protect_text("".join(texts)))
 
 
 def _remove_codes(text: str | None) -> str:
@@ -130,7 +130,7 @@ def _protect_text(text: str) -> str:
     return text
 
 
-def _walk(text: str) -> Any:
+def _iter_elements(text: str) -> Any:
     """Return an iterator over the starts and ends of the elements of a page."""
     check_attributes(text)
     parser = etree.HTMLParser(
@@ -155,22 +155,22 @@ def _nesting_error() -> UnparsablePageError:
 
 
 def _read_table(table: Any) -> Grid:
-    """Return the cells of a table; those of a table in a cell are lines of the cell."""
+    """Return the cells of a table; the text of a table in a cell is lines of that cell."""
     grid = Grid(table.get("class", "") + (" noprint" if table.get("role") in _ROLES else ""))
     builder = GridBuilder(grid)
-    skipped: Any = None
+    skipped_element: Any = None
     depth = 0  # nested tables
-    walker = etree.iterwalk(table, events=("start", "end"))
-    for event, element in walker:
+    events = etree.iterwalk(table, events=("start", "end"))
+    for event, element in events:
         name, is_start = element.tag, event == "start"
-        if skipped is not None:
-            skipped = None
+        if skipped_element is not None:
+            skipped_element = None
             builder.add_text(_protect_text(_remove_codes(element.tail)))
             continue
-        if is_start and element is not table and (replacement := _replace(element, in_table=True)):
+        if is_start and element is not table and (replacement := _get_replacement(element, in_table=True)):
             builder.add_text(replacement)
-            skipped = element
-            walker.skip_subtree()
+            skipped_element = element
+            events.skip_subtree()
             continue
         depth += (name == "table") * (1 if is_start else -1)
         if depth == 1 and name in {"tr", "td", "th", "caption"}:
@@ -187,9 +187,9 @@ def _read_table(table: Any) -> Grid:
 
 
 def check_attributes(text: str) -> None:
-    """Refuse a tag with so many attributes that the parser, which compares all pairs, takes long."""
+    """Refuse a tag with too many attributes, of which the parser would compare all pairs."""
     for tag in _TAG.finditer(text):
-        # an attribute has a character and a separator
+        # An attribute has at least one character and a separator.
         if len(tag[1]) > 2 * _MAX_ATTRIBUTES and len(_ATTRIBUTE.findall(tag[1])) > _MAX_ATTRIBUTES:
             raise UnparsablePageError(f"a tag of the page has more than {_MAX_ATTRIBUTES} attributes")
 
@@ -199,7 +199,7 @@ def _is_link(element: Any) -> bool:
     return "external" not in element.get("class", "") and "mw:ExtLink" not in element.get("rel", "")
 
 
-def _replace(element: Any, *, in_table: bool = False) -> str:
+def _get_replacement(element: Any, *, in_table: bool = False) -> str:
     """Return the text in place of a dropped element or a formula; empty if the element is kept."""
     if element.tag == "math" or (element.tag == "img" and "mwe-math" in element.get("class", "")):
         tex = element.get("alttext") or element.get("alt") or ""

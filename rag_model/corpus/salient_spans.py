@@ -40,7 +40,7 @@ _DATE = re.compile(
     r"|\d{1,2}(?:st|nd|rd|th) century\b"
     r"|(?<![.,:/-])(?:1\d{3}|20\d{2})s?\b(?![.,:/-]\d))"  # 1940, 1940s; not 1940.5
 )
-_FIELDS = 4
+_FIELDS = 4  # values of a span in a file
 
 
 class SalientSpan(NamedTuple):
@@ -71,7 +71,7 @@ def find_spans(text: str, links: Sequence[tuple[int, int]] = ()) -> list[Salient
 
 
 def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[list[SalientSpan]]:
-    """Return the spans of each passage of an article: complete links, and dates."""
+    """Return the spans of each passage of an article: dates, and links that it contains whole."""
     if not any(section.links for section in article.sections):
         return [find_spans(passage.text) for passage in passages]
     links_by_passage = _locate_links(article, passages)
@@ -79,15 +79,15 @@ def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[li
 
 
 def _locate_links(article: Article, passages: Sequence[Passage]) -> list[list[tuple[int, int]]]:
-    line, links = _join_sections(article.sections)
+    text, links = _join_sections(article.sections)
     starts = [start for start, _ in links]
     links_by_passage: list[list[tuple[int, int]]] = []
-    for passage, passage_start in zip(passages, _locate_passages(line, passages), strict=True):
+    for passage, passage_start in zip(passages, _locate_passages(text, passages), strict=True):
         links_in_passage: list[tuple[int, int]] = []
         if passage_start is not None:
             end = passage_start + len(passage.text)
-            inside = links[bisect_right(starts, passage_start - 1) : bisect_right(starts, end)]
-            links_in_passage = [(first - passage_start, last - passage_start) for first, last in inside if last <= end]
+            nearby = links[bisect_right(starts, passage_start - 1) : bisect_right(starts, end)]
+            links_in_passage = [(first - passage_start, last - passage_start) for first, last in nearby if last <= end]
         links_by_passage.append(links_in_passage)
     return links_by_passage
 
@@ -100,10 +100,8 @@ def _locate_passages(text: str, passages: Sequence[Passage]) -> Iterator[int | N
     previous_start, end = -1, 0
     for passage in passages:
         passage_text = passage.text
-        expected = next((start for start in (end, end + 1) if text.startswith(passage_text, start)), None)
-        offset = (
-            text.find(passage_text, previous_start + 1, end + 1 + len(passage_text)) if expected is None else expected
-        )
+        guess = next((start for start in (end, end + 1) if text.startswith(passage_text, start)), None)
+        offset = text.find(passage_text, previous_start + 1, end + 1 + len(passage_text)) if guess is None else guess
         if offset < 0:
             yield None
             continue
@@ -149,13 +147,13 @@ class SpanWriter:
         self._values, self._rows = array("i"), 0
 
     def write(self, spans: Iterable[SalientSpan]) -> None:
-        """Append the spans of the next passage, possibly none."""
+        """Append the spans of the next passage; it may have none."""
         for start, end, kind in spans:
             self._values.extend((self._rows, start, end, kind))
         self._rows += 1
 
     def save(self, path: Path) -> None:
-        """Write the file."""
+        """Write the spans to a file."""
         _write_spans(np.asarray(self._values, np.int32).reshape(-1, _FIELDS), path)
 
 

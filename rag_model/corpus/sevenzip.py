@@ -16,9 +16,10 @@ from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
 ENDING = ".7z"
-_SECONDS, _MEMORY = 60.0, 256 << 20  # CPU seconds and bytes of the child, which reads a header of less than a kilobyte
+# Limits of the child process; a usual header has less than a kilobyte.
+_SECONDS, _MEMORY = 60.0, 256 << 20  # CPU seconds, bytes
 _BZIP2 = bytes.fromhex("040202")
-_FILTERS = {  # of the standard library, by the method ids of 7z
+_FILTERS = {  # filters of the standard library, by the method ids of 7z
     bytes.fromhex("21"): lzma.FILTER_LZMA2,
     bytes.fromhex("030101"): lzma.FILTER_LZMA1,
     bytes.fromhex("03030103"): lzma.FILTER_X86,  # py7zr's own default adds it to LZMA2
@@ -27,45 +28,45 @@ _FILTERS = {  # of the standard library, by the method ids of 7z
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """The place of a file in an archive, and how to decode it."""
+    """The byte range of a file in an archive, and how to decode it."""
 
     offset: int  # of its compressed bytes
-    length: int
+    length: int  # compressed bytes
     size: int  # decoded bytes
     crc32: int | None
     filters: list[dict[str, int]]  # of `lzma.LZMADecompressor`; empty for bzip2
 
 
 def find_archived_file(url: str, name: str) -> ArchivedFile:
-    """Return the place of the one file in the archive at `url`; `name` is its name in messages.
+    """Locate the only file in the archive at `url`; `name` is the archive's name in messages.
 
     Raises:
-        InputError: It is no archive, is encrypted, holds no file or several, or its compression is
-            not supported.
+        InputError: The archive is damaged or encrypted, has no file or several, or is compressed by
+            an unsupported method.
         MissingExtraError: py7zr is not installed.
     """
     try:
         return ArchivedFile(**run_in_child(__name__, [url, name], seconds=_SECONDS, memory=_MEMORY))
     except ChildDiedError as error:
-        raise InputError(f"{name} has a header that {error}: {_unpack_advice(name)}") from error
+        raise InputError(f"{name} has a header that {error}: {_advise_unpacking(name)}") from error
 
 
-def _find_in_this_child(arguments: list[str]) -> dict[str, Any]:
+def _locate_in_child(arguments: list[str]) -> dict[str, Any]:
     url, name = arguments
     py7zr = require("py7zr", "sevenzip")
     with fsspec.open(url, "rb").open() as file:
         try:
             with py7zr.SevenZipFile(file) as archive:
-                return asdict(_describe(archive, name))
+                return asdict(_describe_file(archive, name))
         except py7zr.PasswordRequired as error:
-            raise InputError(f"{name} is encrypted: {_unpack_advice(name)}") from error
+            raise InputError(f"{name} is encrypted: {_advise_unpacking(name)}") from error
         except (InputError, MemoryError):
             raise
-        except Exception as error:  # of a damaged header, any
-            raise InputError(f"{name} is no readable 7z archive ({error}): download it again") from error
+        except Exception as error:  # a damaged header can raise any exception
+            raise InputError(f"{name} is not a readable 7z archive ({error}): download it again") from error
 
 
-def _describe(archive: Any, name: str) -> ArchivedFile:
+def _describe_file(archive: Any, name: str) -> ArchivedFile:
     names = [file.filename for file in archive.files if not file.is_directory]
     if not names:
         raise InputError(f"{name} holds no file: give an archive of one dump")
@@ -86,37 +87,37 @@ def _describe(archive: Any, name: str) -> ArchivedFile:
 
 
 def _build_filters(coders: Iterable[tuple[bytes, bytes]], name: str) -> list[dict[str, int]]:
-    """Return the filters of coders, which 7z lists in the order of decoding, lzma in the other.
+    """Return the filters of coders: 7z lists them in the order of decoding, `lzma` of encoding.
 
     Raises:
-        InputError: The standard library does not decode them exactly.
+        InputError: The standard library cannot decode them exactly.
     """
     methods = [method for method, _ in coders]
     if methods == [_BZIP2]:
         return []
-    kinds = [_FILTERS.get(method, 0) for method in methods]
+    ids = [_FILTERS.get(method, 0) for method in methods]
     # liblzma holds back the last bytes of x86 code after LZMA, whose end it does not see.
-    if kinds not in ([lzma.FILTER_LZMA1], [lzma.FILTER_LZMA2], [lzma.FILTER_LZMA2, lzma.FILTER_X86]):
+    if ids not in ([lzma.FILTER_LZMA1], [lzma.FILTER_LZMA2], [lzma.FILTER_LZMA2, lzma.FILTER_X86]):
         raise InputError(
-            f"{name} is compressed by another method than LZMA, LZMA2 and bzip2, or encrypted: {_unpack_advice(name)}"
+            f"{name} is encrypted, or uses a method other than LZMA, LZMA2 and bzip2: {_advise_unpacking(name)}"
         )
-    return [_build_filter(kind, properties) for kind, (_, properties) in zip(kinds, coders, strict=True)][::-1]
+    return [_build_filter(number, properties) for number, (_, properties) in zip(ids, coders, strict=True)][::-1]
 
 
-def _build_filter(kind: int, properties: bytes) -> dict[str, int]:
-    if kind == lzma.FILTER_LZMA2:
+def _build_filter(filter_id: int, properties: bytes) -> dict[str, int]:
+    if filter_id == lzma.FILTER_LZMA2:
         bits = properties[0]
-        return {"id": kind, "dict_size": (2 | bits & 1) << (bits // 2 + 11)}
-    if kind == lzma.FILTER_LZMA1:
+        return {"id": filter_id, "dict_size": (2 | bits & 1) << (bits // 2 + 11)}
+    if filter_id == lzma.FILTER_LZMA1:
         rest, lc = divmod(properties[0], 9)
         pb, lp = divmod(rest, 5)
-        return {"id": kind, "dict_size": int.from_bytes(properties[1:5], "little"), "lc": lc, "lp": lp, "pb": pb}
-    return {"id": kind}
+        return {"id": filter_id, "dict_size": int.from_bytes(properties[1:5], "little"), "lc": lc, "lp": lp, "pb": pb}
+    return {"id": filter_id}
 
 
-def _unpack_advice(name: str) -> str:
+def _advise_unpacking(name: str) -> str:
     return f"unpack it with `7z x {name}`, and give the extracted file"
 
 
 if __name__ == "__main__":
-    serve_call(_find_in_this_child)
+    serve_call(_locate_in_child)

@@ -31,7 +31,7 @@ from rag_model.errors import InputError, MissingExtraError, UnreachableError, Us
 from rag_model.secrets import refuse_secret
 
 CHUNK_BYTES = 1 << 18  # bytes per chunk
-# Fields that identify a version of a file, by file system.
+# Fields of file systems that identify a version of a file; the first available one is used.
 _STAMP_FIELDS = "ETag", "mtime", "LastModified", "last_modified", "created", "blob_id"
 _CLIENT_ERRORS = {"aiohttp": "ClientError", "httpx2": "HTTPError"}  # huggingface_hub uses httpx2
 _TEMPORARY_STATUSES = {408, 425, 429}
@@ -40,18 +40,18 @@ _PERMANENT_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotAD
 _PERMANENT_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
 MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
 MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
-# Bytes of bzip2 streams from which a process loads the compiled decoder, which takes .4 s and saves
-# .06 s a megabyte, and of the largest slice that it decodes.
-_COMPILED_FROM, _MAX_COMPILED_BYTES = 2 << 20, 4 << 20
-_bzip2_sizes = [0]  # the bytes that `read_slice` has read in this process
+# The compiled decoder takes 0.4 s to load and saves 0.06 s per megabyte: a process loads it after
+# the first number of bytes of bzip2 streams. It decodes slices of up to the second number.
+_MIN_COMPILED_BYTES, _MAX_COMPILED_BYTES = 2 << 20, 4 << 20
+_bzip2_bytes_read = [0]  # bytes of bzip2 streams that `read_slice` has read in this process
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
 _7Z_MAGIC = b"7z\xbc\xaf\x27\x1c"
 _UTF16_BYTES = 8  # bytes at the start of a text by which UTF-16 is recognised
 MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
 _CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "tgz": "gzip", "xz": "xz", "zst": "zstd"}
-COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # optional ending of file names, as a pattern
+COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # pattern of an optional ending
 _TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
-_MAX_TAR_HEADER = 1 << 20  # bytes of an extended header
+_MAX_TAR_HEADER = 1 << 20  # maximum bytes of an extended header
 
 
 def expand_pattern(pattern: str) -> list[str]:
@@ -69,16 +69,16 @@ def expand_pattern(pattern: str) -> list[str]:
     try:
         fs, path = _open_filesystem(pattern)
         paths = [path] if fs.isfile(path) else fs.glob(path)
-        urls = [fs.unstrip_protocol(path_found) for path_found in paths if fs.isfile(path_found)]
-    except Exception as problem:
-        raise _read_error(pattern, problem) from problem
+        urls = [fs.unstrip_protocol(file) for file in paths if fs.isfile(file)]
+    except Exception as error:
+        raise _read_error(pattern, error) from error
     if not urls:
-        raise InputError(f"{pattern} names no file: check the path, or give a glob such as 'dumps/*.bz2'")
-    return sorted(urls, key=_natural_key)
+        raise InputError(f"no file matches {pattern}: check the path, or give a glob such as 'dumps/*.bz2'")
+    return sorted(urls, key=_build_natural_key)
 
 
 class FolderEntry(NamedTuple):
-    """A file of a folder, or another entry, with the reason why it is not read."""
+    """A file in a folder, or another entry with the reason why it is not read."""
 
     url: str
     path: str  # relative to the folder
@@ -89,8 +89,8 @@ class FolderEntry(NamedTuple):
 def list_folder(pattern: str) -> list[FolderEntry] | None:
     """List a folder and its subfolders in the order of paths; None if this is not a folder.
 
-    Links are not followed, and hidden folders are not opened. A folder of an HTTP server has no
-    list of files.
+    Links are not followed, and hidden folders are not opened. A folder of an HTTP server cannot be
+    listed.
 
     Raises:
         InputError: The folder cannot be read.
@@ -109,7 +109,7 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
             except OSError:
                 if folder == root.rstrip("/"):
                     raise
-                entries.append(FolderEntry(fs.unstrip_protocol(folder), _get_tail(folder, root), 0, "unreadable"))
+                entries.append(FolderEntry(fs.unstrip_protocol(folder), _make_relative(folder, root), 0, "unreadable"))
                 continue
             for info in listing:
                 name = info["name"].rstrip("/")
@@ -120,9 +120,9 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
                     folders.append(name)
                 else:
                     size = int(info.get("size") or 0)
-                    entries.append(FolderEntry(fs.unstrip_protocol(name), _get_tail(name, root), size, problem))
-    except Exception as problem:
-        raise _read_error(pattern, problem) from problem
+                    entries.append(FolderEntry(fs.unstrip_protocol(name), _make_relative(name, root), size, problem))
+    except Exception as error:
+        raise _read_error(pattern, error) from error
     return sorted(entries, key=lambda entry: entry.path)
 
 
@@ -132,7 +132,7 @@ def get_url(path: str) -> str:
     return str(fs.unstrip_protocol(root)).rstrip("/")
 
 
-def _get_tail(path: str, root: str) -> str:
+def _make_relative(path: str, root: str) -> str:
     return path.removeprefix(root.rstrip("/")).lstrip("/")
 
 
@@ -149,8 +149,8 @@ def file_exists(url: str) -> bool:
     try:
         fs, path = _open_filesystem(url)
         return bool(fs.isfile(path))
-    except Exception as problem:
-        raise _read_error(url, problem) from problem
+    except Exception as error:
+        raise _read_error(url, error) from error
 
 
 def get_size(url: str) -> int:
@@ -162,15 +162,15 @@ def get_size(url: str) -> int:
     try:
         fs, path = url_to_fs(url)
         size = fs.size(path)
-    except Exception as problem:
-        raise _read_error(url, problem) from problem
+    except Exception as error:
+        raise _read_error(url, error) from error
     if size is None:
-        raise InputError(f"the server of {url} does not report its size: download the file and give its path")
+        raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
     return int(size)
 
 
 def get_stamp(url: str) -> str | None:
-    """Return a version identifier of a file: its size, and its tag or modification time.
+    """Return an identifier of a file's version: its size, and its tag or modification time.
 
     None if the file system reports neither tag nor time.
 
@@ -180,8 +180,8 @@ def get_stamp(url: str) -> str | None:
     try:
         fs, path = _open_filesystem(url)
         file_info = fs.info(path)
-    except Exception as problem:
-        raise _read_error(url, problem) from problem
+    except Exception as error:
+        raise _read_error(url, error) from error
     version_tag = next((str(file_info[name]) for name in _STAMP_FIELDS if file_info.get(name) is not None), None)
     return None if version_tag is None else f"{file_info.get('size')} {version_tag}"
 
@@ -203,8 +203,8 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
                     break
                 remaining = None if remaining is None else remaining - len(chunk)
                 yield chunk
-    except Exception as problem:
-        raise _read_error(url, problem) from problem
+    except Exception as error:
+        raise _read_error(url, error) from error
     if remaining:
         is_empty = not offset and remaining == length
         fault = "is empty" if is_empty else f"ends before byte {offset + (length or 0)}"
@@ -231,7 +231,7 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
     return fs, path
 
 
-def _natural_key(url: str) -> list[tuple[int, str]]:
+def _build_natural_key(url: str) -> list[tuple[int, str]]:
     return [(int(piece or 0), "") if i % 2 else (0, piece) for i, piece in enumerate(re.split(r"(\d+)", url))]
 
 
@@ -271,7 +271,7 @@ def decode(chunks: Iterable[bytes], codec: Compression, source_name: str) -> Ite
 
 
 def read_decoded(url: str) -> Iterator[bytes]:
-    """Yield a file, decompressed as its ending says.
+    """Yield the bytes of a file, decompressed according to its ending.
 
     Raises:
         InputError: The file is unreadable or corrupt, or an archive of several files.
@@ -291,8 +291,8 @@ def read_slice(byte_slice: Slice) -> Iterator[bytes]:
     """Yield the decoded bytes of a slice."""
     chunks = read_bytes(byte_slice.url, byte_slice.offset, byte_slice.length)
     if byte_slice.codec == "bz2" and byte_slice.length <= _MAX_COMPILED_BYTES:
-        _bzip2_sizes[0] += byte_slice.length
-        if _bzip2_sizes[0] > _COMPILED_FROM and (bzip2 := _load_bzip2()):
+        _bzip2_bytes_read[0] += byte_slice.length
+        if _bzip2_bytes_read[0] > _MIN_COMPILED_BYTES and (bzip2 := _load_bzip2()):
             return _decode_compiled(bzip2, chunks, describe_slice(byte_slice))
     return decode(chunks, byte_slice.codec, describe_slice(byte_slice))
 
@@ -306,20 +306,20 @@ def _load_bzip2() -> ModuleType | None:
 
 
 def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
-    """Yield the decoded bytes of bzip2 streams, which are read at once.
+    """Yield the decoded bytes of bzip2 streams, after all their bytes are read.
 
     Raises:
         InputError: As for `decode`.
     """
-    data, decoded_bytes = b"".join(chunks), 0
+    data, n_yielded = b"".join(chunks), 0
     try:
         for block in bzip2.decode_streams(data):
-            decoded_bytes += len(block)
+            n_yielded += len(block)
             yield block
     except bzip2.UnusualStreamError:
         for decoded in decode([data], "bz2", source_name):
-            yield decoded[decoded_bytes:]
-            decoded_bytes = max(0, decoded_bytes - len(decoded))
+            yield decoded[n_yielded:]
+            n_yielded = max(0, n_yielded - len(decoded))
 
 
 def describe_slice(byte_slice: Slice) -> str:
@@ -330,8 +330,8 @@ def describe_slice(byte_slice: Slice) -> str:
 def read_lines(url: str) -> Iterator[bytes]:
     """Yield the decoded lines of a file without line ends.
 
-    The lines of a tar archive are those of all its files, which are decompressed as their own
-    endings say.
+    The lines of a tar archive are those of all its files, which are decompressed according to their
+    own endings.
 
     Raises:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
@@ -353,7 +353,7 @@ def is_tar(url: str) -> bool:
 def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
     """Yield the decoded bytes of each regular file of a tar archive, in its order.
 
-    The archive is read as a stream and nothing is extracted: the names of its files are no paths.
+    The archive is read as a stream, and no name in it is used as a path to write to.
     Links, folders and devices are skipped.
 
     Raises:
@@ -378,7 +378,7 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
 
 
 class _TarHeader(tarfile.TarInfo):
-    """A tar header that reports damage, where the base class would end the archive."""
+    """A tar header that raises an error if it is damaged; the base class ends the archive there."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
@@ -395,12 +395,12 @@ class _TarHeader(tarfile.TarInfo):
 
 
 def refuse_utf16(head: bytes, source_name: str) -> None:
-    """Check that a text begins neither as UTF-16 does nor with the byte order mark of UTF-32.
+    """Refuse a text whose first bytes are UTF-16, or the byte order mark of UTF-32.
 
     Raises:
-        InputError: It does; the message starts with `source_name`.
+        InputError: The text is refused; the message starts with `source_name`.
     """
-    # Before UTF-16, whose mark is the beginning of the one of UTF-32.
+    # This check is first, because the mark of UTF-32 starts with that of UTF-16.
     if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
         raise InputError(f"{source_name} is UTF-32: convert it to UTF-8")
     pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
@@ -412,19 +412,19 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
 
 def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
     """Yield the lines of decoded bytes without line ends; the last line may lack one."""
-    rest, length = list[bytes](), 0
+    line_parts, line_bytes = list[bytes](), 0
     for chunk in filter(None, chunks):  # a file may contain millions of empty streams
         first, *complete_lines = chunk.split(b"\n")
-        rest.append(first)
-        length += len(first)
-        if length > MAX_LINE:
-            raise InputError(f"{source_name} has a line of more than {MAX_LINE >> 20} MiB: give one record a line")
+        line_parts.append(first)
+        line_bytes += len(first)
+        if line_bytes > MAX_LINE:
+            raise InputError(f"{source_name} has a line of more than {MAX_LINE >> 20} MiB: put one record on each line")
         if complete_lines:
-            yield b"".join(rest)
+            yield b"".join(line_parts)
             yield from complete_lines[:-1]
-            rest, length = [complete_lines[-1]], len(complete_lines[-1])
-    if any(rest):
-        yield b"".join(rest)
+            line_parts, line_bytes = [complete_lines[-1]], len(complete_lines[-1])
+    if any(line_parts):
+        yield b"".join(line_parts)
 
 
 def _get_codec(url: str) -> Compression:
@@ -433,7 +433,7 @@ def _get_codec(url: str) -> Compression:
 
 def _decode_streams(
     chunks: Iterable[bytes],
-    new_decoder: Callable[[], _Decoder],
+    create_decoder: Callable[[], _Decoder],
     drain: Callable[[_Decoder, bytes], Iterator[bytes]],
     magic: bytes,
     padding: bytes,
@@ -445,7 +445,7 @@ def _decode_streams(
         rest = chunk
         while rest := rest if decoder else rest.lstrip(padding):
             if decoder is None:
-                decoder, head = new_decoder(), b""
+                decoder, head = create_decoder(), b""
             head += rest[: len(magic) - len(head)]
             try:
                 yield from drain(decoder, rest)
@@ -468,20 +468,20 @@ def _decode_archive(url: str) -> Iterator[bytes]:
     if b"".join(read_bytes(url, 0, len(_7Z_MAGIC))) != _7Z_MAGIC:
         raise InputError(f"{name} is not a 7z archive: {_DOWNLOAD_ADVICE}")
     file = sevenzip.find_archived_file(url, name)
-    if (memory := max((one.get("dict_size", 0) for one in file.filters), default=0)) > MAX_XZ_BYTES:
+    if (memory := max((options.get("dict_size", 0) for options in file.filters), default=0)) > MAX_XZ_BYTES:
         raise InputError(
-            f"{name} needs {memory >> 20} MiB to decode, more than {MAX_XZ_BYTES >> 20}: "
+            f"{name} needs {memory >> 20} MiB to decode, and the limit is {MAX_XZ_BYTES >> 20}: "
             f"unpack it with `7z x {name}`, and give the extracted file"
         )
-    size, checksum = 0, 0
+    decoded_bytes, checksum = 0, 0
     for decoded in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
-        size, checksum = size + len(decoded), zlib.crc32(decoded, checksum)
-        if size > file.size:
+        decoded_bytes, checksum = decoded_bytes + len(decoded), zlib.crc32(decoded, checksum)
+        if decoded_bytes > file.size:
             break
         yield decoded
-    if size < file.size:
+    if decoded_bytes < file.size:
         raise InputError(f"{name} is truncated (it ends inside its compressed file): {_DOWNLOAD_ADVICE}")
-    if size > file.size or file.crc32 not in {None, checksum}:
+    if decoded_bytes > file.size or file.crc32 not in {None, checksum}:
         raise InputError(f"{name} is corrupt (its checksum is wrong): {_DOWNLOAD_ADVICE}")
 
 
@@ -497,7 +497,7 @@ def _decode_raw_stream(chunks: Iterable[bytes], filters: list[dict[str, int]], n
 
 
 class _ChunkFile(RawIOBase):
-    """A readable file over chunks of bytes, from which pyarrow decompresses."""
+    """A readable file over chunks of bytes, which pyarrow and `tarfile` require."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks, self._rest = iter(chunks), b""
@@ -540,7 +540,7 @@ def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
             return
 
 
-# How to decode a stream, its first bytes, and what may stand between streams.
+# By codec: decoder, function that drains it, first bytes of a stream, padding between streams.
 _CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]], bytes, bytes]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2, b"BZh", b""),
     "xz": (

@@ -1,4 +1,4 @@
-"""Mirror the HTML pages that a web site's sitemap lists into a folder, which is then read as the dump.
+"""Mirror the HTML pages in a web site's sitemap to a folder, which is then read as the dump.
 
 `sitemap+https://docs.example.org/sitemap.xml` names a sitemap or an index of sitemaps
 (https://www.sitemaps.org/protocol.html). The name of a page's file is the path of its address, so
@@ -55,7 +55,7 @@ MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
 # The protocol allows 50 MB.
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000
 _MAX_ROBOTS_BYTES = 512 << 10
-# Pages with HTTP 500; if both are exceeded, the site is down.
+# Number and share of pages with HTTP 500; if both are exceeded, the site is considered down.
 _MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1
 # A run stops early only after more failed pages: fewer may be one section that is listed first.
 _STOP_AFTER_FAILED_PAGES = 50
@@ -67,7 +67,7 @@ _SAVE_INTERVAL = 100  # pages between two saves of their versions
 _FRESH_SECONDS = 600.0  # a process does not read a site again within this time
 _PAGE_TYPES = "text/html", "application/xhtml+xml"
 _HTML_ENDING = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
-# Of a file name and of a path; file systems allow 255 and 4,096.
+# Bytes of a file name and of a path; file systems allow 255 and 4,096.
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000
 
 
@@ -89,7 +89,7 @@ class SiteFiles:
 
 
 class _UnusablePageError(InputError):
-    """A page that cannot be read, with the `reason` for which it is counted as dropped."""
+    """A page cannot be read; `reason` is the drop reason under which it is counted."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -100,7 +100,7 @@ _recent_files: dict[str, tuple[float, SiteFiles]] = {}  # address -> time of rea
 
 
 def mirror_site(url: str, sleep: Callable[[float], None] = time.sleep) -> SiteFiles:
-    """Bring the folder of a site's pages up to date, unless this process did so in the last minutes.
+    """Update the folder of a site's pages, unless this process did so in the last minutes.
 
     Raises:
         InputError: The sitemap is invalid, or `robots.txt` forbids it.
@@ -137,10 +137,10 @@ class _SiteClient:
         if not is_confidential(scheme, host):
             raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start}")
         root = Path(os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
-        name = quote(self._url.partition("://")[2], safe="")
-        if len(name) > _MAX_NAME_BYTES:
-            name = f"{name[:_MAX_NAME_BYTES]}-{digest_json(name).rpartition(':')[2][:16]}"
-        self.folder, self._versions_file = root / name, root / f"{name}.json"
+        folder_name = quote(self._url.partition("://")[2], safe="")
+        if len(folder_name) > _MAX_NAME_BYTES:
+            folder_name = f"{folder_name[:_MAX_NAME_BYTES]}-{digest_json(folder_name).rpartition(':')[2][:16]}"
+        self.folder, self._versions_file = root / folder_name, root / f"{folder_name}.json"
         self._robots, self._n_fetched, self._n_failed = RobotFileParser(), 0, 0
         self._robots.parse([])  # until robots.txt is read, everything may be read
         self._delay, self._sleep, self._has_answered = 0.0, sleep, False
@@ -222,7 +222,7 @@ class _SiteClient:
                 raise
             self._n_failed += 1
             if has_file:
-                _log.warning("%s answers %s: its last version is kept", page, _SERVER_ERROR)
+                _log.warning("%s answers %s: keeping its last version", page, _SERVER_ERROR)
                 return
             status, headers, body, reason = 500, httpx.Headers(), None, "server_error"
         if status == 200:
@@ -254,7 +254,7 @@ class _SiteClient:
 
     def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
         """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that it lists."""
-        queue, seen, n_pages = [self._origin + self._start], {self._origin + self._start}, 0
+        queue, seen_sitemaps, n_pages = [self._origin + self._start], {self._origin + self._start}, 0
         while queue:
             sitemap = queue.pop(0)
             if not self._robots.can_fetch("bookwheel", sitemap):
@@ -271,10 +271,10 @@ class _SiteClient:
                     dropped["other_host" if origin else "bad_name"] += 1
                 elif kind == "url":
                     yield address, lastmod
-                elif address not in seen:
-                    seen.add(address)
+                elif address not in seen_sitemaps:
+                    seen_sitemaps.add(address)
                     queue.append(address)
-                if n_pages > _MAX_PAGES or len(seen) > _MAX_SITEMAPS:
+                if n_pages > _MAX_PAGES or len(seen_sitemaps) > _MAX_SITEMAPS:
                     raise InputError(
                         f"{self._url} lists more than {_MAX_PAGES:,} pages or {_MAX_SITEMAPS:,} sitemaps: give a "
                         "sitemap of a part of the site"
@@ -298,9 +298,9 @@ class _SiteClient:
                         continue
                     if response.status_code in BUSY_STATUSES:
                         status = f"HTTP {response.status_code}"
-                        wait = parse_retry_after(response.headers.get("retry-after"))
-                        status += " with Retry-After" if wait is not None and status == _SERVER_ERROR else ""
-                        raise BusyError(status, wait, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
+                        seconds = parse_retry_after(response.headers.get("retry-after"))
+                        status += " with Retry-After" if seconds is not None and status == _SERVER_ERROR else ""
+                        raise BusyError(status, seconds, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
                     if response.status_code != 200:
                         return response.status_code, response.headers, b""
                     return 200, response.headers, read_body(response, max_bytes)

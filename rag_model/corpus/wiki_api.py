@@ -1,8 +1,8 @@
 """A polite client of a MediaWiki site's API (`api.php`).
 
-One connection, one request at a time. Every request has `maxlag`, so a site whose databases lag
-behind refuses it; then it is sent again later (`http_client`). A reply is bounded,
-redirects to other servers are refused, and credentials come from the environment only.
+It uses one connection and sends one request at a time. Every request has `maxlag`, so a site whose
+databases lag behind refuses it; then it is sent again later (`http_client`). The size of replies is
+limited, redirects to other servers are refused, and credentials come from the environment only.
 """
 
 import os
@@ -35,10 +35,10 @@ from rag_model.untrusted_text import parse_json
 USER = "BOOKWHEEL_WIKI_USER"  # name of a bot password, as Name@Bot
 PASSWORD = "BOOKWHEEL_WIKI_PASSWORD"
 TOKEN = "BOOKWHEEL_WIKI_TOKEN"  # OAuth 2 access token, instead of user and password
-HOST = "BOOKWHEEL_WIKI_HOST"  # the only host to which the account is shown
+HOST = "BOOKWHEEL_WIKI_HOST"  # the only host to which the account is sent
 
 IDS_PER_REQUEST = 50  # MediaWiki's limit of ids or titles in a request without a bot's rights
-MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own limit of a result
+MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own limit for a result
 _MAX_LAG = 5  # seconds, as recommended by https://www.mediawiki.org/wiki/Manual:Maxlag_parameter
 _DATABASE_CODES = {f"internal_api_error_DB{problem}Error" for problem in ("Query", "Connection")}
 _BUSY_CODES = {"maxlag", "ratelimited", "readonly", *_DATABASE_CODES}
@@ -47,7 +47,7 @@ Reply = dict[str, Any]
 
 
 class _NoApiError(InputError):
-    """A reply is not one of MediaWiki's API; `reason` is the message without its advice."""
+    """A reply is not from MediaWiki's API; `reason` is the message without its advice."""
 
     def __init__(self, reason: str, advice: str) -> None:
         super().__init__(f"{reason}: {advice}")
@@ -62,7 +62,9 @@ class _Account:
 
 
 def _read_account(host: str) -> _Account:
-    """Return the account in the environment, for its own host only: a form may name any host.
+    """Return the account in the environment; an empty one unless `host` is the account's host.
+
+    No other host must get the credentials, because the users of a form can name any host.
 
     Raises:
         UsageError: The account is incomplete.
@@ -101,7 +103,7 @@ class WikiClient:
             or parts.query
             or parts.fragment
         ):
-            raise UsageError(f"{url} is no wiki's address: give one such as mediawiki+https://wiki.example.org/")
+            raise UsageError(f"{url} is not a wiki's address: give one such as mediawiki+https://wiki.example.org/")
         host, self._is_encrypted = parts.netloc.lower(), parts.scheme.lower() == "https"
         if not is_confidential(parts.scheme, host):
             raise UsageError(
@@ -111,8 +113,8 @@ class WikiClient:
         self.requests = 0
         self._sleep = sleep
         root = self.url if self.url.endswith("/") else f"{self.url}/"
-        found = (urljoin(root, name) for name in (api_path, "w/api.php", "api.php") if name)
-        self._api_urls = (self.url,) if parts.path.endswith(".php") else tuple(dict.fromkeys(found))
+        candidate_urls = (urljoin(root, name) for name in (api_path, "w/api.php", "api.php") if name)
+        self._api_urls = (self.url,) if parts.path.endswith(".php") else tuple(dict.fromkeys(candidate_urls))
         account = _read_account(host)
         self._user, self._password = account.user, account.password
         self._has_account, token = bool(account.user or account.token), account.token
@@ -137,16 +139,16 @@ class WikiClient:
         """Return the reply of one request of `action=query`.
 
         Raises:
-            InputError: The site refuses the request, or its reply is not one of MediaWiki's API.
+            InputError: The site refuses the request, or its reply is not from MediaWiki's API.
             UnreachableError: The site cannot be reached, or asks to wait for too long.
         """
         return self.request({"action": "query", **parameters})
 
     def query_all(self, **parameters: Any) -> Iterator[Reply]:
-        """Yield the `query` object of each reply, as often as the site says that it continues.
+        """Yield the `query` object of each reply, until the site has no more results.
 
         Raises:
-            InputError: As for `query`, or the site continues without getting further.
+            InputError: As for `query`, or the site repeats its reply.
         """
         continuation: dict[str, str] = {}
         while True:
@@ -157,11 +159,11 @@ class WikiClient:
             pairs = check_object(reply["continue"], self.url).items()
             next_continuation = {str(name): str(value) for name, value in pairs}
             if next_continuation == continuation or not next_continuation:
-                raise InputError(f"{self.url} repeats its reply without end: check that it is a MediaWiki site")
+                raise InputError(f"{self.url} keeps returning the same results: check that it is a MediaWiki site")
             continuation = next_continuation
 
     def request(self, parameters: Mapping[str, Any]) -> Reply:
-        """Return the reply of any action; `parameters` with a token are sent by POST.
+        """Return the reply to any action; log-ins, purges and texts are sent by POST.
 
         Raises:
             InputError: As for `query`.
@@ -176,13 +178,13 @@ class WikiClient:
                 break
             self._needs_login = True  # the session has ended
         if code:
-            raise self._describe_refusal(code, reply)
+            raise self._build_refusal_error(code, reply)
         return reply
 
     def _call(self, parameters: Mapping[str, Any], *, is_asserted: bool = False) -> Reply:
         """Return the reply of `api.php`, which is in the folder `w` of the site or at its root.
 
-        The first request finds out where.
+        The first request finds out which of them it is.
         """
         problems: list[_NoApiError] = []
         for url in self._api_urls:
@@ -213,8 +215,8 @@ class WikiClient:
         for _ in range(MAX_REDIRECTS):
             self.requests += 1
             arguments: dict[str, Any] = {"data": fields} if is_post else {"params": fields}
-            sent = self._http.stream("POST" if is_post else "GET", url, **arguments)
-            with self._explain_errors(url), sent as response:
+            request = self._http.stream("POST" if is_post else "GET", url, **arguments)
+            with self._explain_errors(url), request as response:
                 self._has_answered = True
                 if response.is_redirect and not is_post:
                     # The next request adds the parameters again.
@@ -236,9 +238,9 @@ class WikiClient:
         try:
             reply = parse_json(body)
         except ValueError as error:
-            kind = response.headers.get("content-type", "no type")[:40]
+            content_type = response.headers.get("content-type", "no type")[:40]
             advice = "give the address of a wiki's api.php"
-            raise _NoApiError(f"{url} answers {kind} instead of JSON", advice) from error
+            raise _NoApiError(f"{url} answers {content_type} instead of JSON", advice) from error
         reply = check_object(reply, url)
         code = self._get_error_code(reply)
         if code in _BUSY_CODES:
@@ -250,7 +252,7 @@ class WikiClient:
         error = reply.get("error")
         return "" if error is None else str(check_object(error, self.url).get("code"))[:60]
 
-    def _describe_refusal(self, code: str, reply: Reply) -> InputError:
+    def _build_refusal_error(self, code: str, reply: Reply) -> InputError:
         info = " ".join(str(reply["error"].get("info", "")).split())[:200]
         is_denied = code in {"readapidenied", "permissiondenied", "mwoauth-invalid-authorization", *_LOGIN_CODES}
         accounts = f"set {USER} and {PASSWORD} to a bot password, or {TOKEN} to an OAuth token, that may read it"
@@ -299,5 +301,5 @@ def _join_values(value: Any) -> str:
     if isinstance(value, str | int):
         return str(value)
     texts = [str(item) for item in value]
-    # A title may not contain `|`, but an answer could smuggle one into the next request.
+    # No title contains `|`, but a malicious reply could smuggle one into the next request.
     return "\x1f" + "\x1f".join(texts) if any("|" in text for text in texts) else "|".join(texts)

@@ -1,4 +1,4 @@
-"""The mirror of a MediaWiki site: its pages, in the order of page ids, in blocks that never change.
+"""The mirror of a MediaWiki site: its pages, in the order of page ids, in immutable blocks.
 
 A block has about a megabyte of `<page>` elements, as an export has them. A changed page gives its
 block a new file; all other blocks, and the parts that consist of them, stay the same.
@@ -18,25 +18,25 @@ from rag_model.corpus.records import Page, Siteinfo, Slice
 from rag_model.corpus.source import basename, read_slice
 from rag_model.errors import InputError
 
-BLOCK_BYTES = 1 << 20  # bytes of XML in a block, about
-FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000  # of fetched pages, until they are written and recorded
+BLOCK_BYTES = 1 << 20  # approximate bytes of XML in a block
+FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000  # of fetched pages that are written together
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A file of the mirror: the pages of a range of ids, as the `<page>` elements of an export."""
 
-    id: str  # of the blob; the first field, as in lists of blobs that `gc` reads
+    id: str  # id of the blob; the first field, as in all lists of blobs that `gc` reads
     size: int  # compressed bytes
     first_page: int
     last_page: int
-    xml_bytes: int
-    pages: int
+    xml_bytes: int  # decompressed bytes
+    pages: int  # number of pages
 
 
 @dataclass(frozen=True, slots=True)
 class SeenChange:
-    """An entry of the recent changes that was followed."""
+    """An entry of the recent changes that an earlier build has read."""
 
     id: int
     revision: int
@@ -47,27 +47,27 @@ class SeenChange:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far a site was followed: the last changes and log entries, and when."""
+    """The position up to which a site was read: its last changes and log entries, and times."""
 
     read_at: int  # seconds since 1970
     listed_at: int  # when the pages were last listed
-    site_time: int  # by the site's clock, when `listed_at`
+    site_time: int  # time of the site's clock at `listed_at`
     changes: tuple[SeenChange, ...] = ()
     logs: tuple[tuple[int, str], ...] = ()  # id, timestamp
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `asdict` gave."""
+        """Build a cursor from the output of `asdict`."""
         changes = tuple(SeenChange(**change) for change in value["changes"])
         return cls(**{**value, "changes": changes, "logs": tuple(map(tuple, value["logs"]))})
 
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """The pages of a site in the store, and how far it was followed."""
+    """The pages of a site in the store, and the position up to which it was read."""
 
     blocks: tuple[Block, ...] = ()
-    cursor: Cursor | None = None  # None: not all pages were fetched yet
+    cursor: Cursor | None = None  # None until all pages were fetched once
     dbname: str = ""  # of the wiki
     api_path: str = ""  # where the site's API was found
 
@@ -78,10 +78,10 @@ class MirrorState:
 
 
 class Mirror(Protocol):
-    """Where the pages of a site are kept between builds."""
+    """Interface of a store of a site's pages between builds."""
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
-        """Return the ids of pages of a wiki that must not be kept."""
+        """Return the ids of a wiki's pages that must not be stored, because they were removed."""
         ...
 
     def load(self) -> MirrorState:
@@ -97,7 +97,7 @@ class Mirror(Protocol):
         ...
 
     def put(self, data: bytes) -> tuple[str, int]:
-        """Keep the bytes of a block; return its id and size."""
+        """Store the bytes of a block; return its id and size."""
         ...
 
     def get_url(self, block: Block) -> str:
@@ -106,14 +106,14 @@ class Mirror(Protocol):
 
 
 class StagedMirror:
-    """A mirror for one plan: nothing is remembered."""
+    """A mirror for a single plan, whose state is not saved."""
 
     def __init__(self, workdir: Path = Path(), stage: StageFile = str) -> None:
         """Set where blocks are written, and how they are staged."""
         self._workdir, self._stage, self._urls = workdir, stage, dict[str, str]()
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
-        """Return none: a store names them."""
+        """Return an empty set, because only a store has a list of removed pages."""
         return frozenset()
 
     def load(self) -> MirrorState:
@@ -121,7 +121,7 @@ class StagedMirror:
         return MirrorState()
 
     def read_first_pages(self, siteinfo: Siteinfo) -> Iterable[Page]:
-        """Return none."""
+        """Return no pages."""
         return ()
 
     def save(self, state: MirrorState) -> None:
@@ -141,7 +141,7 @@ class StagedMirror:
 
 
 def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page | None]) -> MirrorState:
-    """Return the state with changed pages, and without those that are None."""
+    """Write changed pages, and remove those that are None; return the new state."""
     changes_by_block = defaultdict[int, dict[int, Page | None]](dict)
     starts = [block.first_page for block in state.blocks]
     for page_id in sorted(changes):
@@ -165,7 +165,7 @@ def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page
 def apply_stream(
     mirror: Mirror, state: MirrorState, changes: Iterable[tuple[int, Page | None]], *, record: bool
 ) -> MirrorState:
-    """Apply a stream of changed pages in batches; with `record`, record each batch but the last."""
+    """Apply a stream of changed pages in batches; with `record`, save all states but the last."""
     batch, batch_bytes = dict[int, Page | None](), 0
     for page_id, page in changes:
         if batch_bytes >= FLUSH_BYTES or len(batch) >= FLUSH_PAGES:
@@ -179,11 +179,11 @@ def apply_stream(
 
 def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterator[Block]:
     """Write pages, in the order of their ids, as blocks of about equal size."""
-    total, position = sum(len(data) for _, data in pages), 0
-    count, done_bytes = max(1, round(total / BLOCK_BYTES)), 0
-    for i in range(1, count + 1):
+    total_bytes, position = sum(len(data) for _, data in pages), 0
+    n_blocks, done_bytes = max(1, round(total_bytes / BLOCK_BYTES)), 0
+    for i in range(1, n_blocks + 1):
         start = position
-        while position < len(pages) and (done_bytes * count < total * i or i == count):
+        while position < len(pages) and (done_bytes * n_blocks < total_bytes * i or i == n_blocks):
             done_bytes += len(pages[position][1])
             position += 1
         if position == start:
@@ -197,21 +197,21 @@ def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
     """Return the pages of a block with their XML."""
     byte_slice = to_slice(block, mirror.get_url(block))
     where, data, parser = basename(byte_slice.url), bytearray(), PageParser(basename(byte_slice.url))
-    located: list[tuple[int, Page]] = []
-    for piece in read_slice(byte_slice):
-        data += piece
-        located += parser.feed(piece)
+    pages_by_offset: list[tuple[int, Page]] = []
+    for chunk in read_slice(byte_slice):
+        data += chunk
+        pages_by_offset += parser.feed(chunk)
         if len(data) > block.xml_bytes:
             raise InputError(f"{where} has more than {block.xml_bytes} bytes: it is damaged, restore it")
     parser.close()
-    ends = [offset for offset, _ in located[1:]] + [len(data)]
-    return [(page, bytes(data[offset:end])) for (offset, page), end in zip(located, ends, strict=True)]
+    ends = [offset for offset, _ in pages_by_offset[1:]] + [len(data)]
+    return [(page, bytes(data[offset:end])) for (offset, page), end in zip(pages_by_offset, ends, strict=True)]
 
 
 def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> MirrorState:
-    """Return the state without pages."""
-    present = {page: None for page in pages if _find_block(state.blocks, page) is not None}
-    return apply_changes(mirror, state, present) if present else state
+    """Remove pages; return the new state."""
+    removals = {page: None for page in pages if _find_block(state.blocks, page) is not None}
+    return apply_changes(mirror, state, removals) if removals else state
 
 
 def to_slice(block: Block, url: str) -> Slice:

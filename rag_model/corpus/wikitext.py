@@ -1,6 +1,6 @@
 """Convert wikitext to plain text by section, as a reader sees it.
 
-**The parser is our own scanner, chosen by measurement.** `tests/benchmarks/bench_chunking.py` reads
+**The parser is `markup.scanner`, chosen by measurement.** `tests/benchmarks/bench_chunking.py` reads
 the real extract (96 articles, 5.7 MB) and 190 template cases. One core; MB of wikitext per second,
 residues of markup in the text, template cases with missing words:
 
@@ -20,8 +20,8 @@ and the remaining markup (`prose`).
 **Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
 pronunciations and short formulas are kept, because sentences need them. Tables and infoboxes,
 unless they are requested (`structures`), pictures with their captions, references, notices that
-point elsewhere ("Main article: …"), blocks of code, and what is no sentence in sections of
-references and links (`blocks.is_apparatus`) are dropped, as in DPR.
+point elsewhere ("Main article: …"), blocks of code, and all but sentences in sections of references
+and links (`blocks.is_apparatus`) are dropped, as in DPR.
 
 **Positions of links.** To locate the words of links, the scanner puts marks around them
 (`LINK_START`, `LINK_END`), and the section is cleaned with and without the marks.
@@ -62,7 +62,7 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-_UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")  # most titles have none, and need no slower test
+_UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")  # most titles have none, which spares a slower test
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
 # Text that no title contains. MediaWiki shows a link to it as text, in which `[https://a.org b]` of
 # `[[https://a.org b]]` is an external link.
@@ -71,7 +71,7 @@ _BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
-_TEMPLATE = 10  # the namespace of templates
+_TEMPLATE = 10  # key of the namespace of templates
 _NO_LEVEL = 7  # deeper than any heading
 # Returns the markup of a section without its structures, and the structures.
 ExtractStructures = Callable[[RawSection], tuple[str, Sequence[Structure]]]
@@ -116,9 +116,9 @@ class Links:
 
 def _is_title(target: str) -> bool:
     """Return whether the target of a link can be a title; otherwise MediaWiki shows its brackets."""
-    mark = _INVALID_TITLE.search(target)
-    if mark is None or mark[0][:1] not in ("%", "&"):
-        return mark is None
+    match = _INVALID_TITLE.search(target)
+    if match is None or match[0][:1] not in ("%", "&"):
+        return match is None
     title, fragment, _ = html.unescape(unquote(target)).partition("#")
     return _INVALID_TITLE.search(title or fragment) is None
 
@@ -207,8 +207,9 @@ def clean_sections(
     anchors: bool,
     extract: ExtractStructures | None = None,
 ) -> tuple[Section, ...]:
-    """Return the sections with text or structures; `expand` resolves the templates and links of a
-    raw section.
+    """Return the sections with text or structures.
+
+    `expand` resolves the templates and links of a raw section.
     """
     sections: list[Section] = []
     apparatus_level = _NO_LEVEL  # of the section of references or links that contains this one

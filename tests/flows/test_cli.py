@@ -302,7 +302,7 @@ def test_structures_are_separated_by_commas_and_found_in_wikis_only(
     (tmp_path / "d.jsonl").write_text('{"id": "1", "title": "One", "text": "Some words."}\n')
     for dump, names, message in (
         (mini_dump, "tables,infobox", ""),
-        (mini_dump, "tables,boxes", "structures has 'boxes': choose from tables, infobox, lists"),
+        (mini_dump, "tables,boxes", "structures has the unknown value 'boxes': choose from tables, infobox, lists"),
         (tmp_path / "d.jsonl", "tables,lists", "has no pages of a wiki, so no lists or tables can be found in it"),
     ):
         words = ("--dump", dump, "--store", tmp_path / "store", "--dry-run", "--structures", names)

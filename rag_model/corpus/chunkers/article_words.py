@@ -14,7 +14,7 @@ from itertools import pairwise
 from rag_model.corpus.chunkers.chunker import build_passage, create_anchor
 from rag_model.corpus.records import Article, Passage, Section
 
-# Characters of a word; longer words are split. BERT's tokenizers give up on longer words.
+# Maximum characters of a word; longer ones are split. BERT's tokenizers map them to `[UNK]`.
 MAX_WORD_LENGTH = 100
 
 # Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
@@ -53,7 +53,7 @@ def split_words(text: str) -> list[str]:
     [' One', ' small', ' step']
     """
     tokens = text.split()
-    if not _is_special(text, tokens):
+    if not _needs_splitting(text, tokens):
         return [" " + token for token in tokens]
     return [word for token in tokens for word in split_token(token)]
 
@@ -65,7 +65,7 @@ def split_token(token: str) -> list[str]:
     return [" " + first, *later_parts]
 
 
-def _is_special(text: str, tokens: list[str]) -> bool:
+def _needs_splitting(text: str, tokens: list[str]) -> bool:
     return _LONG_RUN.search(text) is not None or max(map(len, tokens), default=0) > MAX_WORD_LENGTH
 
 
@@ -73,7 +73,7 @@ def _split_long(piece: str) -> list[str]:
     return [piece[start : start + MAX_WORD_LENGTH] for start in range(0, len(piece), MAX_WORD_LENGTH)]
 
 
-def ends_sentence(word: str, following: str) -> bool:
+def ends_sentence(word: str, next_word: str) -> bool:
     """Return whether a sentence ends between two words that whitespace separates.
 
     A sentence ends after a terminal mark (Unicode's `Sentence_Terminal`: full stops of Latin, CJK,
@@ -90,19 +90,19 @@ def ends_sentence(word: str, following: str) -> bool:
     stripped_word = word.rstrip(_CLOSERS)
     if not stripped_word or stripped_word[-1] not in _END_MARKS:
         return False
-    if following.lstrip(_OPENERS)[:1].islower():
+    if next_word.lstrip(_OPENERS)[:1].islower():
         return False
     return stripped_word[-1] != "." or not _is_abbreviation(stripped_word.rstrip(".").lstrip(_OPENERS), stripped_word)
 
 
-def ends_run(piece: str) -> bool:
-    """Return whether a sentence ends after a piece of a text without spaces, such as Japanese."""
-    return piece[-1] in _MAY_END and piece.rstrip(_CLOSERS)[-1:] in _CJK_END
+def ends_run(word: str) -> bool:
+    """Return whether a sentence ends after a word of a text without spaces, such as Japanese."""
+    return word[-1] in _MAY_END and word.rstrip(_CLOSERS)[-1:] in _CJK_END
 
 
-def ends_line(word: str, following: str) -> bool:
+def ends_line(word: str, next_word: str) -> bool:
     """Return whether a sentence ends between two lines; it does not if the sentence is wrapped."""
-    return not following[0].islower() or word.rstrip(_CLOSERS)[-1:] in _END_MARKS
+    return not next_word[0].islower() or word.rstrip(_CLOSERS)[-1:] in _END_MARKS
 
 
 def _is_abbreviation(bare_word: str, stripped_word: str) -> bool:
@@ -170,15 +170,16 @@ def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span])
     n_begun = Counter[int]()
     for start, end in spans:
         section = words.sections[start]
-        number, name = n_begun[section], section_names[section]
+        number, section_name = n_begun[section], section_names[section]
         n_begun[section] += 1
-        position = f"{name}.{number}" if name else str(number)
+        position = f"{section_name}.{number}" if section_name else str(number)
         yield build_passage(
             article, position, article.sections[section].heading, words.numbers[start], words.words[start:end]
         )
 
 
 def _iter_boundaries(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the words of a text, each with the strength of the boundary before it."""
     last_token, boundary = "", HEADING
     for line in text.split("\n"):
         tokens = line.split()
@@ -203,16 +204,16 @@ def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
     boundary, line_break = HEADING, "\n\n"
     for line in text.split("\n"):
         words = _iter_boundaries(line)
-        if (first := next(words, None)) is None:
+        if (first_word := next(words, None)) is None:
             boundary, line_break = max(boundary, PARAGRAPH), "\n\n"
             continue
-        yield line_break + _MARGIN.match(line)[0] + first[0].lstrip(), boundary  # type: ignore[index]
+        yield line_break + _MARGIN.match(line)[0] + first_word[0].lstrip(), boundary  # type: ignore[index]
         yield from words
         boundary, line_break = LINE, "\n"
 
 
 def _iter_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
-    if len(token) < 12:  # most words; shorter than any run that `split_token` splits
+    if len(token) < 12:  # most words; `split_token` splits no word of this length
         yield " " + token, boundary
         return
     for word in split_token(token):

@@ -1,8 +1,8 @@
 """Passages of tables, infoboxes and long lists: groups of rows that repeat their head lines.
 
 A passage starts with the heading of the section and the head lines of its structure, one a line, so
-that a row in the middle of a long table is found by the names of its columns. A row is split only
-if it alone is longer than the limit.
+that a query can match a row in the middle of a long table by the names of its columns. A row is
+split only if it alone is longer than the limit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,17 +22,18 @@ def build_structure_passages(
 ) -> Iterator[Passage]:
     """Yield the passages of the structures of all sections, with at most `words` words each.
 
-    Ids are `<page>:<heading>.<kind><number>.<passage>`; an id of the set is not used again.
+    Ids are `<page>:<heading>.<kind><number>.<passage>`; the passages get no id in
+    `used_ids`, and their ids are added to it.
     """
     used_names: dict[str, int] = {}
     for section in sections:
         anchor = create_anchor(section.heading, used_names)
         counts: dict[str, int] = {}
         for structure in section.structures:
-            number = counts[structure.kind] = counts.get(structure.kind, -1) + 1
-            position = f"{anchor}.{structure.kind}{number}".lstrip(".")
-            for piece, (start, text, n_words) in enumerate(group_rows(structure, words, section.heading)):
-                passage_id = f"{article.page_id}:{position}.{piece}"
+            structure_number = counts[structure.kind] = counts.get(structure.kind, -1) + 1
+            position = f"{anchor}.{structure.kind}{structure_number}".lstrip(".")
+            for passage_number, (start, text, n_words) in enumerate(group_rows(structure, words, section.heading)):
+                passage_id = f"{article.page_id}:{position}.{passage_number}"
                 while passage_id in used_ids:  # the heading of another section equals this position
                     passage_id += "_"
                 used_ids.add(passage_id)
@@ -52,30 +53,30 @@ def build_structure_passages(
 
 
 def group_rows(structure: Structure, max_words: int, heading: str = "") -> Iterator[tuple[int, str, int]]:
-    """Yield passages of whole rows, each as the words before it, its text and its words (numbers)."""
+    """Yield passages of whole rows, each as (number of words before it, text, number of words)."""
     head = _fit_head([heading, *structure.head], max_words)
     head_words = sum(map(_count_words, head))
-    lines, size, start = list[str](), 0, 0
+    lines, row_words, words_before = list[str](), 0, 0
     for row in structure.rows:
         for line in _split_row(row, max_words - head_words):
             n_words = _count_words(line)
-            if lines and head_words + size + n_words > max_words:
-                yield start, "\n".join([*head, *lines]), head_words + size
-                lines, start, size = [], start + size, 0
+            if lines and head_words + row_words + n_words > max_words:
+                yield words_before, "\n".join([*head, *lines]), head_words + row_words
+                lines, words_before, row_words = [], words_before + row_words, 0
             lines.append(line)
-            size += n_words
+            row_words += n_words
     if lines:
-        yield start, "\n".join([*head, *lines]), head_words + size
+        yield words_before, "\n".join([*head, *lines]), head_words + row_words
 
 
 def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
-    """Return the head lines that fit into their share of a passage; the first too long one is cut."""
-    room, head = int(max_words * _HEAD_SHARE), list[str]()
+    """Return the head lines that fit into their share of a passage; the first that does not is cut."""
+    words_left, head = int(max_words * _HEAD_SHARE), list[str]()
     for line in filter(None, lines):
-        words = _split_row(line, room)[0] if room > 0 else ""
+        words = _split_row(line, words_left)[0] if words_left > 0 else ""
         if words:
             head.append(words)
-        room -= _count_words(words)
+        words_left -= _count_words(words)
     return head
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _TOKENIZER_FILE = "tokenizer.json"
-_MIN_TOKENS = 64  # tokens; a single character may have dozens of tokens and cannot be split
+_MIN_TOKENS = 64  # a single character may have dozens of tokens and cannot be split
 CountTokens = Callable[[Span], int]  # span -> number of tokens
 
 
@@ -43,7 +43,7 @@ class Tokens:
                 f"tokens is {self.tokens} in the recipe, and a single word may have more: give at least {_MIN_TOKENS}"
             )
         if not 0 <= self.overlap <= self.tokens // 2:
-            raise UsageError(f"an overlap of {self.overlap} tokens in {self.tokens}: give at most half")
+            raise UsageError(f"overlap is {self.overlap} in the recipe: give 0 to {self.tokens // 2}, half of tokens")
 
     def open(self) -> ChunkFunction:
         """Read the tokenizer; return the chunk function.
@@ -65,31 +65,31 @@ def _load_tokenizer(path: Path) -> "Tokenizer":
 def _chunk_article(settings: Tokens, tokenizer: "Tokenizer", article: Article) -> Iterator[Passage]:
     text, token_counts = _split_long_words(split_article(article), tokenizer, settings.tokens // 2)
 
-    def count(span: Span) -> int:
+    def count_tokens(span: Span) -> int:
         return len(tokenizer.encode(text.join_text(span), add_special_tokens=False).ids)
 
     yield from build_passages(
-        article, text, _iter_windows([0, *accumulate(token_counts)], count, settings.tokens, settings.overlap)
+        article, text, _iter_windows([0, *accumulate(token_counts)], count_tokens, settings.tokens, settings.overlap)
     )
 
 
 def _iter_windows(
-    tokens_before: Sequence[int], count: CountTokens, max_tokens: int, max_overlap: int
+    tokens_before: Sequence[int], count_tokens: CountTokens, max_tokens: int, max_overlap: int
 ) -> Iterator[Span]:
     """Yield windows; `tokens_before` has the number of tokens before each word.
 
-    It is a sum over single words, which is close to the number of tokens of the text.
+    These numbers are sums over single words, which are close to those of the running text.
     """
-    start, end, last = 0, 0, len(tokens_before) - 1
-    while end < last:
-        window_end = _find_end(start, tokens_before, count, max_tokens)
+    start, end, n_words = 0, 0, len(tokens_before) - 1
+    while end < n_words:
+        window_end = _find_end(start, tokens_before, count_tokens, max_tokens)
         # The overlap with the previous window leaves no space for another word.
         if window_end <= end:
             start = end
             continue
         end = window_end
         yield start, end
-        start = _find_next_start(start, end, tokens_before, count, max_overlap)
+        start = _find_next_start(start, end, tokens_before, count_tokens, max_overlap)
 
 
 def _find_end(start: int, tokens_before: Sequence[int], count: CountTokens, max_tokens: int) -> int:
@@ -139,8 +139,8 @@ def _split_long_words(text: ArticleWords, tokenizer: "Tokenizer", max_tokens: in
 
 @explain_tokenizer_errors()
 def _count_tokens(words: Sequence[str], tokenizer: "Tokenizer") -> dict[str, int]:
-    encoded = tokenizer.encode_batch_fast(list(words), add_special_tokens=False)
-    return {word: max(1, len(encoding.ids)) for word, encoding in zip(words, encoded, strict=True)}
+    encodings = tokenizer.encode_batch_fast(list(words), add_special_tokens=False)
+    return {word: max(1, len(encoding.ids)) for word, encoding in zip(words, encodings, strict=True)}
 
 
 def _halve_word(word: str, max_tokens: int, token_counts: dict[str, int], tokenizer: "Tokenizer") -> list[str]:

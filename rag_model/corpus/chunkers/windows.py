@@ -117,12 +117,12 @@ def split_span(span: Span, text: ArticleWords, max_words: int) -> Iterator[Span]
     yield from join_spans(small_pieces, max_words)
 
 
-def join_spans(pieces: Sequence[Span], max_words: int) -> Iterator[Span]:
+def join_spans(spans: Sequence[Span], max_words: int) -> Iterator[Span]:
     """Join neighbouring spans greedily as long as they have at most `max_words` words together."""
-    if not pieces:
+    if not spans:
         return
-    start, end = pieces[0]
-    for next_start, next_end in pieces[1:]:
+    start, end = spans[0]
+    for next_start, next_end in spans[1:]:
         if next_end - start > max_words:
             yield start, end
             start = next_start
@@ -144,8 +144,8 @@ class Sentences(Windows):
 
 def iter_sentence_windows(span: Span, words: ArticleWords, max_words: int) -> Iterator[Span]:
     """Yield windows of whole sentences; a sentence of more than `max_words` words is split."""
-    pieces: list[Span] = []
+    parts: list[Span] = []
     for sentence in words.split_at(span, SENTENCE):
         start, end = sentence
-        pieces += [(start_word, min(start_word + max_words, end)) for start_word in range(start, end, max_words)]
-    return join_spans(pieces, max_words)
+        parts += [(start_word, min(start_word + max_words, end)) for start_word in range(start, end, max_words)]
+    return join_spans(parts, max_words)

@@ -63,7 +63,7 @@ def test_the_facts_are_json(tmp_path: Path) -> None:
 def test_a_part_with_too_many_unparsable_pages_fails(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "Text.", HOSTILE, HOSTILE)
     chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=2))
-    told = "2 pages of part-00000 cannot be parsed and the recipe allows 1, the first is 'Page 2'"
+    told = "2 pages of part-00000 cannot be parsed, but the recipe allows 1; the first is 'Page 2'"
     with pytest.raises(InputError, match=told):
         chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=1))
     chunk(plan, tmp_path, ChunkRecipe(quarantine_floor=0, quarantine_share=0.7))

@@ -138,7 +138,7 @@ def test_no_more_is_read_than_was_declared(site: Site, tmp_path: Path) -> None:
     site.endless = True
     found = find_newest(site.url)
     assert found is not None
-    with pytest.raises(InputError, match="longer than the 5 bytes that its status says"):
+    with pytest.raises(InputError, match="longer than the 5 bytes in the dump's status"):
         fetch_dump(found, tmp_path)
     assert not list(tmp_path.iterdir())
     assert site.sent < 50 * MEGABYTE  # what lay in the system's buffers

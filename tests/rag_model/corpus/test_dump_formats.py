@@ -630,22 +630,22 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
     "several": (lambda path: write_7z(path, {**XML_FILE, "b": b"b"}), "holds 2 files: unpack it with `7z x a.xml.7z`"),
     "none": (lambda path: write_7z(path, {}), "holds no file"),
     "empty file": (lambda path: write_7z(path, {"a.xml": b""}), "is empty"),
-    "encrypted": (lambda path: write_7z(path, XML_FILE, password="secret"), "or encrypted: unpack it"),
+    "encrypted": (lambda path: write_7z(path, XML_FILE, password="secret"), "is encrypted, or uses a method other than"),
     "encrypted header": (
         lambda path: write_7z(path, XML_FILE, password="secret", header_encryption=True), "is encrypted: unpack it"
     ),
     "another method": (
         lambda path: write_7z(path, XML_FILE, filters=[{"id": py7zr.FILTER_PPMD, "order": 6, "mem": 24}]),
-        "another method than LZMA, LZMA2 and bzip2",
+        "a method other than LZMA, LZMA2 and bzip2",
     ),
     "huge dictionary": (
         lambda path: write_7z(path, XML_FILE, filters=[{**LZMA2, "dict_size": 1 << 29}]), "needs 512 MiB to decode"
     ),
     "no bytes": (lambda path: path.write_bytes(b""), "is empty: download it again"),
     "no archive": (lambda path: path.write_bytes(b"<mediawiki>"), "is not a 7z archive"),
-    "cut": (lambda path: [write_7z(path, XML_FILE), os.truncate(path, 150)], "no readable 7z archive"),
+    "cut": (lambda path: [write_7z(path, XML_FILE), os.truncate(path, 150)], "not a readable 7z archive"),
     "changed": (lambda path: [write_7z(path, XML_FILE), change_byte(path, 200)], "is corrupt"),
-    "changed header": (lambda path: [write_7z(path, XML_FILE), change_byte(path, -9)], "no readable 7z archive"),
+    "changed header": (lambda path: [write_7z(path, XML_FILE), change_byte(path, -9)], "not a readable 7z archive"),
 }  # fmt: skip
 
 

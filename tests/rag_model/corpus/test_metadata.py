@@ -105,7 +105,7 @@ def test_metadata_are_read_back() -> None:
 
 
 def test_unknown_metadata_in_a_recipe_are_named() -> None:
-    with pytest.raises(UsageError, match="metadata has 'lang': choose from aliases, "):
+    with pytest.raises(UsageError, match="metadata has the unknown value 'lang': choose from aliases, "):
         ChunkRecipe(metadata=("lang",))  # type: ignore[arg-type]
 
 

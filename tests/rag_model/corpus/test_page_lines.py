@@ -217,7 +217,7 @@ def test_a_damaged_or_hostile_file_is_one_sentence(
 def test_a_very_long_line_is_refused_before_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_lines(tmp_path / "a.json.gz", [ARTICLES[0], article(1, "X", "x" * (5 << 20))])
     monkeypatch.setattr(source, "MAX_LINE", 2 << 20)
-    with pytest.raises(InputError, match=r"a\.json\.gz has a line of more than 2 MiB: give one record a line"):
+    with pytest.raises(InputError, match=r"a\.json\.gz has a line of more than 2 MiB: put one record on each line"):
         plan_of(path)
 
 

@@ -126,7 +126,7 @@ def made(terms: list[int], weights: list[int], lengths: list[int]) -> SparseVect
 )
 def test_terms_out_of_order_or_range_are_refused(rows: SparseVectors, tmp_path: Path) -> None:
     path = written(rows, tmp_path / "part")
-    with pytest.raises(InputError, match="is no complete file of weighted terms: encode its part again"):
+    with pytest.raises(InputError, match="is not a complete file of weighted terms: encode its part again"):
         SparseFile(path)
 
 
@@ -141,7 +141,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with TokenWriter(tmp_path / "tokens", 4, "float16"):
         pass
     for name in ("cut", "tokens", "missing"):
-        with pytest.raises(InputError, match=f"{name} is no complete file of weighted terms"):
+        with pytest.raises(InputError, match=f"{name} is not a complete file of weighted terms"):
             SparseFile(tmp_path / name)
 
 
@@ -216,7 +216,7 @@ def test_damage_is_refused(file: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.ones((2, 2)))
     for broken in (b"", whole[:-100], whole[: len(whole) // 2], (tmp_path / "other.npy").read_bytes()):
         (tmp_path / "broken").write_bytes(broken)
-        with pytest.raises(InputError, match="no complete file of token vectors"):
+        with pytest.raises(InputError, match="not a complete file of token vectors"):
             TokenFile(tmp_path / "broken")
     with pytest.raises(InputError):
         TokenFile(tmp_path / "missing")

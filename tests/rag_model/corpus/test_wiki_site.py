@@ -208,7 +208,7 @@ LIES: dict[str, tuple[Fault, str]] = {
     "namespace": (reply_of({"curtimestamp": "2026-01-01T00:00:00Z", "query": SITEINFO}), "has no namespace 0"),
     "endless": (
         lambda proxy, query: "gapnamespace" in query and (proxy.send_json({"query": {}, "continue": {"a": 1}}) or True),
-        "repeats its reply without end",
+        "keeps returning the same results",
     ),
     "refusal": (reply_of({"error": {"code": "readapidenied", "info": "private"}}), "set BOOKWHEEL_WIKI_USER and"),
     "elsewhere": (
@@ -355,7 +355,7 @@ def test_a_private_wiki_is_read_with_a_bot_password(tmp_path: Path, monkeypatch:
 
 def test_addresses_that_are_none_and_half_an_account_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for url, message in {
-        "mediawiki+https:///": "is no wiki's address",
+        "mediawiki+https:///": "is not a wiki's address",
         "mediawiki+https://wiki.example.org/?a=b": "has a query parameter",
         "mediawiki+http://wiki.example.org/": "would be read without encryption",
         "mediawiki+https://me:pw@wiki.example.org/": "names a user or a password",

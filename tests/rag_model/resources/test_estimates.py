@@ -91,7 +91,7 @@ def test_a_query_costs_what_its_retriever_compares() -> None:
 
 
 def test_a_dump_that_is_not_there_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="names no file"):
+    with pytest.raises(InputError, match="no file matches"):
         estimate_passages(str(tmp_path / "none.bz2"), DEFAULT_MAX_WORDS)
 
 

@@ -100,8 +100,8 @@ def test_twice_the_text_takes_twice_the_work(minilm: Path, text: str) -> None:
     [
         ({}, "needs a tokenizer"),
         ({"tokenizer": "t.json", "tokens": 63}, "give at least 64"),
-        ({"tokenizer": "t.json", "overlap": 129}, "give at most half"),
-        ({"tokenizer": "t.json", "overlap": -1}, "give at most half"),
+        ({"tokenizer": "t.json", "overlap": 129}, "give 0 to 128, half of tokens"),
+        ({"tokenizer": "t.json", "overlap": -1}, "give 0 to 128, half of tokens"),
     ],
 )
 def test_bad_settings_are_one_sentence(settings: dict[str, object], says: str) -> None:
