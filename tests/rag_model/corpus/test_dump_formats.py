@@ -630,7 +630,7 @@ ARCHIVES: dict[str, tuple[Callable[[Path], object], str]] = {
     "several": (lambda path: write_7z(path, {**XML_FILE, "b": b"b"}), "holds 2 files: unpack it with `7z x a.xml.7z`"),
     "none": (lambda path: write_7z(path, {}), "holds no file"),
     "empty file": (lambda path: write_7z(path, {"a.xml": b""}), "is empty"),
-    "encrypted": (lambda path: write_7z(path, XML_FILE, password="secret"), "is encrypted, or uses a method other than"),
+    "encrypted": (lambda path: write_7z(path, XML_FILE, password="secret"), "is encrypted, or uses a method"),
     "encrypted header": (
         lambda path: write_7z(path, XML_FILE, password="secret", header_encryption=True), "is encrypted: unpack it"
     ),
