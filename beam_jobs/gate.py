@@ -335,8 +335,8 @@ def _add_queries(
     progress: _Progress,
     parent: Content | None,
 ) -> list[MeasureTask]:
-    """Return the tasks with a query sample, and with exact neighbours if their index is over
-    vectors.
+    """Add a query sample to each task, and exact neighbours if its index holds vectors; return the
+    new tasks.
     """
     content = snapshot.manifest.content
     representations = {task: content.representation_of(task.index) for task in tasks}

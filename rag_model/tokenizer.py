@@ -426,7 +426,8 @@ def _iter_trial_texts(rules: Any) -> Iterator[str]:
         pattern_text[start : start + 2] for pattern_text in pattern_texts for start in range(len(pattern_text) - 1)
     ]
     rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
-    # The regex engine skips texts without the characters that a pattern requires, so add them all.
+    # The regex engine skips a text that lacks a character its pattern requires. Texts that end with all
+    # characters are never skipped.
     required = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
     for run in dict.fromkeys([*_RUNS, *rule_runs, *pairs[:_MAX_RUNS]]):
         for ending in ("", "!", required):

@@ -39,7 +39,7 @@ _THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads it too
 # Operator of a graph that scales activations by their range over the batch, so that a score depends
 # on the batch.
 _DYNAMIC_QUANTIZATION = re.compile(rb"DynamicQuantize")
-# Operators that repeat a subgraph. The byte before a name is the last byte of its length.
+# Operators that run a subgraph in a loop. The byte before a name is the last byte of its length.
 _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 # Key of a tensor whose values are in another file (TensorProto.external_data); the byte before it
 # is the last byte of its length.

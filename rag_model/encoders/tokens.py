@@ -400,7 +400,7 @@ def derive_limits(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: Encode
     """Return the text limits of a spec.
 
     For `static-known`, as in model2vec, unknown tokens are ignored, and a text is first truncated
-    to the characters of `max_length` tokens of median length.
+    to `max_length` times the median length of a token, in characters.
     """
     if spec.pooling != "static-known":
         return TextLimits(spec.max_length)

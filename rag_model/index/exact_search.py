@@ -221,12 +221,12 @@ def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, ro
     positions[is_row] = inverse
     stored_vectors = files.read_rows(distinct_rows)
     scores = np.full(rows.shape, -np.inf, np.float32)
-    for vector, is_candidate, vector_positions, row_scores in zip(vectors, is_row, positions, scores, strict=True):
-        candidates = stored_vectors[vector_positions[is_candidate]]  # (c, d)
+    for query, is_candidate, candidate_positions, query_scores in zip(vectors, is_row, positions, scores, strict=True):
+        candidates = stored_vectors[candidate_positions[is_candidate]]  # (c, d)
         if metric == "ip":
-            row_scores[is_candidate] = candidates @ vector  # (c, d) @ (d,) -> (c,)
+            query_scores[is_candidate] = candidates @ query  # (c, d) @ (d,) -> (c,)
         else:
-            row_scores[is_candidate] = -np.square(candidates - vector).sum(axis=1)
+            query_scores[is_candidate] = -np.square(candidates - query).sum(axis=1)
     return scores
 
 

@@ -311,7 +311,7 @@ class QueryEncoder:
 
 @dataclass(frozen=True, slots=True)
 class NamedScorer:
-    """A handle of a cross-encoder: a `PairScorer`."""
+    """A cross-encoder by its name, loaded when it is first used; a `PairScorer`."""
 
     context: RetrieverContext
     name: str

@@ -26,7 +26,7 @@ _MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
 
 
 class FilteredRetriever(SnapshotRetriever):
-    """A retriever of the hits of another retriever whose passages have given values in columns."""
+    """A retriever that keeps those hits of another one whose passages match given column values."""
 
     def __init__(
         self,

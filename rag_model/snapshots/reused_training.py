@@ -258,9 +258,9 @@ def _store_parent_rows(store: Store, content: Content, representation: str, part
     ranges = PageRanges(nonempty_parts)
     items = [
         [
-            asdict(ParentRows(vectors, number))
-            for number, _ in ranges.within(part.first_page, part.last_page)
-            if (vectors := rows[number]) is not None
+            asdict(ParentRows(vectors, part_number))
+            for part_number, _ in ranges.within(part.first_page, part.last_page)
+            if (vectors := rows[part_number]) is not None
         ]
         for part in parts
     ]

@@ -95,8 +95,8 @@ def find_unit(code: str) -> Unit:
         unit, exponent = find_unit(scaled[2]), int(scaled[1])
         default = _PREFIXED_DEFAULTS.get(code, unit.default)
         return unit._replace(factor=unit.factor * 10.0**exponent, default=default, exponent=exponent)
-    if large := _LARGE.fullmatch(code):
-        return find_unit(f"e{_PREFIXES[large[1]][1]}{large[2]}")
+    if large_match := _LARGE.fullmatch(code):
+        return find_unit(f"e{_PREFIXES[large_match[1]][1]}{large_match[2]}")
     dividend, slash, divisor = code.partition("/")
     if dividend and slash and "/" not in divisor:
         return _divide_units(find_unit(dividend), find_unit(divisor), divisor)

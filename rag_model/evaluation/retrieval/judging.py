@@ -242,8 +242,8 @@ class RetrievalJudge:
     def _is_relevant(self, outcome: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
         if self.judged_by == "answers":
             return has_answer
-        name = hit.page_id if self.judged_by == "pages" else hit.id
-        return self.qrels[outcome.question.id].get(name, 0) > 0
+        judged_id = hit.page_id if self.judged_by == "pages" else hit.id
+        return self.qrels[outcome.question.id].get(judged_id, 0) > 0
 
     def mean_values(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the mean of each of `measures(k)`, in [0, 1]."""

@@ -115,8 +115,8 @@ def _find_margin(margins: Vectors, pairs: float) -> float:
 
 
 def _list_pairs(cells: CellIds, mask: npt.NDArray[np.bool_]) -> Pairs:
-    vectors, columns = np.nonzero(mask)  # (m, c - 1) -> (p,), (p,)
-    return vectors, cells[vectors, columns + 1]
+    vector_numbers, columns = np.nonzero(mask)  # (m, c - 1) -> (p,), (p,)
+    return vector_numbers, cells[vector_numbers, columns + 1]
 
 
 def cell_sample_size(plan: VectorPlan) -> int:

@@ -179,10 +179,10 @@ class CodePieces:
         for number, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
             low, high = cuts[number].tolist()
             for first in range(low, high, rows):
-                last = min(high, first + rows)
-                entries = piece.read(_ENTRIES, first, last)
+                end = min(high, first + rows)
+                entries = piece.read(_ENTRIES, first, end)
                 ids = entries["row"].astype(np.int64) + self.starts[number]
-                yield piece.read(_LISTS, first, last), ids, entries["code"]
+                yield piece.read(_LISTS, first, end), ids, entries["code"]
 
     def _iter_pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
         for number in range(len(self.openers)) if numbers is None else numbers:

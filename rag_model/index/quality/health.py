@@ -66,9 +66,9 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
     same_files = open_vectors(same, dim=files.dim) if same else None
     # Old rows are numbered across the changed files first, and then across the unchanged ones.
     sampled_positions = draw_rows(len(old_rows) + (same_files.n if same_files else 0), SAMPLE_VECTORS, seed)
-    sampled_changed, sampled_same = np.split(sampled_positions, [np.searchsorted(sampled_positions, len(old_rows))])
-    old_vectors = [files.read_rows(old_rows[sampled_changed])]
-    old_vectors += [same_files.read_rows(sampled_same - len(old_rows))] if same_files else []
+    changed_positions, same_positions = np.split(sampled_positions, [np.searchsorted(sampled_positions, len(old_rows))])
+    old_vectors = [files.read_rows(old_rows[changed_positions])]
+    old_vectors += [same_files.read_rows(same_positions - len(old_rows))] if same_files else []
     return FitSample(new_vectors, np.concatenate(old_vectors), changed_vectors)
 
 

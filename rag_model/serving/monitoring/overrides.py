@@ -108,7 +108,7 @@ class OverrideChecker(Protocol):
     """Checks unsupported answers."""
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
-        """Return whether `answer` overrides its passages.
+        """Return whether `answer` is an override as the module defines it.
 
         Raises:
             StoppedError: `stop` returned True.
