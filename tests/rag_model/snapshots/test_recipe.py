@@ -104,7 +104,7 @@ def test_the_gate_and_where_an_encoder_lay_are_no_part_of_the_content(tmp_path: 
         ("[index]", "names no index"),
         ("[chunk]\nwords = 0", "at least 1"),
         ("[chunk]\nchunker = 'topics'", "choose one of words, sections"),
-        ("[chunk]\nquarantine_share = 1.5", "share from 0 to 1"),
+        ("[chunk]\nquarantine_share = 1.5", "quarantine_share must be from 0 to 1"),
         ("[chunk]\nquarantine_share = nan", "quarantine_share is nan: give a finite number"),
         ("[gate.floors.a]\nmean = 1.5\np5 = 0.5", "from 0 to 1"),
         ("part_bytes = 0", "at least 1"),
