@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from rag_model.encoders.spec import check_choices
 from rag_model.errors import UsageError
 
 ScheduleKind = Literal["linear", "cosine", "constant"]
@@ -84,11 +85,12 @@ def compute_learning_rate(settings: LoopSettings, step: int, steps: int) -> floa
 
 
 def check_bounds(settings: object, owner: str, minimums: Mapping[str, int], above_zero: Sequence[str] = ()) -> None:
-    """Check the lower bounds of settings; `owner` names their TOML table, such as `[dpr]`.
+    """Check the choices and lower bounds of settings; `owner` is their TOML table, such as `[dpr]`.
 
     Raises:
-        UsageError: a setting is below its minimum, or not above 0.
+        UsageError: a setting is none of its choices, below its minimum, or not above 0.
     """
+    check_choices(settings, owner)
     for name, minimum in minimums.items():
         if getattr(settings, name) < minimum:
             raise UsageError(f"{name} of {owner} is {getattr(settings, name)}: use {minimum} or more")

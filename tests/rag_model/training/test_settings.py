@@ -57,3 +57,8 @@ def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
         plain: int = 1
 
     assert parse_field_comments(Bare) == {}
+
+
+def test_a_recipe_refuses_an_unknown_choice() -> None:
+    with pytest.raises(UsageError, match=r"goal 'none' of \[dpr\] is unknown: use one of average_rank"):
+        DprRecipe(goal="none")  # type: ignore[arg-type]
