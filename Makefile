@@ -43,7 +43,7 @@ fuzz: .venv/dev
 # nothing waits in them, two processes keep two cores busy.
 AVX2_TESTS := $(addprefix encoders/test_,bert cross_encoder embed encoder max_products room sidr_model sparse_encoder static \
     token_encoder trainable) \
-  $(addprefix generate/test_,causal decoding_exact decoding_families decoding_peers likelihood rag seq2seq) \
+  $(addprefix generate/test_,decoder_only decoding_exact decoding_families decoding_peers encoder_decoder likelihood rag) \
   $(addprefix reading/,test_extractive test_labels test_marginal test_prior writers/test_local) \
   $(addprefix training/,loop/test_splitting $(addprefix objectives/test_,losses losses_late losses_lists ra_dit_losses \
     realm_marginal sidr_loss)) \

@@ -29,9 +29,9 @@ settings.load_profile("bookwheel")
 absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 pytest_plugins = [
-    "tests.fixtures.clouds",
-    "tests.fixtures.exports",
-    "tests.fixtures.faulty",
+    "tests.fixtures.cloud_servers",
+    "tests.fixtures.small_dumps",
+    "tests.fixtures.s3_proxy",
     "tests.fixtures.hub",
     "anyio.pytest_plugin",
 ]

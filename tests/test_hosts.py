@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.benchmarks.hosts import ROOT, Host, NoHostsError, hosts
-from tests.fixtures.wanted import missing
+from tests.fixtures.machine_requirements import missing
 
 MAKER = """
 import signal, sys

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import flink_cluster
-from tests.fixtures.wanted import FLINK_JARS, REQUIRE, missing
+from tests.fixtures.machine_requirements import FLINK_JARS, REQUIRE, missing
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 
 from beam_jobs.workers import START_VARIABLE
 from rag_model.store.store import Store
-from tests.fixtures.months import NEW, OLD, Built, Dumps, Page, build
+from tests.fixtures.monthly_dumps import NEW, OLD, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
 

@@ -50,7 +50,7 @@ from rag_model.training.data.pair_scores import PairBlock, WorkerPairScorer
 from rag_model.training.data.temporary_index import open_temporary_index
 from rag_model.training.data.texts import SalientSpans
 from rag_model.training.objectives.end2end import Statement, first_sentence, sample_leads
-from tests.fixtures.months import build
+from tests.fixtures.monthly_dumps import build
 from tests.fixtures.tiny import save_bert, save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_llama
 from tests.fixtures.tiny_sidr import save_sidr

@@ -25,7 +25,7 @@ from rag_model.store.pulling.deltas import STAGE, DeltaStep, build_delta
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, PartEntry, passages_path
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.words import write_parts
+from tests.fixtures.bm25_index import write_parts
 
 INDEX = "index/bm25.postings"
 BEFORE = [build_passage("", f"passage {number} of w{number % 9}") for number in range(3000)]

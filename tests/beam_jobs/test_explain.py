@@ -14,7 +14,7 @@ from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.encoding import EncodeRecipe
 from rag_model.snapshots.recipe import Recipe
 from rag_model.store.store import Store
-from tests.fixtures.months import RECIPE, Built, Dumps, build
+from tests.fixtures.monthly_dumps import RECIPE, Built, Dumps, build
 from tests.fixtures.tiny import save_bert
 
 GRAPH = replace(RECIPE, index={"hnsw": IndexRecipe("HNSW8")})

@@ -17,9 +17,9 @@ from tests.benchmarks.flink_cluster import DEADLINE, AbsentError, until
 from tests.benchmarks.flink_hosts import LAUNCHER, STORE, FlinkHosts, flink_hosts
 from tests.benchmarks.hosts import Host, NoHostsError
 from tests.benchmarks.s3_server import environment_of
-from tests.fixtures import held_store
+from tests.fixtures import paused_store
+from tests.fixtures.machine_requirements import missing
 from tests.fixtures.tiny import save_bert
-from tests.fixtures.wanted import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 
@@ -27,7 +27,7 @@ RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
 LEAST_PARTS = 5  # more than two workers do at once, so that some are done and some are not
 STAGES = "chunk", "embed", "train", "scatter", "shard", "merge"
 REACHES_STORE = {
-    **environment_of(f"http://{STORE}:{held_store.PORT}"),
+    **environment_of(f"http://{STORE}:{paused_store.PORT}"),
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -54,7 +54,7 @@ def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             (launcher.folder / "recipe.toml").write_text(RECIPE)
             dump = store.folder / small_dump.name
             dump.write_bytes(small_dump.read_bytes())
-            serve = [sys.executable, "-m", "tests.fixtures.held_store", store.folder, dump, "chunk", "embed"]
+            serve = [sys.executable, "-m", "tests.fixtures.paused_store", store.folder, dump, "chunk", "embed"]
             with (store.folder / "log").open("wb") as log:
                 serving = store.start(serve, {}, log, log)
             until(lambda: (store.folder / "up").exists() or serving.poll() is not None, "the S3 server")
@@ -68,7 +68,7 @@ def cluster(small_dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def reindex(launcher: Host, dump: str, store: str, *flags: str) -> "subprocess.Popen[str]":
     """Start the command on the launcher."""
-    given = {"dump": f"s3://{held_store.BUCKET}/{dump}", "store": store, "encoder": "tiny", "recipe": "recipe.toml"}
+    given = {"dump": f"s3://{paused_store.BUCKET}/{dump}", "store": store, "encoder": "tiny", "recipe": "recipe.toml"}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     command = [Path(sys.executable).with_name("bookwheel"), "reindex", *options, "--json", "--", *flags]
     elsewhere = {START_VARIABLE: "0" if flags else "1000"}  # seconds of a job that the launcher does itself
@@ -105,7 +105,7 @@ def test_hosts_that_share_only_the_store_make_the_same_snapshot_though_one_is_lo
     cluster: FlinkHosts, small_dump: Path
 ) -> None:
     launcher, store, dump = cluster.hosts[LAUNCHER], cluster.hosts[STORE], small_dump.name
-    url = f"s3://{held_store.BUCKET}/library"
+    url = f"s3://{paused_store.BUCKET}/library"
     running = reindex(launcher, dump, url, *cluster.flags)
 
     held(store, "chunk", running)

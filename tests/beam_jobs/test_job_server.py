@@ -24,7 +24,7 @@ from apache_beam.transforms.environments import python_sdk_dependencies
 from beam_jobs.flink import cancel_job, set_job_server
 from beam_jobs.workers import START_VARIABLE
 from rag_model.errors import ResourceError
-from tests.fixtures.wanted import PRISM, SPARK_JARS, missing
+from tests.fixtures.machine_requirements import PRISM, SPARK_JARS, missing
 
 LISTENS = (
     "import signal, socket, sys; port = sys.argv[sys.argv.index('--job-port') + 1]; "

@@ -25,8 +25,8 @@ from rag_model.snapshots.stage_results import EmbedResult
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import articles_path, embeddings_path, passages_path
-from tests.fixtures import months
-from tests.fixtures.months import OLD, RECIPE, Built, Dumps, Page, build
+from tests.fixtures import monthly_dumps
+from tests.fixtures.monthly_dumps import OLD, RECIPE, Built, Dumps, Page, build
 from tests.fixtures.tiny import save_bert
 
 
@@ -107,7 +107,7 @@ def test_what_a_run_that_died_had_encoded_is_not_encoded_again(
         return done[0]
 
     with monkeypatch.context() as death:
-        death.setattr(months, "embed", dies)
+        death.setattr(monthly_dumps, "embed", dies)
         with pytest.raises(KeyboardInterrupt):
             build(store, dumps.new, tiny)
     now = build(store, dumps.new, tiny)
@@ -226,7 +226,7 @@ def embed_tasks(store: Store, dumps: Dumps, tiny: Path, monkeypatch: pytest.Monk
     """The tasks of a build of an empty store, which were run with this machine's arithmetic."""
     tasks: list[EmbedTask] = []
     with monkeypatch.context() as patch:
-        patch.setattr(months, "embed", lambda task, store: tasks.append(task) or embed(task, store))
+        patch.setattr(monthly_dumps, "embed", lambda task, store: tasks.append(task) or embed(task, store))
         build(store, dumps.new, tiny)
     assert {task.arithmetic for task in tasks} == {detect_arithmetic()}
     return tasks

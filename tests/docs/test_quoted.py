@@ -44,7 +44,7 @@ def test_a_page_quotes_the_sentence_as_it_is(
 def test_the_page_of_retrievers_names_every_call() -> None:
     shown, broken = [block.text for block in blocks(DOCS / "extend" / "retriever.md") if block.language == "text"]
     assert _words(broken).startswith(
-        "retriever 'interleave' (interleaving:build of the package interleaving 1.0) returned "
+        "retriever 'interleave' (interleave_retriever:build of the package interleave_retriever 1.0) returned "
     )
     assert f"choose one of {', '.join(CALLS.list_names())}, or name an index: " in _words(shown)
 

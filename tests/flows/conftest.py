@@ -33,8 +33,8 @@ os.environ.setdefault("PREFECT_API_REQUEST_TIMEOUT", "300")  # seconds; a busy m
 
 from prefect.settings import PREFECT_API_URL, temporary_settings  # noqa: E402
 
+from tests.fixtures.machine_requirements import OF_TESTS  # noqa: E402
 from tests.fixtures.tiny import save_bert  # noqa: E402
-from tests.fixtures.wanted import OF_TESTS  # noqa: E402
 
 IN_PROCESS = "--runner=FnApiRunner"
 RECIPE = """

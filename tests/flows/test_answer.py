@@ -14,7 +14,7 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.rag_folder import save_rag
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.scripted import event, replies, scripted, streams
+from tests.fixtures.scripted_server import event, replies, scripted, streams
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 USAGE = {"prompt_tokens": 70, "completion_tokens": 5}

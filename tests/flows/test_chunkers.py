@@ -10,7 +10,7 @@ import pytest
 
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.overlapping import offer, save_tokenizer
+from tests.fixtures.window_chunker import offer, save_tokenizer
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from prefect.client.orchestration import get_client
 
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.pages import assert_harmless, parsed
+from tests.fixtures.strict_html import assert_harmless, parsed
 from tests.fixtures.tiny import save_cross_encoder
 
 NAMES = ["hnsw", "rrf(hnsw, exact:30)", "exact"]

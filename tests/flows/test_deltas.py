@@ -28,7 +28,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.manifest import passages_path, select_files
 from rag_model.store.versions.moves import rollback
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.held_text import told
+from tests.fixtures.blob_texts import told
 from tests.fixtures.tiny_splade import save_mlm
 
 LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find

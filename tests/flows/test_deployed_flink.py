@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import StateType
 from beam_jobs.workers import DEFAULT_VARIABLE, START_VARIABLE
 from rag_model.store.store import Store
 from tests.benchmarks.flink_cluster import ROOT, AbsentError, Flink, flink
-from tests.fixtures.wanted import missing
+from tests.fixtures.machine_requirements import missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 

@@ -9,7 +9,7 @@ import pytest
 from rag_model.corpus.dump_formats.dump_format import FORMATS
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.mail_dump import install
-from tests.fixtures.overlapping import offer, save_tokenizer
+from tests.fixtures.window_chunker import offer, save_tokenizer
 
 MESSAGE = (
     "From {i}@y.org Thu Jan  1 00:00:00 2026\nMessage-ID: <m{i}@y.org>\nSubject: Letter {i}\n\nDear {i}, hello.\n\n"

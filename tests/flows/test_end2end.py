@@ -12,7 +12,7 @@ from flows.stage import run_flow
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.loop.checkpoint import read_metrics
-from tests.fixtures.moving import ARTICLES, CORPUS
+from tests.fixtures.tiny_end2end import ARTICLES, CORPUS
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_snapshot import publish_tiny
 from tests.flows.conftest import Bookwheel

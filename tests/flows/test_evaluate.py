@@ -11,8 +11,8 @@ from prefect.client.orchestration import get_client
 
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.pages import assert_harmless, parsed
-from tests.fixtures.scripted import WHOLE, event, likely, scripted, streams
+from tests.fixtures.scripted_server import WHOLE, event, likely, scripted, streams
+from tests.fixtures.strict_html import assert_harmless, parsed
 from tests.fixtures.tiny_rag import save_tiny_rag
 from tests.fixtures.tiny_spans import save_span_model
 

@@ -11,7 +11,7 @@ from prefect.states import Failed
 from flows.reindex import reindex
 from flows.stage import deployment_flow, notify_webhook
 from rag_model.errors import BookwheelError, InputError, RefusedError, StoreError, UnreachableError, UsageError
-from tests.fixtures.wikimedia import Site, serving
+from tests.fixtures.dump_server import Site, serving
 
 ERRORS = {
     "gate": RefusedError,

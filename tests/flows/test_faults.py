@@ -26,7 +26,7 @@ from rag_model.index.quality.results import RecallFloor
 from rag_model.index.recipe import IndexRecipe
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
-from tests.fixtures.months import NEW, OLD, RECIPE, Page
+from tests.fixtures.monthly_dumps import NEW, OLD, RECIPE, Page
 
 LOOSE = RecallFloor(0.0, 0.0)  # the neighbours of random vectors are hard to find
 SMALL = replace(

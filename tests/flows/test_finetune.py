@@ -33,7 +33,7 @@ from rag_model.training.loop.loop_settings import LoopSettings, compute_learning
 from rag_model.training.objectives.rag import LOOP
 from rag_model.training.origins import NamedModels
 from rag_model.training.settings import parse_settings
-from tests.fixtures.forked import ForkedCommand
+from tests.fixtures.forked_processes import ForkedCommand
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.flows.conftest import IN_PROCESS, Bookwheel

@@ -29,9 +29,9 @@ from rag_model.store.versions.moves import tag
 from rag_model.training.loop.checkpoint import read_metrics
 from tests.benchmarks.flink_cluster import DEADLINE, FORKING_POOL, ROOT, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
-from tests.fixtures.faulty import FaultyServer, Request, faulty
-from tests.fixtures.moving import EVERY, prepare, trained
-from tests.fixtures.wanted import missing
+from tests.fixtures.machine_requirements import missing
+from tests.fixtures.s3_proxy import FaultyServer, Request, faulty
+from tests.fixtures.tiny_end2end import EVERY, prepare, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_group("flink")]
 

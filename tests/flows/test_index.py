@@ -18,7 +18,7 @@ from flows.machine.workplace import open_work_store
 from rag_model.errors import ResourceError
 from rag_model.index.build import build_index
 from rag_model.index.recipe import IndexRecipe
-from tests.fixtures.forked import ForkedCommand
+from tests.fixtures.forked_processes import ForkedCommand
 from tests.flows.conftest import IN_PROCESS
 
 N, D = 1500, 16

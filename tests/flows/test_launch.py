@@ -43,9 +43,9 @@ from rag_model.generate.rag_folder import save_rag
 from rag_model.process import count_cores
 from rag_model.resources import PASSAGE_TOKENS, PROCESS_BYTES, QUESTION_TOKENS, RunLimits, RunResources, WorkEstimate
 from rag_model.store.versions.snapshot import Snapshot
+from tests.fixtures.dump_server import serving
 from tests.fixtures.tiny import save_cross_encoder, save_onnx
 from tests.fixtures.tiny_generators import save_bart
-from tests.fixtures.wikimedia import serving
 
 ROOT = Path(__file__).parents[2]
 OWN = ["deployment", "most", "hours"]

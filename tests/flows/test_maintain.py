@@ -13,7 +13,7 @@ from rag_model.evaluation.gate import GateRecipe
 from rag_model.snapshots.recipe import Recipe, read_recipe
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.wikimedia import Site, serving
+from tests.fixtures.dump_server import Site, serving
 
 pytestmark = pytest.mark.usefixtures("prefect_server")  # they are run as Prefect runs them
 

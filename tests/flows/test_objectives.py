@@ -71,7 +71,7 @@ def given(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 COMMANDS = """
 import json, os, sys
 import accelerate, flows.finetune, flows.verbs.finetune, torch, transformers
-from tests.fixtures.forked import run_command
+from tests.fixtures.forked_processes import run_command
 for line in sys.stdin:
     if child := os.fork():
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

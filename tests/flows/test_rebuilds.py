@@ -37,8 +37,8 @@ from rag_model.training.loop.loop import train
 from rag_model.training.loop.task import Measures
 from rag_model.training.moving_index import MovingSettings, RebuildOrder
 from rag_model.training.objectives.end2end import End2EndTask
-from tests.fixtures import rebuilding
-from tests.fixtures.moving import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
+from tests.fixtures import async_rebuilds
+from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
 ROOT = Path(__file__).parents[2]
 EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
@@ -169,7 +169,7 @@ def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again
     store, folder, known = Store.open(str(given / "store")), tmp_path / "run", []
     first = store.snapshots.resolve("first")
     for kill_at in (EVERY + 1, EVERY + 2):  # before the trainer has seen that it is there; before a checkpoint asks it
-        words = [sys.executable, rebuilding.__file__, str(given), str(folder), "found", str(kill_at)]
+        words = [sys.executable, async_rebuilds.__file__, str(given), str(folder), "found", str(kill_at)]
         killed = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
         assert [

@@ -21,7 +21,7 @@ from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.gate import Acceptance
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
-from tests.fixtures.forked import ForkedCommand
+from tests.fixtures.forked_processes import ForkedCommand
 from tests.fixtures.tiny_generators import save_bart
 from tests.fixtures.tiny_rag import save_tiny_rag
 

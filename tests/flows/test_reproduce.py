@@ -28,9 +28,9 @@ from rag_model.evaluation.reports.reproduction import (
     render_reproduction_page,
 )
 from rag_model.store.store import Store
-from tests.fixtures.forked import ForkedCommand
+from tests.fixtures.forked_processes import ForkedCommand
 from tests.fixtures.hub import Hub
-from tests.fixtures.published import write_published
+from tests.fixtures.published_data import write_published
 from tests.fixtures.tiny_rag import save_tiny_rag
 
 WORDS = [

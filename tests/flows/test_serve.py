@@ -18,7 +18,7 @@ import pytest
 
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
-from tests.fixtures.forked import ForkedCommand
+from tests.fixtures.forked_processes import ForkedCommand
 
 PATIENCE = 400  # seconds; a busy machine takes a while to import torch
 SECRET = "a-word-that-nobody-may-see"

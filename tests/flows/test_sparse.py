@@ -18,7 +18,7 @@ from rag_model.retrieve.indexes import open_index
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.impacts import build_impacts
+from tests.fixtures.impact_index import build_impacts
 from tests.fixtures.serving import serving, with_limits
 from tests.fixtures.tiny_splade import save_mlm, save_splade
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rag_model.store.store import Store
-from tests.fixtures.forked import ForkedCommand
+from tests.fixtures.forked_processes import ForkedCommand
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.slow]
 

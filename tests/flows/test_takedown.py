@@ -20,8 +20,8 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.forked import ForkedCommand
-from tests.fixtures.held_text import told
+from tests.fixtures.blob_texts import told
+from tests.fixtures.forked_processes import ForkedCommand
 
 PAGE, TITLE, SENTENCE = "12", "Anarchism", "political philosophy"  # of the small dump, and of no other page of it
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fixtures.forked import start_process
+from tests.fixtures.forked_processes import start_process
 from tests.fuzz.child import Job, read_mutated_files
 from tests.fuzz.kinds import KINDS, Kind
 

@@ -66,9 +66,9 @@ from rag_model.store.versions.evaluation_manifest import (
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.model_manifest import ModelContent, ModelManifest
-from tests.fixtures.impacts import questions as impact_questions
-from tests.fixtures.impacts import write_rows, zipfian
-from tests.fixtures.scripted import STREAM, event, likely, scripted, streams
+from tests.fixtures.impact_index import questions as impact_questions
+from tests.fixtures.impact_index import write_rows, zipfian
+from tests.fixtures.scripted_server import STREAM, event, likely, scripted, streams
 from tests.fixtures.tiny_generators import CHAT
 from tests.fuzz.deltas import DELTAS
 

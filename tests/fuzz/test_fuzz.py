@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.fixtures.forked import SHARED
+from tests.fixtures.forked_processes import SHARED
 from tests.fuzz.campaign import try_kinds
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutation import mutate

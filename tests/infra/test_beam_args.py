@@ -8,7 +8,7 @@ from apache_beam.options.pipeline_options import FlinkRunnerOptions, PipelineOpt
 from packaging.version import Version
 
 from beam_jobs.options import build_pipeline_options, check_flags
-from tests.fixtures.declared import PROJECT, ROOT, bake, dockerfile
+from tests.fixtures.infra_files import PROJECT, ROOT, bake, dockerfile
 
 FILES = sorted((ROOT / "infra/beam").glob("*.args"))
 

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from flows.machine.local import find_free_ports
 from rag_model.serving.settings import ServiceSettings
-from tests.fixtures.declared import PROJECT, ROOT, built, dockerfile, known_variables
+from tests.fixtures.infra_files import PROJECT, ROOT, built, dockerfile, known_variables
 
 FILE = ROOT / "docker/compose.yaml"
 COMPOSE: dict[str, Any] = yaml.safe_load(FILE.read_text())

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tests.fixtures.alarms import DASHBOARD, expressions_of, promtool
+from tests.fixtures.alert_rules import DASHBOARD, expressions_of, promtool
 
 BOARD: dict[str, Any] = json.loads(DASHBOARD.read_text())
 PANELS: list[dict[str, Any]] = BOARD["panels"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tests.fixtures.declared import DOCKERFILE, PROJECT, ROOT, Stage, bake, dockerfile, known_variables
+from tests.fixtures.infra_files import DOCKERFILE, PROJECT, ROOT, Stage, bake, dockerfile, known_variables
 
 PACKAGES = ("flows", "beam_jobs", "rag_model")
 SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rag_model.serving.settings import ServiceSettings
-from tests.fixtures.declared import (
+from tests.fixtures.infra_files import (
     KUBERNETES,
     PROJECT,
     REGISTRY,

@@ -9,7 +9,7 @@ from prefect.utilities.templating import apply_values
 
 from flows.machine.pools import job_variables
 from rag_model.resources import RunResources, WorkEstimate
-from tests.fixtures.declared import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
+from tests.fixtures.infra_files import REGISTRY, ROOT, built, containers, documents, kustomized, pods, pool
 
 VERSION = "1.33.0"
 POOLS = ("cpu", "gpu")

@@ -6,7 +6,7 @@ import yaml
 
 from rag_model.evaluation.answers.collapse import COLLAPSE_LIMITS
 from rag_model.store.versions.build_history import LEAST_RECALL, MOST_COST, MOST_DISTANCES
-from tests.fixtures.alarms import ROOT, RULES, promtool, rules
+from tests.fixtures.alert_rules import ROOT, RULES, promtool, rules
 
 FOLDER = ROOT / "infra/prometheus"
 TESTS = Path(__file__).with_name("alerts_test.yml")

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rag_model.store.objects.cache import cache_folder
-from tests.fixtures.declared import PROJECT, containers, dockerfile, kustomized, pods
+from tests.fixtures.infra_files import PROJECT, containers, dockerfile, kustomized, pods
 
 _BLOCKED = """
 import sys

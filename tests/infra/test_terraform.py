@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from tests.fixtures.declared import KUBERNETES, ROOT, documents, terraform
+from tests.fixtures.infra_files import KUBERNETES, ROOT, documents, terraform
 
 FOLDER = ROOT / "infra/terraform"
 FILES = sorted(FOLDER.glob("*.tf"))

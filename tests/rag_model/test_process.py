@@ -132,7 +132,10 @@ MIB = 1 << 20
 
 
 def test_it_returns_what_its_function_returns() -> None:
-    assert run_in_child("tests.fixtures.dying", {"é": [1]}, seconds=60, memory=64 * MIB) == [{"é": [1]}, "lives"]
+    assert run_in_child("tests.fixtures.crashing_child", {"é": [1]}, seconds=60, memory=64 * MIB) == [
+        {"é": [1]},
+        "lives",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,20 +151,20 @@ def test_it_returns_what_its_function_returns() -> None:
 )
 def test_a_death_is_told(how: str, seconds: float, sentence: str) -> None:
     with pytest.raises(ChildDiedError, match=sentence):
-        run_in_child("tests.fixtures.dying", how, seconds=seconds, memory=64 * MIB)
+        run_in_child("tests.fixtures.crashing_child", how, seconds=seconds, memory=64 * MIB)
 
 
 def test_its_errors_are_raised_here() -> None:
     with pytest.raises(StoreError, match="a sentence"):
-        run_in_child("tests.fixtures.dying", "refuse", seconds=60, memory=64 * MIB)
+        run_in_child("tests.fixtures.crashing_child", "refuse", seconds=60, memory=64 * MIB)
     with pytest.raises(InputError, match="ZeroDivisionError: by zero"):
-        run_in_child("tests.fixtures.dying", "raise", seconds=60, memory=64 * MIB)
+        run_in_child("tests.fixtures.crashing_child", "raise", seconds=60, memory=64 * MIB)
 
 
 def test_it_ends_in_time_although_its_parent_was_killed() -> None:
     calls = (
         "from rag_model.process import run_in_child\n"
-        "run_in_child('tests.fixtures.dying', 'loop', seconds=1, memory=1 << 26)"
+        "run_in_child('tests.fixtures.crashing_child', 'loop', seconds=1, memory=1 << 26)"
     )
     with subprocess.Popen([sys.executable, "-c", calls]) as parent:
         while not (children := psutil.Process(parent.pid).children()):

@@ -17,7 +17,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from flows.machine.local import down, main, up
 from tests.fixtures.browser import browser_page
-from tests.fixtures.up import DEADLINE, ENDED, ROOT, TOKEN, Api, Everything, everything
+from tests.fixtures.running_stack import DEADLINE, ENDED, ROOT, TOKEN, Api, Everything, everything
 
 RECIPE = {"index": {"hnsw": {"factory": "HNSW8"}}, "part_bytes": 50_000}
 IN_PROCESS = ["--runner=FnApiRunner"]

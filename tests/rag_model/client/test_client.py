@@ -18,8 +18,8 @@ from rag_model.errors import ServiceError, UsageError
 from rag_model.retrieve.factory import open_retriever
 from rag_model.serving.http.guard import BearerTokens
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.foreign import Reply, foreign
-from tests.fixtures.scripted import replies, scripted
+from tests.fixtures.reply_server import Reply, foreign
+from tests.fixtures.scripted_server import replies, scripted
 from tests.fixtures.serving import PASSAGES, Gate, Library, Serving, serving, until, with_limits
 
 QUICK = ClientSettings(first_pause=0.0)

@@ -21,7 +21,7 @@ from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Article, Page, Part, Section, Siteinfo, parse_seconds
 from rag_model.corpus.wikitext import MAX_CHARS
 from rag_model.errors import InputError
-from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
+from tests.fixtures.window_chunker import Overlapping, offer, save_tokenizer
 
 SITE = Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"file": 6})
 PAGE = Page(7, 70, 1_767_225_600, 0, "Title", False, "wikitext", "Some text.")

@@ -20,7 +20,7 @@ from rag_model.corpus.plan import compute_source_digest, plan_dump
 from rag_model.corpus.records import ID_HASHES, Article, Passage, Plan, Section, hash_id
 from rag_model.corpus.source import MAX_LINE
 from rag_model.errors import InputError
-from tests.fixtures.counted import measure_peaks
+from tests.fixtures.work_counters import measure_peaks
 
 
 def articles(plan: Plan) -> list[Article]:

@@ -11,7 +11,7 @@ import pytest
 
 from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest
 from rag_model.errors import InputError, ResourceError
-from tests.fixtures.wikimedia import MEGABYTE, Site, serving
+from tests.fixtures.dump_server import MEGABYTE, Site, serving
 
 NAMES = ("testwiki-{}-pages-articles-multistream.xml.bz2", "testwiki-{}-pages-articles-multistream-index.txt.bz2")
 

@@ -20,7 +20,7 @@ from rag_model.corpus.plan import compute_source_digest
 from rag_model.corpus.records import Page, Part, Plan, parse_seconds
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
-from tests.fixtures.counted import measure_peaks
+from tests.fixtures.work_counters import measure_peaks
 
 NOON = parse_seconds("2026-11-01T12:00:00Z")
 STAMP = "<timestamp>2026-11-01T12:00:00Z</timestamp>"

@@ -25,7 +25,7 @@ from rag_model.corpus.ragged_file import (
     read_column_name,
 )
 from rag_model.errors import InputError
-from tests.fixtures.impacts import zipfian
+from tests.fixtures.impact_index import zipfian
 
 LENGTHS = np.array([2, 0, 3, 1])
 

@@ -34,7 +34,7 @@ from rag_model.corpus.source import (
     split_lines,
 )
 from rag_model.errors import InputError, UnreachableError
-from tests.fixtures.counted import measure_peaks
+from tests.fixtures.work_counters import measure_peaks
 
 
 class _Handler(BaseHTTPRequestHandler):

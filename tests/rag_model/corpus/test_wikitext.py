@@ -12,7 +12,7 @@ from rag_model.corpus.dump_formats.mediawiki import FORMAT as MEDIAWIKI
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 from rag_model.corpus.wikitext import MAX_CHARS, clean_wikitext
-from tests.fixtures.counted import measure_peaks
+from tests.fixtures.work_counters import measure_peaks
 
 ENGLISH = Siteinfo(
     "enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page", {"": 0, "file": 6, "category": 14, "help": 12}

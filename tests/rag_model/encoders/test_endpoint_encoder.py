@@ -21,7 +21,7 @@ from rag_model.errors import EndpointError, InputError, PromptTooLongError, Refu
 from rag_model.snapshots.encoding import EncodeRecipe, store_encoder
 from rag_model.store.store import Store
 from tests.fixtures.llama_server import llama_server
-from tests.fixtures.scripted import Scripted, Step, hangs, replies, scripted
+from tests.fixtures.scripted_server import Scripted, Step, hangs, replies, scripted
 from tests.fixtures.tiny_generators import ASCII, save_gguf
 
 KEY = "sk-not-to-be-told-0123456789"

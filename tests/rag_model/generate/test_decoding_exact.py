@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError, UsageError
 from rag_model.generate.decoding import DecodedAnswer, DecodingSettings, Sampling
 from rag_model.generate.rag_decoding import decode_sequence, decode_token
-from tests.fixtures.tabled import END, PAD, Said, TabledGenerator
+from tests.fixtures.table_generator import END, PAD, Said, TabledGenerator
 
 LONGEST = 3
 WIDE = sum(4**length for length in range(LONGEST + 1))  # as many beams as there are answers

@@ -13,7 +13,7 @@ from rag_model.reading.concat import ConcatReader
 from rag_model.reading.confidence import AbstainingReader, Threshold, add_closed_book, get_score
 from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.quoting import Quoting
+from tests.fixtures.citing_writer import Quoting
 
 
 def hit(text: str, score: float = 0.5) -> Hit:

@@ -20,7 +20,7 @@ from rag_model.reading.confidence import add_closed_book
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.reader import AnswerCallbacks
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.tabled import TabledGenerator
+from tests.fixtures.table_generator import TabledGenerator
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 QUESTIONS = ["who wrote it", "Wer schrieb das Buch?", "誰が書いたか 🐋", "z" * 500]

@@ -21,7 +21,7 @@ from rag_model.reading.routing import AutoReader, Route, identify_model
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.reading.writers.writer import Completion, Prompt
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.quoting import Quoting
+from tests.fixtures.citing_writer import Quoting
 from tests.fixtures.tiny_generators import save_llama
 
 QUESTIONS = ["what is Rome?", "who wrote it?"]  # the writer is surer of a word that the prompt has

@@ -23,7 +23,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures import diversifying, interleaving
+from tests.fixtures import diversity_retriever, interleave_retriever
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_colbert import save_colbert
 
@@ -79,15 +79,19 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     about = folder / "examples-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: examples\nVersion: 1.0\n")
-    lines = ["[bookwheel.retrievers]", "interleave = interleaving:build", "diversify = diversifying:build"]
+    lines = [
+        "[bookwheel.retrievers]",
+        "interleave = interleave_retriever:build",
+        "diversify = diversity_retriever:build",
+    ]
     (about / "entry_points.txt").write_text("\n".join(lines))
-    for module in (interleaving, diversifying):
+    for module in (interleave_retriever, diversity_retriever):
         shutil.copy(module.__file__, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setattr(CALLS, "_loaded", {})
         yield
-    for name in ("interleaving", "diversifying"):
+    for name in ("interleave_retriever", "diversity_retriever"):
         sys.modules.pop(name, None)
 
 

@@ -13,7 +13,7 @@ from rag_model.retrieve.indexes import derive_index_file
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.pull import PullReport, pull
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.words import build_words
+from tests.fixtures.bm25_index import build_words
 
 LAST = [build_passage(f"page {row}", f"words of w{row % 13} and w{row % 7}") for row in range(200)]
 NOW = [*LAST[:50], build_passage("new", "another one"), *LAST[52:], LAST[3]]

@@ -14,7 +14,7 @@ from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError, UsageError
 from rag_model.retrieve.factory import CALLS, open_retriever, plan_retriever
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures import interleaving
+from tests.fixtures import interleave_retriever
 
 ASKED = ["who wrote animal farm?", "which unit measures electric current", "what relieves pain?"]
 LISTS = st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=2, max_size=4)
@@ -22,16 +22,16 @@ LISTS = st.lists(st.lists(st.integers(0, 9), unique=True, max_size=6), min_size=
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The file `interleaving.py` as an installed package, with its entry point."""
-    about = tmp_path / "interleaving-1.0.dist-info"
+    """The file `interleave_retriever.py` as an installed package, with its entry point."""
+    about = tmp_path / "interleave_retriever-1.0.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: interleaving\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[bookwheel.retrievers]\ninterleave = interleaving:build\n")
-    shutil.copy(interleaving.__file__, tmp_path)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: interleave_retriever\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[bookwheel.retrievers]\ninterleave = interleave_retriever:build\n")
+    shutil.copy(interleave_retriever.__file__, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(CALLS, "_loaded", {})
     yield
-    sys.modules.pop("interleaving", None)
+    sys.modules.pop("interleave_retriever", None)
 
 
 def test_passages_are_taken_in_turn(package: None, snapshot: Snapshot, encoder: Encoder) -> None:
@@ -59,7 +59,7 @@ def test_it_is_a_leg_of_others(package: None, snapshot: Snapshot, encoder: Encod
 def test_no_row_comes_twice_and_none_is_lost(questions: list[list[list[int]]], k: int, data: st.DataObject) -> None:
     legs = min(map(len, questions))
     lines = [np.array([(question[leg] + [-1] * 6)[:6] for question in questions], np.int64) for leg in range(legs)]
-    for question, found in zip(questions, interleaving.in_turn(lines, k).tolist(), strict=True):
+    for question, found in zip(questions, interleave_retriever.in_turn(lines, k).tolist(), strict=True):
         kept = [row for row in found if row >= 0]
         assert found == kept + [-1] * (k - len(kept))
         assert len({*kept}) == len(kept) == min(k, len({row for leg in question[:legs] for row in leg}))

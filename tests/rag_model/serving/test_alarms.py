@@ -15,11 +15,11 @@ from rag_model.retrieve.retriever import Queries
 from rag_model.store.store import Store
 from rag_model.store.versions.build_history import Trend
 from rag_model.store.versions.moves import tag
-from tests.fixtures.alarms import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
+from tests.fixtures.alert_rules import DASHBOARD, assert_firing, expressions_of, metrics_in, rules
 from tests.fixtures.serving import until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
-from tests.fixtures.watched import EVALUATED, LIVE, Watched, publish_watched, watched
+from tests.fixtures.watched_service import EVALUATED, LIVE, Watched, publish_watched, watched
 
 SETTINGS = with_limits(queue_questions=64)
 OF_MODELS = ("answers_override", "answers_sampled", "answers_unchecked", "tokens")

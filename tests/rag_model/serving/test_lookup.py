@@ -12,7 +12,7 @@ from rag_model.serving.mcp_server import locate_passage
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.months import OLD, RECIPE, build
+from tests.fixtures.monthly_dumps import OLD, RECIPE, build
 from tests.fixtures.tiny import save_bert
 
 SMALL = replace(RECIPE, part_bytes=500)

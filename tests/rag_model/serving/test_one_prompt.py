@@ -19,8 +19,8 @@ from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.event_stream import streamed
-from tests.fixtures.held import Held
-from tests.fixtures.scripted import STREAM, WHOLE, Scripted, event, hangs, likely, replies, scripted, streams
+from tests.fixtures.paused_generator import Held
+from tests.fixtures.scripted_server import STREAM, WHOLE, Scripted, event, hangs, likely, replies, scripted, streams
 from tests.fixtures.serving import Library, Serving, rounded, serving, with_limits
 from tests.fixtures.tiny_generators import save_llama
 

@@ -12,7 +12,7 @@ from rag_model.errors import ResourceError, UsageError
 from rag_model.serving.http import server
 from rag_model.serving.runtime import freeze_loaded_objects
 from rag_model.serving.workers import WorkerLink, open_listener, supervise
-from tests.fixtures.dying import die_in_service, refuse_to_serve  # a module that a worker imports quickly
+from tests.fixtures.crashing_child import die_in_service, refuse_to_serve  # a module that a worker imports quickly
 from tests.fixtures.serving import PATIENCE
 
 

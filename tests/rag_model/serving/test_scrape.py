@@ -11,10 +11,10 @@ import httpx
 import yaml
 
 from flows.machine.local import find_free_ports
-from tests.fixtures.alarms import DASHBOARD, RULES, metrics_in, rules, tool
+from tests.fixtures.alert_rules import DASHBOARD, RULES, metrics_in, rules, tool
 from tests.fixtures.serving import PATIENCE, QUICK, until
 from tests.fixtures.tiny import save_bert
-from tests.fixtures.watched import EVALUATED, publish_watched, watched
+from tests.fixtures.watched_service import EVALUATED, publish_watched, watched
 
 PANELS = json.loads(DASHBOARD.read_text())["panels"]
 

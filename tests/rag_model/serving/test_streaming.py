@@ -11,7 +11,7 @@ from rag_model.generate.transformer import Seq2SeqGenerator
 from rag_model.serving.http.app import accepts_event_stream
 from rag_model.serving.monitoring.observer import Observer
 from tests.fixtures.event_stream import streamed
-from tests.fixtures.held import Held
+from tests.fixtures.paused_generator import Held
 from tests.fixtures.serving import Library, Serving, rounded, serving, until, with_limits
 
 ASKED = ["who was the king of the river?", "Où est 東京 🗼?"]

@@ -14,7 +14,7 @@ from rag_model.serving.runtime import SupervisedThread, limit_compute_threads
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
-from tests.fixtures.panicking import PANICS, SLOW, always_panics, split_by
+from tests.fixtures.panic_tokenizers import PANICS, SLOW, always_panics, split_by
 from tests.fixtures.serving import PATIENCE, QUICK, Library, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny

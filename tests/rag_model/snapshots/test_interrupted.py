@@ -18,7 +18,7 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
-from tests.fixtures.broken import Broken
+from tests.fixtures.crashing_store import Broken
 
 Act = Callable[[Store], object]
 MOST = 100  # writes of one act

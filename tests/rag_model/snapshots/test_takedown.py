@@ -38,7 +38,7 @@ from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.toml import from_table
-from tests.fixtures.broken import Broken
+from tests.fixtures.crashing_store import Broken
 
 GONE = "7"
 STARTS = (0, 5, 10, 15)  # first pages of the parts, and the end

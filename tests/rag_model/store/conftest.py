@@ -19,7 +19,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
-from tests.fixtures.looking import Looking
+from tests.fixtures.slow_lookup import Looking
 
 ROWS = (1500, 1, 700)  # of the three parts: more than one row group, one row, less than one row group
 DIM = 4

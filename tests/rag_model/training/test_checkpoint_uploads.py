@@ -18,8 +18,8 @@ from rag_model.store.store import Store
 from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingIdentity, restore_checkpoint
 from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
-from tests.fixtures.forked import SHARED, check_killed
-from tests.fixtures.learning import LineTask, learn_until, settings
+from tests.fixtures.forked_processes import SHARED, check_killed
+from tests.fixtures.toy_task import LineTask, learn_until, settings
 
 KEY = "ab" * 32
 

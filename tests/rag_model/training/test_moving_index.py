@@ -13,8 +13,8 @@ from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.moving_index import MovingIndex, MovingIndexHooks, MovingSettings
-from tests.fixtures.moving import ByHand
 from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_end2end import ByHand
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ARTICLES = {"York": "the king of york.", "Oslo": "the river of oslo.", "Riga": "the war of riga."}

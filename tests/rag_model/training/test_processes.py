@@ -47,14 +47,14 @@ from rag_model.training.objectives.realm import RealmTask
 from rag_model.training.objectives.sidr import SidrPair, SidrRecipe, SidrTask
 from rag_model.training.objectives.task_bases import BiEncoder
 from rag_model.training.origins import InitialModels, NamedModels
-from tests.fixtures import filling, moving
-from tests.fixtures.forked import SHARED, start_process
-from tests.fixtures.learning import LineTask, limit_rows, settings
+from tests.fixtures import tiny_end2end, tiny_realm
+from tests.fixtures.forked_processes import SHARED, start_process
 from tests.fixtures.tiny import save_bert, save_cross_encoder
 from tests.fixtures.tiny_colbert import save_marked_bert
 from tests.fixtures.tiny_generators import save_bart, save_llama
 from tests.fixtures.tiny_sidr import save_sidr
 from tests.fixtures.tiny_snapshot import publish_tiny
+from tests.fixtures.toy_task import LineTask, limit_rows, settings
 
 PASSAGES = [build_passage("", f"the king {n} was born.") for n in range(16)]
 EXAMPLES = [Example(str(n), f"who was king {n}?", ("x",), (PASSAGES[n % 14],)) for n in range(16)]
@@ -156,9 +156,9 @@ def build_ra_dit(stage: int, given: Path, processes: int) -> Task[Any]:
 
 
 def build_realm(given: Path, processes: int) -> Task[Any]:
-    recipe = replace(filling.RECIPE, marginal="token", batch_size=4 // processes)
+    recipe = replace(tiny_realm.RECIPE, marginal="token", batch_size=4 // processes)
     folder = given / "filling"
-    return RealmTask(filling.realm_of(folder), Snapshot.open(str(folder / "store")), recipe)
+    return RealmTask(tiny_realm.realm_of(folder), Snapshot.open(str(folder / "store")), recipe)
 
 
 def build_ict(given: Path, processes: int) -> Task[Any]:
@@ -260,23 +260,23 @@ def train_without_memory(folder: Path, given: Path, rank: int) -> None:
 
 def train_end2end(folder: Path, given: Path, processes: int) -> str:
     """Train beside an index that is rebuilt in between; the passages of a batch are those of the last rebuild."""
-    recipe = replace(moving.RECIPE, batch_size=4 // processes)
-    written = replace(moving.SETTINGS.reconstruction, batch_size=2 // processes)
-    task = moving.task_of(given, folder, replace(moving.SETTINGS, rag=recipe, reconstruction=written))
+    recipe = replace(tiny_end2end.RECIPE, batch_size=4 // processes)
+    written = replace(tiny_end2end.SETTINGS.reconstruction, batch_size=2 // processes)
+    task = tiny_end2end.task_of(given, folder, replace(tiny_end2end.SETTINGS, rag=recipe, reconstruction=written))
     without_dropout(task.module)
-    train(task, moving.STEPS, folder)
+    train(task, tiny_end2end.STEPS, folder)
     return task.goal.measure
 
 
 def publish_three(given: Path) -> list[str]:
     """Write what a moving index needs, and two more snapshots of its passages; return the ids of all."""
     given.mkdir()
-    store = Store.open(str(moving.prepare(given) / "store"))
+    store = Store.open(str(tiny_end2end.prepare(given) / "store"))
     made = [tag(store, "latest", "first").snapshot]
     for seed in (2, 3):
         work = given / f"work-{seed}"
         work.mkdir()
-        made.append(publish_tiny(store, save_bert(given / f"bert-{seed}", seed), moving.ARTICLES, work).id)
+        made.append(publish_tiny(store, save_bert(given / f"bert-{seed}", seed), tiny_end2end.ARTICLES, work).id)
     (given / "made.json").write_text(json.dumps(made))
     return made
 
@@ -295,7 +295,7 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
         if not first_process and opened == [second, third]:
             raise StoreError("its disk is gone")
 
-    rebuild, told = moving.ByHand(), list[list[Any]]()
+    rebuild, told = tiny_end2end.ByHand(), list[list[Any]]()
     snapshot, settings = Snapshot.from_store(store, first), MovingSettings(2, "asynchronous")
     index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", MovingIndexHooks(lambda _: None, turn_to))
     for step in range(1, 11):
@@ -348,7 +348,7 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     save_marked_bert(tmp_path / "marked")
     save_cross_encoder(tmp_path / "cross")
     (tmp_path / "filling").mkdir()
-    filling.prepare(tmp_path / "filling")
+    tiny_realm.prepare(tmp_path / "filling")
     made = publish_three(tmp_path / "moving")
     goals = train_all(tmp_path / "one", tmp_path, 1)
     assert {name.partition(" ")[0] for name in goals} == {"line", *list_objective_names()}
@@ -367,7 +367,7 @@ def test_two_processes_train_as_one_does(tiny: Path, tmp_path: Path) -> None:
     Encoder.load(next((tmp_path / "two" / "dpr").glob("best-*")) / "question", "question")
     load_rag(next((tmp_path / "two" / "rag-token").glob("best-*")), device="cpu")
     asked = [row["snapshot"] for row in read_metrics(tmp_path / "two" / "rag-end2end") if row["kind"] == "train"]
-    assert [one == made[0] for one in asked] == [True] * moving.EVERY + [False] * moving.EVERY
+    assert [one == made[0] for one in asked] == [True] * tiny_end2end.EVERY + [False] * tiny_end2end.EVERY
     first, second = (json.loads((tmp_path / "two" / f"moved-{rank}").read_text()) for rank in (0, 1))
     assert first == second
     assert [one for one, *_ in first] == [made[0]] * 4 + [made[1]] * 4 + [made[0]] * 2

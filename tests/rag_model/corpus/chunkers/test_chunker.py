@@ -28,9 +28,9 @@ from rag_model.corpus.chunkers.windows import Recursive, Sections, Words
 from rag_model.corpus.records import Article, Passage, Section
 from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError
-from tests.fixtures.counted import lines_run
 from tests.fixtures.hostile_texts import ARTICLES
-from tests.fixtures.overlapping import Overlapping, offer, save_tokenizer
+from tests.fixtures.window_chunker import Overlapping, offer, save_tokenizer
+from tests.fixtures.work_counters import lines_run
 
 SIZES = st.integers(1, 12)
 BY_WORDS = ["words", "sections", "sentences", "recursive"]
@@ -257,10 +257,10 @@ def test_a_built_in_chunker_cannot_be_replaced(tmp_path: Path, monkeypatch: pyte
             "tests.fixtures.absent:Overlapping",
             r"chunker 'absent' \(tests.fixtures.absent:Overlapping.*\) cannot be imported \(No module named",
         ),
-        ("lacking", "tests.fixtures.overlapping:Absent", "chunker 'lacking' .* cannot be imported"),
+        ("lacking", "tests.fixtures.window_chunker:Absent", "chunker 'lacking' .* cannot be imported"),
         (
             "function",
-            "tests.fixtures.overlapping:offer",
+            "tests.fixtures.window_chunker:offer",
             "chunker 'function' .* is <function offer .*, which is not a chunker: see",
         ),
     ],

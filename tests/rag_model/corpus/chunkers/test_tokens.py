@@ -11,8 +11,8 @@ from rag_model.corpus.chunkers.article_words import split_article
 from rag_model.corpus.chunkers.chunker import Chunker, build_chunker
 from rag_model.corpus.records import Article, Section
 from rag_model.errors import InputError, UsageError
-from tests.fixtures.counted import lines_run
 from tests.fixtures.hostile_texts import ARTICLES
+from tests.fixtures.work_counters import lines_run
 from tests.rag_model.corpus.chunkers.test_chunker import HOSTILE, hostile, keeps
 
 LEAST = 64

@@ -21,7 +21,7 @@ from rag_model.evaluation.answers.readings import Reading, read_answers
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
 from rag_model.retrieve.hits import Hit
-from tests.fixtures.last_word import LastWord
+from tests.fixtures.last_word_reader import LastWord
 
 CITIES = ["Paris", "Rome", "Oslo", "Bonn", "Kyiv"]
 

@@ -14,7 +14,7 @@ from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
-from tests.fixtures.last_word import LastWord
+from tests.fixtures.last_word_reader import LastWord
 
 N = 70  # questions: three batches
 INPUTS = {"snapshot": "ab" * 32, "model": "cd" * 32, "decoding": {"beams": 1}}

@@ -19,7 +19,7 @@ from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit
 from rag_model.store.store import Store
-from tests.fixtures.last_word import LastWord
+from tests.fixtures.last_word_reader import LastWord
 
 N = 24
 

@@ -29,7 +29,7 @@ from rag_model.reading.confidence import AbstainingReader, Threshold
 from rag_model.retrieve.factory import open_retriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.quoting import Quoting
+from tests.fixtures.citing_writer import Quoting
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_snapshot import publish_tiny
 

@@ -12,7 +12,7 @@ from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.reports.answers import AnswerReport, render_answer_report
 from rag_model.evaluation.reports.training import TrainingCurves
-from tests.fixtures.pages import EVIL, assert_harmless, parsed
+from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
 
 
 def row(name: str, k: int, answers: list[str], book: AblationResult | None = None) -> AblationResult:

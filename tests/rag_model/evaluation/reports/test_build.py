@@ -22,7 +22,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild
-from tests.fixtures.pages import EVIL, assert_harmless, parsed
+from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves, render_training_report
-from tests.fixtures.pages import EVIL, assert_harmless, parsed
+from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
 
 
 def written(folder: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

@@ -26,7 +26,7 @@ from rag_model.evaluation.retrieval.staged import (
 )
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.pages import assert_harmless, parsed
+from tests.fixtures.strict_html import assert_harmless, parsed
 from tests.rag_model.evaluation.retrieval.test_staged import ASKED
 
 NAMES = ["ivfpq", "rrf(hnsw, exact)"]

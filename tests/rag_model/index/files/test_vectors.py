@@ -18,7 +18,7 @@ from rag_model.index.files.vectors import (
     sample_vectors,
 )
 from rag_model.index.recipe import IndexRecipe, resolve
-from tests.fixtures.counted import count_pages_in_memory, drop_from_memory
+from tests.fixtures.work_counters import count_pages_in_memory, drop_from_memory
 
 Make = Callable[..., Any]  # fixtures of conftest.py
 

@@ -27,8 +27,8 @@ from rag_model.index.postings.part import PartPostings
 from rag_model.index.recipe import IndexRecipe
 from rag_model.store.pulling.delta_files import read_new_terms, write_new_terms
 from rag_model.training.data.examples import build_passage
-from tests.fixtures import impacts
-from tests.fixtures.words import build_words
+from tests.fixtures import impact_index
+from tests.fixtures.bm25_index import build_words
 from tests.rag_model.index.postings.test_search import zipfian
 
 BEFORE = zipfian(200)
@@ -182,15 +182,15 @@ def test_a_damaged_file_is_noticed_or_makes_another(before: Path, tmp_path: Path
 @pytest.mark.parametrize("factory", ["Impact", "Impact1"])
 def test_derived_weighted_terms_equal_those_of_a_full_build(factory: str, tmp_path: Path) -> None:
     """Directly, and by the delta that a pull fetches: some rows go, some are new, some twice or empty."""
-    dim, old = 300, impacts.zipfian(2_000, 300, 30)
-    new, rng = impacts.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)
+    dim, old = 300, impact_index.zipfian(2_000, 300, 30)
+    new, rng = impact_index.zipfian(40, 300, 30, seed=7), np.random.default_rng(3)
     stays = np.flatnonzero(rng.random(len(old)) > 0.02)
     rows, base_rows = np.insert(stays, 900, [5, 5]), np.insert(stays, 900, [-1, -1])
     places = np.sort(rng.integers(0, len(rows), len(new)))
     base_rows = np.insert(base_rows, places, np.full(len(new), -1))
     after = SparseVectors.concatenate([old, new]).take(np.insert(rows, places, len(old) + np.arange(len(new))))
     before, whole = (
-        impacts.build_impacts(rows, tmp_path / name, dim, [700], factory).file.path
+        impact_index.build_impacts(rows, tmp_path / name, dim, [700], factory).file.path
         for name, rows in (("before", old), ("whole", after))
     )
     write_new_terms(base_rows, after.take(np.flatnonzero(base_rows < 0)), tmp_path / "delta")

@@ -20,8 +20,8 @@ from rag_model.index.postings.impact import KIND
 from rag_model.index.postings.search import Bm25Index, ImpactIndex
 from rag_model.index.recipe import IndexRecipe
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.impacts import SCALE, build_impacts, questions, write_rows, zipfian
-from tests.fixtures.words import build_words
+from tests.fixtures.bm25_index import build_words
+from tests.fixtures.impact_index import SCALE, build_impacts, questions, write_rows, zipfian
 
 DIM = 1_000
 CORPUS = zipfian(6_000, DIM, 40)

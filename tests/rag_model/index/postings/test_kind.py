@@ -11,7 +11,7 @@ from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.kind import KIND
 from rag_model.index.recipe import IndexRecipe
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.words import build_words, write_parts
+from tests.fixtures.bm25_index import build_words, write_parts
 
 CORPUS = [build_passage(f"title {number}", f"Passage number {number} is of pigs.") for number in range(40)]
 TRIAL = TextQuerySet([f"Passage number {row} is of pigs." for row in (3, 9)], 5, np.array([3, 9]))

@@ -24,7 +24,7 @@ from rag_model.index.postings.carry import (
 from rag_model.index.postings.lists import MAX_POSTING_BYTES, WRITER_SIZE, begin_list
 from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.words import build_words
+from tests.fixtures.bm25_index import build_words
 from tests.rag_model.index.postings.test_derive import derive
 from tests.rag_model.index.postings.test_packing import pack
 

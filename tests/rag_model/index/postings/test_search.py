@@ -27,8 +27,8 @@ from rag_model.index.postings.part import PartReader
 from rag_model.index.postings.search import Bm25Index
 from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_blocks
 from rag_model.training.data.examples import build_passage
-from tests.fixtures.counted import measure_peaks
-from tests.fixtures.words import build_words
+from tests.fixtures.bm25_index import build_words
+from tests.fixtures.work_counters import measure_peaks
 
 WORDS = [f"w{number}" for number in range(400)]
 COMMON = ["the", "of", "a"]

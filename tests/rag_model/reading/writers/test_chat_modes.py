@@ -17,8 +17,8 @@ from rag_model.errors import EndpointError
 from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Completion, Prompt, ReasoningFilter, remove_reasoning
-from tests.fixtures.counted import measure_peaks
-from tests.fixtures.scripted import STREAM, Step, event, likely, replies, scripted, streams
+from tests.fixtures.scripted_server import STREAM, Step, event, likely, replies, scripted, streams
+from tests.fixtures.work_counters import measure_peaks
 
 ANSWER = "George Orwell"
 QUICK = ChatSettings(backoff_seconds=0.001, tries=1, whole_seconds=30.0, first_seconds=20.0)

@@ -18,7 +18,18 @@ from rag_model.reading.writers.chat_settings import ChatSettings, TokenPrices
 from rag_model.reading.writers.endpoint import EndpointWriter
 from rag_model.reading.writers.writer import Prompt
 from tests.fixtures.chat_server import chat_server
-from tests.fixtures.scripted import STREAM, WHOLE, Scripted, Step, event, hangs, likely, replies, scripted, streams
+from tests.fixtures.scripted_server import (
+    STREAM,
+    WHOLE,
+    Scripted,
+    Step,
+    event,
+    hangs,
+    likely,
+    replies,
+    scripted,
+    streams,
+)
 from tests.fixtures.tiny_generators import save_llama
 
 KEY = "sk-not-to-be-told-0123456789"

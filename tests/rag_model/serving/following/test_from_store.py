@@ -11,7 +11,7 @@ import pytest
 from rag_model import ranges
 from rag_model.store.store import Store
 from tests.benchmarks.far_store import Far
-from tests.fixtures.ranged import WORDS, far_copy, list_questions, publish_ranged
+from tests.fixtures.ranged_snapshot import WORDS, far_copy, list_questions, publish_ranged
 from tests.fixtures.serving import QUICK, Serving, serving, until
 
 FROM_STORE = replace(QUICK, from_store=True, retrievers=("bm25", "ivf", "rrf(bm25, exact)"))

@@ -20,7 +20,7 @@ from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag, untag
-from tests.fixtures.faulty import FaultyServer
+from tests.fixtures.s3_proxy import FaultyServer
 from tests.fixtures.serving import Library, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_rag import save_tiny_rag

@@ -15,7 +15,7 @@ from rag_model.generate.transformer import CausalGenerator
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.store.store import Store
 from tests.fixtures.browser import PATIENCE, chromium
-from tests.fixtures.held import Held
+from tests.fixtures.paused_generator import Held
 from tests.fixtures.serving import Gate, Serving, serving, until, with_limits
 from tests.fixtures.tiny import save_bert
 from tests.fixtures.tiny_generators import save_llama

@@ -26,8 +26,8 @@ from rag_model.serving.monitoring.overrides import (
     is_repeated,
     is_unsupported,
 )
-from tests.fixtures.quoting import Quoting
-from tests.fixtures.remembering import (
+from tests.fixtures.citing_writer import Quoting
+from tests.fixtures.known_memories import (
     INVENTS,
     ONE_PROMPT,
     QUESTIONS,
@@ -38,7 +38,7 @@ from tests.fixtures.remembering import (
     said,
     town_of,
 )
-from tests.fixtures.scripted import Scripted, Step, event, hangs, replies, scripted, streams
+from tests.fixtures.scripted_server import Scripted, Step, event, hangs, replies, scripted, streams
 from tests.fixtures.serving import PATIENCE, serving, until, with_limits
 from tests.rag_model.serving.monitoring.test_metrics import scraped
 

@@ -13,8 +13,8 @@ from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.serving.answering.served_model import ServedModel
 from rag_model.serving.monitoring.metrics import ServiceMetrics
 from rag_model.serving.monitoring.probes import MAX_PROBES, ProbeMetrics, ProbeMonitor, choose_probes
-from tests.fixtures.alarms import assert_firing
-from tests.fixtures.scripted import event, scripted, streams
+from tests.fixtures.alert_rules import assert_firing
+from tests.fixtures.scripted_server import event, scripted, streams
 from tests.fixtures.serving import Library, serving, until, with_limits
 from tests.fixtures.tiny_generators import save_llama
 from tests.rag_model.serving.monitoring.test_metrics import scraped

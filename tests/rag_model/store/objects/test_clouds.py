@@ -20,8 +20,8 @@ from rag_model.store import RefMove, Store
 from rag_model.store.objects.buckets import find_cloud
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import probe_store, verify_version
-from tests.fixtures.clouds import CONTAINER, Service
-from tests.fixtures.faulty import FaultyServer, Request, faulty
+from tests.fixtures.cloud_servers import CONTAINER, Service
+from tests.fixtures.s3_proxy import FaultyServer, Request, faulty
 from tests.rag_model.store.test_races import race
 
 # Google's client leaves a connection open whose answer it did not read to the end, until Python finds it.

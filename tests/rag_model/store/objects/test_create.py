@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import create_exclusive, probe_exclusive_creation
 from rag_model.store.store import Store
-from tests.fixtures.looking import Looking
+from tests.fixtures.slow_lookup import Looking
 
 
 class LooksThenWrites(AbstractFileSystem):

@@ -23,7 +23,7 @@ from rag_model.store.objects.s3 import S3
 from rag_model.store.pulling.pull import pull
 from rag_model.store.upkeep.gc import collect_garbage
 from rag_model.store.upkeep.verify import verify_version
-from tests.fixtures.faulty import FaultyServer, Request
+from tests.fixtures.s3_proxy import FaultyServer, Request
 
 TRIES = 7
 CHUNK = 5 << 20  # the least that S3 takes as a part of an upload; as shipped it is larger

@@ -17,7 +17,7 @@ from rag_model.corpus.records import Passage
 from rag_model.errors import StoreError, UsageError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.pulling.export import Layout, export_snapshot
-from tests.fixtures.counted import measure_peaks
+from tests.fixtures.work_counters import measure_peaks
 
 NASTY = 'a "quoted" word,\ta tab, a \\ and\na second line – Ähärôn 𝔘'
 

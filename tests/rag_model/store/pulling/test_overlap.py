@@ -24,7 +24,7 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.pulling.overlap import Overlap, Patch, PulledVectors, VectorTable, find_vector_tables
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import embeddings_in_space
-from tests.fixtures.faulty import FaultyServer
+from tests.fixtures.s3_proxy import FaultyServer
 from tests.rag_model.store.test_faults import failures
 
 D = 8

@@ -6,7 +6,7 @@ import pytest
 
 from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.versions.manifest import PartEntry
-from tests.fixtures.counted import lines_run
+from tests.fixtures.work_counters import lines_run
 
 
 def entries(bounds: list[tuple[int, int]]) -> list[PartEntry]:

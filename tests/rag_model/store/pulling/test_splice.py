@@ -14,7 +14,7 @@ from rag_model.errors import InputError
 from rag_model.index.files.tensors import TensorStream, find_row_stretches, write_tensors
 from rag_model.store.pulling import delta_files
 from rag_model.store.pulling.delta_files import apply_splice, write_splice
-from tests.fixtures.counted import measure_peaks
+from tests.fixtures.work_counters import measure_peaks
 
 DATA = np.random.default_rng(1).integers(0, 256, 20_000, np.uint8).tobytes()
 CUTS = st.lists(st.integers(0, len(DATA)), max_size=6)

@@ -8,7 +8,7 @@ from rag_model.corpus.passages import PASSAGE_SCHEMA, UNDATED_SCHEMA, PassageWri
 from rag_model.corpus.records import LATEST, Passage
 from rag_model.errors import InputError
 from rag_model.store.versions.mapped import MappedPassages, write_mapped_copy
-from tests.fixtures.counted import count_pages_in_memory, drop_from_memory
+from tests.fixtures.work_counters import count_pages_in_memory, drop_from_memory
 
 DATES = (1_793_534_400, None, -1)
 PASSAGES = [

@@ -30,7 +30,7 @@ from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Conten
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 from tests.benchmarks.far_store import Far
-from tests.fixtures.ranged import DIM, WORDS, K, far_copy, list_questions, publish_ranged
+from tests.fixtures.ranged_snapshot import DIM, WORDS, K, far_copy, list_questions, publish_ranged
 
 
 @pytest.fixture(scope="module")

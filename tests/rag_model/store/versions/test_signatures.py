@@ -28,7 +28,7 @@ from rag_model.store.versions.models import ModelMetadata, export_model, put_mod
 from rag_model.store.versions.moves import rollback, tag
 from rag_model.store.versions.signatures import SIGNING_KEY_VARIABLE, TRUST_VARIABLE, TrustedKeys
 from rag_model.store.versions.snapshot import Snapshot
-from tests.fixtures.wanted import missing
+from tests.fixtures.machine_requirements import missing
 
 Publish = Callable[..., str]
 

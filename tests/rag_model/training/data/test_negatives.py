@@ -13,7 +13,7 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.negatives import MiningSettings, NegativesRecipe, add_mined_passages, mine_passages
-from tests.fixtures.words import write_parts
+from tests.fixtures.bm25_index import write_parts
 
 CORPUS = [
     build_passage("Orwell", "George Orwell wrote the novella Animal Farm in 1945."),

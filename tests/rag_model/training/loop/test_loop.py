@@ -12,8 +12,8 @@ from rag_model.training.loop.checkpoint import list_checkpoints, read_metrics
 from rag_model.training.loop.loop import choose_frozen_dtype, resolve_precision, train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Goal
-from tests.fixtures.forked import SHARED, check_killed
-from tests.fixtures.learning import LineTask, learn_until, settings
+from tests.fixtures.forked_processes import SHARED, check_killed
+from tests.fixtures.toy_task import LineTask, learn_until, settings
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:

@@ -17,8 +17,8 @@ from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import ForwardSplitter, train
 from rag_model.training.objectives.cross_encoder import CrossEncoderRecipe, CrossEncoderTask
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from tests.fixtures.learning import LineTask, limit_rows, settings
 from tests.fixtures.tiny_generators import save_bart, save_llama
+from tests.fixtures.toy_task import LineTask, limit_rows, settings
 
 
 def build_dpr(folder: Path, kings: list[Example]) -> Any:

@@ -22,7 +22,7 @@ from rag_model.training.objectives.end2end import (
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.rag import RagRecipe
 from rag_model.training.origins import NamedModels
-from tests.fixtures.moving import DEV, EXAMPLES, SETTINGS, prepare
+from tests.fixtures.tiny_end2end import DEV, EXAMPLES, SETTINGS, prepare
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 

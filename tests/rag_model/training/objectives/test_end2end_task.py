@@ -21,8 +21,8 @@ from rag_model.training.loop.checkpoint import list_checkpoints, read_checkpoint
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.end2end import End2EndRecipe, End2EndTask, Statement, StatementPair
 from rag_model.training.objectives.rag import QuestionAnswer, RagBatch
-from tests.fixtures.forked import SHARED, check_killed
-from tests.fixtures.moving import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, train_until, trained
+from tests.fixtures.forked_processes import SHARED, check_killed
+from tests.fixtures.tiny_end2end import ARTICLES, EVERY, SETTINGS, Under, prepare, task_of, train_until, trained
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 pytestmark = SHARED

@@ -36,8 +36,8 @@ from rag_model.training.objectives.realm_model import (
     words_of,
 )
 from rag_model.training.origins import NamedModels
-from tests.fixtures.filling import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
-from tests.fixtures.forked import SHARED, check_killed
+from tests.fixtures.forked_processes import SHARED, check_killed
+from tests.fixtures.tiny_realm import ARTICLES, RECIPE, STEPS, filled, prepare, realm_of
 from tests.fixtures.tiny_snapshot import publish_tiny
 
 ROOT = Path(__file__).parents[4]
