@@ -52,7 +52,7 @@ from rag_model.toml import from_table
 _MAX_LAUNCHER_BYTES = 64 << 20
 # compressed bytes that one core reads per second if it parses all articles, or reuses nearly all
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
-_READ_BYTES_PER_SECOND = 5e6  # the same if it parses only templates
+_READ_BYTES_PER_SECOND = 5e6  # compressed bytes per second of one core that parses only templates
 _ENCODED_BYTES_PER_SECOND = (
     # compressed bytes times bytes of the chunker's model, per second of one core: a passage takes
     # about 312 compressed bytes, and a core encodes 8e9 passages times bytes of the model (`embed`)
@@ -60,7 +60,7 @@ _ENCODED_BYTES_PER_SECOND = (
 )
 _MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
 _REDIRECTS_PER_SECOND = 2e5  # speed of merging and sorting
-_PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of a table of page properties
+_PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of page properties read per second
 # Runs a stage and returns its reports. Arguments: the name, the function, the tasks, and a function
 # that estimates the seconds of a task.
 RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]

@@ -44,11 +44,11 @@ class EmbedTask:
 
     passages: BlobRef
     digest: str  # digest of the rows' values, not of the file
-    encoder: tuple[tuple[str, BlobRef], ...]  # its files in the store, by name
+    encoder: tuple[tuple[str, BlobRef], ...]  # the encoder's files in the store, by name
     space: str
     dim: int
     dtype: Dtype
-    kind: RowFormatName = "vectors"  # one vector a passage, one for each token, or weighted terms
+    kind: RowFormatName = "vectors"  # one vector per passage, one per token, or weighted terms
     scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
     # parts of the parent snapshot, whose vectors are reused
     parent_parts: tuple[ParentPart, ...] = ()
@@ -56,7 +56,7 @@ class EmbedTask:
     # Whether no model runs on the worker, because the encoder is static or behind an endpoint. Its
     # CPU time is then negligible, and its vectors do not depend on the device.
     is_device_independent: bool = False
-    # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: those of the worker.
+    # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: the worker's defaults.
     arithmetic: str = CPU_FLOAT32
     # Libraries whose version determines the vectors.
     libraries: tuple[str, ...] = _LIBRARIES

@@ -104,8 +104,8 @@ class NeighborTask:
     queries: BlobRef  # .npy of (q, d) float32
     metric: Metric
     depth: int  # neighbours per query
-    # The vectors of the parent's parts with the same pages, and the queries of its gate. They
-    # shorten the search, and don't change its result.
+    # The vectors of the parent's parts with the same pages, and the queries of its gate. They make
+    # the search faster, and do not change its result.
     parent_rows: tuple[BlobRef, ...] = ()
     parent_queries: BlobRef | None = None
 
@@ -222,8 +222,8 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         vectors, scores, rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
     def score(queries: Rows, candidate_rows: Rows) -> Vectors:
-        # Called if more rows than the neighbours have equal scores, as in a corpus of equal
-        # passages.
+        # Called if more rows have the same score than neighbours are stored, as in a corpus of
+        # equal passages.
         metric = index_metric(snapshot.manifest.content.indexes, representation)
         stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)

@@ -91,7 +91,7 @@ def derive(
 
 
 def _size_launch_to_derive(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
-    """Return the launch with the memory that deriving these indexes takes."""
+    """Return the launch with the memory that the derivation of these indexes takes."""
     kinds = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
     return launch.for_tasks(
         max((kind.derive_memory_bytes(n) for kind, n in kinds if isinstance(kind, DerivingKind)), default=1)
@@ -425,8 +425,8 @@ def _report_group_progress(on_progress: OnProgress | None, n_before: int, total:
 
 
 def _estimate_train_seconds(build: IndexInProgress) -> float:
-    """Return the estimated seconds of one core for training; a reused file is only tested with some
-    rows.
+    """Return the estimated seconds of one core for training; a reused trained file is only tested
+    with some rows.
     """
     return get_kind(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.reused))
 

@@ -138,8 +138,8 @@ def sets_worker_count(flags: Sequence[str]) -> bool:
 
 
 def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | None = None) -> tuple[str, ...]:
-    """Return flags that limit the number of local workers to what fits in memory; other runners are
-    not limited.
+    """Return flags that limit the number of local workers to as many as fit in memory; other
+    runners are not limited.
 
     Args:
         flags: Beam's flags; a number of workers in them is kept.
@@ -186,8 +186,8 @@ def one_worker_per_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
     """Return flags that start one local worker for each of `count` GPUs; the given flags if `count`
     is 0.
 
-    Two processes on one GPU would take turns and each hold a model and a memory cache. A smaller
-    number of workers in Beam's flags is kept.
+    Two processes on one GPU would take turns and each hold a model and a memory cache. A number of
+    workers below `count` in Beam's flags is kept.
     """
     if not count or not is_local(flags):
         return tuple(flags)

@@ -42,9 +42,9 @@ _ENVIRONMENT = {
     # a busy machine needs more than Prefect's 20
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "false",  # there is one process per core already
+    "TOKENIZERS_PARALLELISM": "false",  # bookwheel already runs one process per core
     "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # one bar per file, drawn over each other
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # otherwise the bars of several files overwrite each other
 }
 
 
@@ -215,7 +215,7 @@ def _use_trust_file(file: Path | None) -> Iterator[None]:
     """
     previous_value = os.environ.get(TRUST_VARIABLE)
     if file is not None:
-        # Path("") is the present folder
+        # Path("") is the current folder
         os.environ[TRUST_VARIABLE] = str(file.absolute()) if file.name else ""
     try:
         TrustedKeys.from_environment()
@@ -267,7 +267,7 @@ def _print_reply(reply: Any, common: Common) -> int:
 def _write_line(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # `bookwheel log | head`
+    except BrokenPipeError:  # the reader of a pipe ended, as in `bookwheel log | head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the interpreter's last flush does not fail
 
 

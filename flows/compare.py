@@ -201,7 +201,7 @@ def insert_name(path: Path, name: str) -> Path:
 def _build_name_infix(run: ComparisonRun, number: int) -> str:
     """Return the name to insert into the file names of retriever `number` (from 1).
 
-    Empty if there is only one.
+    Return an empty text if there is only one retriever.
     """
     return "" if len(run.names) == 1 else f"{number}-{_make_slug(run.names[number - 1])}"
 

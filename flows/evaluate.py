@@ -247,7 +247,7 @@ def _prepare_ablations(
     encoder = None
     if isinstance(first_reader, MarginalReader):
         if first_reader.rag.settings.weighed_by == "scores":
-            return {}, whole_corpus  # its p(z|x) comes from the scores of its own retriever
+            return {}, whole_corpus  # the model's p(z|x) comes from its own retriever's scores
         encoder = reading_model.question_encoder
     return open_other_retrievers(retriever.snapshot, store, settings.expression, encoder), whole_corpus
 

@@ -47,7 +47,7 @@ from rag_model.training.settings import Tables, parse_settings
 
 
 class TrainingWatch:
-    """Shows the steps, evaluations and index rebuilds of a training; called as its `Report`."""
+    """Shows the steps, evaluations and index rebuilds of a training, as its `Report`."""
 
     def __init__(
         self, reporter: ProgressReporter, n_dev: int, evaluate_every: int, moving: MovingSettings | None = None
@@ -57,7 +57,7 @@ class TrainingWatch:
         `n_dev` is 0 for a training that creates its own examples.
         """
         self._reporter, self._n_dev, self._evaluate_every, self._moving = reporter, n_dev, evaluate_every, moving
-        # rebuilds started, rebuilds in use, age of the index
+        # numbers of rebuilds that were started and used; age of the index in steps, -1 if unknown
         self._n_started_rebuilds, self._n_used_rebuilds, self._index_age = 0, 0, -1.0
         self._evaluation_start = time.monotonic()
         self._has_reported_scores = False

@@ -71,8 +71,8 @@ class Build:
     )  # number of files of a folder that were left out, by reason
     # sentences for the provenance, such as that files of the parent are gone
     notes: Sequence[str] = ()
-    # In a takedown, the content that still has the pages; new inverted indexes are derived from its
-    # own.
+    # In a takedown, the content that still has the pages; new inverted indexes are derived from the
+    # indexes of this content.
     redacted_content: Content | None = None
 
     @property
@@ -139,7 +139,8 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         build.derived_provenance,
     )
     own_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
-    own_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}  # on other runners, the workers use it
+    # Workers on other machines use CPU time that the clock does not measure.
+    own_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
     own_provenance[HISTORY] = format_history(build.parent)
     # An index that is not built here keeps its shards.
     shards = {
@@ -222,7 +223,7 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 def train_indexes(
     store: Store, build: Build, parent_indexes: Mapping[str, ParentIndex], launch: Launch, on_progress: OnProgress
 ) -> list[IndexInProgress]:
-    """Derive indexes from the parent's; train the others, or reuse the parent's training."""
+    """Derive indexes from those of the parent; train the others, or reuse the parent's training."""
     rows, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
         index.start_index(store, name, plan, rows[plan.over], reused_trainings.get(name), parent_indexes.get(name))

@@ -68,8 +68,8 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
     Raises:
         InputError: the vectors cannot be indexed; the message names file and row.
         UsageError: the request contradicts itself.
-        ResourceError: memory or disk will not suffice, which is raised before the work starts, or
-            ran out during it.
+        ResourceError: memory or disk will not suffice (raised before the work starts), or ran out
+            during the work.
     """
     clock, vector_input = StageClock(), inspect_vectors(request.vectors, request.column)
     _check_output_path(request.out, vector_input)

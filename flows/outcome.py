@@ -133,7 +133,7 @@ class EvaluateOutcome:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id in the store; None: it is not there
-    unrecorded: str = ""  # one sentence that says why
+    unrecorded: str = ""  # one sentence that says why it is not recorded
     reader: str = "marginal"  # how passages are read; the first of several readers
     # means per question: seconds, and tokens read and written
     costs: dict[str, float] = field(default_factory=dict)

@@ -260,7 +260,7 @@ def find_initial_move(store: Store, ref: str, snapshot: str, initial_move: RefMo
 
 
 def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove | None) -> str:
-    """Return the last move of the ref to a snapshot that it has left since, or an empty string."""
+    """Return `REF@NUMBER` of the last move to a snapshot that the ref has left; else ""."""
     if current_move is None or current_move.snapshot == snapshot:
         return ""
     numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]

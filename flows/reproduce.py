@@ -78,8 +78,8 @@ VERSION = 1  # increase it when the same values would give another table; tables
 Key = TypeVar("Key", str, tuple[str, str])
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
-_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum numbers in a sample
-_TIMING_SECONDS = 1.0  # per row; the table shows no times
+_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum number of each in a sample
+_TIMING_SECONDS = 1.0  # seconds of timing per row; short, because the table shows no times
 SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
 
@@ -210,7 +210,7 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         extra_folder = Path(_find_model(plan.folder, extra.encoder))
         if extra_folder.is_dir():
             operations += passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
-        # `parameters` counts those of the encoder that is not static
+        # A static encoder costs nothing, so `parameters` belongs to the extra encoder.
         elif not model.operations_per_token:
             operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(work, operations=0.0 if library.vectors else operations, disk=work.disk + passages * row_bytes)

@@ -103,7 +103,7 @@ class _Bar:
 
 
 class _Lines:
-    """Prints plain lines at intervals, with the time left at the rate since the first call."""
+    """Prints plain lines at intervals, with the time left by the rate since the first call."""
 
     def __init__(self, stage_name: str, as_bytes: bool) -> None:
         self._stage_name, self._as_bytes = stage_name, as_bytes
@@ -137,7 +137,7 @@ class LiveAnswer:
     """Prints the first answer while it is generated; the others follow with the reply."""
 
     def __init__(self, head: str) -> None:
-        """Print `head` before the first word."""
+        """Create a printer that prints `head` before the first word."""
         self._head, self._shown = head, ""
 
     def __call__(self, position: int, text: str) -> None:

@@ -46,7 +46,7 @@ _RESTART_ADVICE = (
 )
 MIN_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and so does the launcher
 MIN_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
-# seconds: with more, `created_at` misleads people, and S3 refuses signatures at 900
+# seconds; a larger skew makes `created_at` misleading, and S3 refuses requests from 900 s
 MAX_CLOCK_SKEW = 60.0
 
 

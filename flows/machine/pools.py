@@ -139,7 +139,8 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
     """Return the limits of a run; by default the resources of this machine, if runs share it.
 
     Raises:
-        UsageError: the limits are not valid amounts, or have to be given.
+        UsageError: the limits are not valid amounts, or are missing for a pool with machines of its
+            own.
     """
     if limits is None and pool != SHARED_MACHINE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): give their size in `most`")
@@ -155,8 +156,8 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
 def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
     """Return the job variables with which the workers of a pool of type `pool` start a run.
 
-    Docker's default template has all of them. That of Kubernetes has no GPUs and no scratch space,
-    but the template in `infra/kubernetes` has.
+    Docker's default template has all of them. The default template of Kubernetes has no GPUs and no
+    scratch space, but the template in `infra/kubernetes` has both.
     """
     env = {
         CORES_VARIABLE: str(needs.cores),

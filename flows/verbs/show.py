@@ -172,7 +172,7 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
 
 
 def _get_recipe(manifest: Manifest | ModelManifest) -> dict[str, Any]:
-    """Return the settings that rebuild a version, without encoders of further representations."""
+    """Return the settings that rebuild a version, in the form of a recipe."""
     if isinstance(manifest, ModelManifest):
         return dict(manifest.content.lineage.get("recipe") or {})
     content = manifest.content
@@ -218,9 +218,7 @@ def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield how the snapshot was derived from another: the change, the key of its list, and its
-    entry.
-    """
+    """Yield the (change, key of the list, entry) of each derivation from another snapshot."""
     for key, change, list_key in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
         if key in provenance:
             yield change, list_key, provenance[key]

@@ -74,8 +74,8 @@ def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Size
         # the vectors as mapped, read, compared and stored, and as slices
         "scatter": part_rows * vector_bytes * (4 + copies),
         "shard": copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
-        # Per row: its level, the walk's parent and front, its position in each cell, each thread's
-        # mark.
+        # Per row: its level, its parent and place in the queue of the walk, its position in each
+        # cell, and a mark by each thread.
         "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / links * shard_bytes + 2 * BLOCK_BYTES,
     }
     size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(links)))
@@ -142,7 +142,7 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
 
 
 def _estimate_code_loss(factory: str, n: int) -> float:
-    """Return the recall@20 that codes lose although the vectors rank their candidates."""
+    """Return the lost recall@20 if codes select the candidates that the vectors then rank."""
     spec, (factor, power) = parse_factory(factory), _LOSS_OF_ONE_BIT
     loss: float = factor * n**power
     return loss if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0
@@ -239,7 +239,7 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
     links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
-    # d/2 bytes and links; d/4, d/8 and d/16 bytes, 2 bits per principal component, 1 per dimension
+    # bytes of a vector: d/2 and its links; d/4; d/8 (2 bits per principal component); d/8
     reranked_structures = (
         (f"HNSW{links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
     )

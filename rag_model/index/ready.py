@@ -254,9 +254,7 @@ def _check_ids(path: Path, lists: FaissIndex, n: int) -> None:
 
 
 def _fits(requested: Any, file_spec: Any) -> bool:
-    """Return whether a file's factory has what a recipe's factory asks for; an omitted number fits
-    any.
-    """
+    """Return whether a file's factory fulfils a recipe's; numbers that the recipe omits fit any."""
     if requested is None or requested == file_spec:
         return True
     if not is_dataclass(requested) or type(requested) is not type(file_spec):

@@ -29,7 +29,7 @@ from rag_model.index.plan import IndexPlan
 
 LINKS = 32  # M of HNSW, as in faiss and most papers; 16 halves the graph and loses about 1 point
 ONE_CELL = 100_000  # up to this many vectors, one core builds the graph in minutes
-CELL_ROWS = 62_500  # vectors per cell of a larger corpus: 16 cells of 1M vectors cost less than one
+CELL_ROWS = 62_500  # vectors per cell above; 16 such cells cost less than one cell of 1M vectors
 POINTS_PER_LIST = 39  # faiss warns about centroids with fewer training points
 EMBEDDINGS = "embeddings"  # the default representation of indexes over vectors
 MANY_LISTS = 8_192  # from here on a graph over the centroids is cheaper than comparing all

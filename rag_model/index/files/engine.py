@@ -57,7 +57,7 @@ _FAISS_ERRORS = (RuntimeError, AssertionError, ValueError, TypeError, OverflowEr
 _UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
 _LIMIT_LOCK = threading.Lock()  # faiss's limits apply to the whole process
 _METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
-_UNIT_TOLERANCE = 0.01  # of a unit vector's squared length; the rounding to float16 is smaller
+_UNIT_TOLERANCE = 0.01  # accepted error of a squared length of 1; rounding to float16 causes less
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
 
 

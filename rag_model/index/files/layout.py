@@ -145,7 +145,7 @@ def _locate_inverted_lists(start: int, width: int, lists: int, numbers: Any, siz
 
 
 class _LayoutReader:
-    """A position in the file; each step reads one field and moves behind it."""
+    """A position in the file; each step reads one field and moves past it."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.offset = file, size, 0

@@ -125,8 +125,7 @@ def cell_sample_size(plan: VectorPlan) -> int:
 
 
 def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
-    """Split the cells that have grown beyond the limit; a half takes the number of the smallest
-    cell.
+    """Split the cells that have grown beyond the limit; one half takes the smallest cell's number.
 
     The other cells keep their number and, unless they are near, their vectors.
 

@@ -137,7 +137,7 @@ class GraphKind(VectorKind):
         return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Merge the smallest cells if there are too many, split those beyond the limit, then the largest.
+        """Merge the smallest cells if there are too many; split large cells until there are enough.
 
         The other cells keep their numbers, except those that get the number of a merged cell. The
         statistics contain the number that each cell had before (`previous_shards`).

@@ -17,7 +17,7 @@ from rag_model.index.graphs.graph import BLOCK, Links
 from rag_model.index.graphs.graph_file import GraphFile
 
 _MAX_SOURCES = 16  # maximum number of reachable nodes to try as the source of a new link
-_EF_SEARCH = 64  # efSearch of the search for them
+_EF_SEARCH = 64  # efSearch of the search for these sources
 
 
 class ReachabilityTree:
@@ -122,7 +122,7 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
 
 
 def _open_for_l2(path: Path) -> FaissIndex:
-    """Open an index for search by L2: by inner product, a small vector finds only large ones."""
+    """Open an index for search by L2: by inner product, a short vector finds only long ones."""
     index = engine.read_index(path, mmap=True)
     storage = faiss.downcast_index(index.storage)
     index.metric_type = storage.metric_type = faiss.METRIC_L2

@@ -60,7 +60,8 @@ from rag_model.index.recipe import VectorPlan
 
 _REPAIR_BLOCK = 1_024  # members whose links are repaired at once
 # Members near a member that lost links, from which others are selected: after 50 updates of 2 % of
-# 20,000 weak vectors, a cell has 1.02 times its first number of links, and with 64 .95.
+# 20,000 weak vectors, a cell has 1.02 times its first number of links; with 64 candidates, .95
+# times.
 _REPAIR_CANDIDATES = 128
 _NO_CODE = np.int32(2**31 - 1)  # code of an empty slot, larger than twice any member's number
 _OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too

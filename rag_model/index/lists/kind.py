@@ -59,7 +59,7 @@ _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `ad
 # (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
 QUANTISED_FLOOR = RecallFloor(mean=0.60, p5=0.30)
 _QUANTISERS = ("PQ", "RaBitQ")  # in factory strings; scalar quantisers lose too little to matter
-# numbers of new and of old vectors to search for; the recall is accurate to about .03
+# Number of new vectors, and of old ones, to search for; the recall is exact to about .03.
 _RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
 _NEIGHBORS = 10  # depth of the recall
@@ -125,9 +125,7 @@ class ListKind(VectorKind):
         return _compute_losses(plan, engine.read_index(trained), vectors)
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return recall@10 of new and of old vectors in lists that contain both; None if there are
-        too few.
-        """
+        """Return recall@10 of new and old vectors in the same lists; None for too few vectors."""
         if min(len(new), len(old)) < _MIN_VECTORS:
             return None
         index, all_vectors, recalls = engine.read_index(trained), np.concatenate([new, old]), []
@@ -259,7 +257,7 @@ class ListKind(VectorKind):
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
             if isinstance(factory, IvfSpec) and factory.coarse:
                 n_compared = min(lists, int(_COARSE_GRAPH_COST[0] * lists ** _COARSE_GRAPH_COST[1]))
-            # also the parent's rows and piece
+            # A parent's rows and piece are read too.
             read, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
             return read * size / BYTES_PER_SECOND + new_share * size / 2 * (n_compared / PRODUCTS_PER_SECOND + codes)
         return 0.1 * plan.n * plan.d / BYTES_PER_SECOND

@@ -110,9 +110,9 @@ def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
 def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
     """Train the projection of an index that compares by inner product.
 
-    faiss fits PCA and OPQ to vectors without their mean, and so drops the part that only the mean
-    has, which may be most of a product. With random signs, vectors have no mean and the same
-    products.
+    faiss subtracts the mean before it fits PCA and OPQ, and so ignores the direction of the mean,
+    which may contribute most of a product. Random signs remove the mean, and keep the absolute
+    values of products.
     """
     if isinstance(index, faiss.IndexRefine):
         index = faiss.downcast_index(index.base_index)

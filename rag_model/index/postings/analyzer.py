@@ -168,7 +168,7 @@ class Analyzer:
         return self._stemmer.stemWord(word) or word
 
     def _reduce_letters(self, word: str) -> str:
-        """Reduce the letters of a word to their base; return a word that has only marks unchanged."""
+        """Reduce the letters of a word to their base; a word of marks alone stays unchanged."""
         letters = unicodedata.normalize("NFD", word)
         if self.version == 1:
             return unicodedata.normalize("NFC", _ACCENTS.sub("", letters)) or word

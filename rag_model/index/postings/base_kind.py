@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rag_model.index.postings.file import PostingsFile
     from rag_model.index.postings.part import PartReader
 
-# Memory per passage while parts of 3,500 are merged: windows of their terms and postings.
+# Bytes per passage while parts of 3,500 passages are merged: windows of their terms and postings.
 _MERGE_BYTES = 13
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 # queries of the gate that are also searched without skipping, which reads every posting

@@ -41,7 +41,7 @@ POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
 _MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
 _MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
 _MAX_WORDS_PER_POSTING = 0.25  # capacity for words of bits, per posting of capacity
-_HISTOGRAM_BINS = 1 << 10  # of contributions, from which the lower bounds are read
+_HISTOGRAM_BINS = 1 << 10  # bins for contributions, from which lower bounds are read
 _EMPTY_LIST = -1  # replaces the offset of a list without postings
 Ints = npt.NDArray[np.int64]
 _MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
@@ -136,7 +136,7 @@ class DecodedLists:
         """Reserve address space for `capacity` postings; memory is used as lists are added."""
         self.weighting, self.capacity = weighting, capacity
         self._used = [0, 0, 0]  # postings, windows and words of bits
-        self._number_by_offset = {_EMPTY_LIST: 0}  # of lists, by their offset in the file
+        self._number_by_offset = {_EMPTY_LIST: 0}  # number of each list by its offset in the file
         # Each list has one window more than it needs.
         words, windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
         self.arrays = Decoded(

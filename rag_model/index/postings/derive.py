@@ -149,7 +149,7 @@ def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengt
 
 @bare
 def _is_rising(rows):
-    """Whether the non-negative ones of (n,) rows are strictly ascending."""
+    """Return whether (n,) rows ascend strictly; negative ones are ignored."""
     last, is_rising = np.int64(-1), True
     for row in rows:
         is_rising = is_rising and (row < 0 or row > last)

@@ -47,15 +47,16 @@ _WINDOW_TERMS = 2_048  # maximum terms in the window of a part
 # Maximum terms in all windows together, unless that is less than `_MIN_WINDOW_TERMS` per part.
 _MAX_WINDOW_TERMS = 1 << 20
 _MIN_WINDOW_TERMS = 1_024
-_BATCH_POSTINGS = 1 << 20  # or `_BATCH_POSTINGS_PER_PART` times the number of parts if that is more
+# Maximum postings of a batch, unless that is less than `_BATCH_POSTINGS_PER_PART` per part.
+_BATCH_POSTINGS = 1 << 20
 _BATCH_POSTINGS_PER_PART = 1 << 11
-# Postings of all parts together, unless that is less than `_MIN_READ_AHEAD` per part.
+# Postings read ahead of all parts together, unless that is less than `_MIN_READ_AHEAD` per part.
 _READ_AHEAD = 1 << 23
 _MIN_READ_AHEAD = 1 << 12
 _BATCH_TERMS = 1 << 16
 _FULL_TERMS_PER_BATCH = 1 << 8  # terms with postings in all parts for which a batch has room
 _MIN_MAX_TERM_BYTES = 1 << 12  # a batch has room for terms of at least this length
-_MAX_WINDOW_BYTES = (1 << 31) - 1  # of the terms of a window
+_MAX_WINDOW_BYTES = (1 << 31) - 1  # maximum bytes of the terms of a window
 
 
 class Windows(NamedTuple):
@@ -70,7 +71,7 @@ class Windows(NamedTuple):
     # (parts,) first eight bytes of the next term as a number, padded with 0
     keys: npt.NDArray[np.uint64]
     lengths: Ints  # (parts,) bytes of the next term
-    needs_terms: npt.NDArray[np.bool_]  # (parts,) not in the heap, because the window is used up
+    needs_terms: npt.NDArray[np.bool_]  # (parts,) whether the window is used up; the heap lacks the part
 
 
 class Batch(NamedTuple):

@@ -129,8 +129,8 @@ def _find_cheapest(
 ) -> tuple[int, int] | None:
     """Return the cheapest refinement factor and value that reach `target`; None if there are none.
 
-    The factor of `first_setting` is tried first. For another one, the largest value that would be
-    cheaper is tried: if it misses the target, so do the smaller ones.
+    The factor of `first_setting` is tried first. For every other factor, the largest cheaper value
+    is tried: if it misses the target, all smaller values miss it too.
     """
     best_setting: tuple[int, int] | None = None
     for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):
@@ -162,7 +162,7 @@ def _double_up_to(minimum: int, maximum: int) -> list[int]:
 def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: float, start: int = 1) -> int | None:
     """Return the smallest value whose recall reaches `target`; None if there is none.
 
-    It is sought from `start`. If that reaches the target, the value before it is tried.
+    The search begins at `start`. If that value reaches the target, the next smaller one is tried.
     """
     start = min(max(start, minimum), maximum)
     low, high = minimum - 1, maximum + 1  # `low` misses the target, `high` reaches it

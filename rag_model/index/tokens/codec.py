@@ -7,7 +7,8 @@ residual is the vector minus the centroid. A decoded vector is scaled to length 
 | factory | residual |
 | --- | --- |
 | `MaxSim,Bits2` | 2 bits a component, by quantiles of all residuals: ColBERTv2's codec (`bits`) |
-| `MaxSim,PQ32`, `MaxSim,PQ64x4` | a product quantizer of 32 pieces of 8 bits, of 64 pieces of 4 (`products`) |
+| `MaxSim,PQ32`, `MaxSim,PQ64x4` | a product quantizer with 32 codes of 8 bits, with 64 of 4
+(`products`) |
 | `MaxSim` | the default: `PQ32`, or the nearest that divides the dimensions |
 """
 
@@ -40,7 +41,7 @@ _BLOCK = 1 << 14  # tokens encoded at a time
 _POINTS_PER_CENTROID = 256  # training tokens per centroid of a sub-quantizer, as in faiss
 
 
-_MAX_UINT16_CENTROIDS = 1 << 16  # up to so many centroids an id has two bytes, else four
+_MAX_UINT16_CENTROIDS = 1 << 16  # up to this number of centroids, an id has two bytes, else four
 CentroidIds = npt.NDArray[np.unsignedinteger]
 
 
@@ -197,9 +198,9 @@ class ResidualBits:
 class ResidualProducts:
     """A product quantizer of the residual with M sub-quantizers (Jégou et al. 2011).
 
-    Each piece of the residual is replaced by one of 2^b learned vectors. At equal bytes it loses
-    less than `ResidualBits`, which ignores correlations between components, and spends as many bits
-    on components that hardly vary.
+    Each sub-vector of the residual is replaced by one of 2^b learned vectors. At equal bytes it
+    loses less than `ResidualBits`, which ignores correlations between components, and spends as
+    many bits on components that hardly vary.
     """
 
     centroids: Vectors  # (K, d)

@@ -58,8 +58,8 @@ _RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
 # Multiply-adds per second of one core: 2.6e10 to 5e10 measured, including those of the codes.
 _MULTIPLY_RATE = 4e10
 _MERGE_RATE = 5e7  # bytes of codes that one core copies per second
-_DEFAULT_PART_ROWS = 1 << 16  # if the size of the parts is unknown
-_KMEANS_ROUNDS = 20  # including those of the codes
+_DEFAULT_PART_ROWS = 1 << 16  # assumed rows of a part if they are unknown
+_KMEANS_ROUNDS = 20  # rounds of the centroids and of the codes together
 
 
 class TokenRows:

@@ -148,8 +148,8 @@ def _get_account_name() -> str:
 
 
 def _create_credential() -> Any:
-    """Return the credentials that azure-identity finds: of the environment, the machine or `az
-    login`.
+    """Return the credentials that azure-identity finds in the environment, on the machine or from
+    `az login`.
     """
     # Imported here because it takes half a second, and an account key does not need it.
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415

@@ -49,7 +49,7 @@ _TRIES = 7
 _PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
 _RETRY_STATUS = {429, 500, 502, 503, 504}
 _LOG_ABOVE = 5.0  # seconds; a longer wait is logged
-# below the logger of huggingface_hub, which writes to standard error
+# a child of the logger of huggingface_hub, which writes to standard error
 _LOG = get_logger("huggingface_hub.bookwheel")
 _HUB_FILES = {".gitattributes"}  # files that the Hub creates in a new repository
 # HTTP status if another writer has created the repository, or committed to it

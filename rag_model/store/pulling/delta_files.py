@@ -197,7 +197,7 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     """Return target offsets, ascending, and base offsets with equal hashes."""
     base_hashes = np.empty(
         (len(base) + _STRIDE - 1) // _STRIDE, np.uint64
-    )  # preallocated, since a list of slices would keep all hashes
+    )  # preallocated, since slices in a list would keep the arrays of all hashes in memory
     count = 0
     for offset in _window_offsets(base):
         hashes = _compute_hashes(base[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES:_STRIDE]

@@ -3,8 +3,8 @@
 The edits of a month change nearly every file, but only few of its rows. For a file that ends in
 vectors, a `Patch` fetches the header and the rows of new passages by range, and copies the other
 rows from the local disk. Passages are joined by hash within one encoder space. Only the digest of
-the complete file proves that the vectors are identical; a patched file with another digest is
-fetched whole.
+the complete file proves that the copied vectors are identical; a patched file with another digest
+is fetched whole.
 
 ```
 embeddings/part-00042.npy    a header, then the vectors of the part
@@ -75,7 +75,7 @@ def is_convertible(source_bytes: int, target_bytes: int) -> bool:
 
 
 def _list_widened(source_bytes: int) -> tuple[int, int]:
-    """Return the sizes of rows with the same values, in the same type or in one twice as wide."""
+    """Return the bytes of a row with the same values, in the same type and in one twice as wide."""
     return source_bytes, 2 * source_bytes
 
 

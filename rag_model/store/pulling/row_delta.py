@@ -143,7 +143,7 @@ class _Prediction:
         if (base.by_row, base.dtype, base.code_bytes) != (target.by_row, target.dtype, target.code_bytes):
             raise ValueError("their lists are of different types")
         if row_count != len(base_rows) or not (base.by_row or len(base.lengths) == len(target.lengths)):
-            raise ValueError("another number of rows or lists")
+            raise ValueError("the numbers of rows or lists differ")
         if len(present) and (present[-1] >= base_count or (np.diff(present) <= 0).any()):
             raise ValueError("the rows of the base do not ascend, or are not in the base")
         self.target, self.row_count, self.is_new = target, row_count, np.append(base_rows < 0, False)

@@ -1,7 +1,7 @@
 """Expire: delete old moves of refs, unnamed manifests, orphaned evaluations, abandoned trainings.
 
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot
-forever. Of the other moves the newest `keep` are kept, and those that were current less than
+forever. Other moves are kept if they are among the newest `keep`, or if they were current less than
 `older_than` ago. The oldest moves of a log are deleted first and numbers never change, so a log has
 no gaps, and the ref can still be moved. Of a deleted ref only the last move, which records the
 deletion, is kept once it is `older_than` old.

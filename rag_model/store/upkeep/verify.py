@@ -110,8 +110,8 @@ def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRe
 
 
 def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
-    """Return the damaged deltas from a snapshot's parents; in their place pullers fetch whole
-    files.
+    """Return the damaged deltas from a snapshot's parents; instead of a damaged delta, pullers
+    fetch the whole file.
     """
     try:
         manifest = store.snapshots.get(identity)

@@ -18,7 +18,7 @@ from rag_model.store.versions.manifest import Manifest
 HISTORY = "history"  # the field of a provenance
 # maximum number of recorded builds, and of the newest builds among them
 _MAX_BUILDS, _NEWEST = 20, 8
-# Number of last builds that are compared, and minimum number of earlier ones: a single outlier
+# Number of last builds that are compared, and minimum number of earlier builds. A single outlier
 # gives no warning.
 _RECENT, _EARLIER = 3, 4
 # Limits of a trend, as multiples of the earlier builds. With 256 queries the error of recall is

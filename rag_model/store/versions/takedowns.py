@@ -124,9 +124,9 @@ class Takedowns:
     def find_replacement(self, snapshot: str) -> str | None:
         """Return the id of a snapshot's replacement; None for a snapshot that was not replaced.
 
-        "" means that all its pages were taken down. If the replacement was also replaced, the last
-        replacement is returned. With a trust file, a replacement that no key of the file signed is
-        ignored.
+        "" means that all pages of the snapshot were taken down. If the replacement was also
+        replaced, the last replacement is returned. With a trust file, a replacement that no key of
+        the file signed is ignored.
 
         Raises:
             StoreError: a record is damaged or of a newer format, or the replacements form a circle.

@@ -7,8 +7,8 @@ trainings/<key>/blobs/ab/abcdef…  files of the checkpoint, content-addressed
 `<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so
 its files are not stored among the store's blobs, which only `gc` may delete. A training deletes the
 previous checkpoint with its files, and its whole folder when the model is published. A record is
-created exclusively, signed like a manifest, and never changed; that with the highest number is
-current. `gc` deletes the files of killed processes, and `expire` deletes abandoned trainings.
+created exclusively, signed like a manifest, and never changed; the record with the highest number
+is current. `gc` deletes the files of killed processes, and `expire` deletes abandoned trainings.
 """
 
 import re
