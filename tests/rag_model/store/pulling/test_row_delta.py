@@ -142,5 +142,5 @@ def test_a_delta_of_another_base_is_refused(tmp_path: Path) -> None:
 def test_lists_of_different_kinds_are_not_compared(tmp_path: Path) -> None:
     base = write_lists(tmp_path / "a", [[0], [1]], 3, 0, by_row=False)
     target = write_lists(tmp_path / "b", [[0, 1]], 3, 0, by_row=False)
-    with pytest.raises(InputError, match="another number of rows or lists"):
+    with pytest.raises(InputError, match="the numbers of rows or lists differ"):
         write_row_delta(base, target, np.array([0, 1]), tmp_path / "delta")
