@@ -186,7 +186,8 @@ def _report_exits(requests: dict[int, int]) -> None:
     with suppress(OSError):  # no child is left, or the launcher has ended
         while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
             exit_code = os.waitstatus_to_exitcode(pid_and_status[1])
-            cpu_seconds = sum(os.times()[:4])  # of this process and of all workers that ended
+            # seconds of this process and of all workers that ended
+            cpu_seconds = sum(os.times()[:4])
             os.write(1, f"{requests.pop(pid_and_status[0])} {exit_code} {cpu_seconds}\n".encode())
 
 

@@ -53,7 +53,9 @@ _ENGINE_FAILURES = (
         "was cancelled on its engine: finished work is recorded; run it again to continue",
     ),
 )
-_RAISED_ERROR = re.compile(r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE)  # in a trace
+_RAISED_ERROR = re.compile(
+    r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE
+)  # error in a trace
 
 
 _JAVA_FRAME = re.compile(r"(at )?[\w.$/<>]+\([\w .]+(:\d+)?\)|\.\.\. \d+ more")

@@ -32,7 +32,7 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, ExpireReport, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 
-_DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # in the name of a dump, or of its folder
+_DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # date in the name of a dump, or of its folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,8 +89,8 @@ class ReproductionPlan:
 
     reproduction: Reproduction
     rows: tuple[Row, ...]
-    data: Mapping[str, DataFile]  # of the rows and of their libraries, by name
-    folder: Path  # for local copies
+    data: Mapping[str, DataFile]  # data sets of the rows and of their libraries, by name
+    folder: Path  # folder for local copies of data sets and models
     fraction: float | None  # share of the corpus and of the questions to use; None: all
 
     @property

@@ -32,7 +32,7 @@ MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 MAX_TRIES = 8  # attempts of one request
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
-_MAX_REPLY_SECONDS = 300.0  # to receive one reply
+_MAX_REPLY_SECONDS = 300.0  # time to receive one reply
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
 # raised before a request is sent

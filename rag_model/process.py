@@ -466,7 +466,8 @@ def _answer_call(function: Callable[[Any], Any], value: Any) -> str:
     return json.dumps({"error": error_name, "value": reply_value})
 
 
-_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2  # of the kernel's prctl.h and seccomp.h
+# constants of the kernel's prctl.h and seccomp.h
+_PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2
 _IO_URING_SETUP = 425  # opens sockets too; the same number on all processors
 # seccomp's return values; the second makes a call fail with EPERM
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050001

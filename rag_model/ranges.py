@@ -36,7 +36,7 @@ from rag_model.errors import ResourceError, StoreError
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
-_MAX_SILENT_SECONDS = 15.0  # without an answer to any request, after which a search gives up
+_MAX_SILENT_SECONDS = 15.0  # time without an answer to any request, after which a search gives up
 _MAX_PROBE_SECONDS = 1.0  # the same, while the store has not answered since
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
 _MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory

@@ -50,7 +50,8 @@ _MAX_WORD = 10_000  # characters of a word, which WordPiece splits in cubic time
 _STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 # ByteLevel writes up to 4 bytes for a character; BertNormalizer adds up to 2 spaces around it.
 _FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}
-_ONIGURUMA_LIMIT = "limit-in-match"  # in the error message about a pattern that took too many steps
+# part of the error message for a pattern that took too many steps
+_ONIGURUMA_LIMIT = "limit-in-match"
 _NOT_LITERAL = re.compile(r"\\[pP]\{[^}]*\}|\\[A-Za-z]|\\")
 # Patterns of common models: GPT-2, CLIP, Llama 3, Qwen, GPT-4o, T5, XLM-R, DeepSeek.
 _KNOWN_PATTERNS = frozenset(

@@ -77,7 +77,7 @@ class StartedProcess:
 
     name: str
     pid: int  # process id, which is also that of its process group
-    began: str  # by the kernel's clock; distinguishes it from a later process with the same number
+    began: str  # start by the kernel's clock; a later process with the same pid has another
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.versions.trainings import StoredCheckpoint
 
-_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}  # by key of an index
+# unit by key of an index entry
+_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}
 
 
 def build_training_reply(store: Store, prefix: str) -> Reply:

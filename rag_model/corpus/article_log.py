@@ -171,7 +171,7 @@ class _LoggedArticle:
     start: int  # first row of its passages
     count: int  # number of its passages
     reason: str  # why the page could not be parsed
-    digest: bytes  # of its passages; empty in logs of earlier versions
+    digest: bytes  # digest of its passages; empty in logs of earlier versions
     dropped: str  # why the page is not an article
     revised: int | None
     file: PassageFile

@@ -34,7 +34,7 @@ class Language:
     disambiguation_titles: tuple[str, ...] = ()  # anywhere in a title, including the brackets
     list_prefixes: tuple[str, ...] = ()
     list_suffixes: tuple[str, ...] = ()
-    apparatus_headings: tuple[str, ...] = ()  # of reference and link sections; lower case
+    apparatus_headings: tuple[str, ...] = ()  # headings of reference and link sections; lower case
 
 
 def get_namespace_aliases(code: str) -> dict[str, int]:

@@ -172,7 +172,7 @@ class ChunkStats:
     quarantined: tuple[QuarantinedPage, ...] = ()  # the first `MAX_LISTED`
     # Latest timestamp among the articles, ISO 8601; empty without revisions.
     newest_revision: str = ""
-    words: int = 0  # of all passages
+    words: int = 0  # words in all passages
     # Number of passages by length, in bins of `LENGTH_BIN` words.
     lengths: Mapping[str, int] = field(default_factory=dict)
     # Number of articles that use an unknown template, for the most frequent names.

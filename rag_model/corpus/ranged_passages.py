@@ -36,7 +36,7 @@ from rag_model.ranges import CachedFile
 # Decompressed bytes between two cuts; the maximum size of a Zstandard block.
 _MIN_CUT_BYTES = 128 << 10
 _MAX_CUTS = 8  # cuts of a row group
-_MAX_PAGE_BYTES = 16 << 20  # of a decompressed page; a group of 100-word texts has half a mebibyte
+_MAX_PAGE_BYTES = 16 << 20  # decompressed; a row group of 100-word texts has half a mebibyte
 _MAX_ROWS = 1 << 16  # rows of a row group
 _LENGTH = struct.Struct("<I")
 # PLAIN is 0, PLAIN_DICTIONARY, the old name of both encodings, is 2, and RLE_DICTIONARY is 8.

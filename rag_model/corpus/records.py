@@ -99,7 +99,7 @@ class Section:
     text: str  # empty in a section that has only structures
     # Character spans of the words of its links, ascending, if requested.
     links: tuple[tuple[int, int], ...] = ()
-    structures: tuple[Structure, ...] = ()  # in the order of the page, if requested
+    structures: tuple[Structure, ...] = ()  # structures in the order of the page, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ class Plan:
     kind: SourceKind
     siteinfo: Siteinfo
     parts: tuple[Part, ...]
-    licence: str = ""  # of the text, if the source names it
+    licence: str = ""  # licence of the text, if the source names it
     read_at: str = ""  # when a site was read, ISO 8601
     # Parts with only the slices that have templates; None if these slices are unknown.
     template_parts: tuple[Part, ...] | None = None

@@ -30,11 +30,11 @@ _FILTERS = {  # filters of the standard library, by the method ids of 7z
 class ArchivedFile:
     """The byte range of a file in an archive, and how to decode it."""
 
-    offset: int  # of its compressed bytes
+    offset: int  # offset of its compressed bytes
     length: int  # compressed bytes
     size: int  # decoded bytes
     crc32: int | None
-    filters: list[dict[str, int]]  # of `lzma.LZMADecompressor`; empty for bzip2
+    filters: list[dict[str, int]]  # filters for `lzma.LZMADecompressor`; empty for bzip2
 
 
 def find_archived_file(url: str, name: str) -> ArchivedFile:

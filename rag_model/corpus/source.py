@@ -242,7 +242,7 @@ def _read_error(url: str, error: Exception) -> InputError:
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether an error shows that reading the file again later would also fail."""
-    status = getattr(error, "status", None)  # of an HTTP response
+    status = getattr(error, "status", None)  # status of an HTTP response
     if isinstance(status, int):
         return 400 <= status < 500 and status not in _TEMPORARY_STATUSES
     if not isinstance(error, OSError):
@@ -440,7 +440,7 @@ def _decode_streams(
     source_name: str,
 ) -> Iterator[bytes]:
     decoder: _Decoder | None = None
-    head = b""  # of the current stream
+    head = b""  # first bytes of the current stream
     for chunk in chunks:
         rest = chunk
         while rest := rest if decoder else rest.lstrip(padding):

@@ -19,7 +19,8 @@ from rag_model.corpus.source import basename, read_slice
 from rag_model.errors import InputError
 
 BLOCK_BYTES = 1 << 20  # approximate bytes of XML in a block
-FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000  # of fetched pages that are written together
+# bytes and number of fetched pages that are written together
+FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class MirrorState:
 
     blocks: tuple[Block, ...] = ()
     cursor: Cursor | None = None  # None until all pages were fetched once
-    dbname: str = ""  # of the wiki
+    dbname: str = ""  # database name of the wiki
     api_path: str = ""  # where the site's API was found
 
     @property

@@ -212,7 +212,8 @@ def clean_sections(
     `expand` resolves the templates and links of a raw section.
     """
     sections: list[Section] = []
-    apparatus_level = _NO_LEVEL  # of the section of references or links that contains this one
+    # level of the section of references or links that contains this one
+    apparatus_level = _NO_LEVEL
     for section in raw_sections:
         level, heading, raw, _ = section
         if level > apparatus_level and not may_have_prose(raw):

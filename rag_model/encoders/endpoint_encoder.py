@@ -79,7 +79,7 @@ PROBES_VERSION = 1  # increase it if the texts change
 _MAX_PROBE_DISTANCE = 0.045
 _FAILURE_SECONDS = 2.0  # time for which a failed check is not repeated
 _RECHECK_SECONDS = 600.0  # time between two checks of the probes in one process
-_REPLY_BYTES_PER_VALUE = 32  # of a value of a vector as a decimal number
+_REPLY_BYTES_PER_VALUE = 32  # bytes of a vector's value as a decimal number
 _MAX_DIM = 1 << 16
 # maximum time for a question; shorter than for a corpus, because a user waits
 _QUESTION_SECONDS = 30.0

@@ -23,7 +23,7 @@ from rag_model.extras import require
 
 _SEPARATOR = "\n"  # a control character, which is never part of a token
 _MAX_PATTERN = 10_000  # characters; the patterns of CuratedTREC have a few hundred
-_TIMEOUT_SECONDS = 5.0  # per pattern and text; normal patterns take microseconds
+_TIMEOUT_SECONDS = 5.0  # limit per pattern and text; normal patterns take microseconds
 _MIN_KEY_SHARE = 0.75  # minimum share of the key tokens that are not numbers
 _STOP_WORDS = (
     "a about after all also an and any are as at be because been before but by can could did do "

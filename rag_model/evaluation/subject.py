@@ -18,7 +18,7 @@ from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.snapshot import Snapshot
 
-VERSION = 2  # of the code that computes metrics; a new number gives evaluations new ids
+VERSION = 2  # version of the code that computes metrics; a new number gives evaluations new ids
 _ROUTE_SETTINGS = ("route", "choose_route")
 _LIBRARIES = ("torch", "transformers")  # releases round differently and may change answers
 

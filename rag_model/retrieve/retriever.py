@@ -376,7 +376,7 @@ class RetrieverStage:
     """
 
     name: str  # spelling in the expression, without a depth
-    ranked: RankedRows  # to the depth that was requested
+    ranked: RankedRows  # cut to the depth that was requested
     seconds: float  # time without that of its inputs and of the question encoders
     retriever: SnapshotRetriever | None = None  # None: an intermediate list of `RankedRows.legs`
     # question encoders that the stage or its inputs used

@@ -41,7 +41,7 @@ class ServiceSettings:
     processes: int = 1  # processes that serve the same snapshot
     run_trials: bool = True  # try the indexes and models of a new version in a child process first
     # requests
-    max_questions: int = 64  # in a request; as many as in a batch
+    max_questions: int = 64  # limit of a request; as many as in a batch
     max_question_chars: int = 2_000  # encoders truncate after some hundred tokens anyway
     max_k: int = 100  # passages per question; DPR's depth
     max_depth: int = 1_000  # depth of a child retriever in a request, as in hnsw:1000

@@ -93,7 +93,7 @@ class RepresentRecipe:
 class StoredEncoder:
     """An encoder's files in the store, and its encoder space."""
 
-    name: str  # as the user gave it
+    name: str  # name that the user gave
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
     # hashable, so that a worker loads equal encoders once

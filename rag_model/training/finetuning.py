@@ -73,11 +73,11 @@ class Card:
     initial_models: Mapping[str, str]  # digests of the initial models' files, by part
     snapshot: str  # full id
     passages_source: str  # source of the snapshot's passages, and their licence
-    example_digests: Mapping[str, str]  # by name of the set
+    example_digests: Mapping[str, str]  # digests of the examples, by name of their set
     recipe: Mapping[str, Any]
-    trained: TrainingResult  # of all stages
+    trained: TrainingResult  # combined result of all stages
     language: str = ""
-    stages: Sequence[StageSummary] = ()  # empty if there is only one
+    stages: Sequence[StageSummary] = ()  # empty if there is only one stage
     # by part, where a model comes from: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
 

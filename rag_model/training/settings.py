@@ -119,7 +119,7 @@ def parse_field_comments(kind: type[Any]) -> dict[str, str]:
 class Deviation:
     """A default of an objective that differs from its paper or the authors' code."""
 
-    name: str  # of the setting
+    name: str  # name of the setting
     value: str  # the default
     published: str  # the value of the paper or the code
     reason: str

@@ -544,7 +544,7 @@ def _check_stream(run: PageRun, index: str) -> None:
 class XmlRun:
     """The XML of a run of pages."""
 
-    data_offset: int  # in the decoded dump
+    data_offset: int  # offset in the decoded dump
     data: bytes
     page_ids: list[int]
     has_templates: bool = True  # whether a page defines a template; True if unknown

@@ -26,9 +26,10 @@ from rag_model.process import serve_call
 _MAX_UNPACKED, _MAX_ENTRIES = 256 << 20, 20_000  # bytes and files of an archive
 _OLE_HEADER = b"\xd0\xcf\x11\xe0"  # a file with a password is an OLE container, not a zip archive
 _MODIFIED_TIME = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})<")
-_PROPERTY_FILES = "docProps/core.xml", "meta.xml"  # of Microsoft Office; of OpenDocument
+# metadata of Microsoft Office, and of OpenDocument
+_PROPERTY_FILES = "docProps/core.xml", "meta.xml"
 _WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # for mammoth: a title is a heading
-_MAX_GROUP_DEPTH = 20  # of groups of shapes within groups
+_MAX_GROUP_DEPTH = 20  # maximum depth of nested groups of shapes
 
 
 class Office(IsolatedFiles):

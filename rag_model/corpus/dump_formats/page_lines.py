@@ -59,7 +59,8 @@ _WIKIMEDIA_NAME = re.compile(
     "([a-z]{2,3}(?:_[a-z_]+)?|simple)(wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage)"
 )
 _CIRRUS_NAME = re.compile(r"([a-z][a-z_]+)-\d{8}-cirrus")
-_HEADER = struct.Struct("<qqqQ")  # of a page in a sorted file: id, age (two numbers), byte length
+# header of a page in a sorted file: id, age (two numbers), byte length
+_HEADER = struct.Struct("<qqqQ")
 
 
 class PageLines(RenderedPages):

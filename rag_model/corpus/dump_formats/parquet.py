@@ -40,7 +40,8 @@ _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
 _BATCH_ROWS = 256  # rows per batch
-_MAX_BATCH_BYTES = 512 << 20  # of a decoded batch, if each row has its dictionary's largest value
+# bytes of a decoded batch, if each row has its dictionary's largest value
+_MAX_BATCH_BYTES = 512 << 20
 _REQUIRED_COLUMNS = ("id", "title", "text")
 _RECORD_TYPES = dict.fromkeys(_REQUIRED_COLUMNS, pa.string())
 _COLUMN_TYPES = {**_RECORD_TYPES, PAGE_FIELD: pa.string(), DATE_FIELD: pa.int64()}

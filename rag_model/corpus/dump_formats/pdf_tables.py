@@ -14,9 +14,11 @@ from itertools import islice, pairwise, product
 from typing import Any, NamedTuple
 
 Rows = list[list[str]]
-_MAX_OBJECTS, _MAX_CHARACTERS = 100_000, 50_000  # of a page; objects include segments of paths
-_MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20  # of a page; a pair is a horizontal and a vertical line
-_MAX_CELLS = 10_000  # of a grid
+# limits of a page; objects include segments of paths
+_MAX_OBJECTS, _MAX_CHARACTERS = 100_000, 50_000
+# limits of a page; a pair is a horizontal and a vertical line
+_MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20
+_MAX_CELLS = 10_000  # maximum cells of a grid
 _TOLERANCE = 3.0  # points; nearer lines touch each other
 _MIN_LENGTH = 6.0  # points; shorter lines are ignored
 # Maximum gaps within a word and between words, as shares of the character height.

@@ -136,7 +136,7 @@ def _find_definitions(node: "Node") -> Iterator[_Definition]:
 
 
 def _is_definition(node: "Node") -> bool:
-    if node.type == "variable_declarator":  # of JavaScript: `const f = () => {…}`
+    if node.type == "variable_declarator":  # in JavaScript: `const f = () => {…}`
         value = node.child_by_field_name("value")
         return value is not None and "function" in value.type
     return bool(_FUNCTION_TYPES.fullmatch(node.type) or _CONTAINER_TYPES.fullmatch(node.type))

@@ -180,7 +180,7 @@ class RawSection(NamedTuple):
     level: int  # 1 to 6; the lead has 0
     heading: str
     body: str
-    start: int = 0  # of the body in the text of the page
+    start: int = 0  # offset of the body in the text of the page
 
 
 def split_sections(text: str) -> Iterator[RawSection]:

@@ -22,9 +22,10 @@ _NUMBER_PATTERN = re.compile(r"([-+−]?)(\d[\d,]{0,30}(?:\.\d{0,30})?|\.\d{1,30
 _FRACTION_PATTERN = re.compile(r"([-−]?)(?:(\d{1,9})\s*[\s+]\s*)?(\d{1,9})\s*(?:/{1,2}|⁄)\s*(\d{1,9})")
 _INTEGER = re.compile(r"[-−]?\d{1,2}")
 _SPACED_RANGE = re.compile(r"(\S+)\s+([^\s\d]+|to about)\s+(\S.*)", re.DOTALL)
-_RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")  # also without spaces
+# words that may also stand between numbers without spaces
+_RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")
 _MAX_ARGUMENTS = 40  # more than any call needs
-_MAX_RANGES = 30  # as in Module:Convert
+_MAX_RANGES = 30  # limit of Module:Convert
 _MAX_FIGURES = 14  # significant figures of a result, as in Module:Convert
 _FUDGE = 1e-14  # added before rounding, as in Module:Convert
 
@@ -92,7 +93,7 @@ class _Request:
     numbers: list[Quantity]
     ranges: list[_Range]  # between the numbers
     parts: list[tuple[Quantity, Unit]]  # 6 feet 1 inch; empty unless the input has several units
-    unit: Unit  # of the numbers; the smallest if there are several
+    unit: Unit  # unit of the numbers; the smallest if there are several
     targets: Sequence[str] = ()
     decimals: int | None = None
     middle: str = ""  # words after the unit (adj=mid)

@@ -31,7 +31,8 @@ _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 _KEY = re.compile(r"[^\W_][^\x00-\x1f!-,./:-@\[-^`{-~]*")
 _DIGITS = 6  # maximum digits of a parameter's position; no page has a million parameters
 
-LinkRenderer = Callable[[list[str]], str]  # from the texts between the bars, the target first
+# renders a link from the texts between its bars, the target first
+LinkRenderer = Callable[[list[str]], str]
 
 
 class TemplateRenderer(Protocol):
@@ -226,7 +227,7 @@ class TemplateCall(NamedTuple):
 
     name: str  # lower case, single spaces
     params: dict[str, str]
-    language: str = "en"  # of the page
+    language: str = "en"  # language of the page
 
     @property
     def is_english(self) -> bool:

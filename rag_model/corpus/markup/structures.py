@@ -24,7 +24,7 @@ _TEXT_MARK, _FIELD_MARK = LINK_START, LINK_END
 
 CELL_SEPARATOR = " | "
 _LINE_SEPARATOR = "; "  # replaces the line breaks in a cell
-_MAX_COLSPAN, _MAX_ROWSPAN = 1_000, 65_534  # as in HTML
+_MAX_COLSPAN, _MAX_ROWSPAN = 1_000, 65_534  # limits of HTML
 _MIN_LETTERS = 3  # minimum letters and digits of a structure
 _ATTRIBUTE = re.compile(r"\b(rowspan|colspan)\s*+=\s*+[\"']?+\s*+(\d{1,6})", re.IGNORECASE)
 _LIST_MARKS = frozenset("*#:;")
@@ -488,7 +488,7 @@ def _format_angle(parts: dict[str, str]) -> str:
 
 # Long lists in wikitext.
 
-_MIN_ITEMS, _MIN_LIST_WORDS = 6, 100  # of a long list
+_MIN_ITEMS, _MIN_LIST_WORDS = 6, 100  # minimum items and words of a long list
 _LIST = re.compile(rf"(?:^[*#;][^\n]*(?:\n|\Z)|^:[*#:;]*[^\n]*(?:\n|\Z)){{{_MIN_ITEMS},}}+", re.MULTILINE)
 _ITEM = re.compile(r"^(?=[*#;](?![*#:;]))", re.MULTILINE)
 _MAX_INTRODUCTION = 300  # characters

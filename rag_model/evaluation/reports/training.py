@@ -21,7 +21,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.untrusted_text import parse_json
 
-_MAX_POINTS = 300  # per curve; a screen cannot show more
+_MAX_POINTS = 300  # maximum points per curve; a screen cannot show more
 _AGE, _WAITED = "train snapshot_age", "train waited_seconds"
 _SECONDS = {f"train {name}_seconds": name for name in ("encoding", "rebuild", "swap")}
 _INDEX_CURVES = {_AGE, _WAITED, *_SECONDS, "train refreshes_failed"}

@@ -44,8 +44,8 @@ _QUESTION_STOP_WORDS = (
 )
 LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
 _STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
-PROMPT_TOKENS = 100_000  # for the passages; the question and answer have the rest of 128k tokens
-_TOKENS_PER_WORD = 1.4  # of English, with the tokenizers of current generators
+PROMPT_TOKENS = 100_000  # tokens for passages; the question and answer have the rest of 128k tokens
+_TOKENS_PER_WORD = 1.4  # in English, with the tokenizers of current generators
 _COST_TOLERANCE = 1.2  # ratio of milliseconds up to which a difference may be noise
 _MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 

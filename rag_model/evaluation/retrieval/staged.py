@@ -45,7 +45,7 @@ class TimingSettings:
     """Limits of the time measurement."""
 
     questions: int = 50  # evenly spread over the set; gives the median to a few percent
-    seconds: float = 10.0  # per retriever; slow retrievers run fewer queries, at least one
+    seconds: float = 10.0  # time per retriever; slow retrievers run fewer queries, at least one
 
     def __post_init__(self) -> None:
         if self.questions < 1 or self.seconds < 0:
@@ -60,9 +60,9 @@ class StageTimings:
     """The median milliseconds per query of a retriever's stages."""
 
     n_queries: int  # number of timed queries
-    encoders: Mapping[int, float]  # by `id(encoder)`
-    stages: Mapping[str, float]  # by label; each without its child retrievers
-    passages: float  # for the inner products and the texts of the hits
+    encoders: Mapping[int, float]  # seconds by `id(encoder)`
+    stages: Mapping[str, float]  # seconds by label, each without its child retrievers
+    passages: float  # seconds for the inner products and the texts of the hits
 
     def encoding(self, stage: RetrieverStage) -> float:
         """Return the milliseconds per query of the encoders that a stage needs."""
@@ -153,7 +153,7 @@ class StageRankings:
 class StageMetrics:
     """The measures and costs of one stage of a retriever; times are per query."""
 
-    name: str  # as in the expression, without depths
+    name: str  # its part of the expression, without depths
     values: Mapping[str, Sequence[float]]  # measure -> one value per question
     milliseconds: float  # time of this stage alone
     search_milliseconds: float  # time with its child retrievers

@@ -25,7 +25,7 @@ from rag_model.index.recipe import VectorPlan
 # The nodes to which links lead, as in faiss's files; -1 is no link. Also other node numbers.
 Links = npt.NDArray[np.int32]
 # Links with their similarities: each number has the similarity in its upper half, inverted, so that
-# sorted links are nearest first, # and the node in its lower half. Such numbers are called keys.
+# sorted links are nearest first, and the node in its lower half. Such numbers are called keys.
 ScoredLinks = npt.NDArray[np.uint64]
 
 BLOCK = 8_192  # nodes processed at once

@@ -17,7 +17,7 @@ from rag_model.index.recipe import VectorPlan, default_search
 
 OPQ_ROUNDS = 10  # faiss's 50 take five times as long and gave no measurable recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
-_PROJECTION_ROWS = 1 << 16  # as many as faiss gives OPQ
+_PROJECTION_ROWS = 1 << 16  # as many vectors as faiss gives OPQ
 _PROJECTION_ROWS_PER_DIM = 100
 CODE_ROUNDS = 1  # five more gain .0004 of recall, and each costs ten rounds of the lists
 
@@ -49,7 +49,8 @@ def continue_training(lists: FaissIndex, sample: Vectors, seed: int) -> None:
     parameters = faiss.ClusteringParameters()
     _configure_kmeans(parameters, seed)
     parameters.niter = LIST_ROUNDS
-    parameters.spherical = lists.metric_type == faiss.METRIC_INNER_PRODUCT  # as a factory sets it
+    # faiss's factory sets it in this way
+    parameters.spherical = lists.metric_type == faiss.METRIC_INNER_PRODUCT
     kmeans = faiss.Clustering(lists.d, lists.nlist, parameters)
     quantizer = faiss.downcast_index(lists.quantizer)
     # (lists, d) -> (lists d,)

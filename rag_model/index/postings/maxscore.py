@@ -27,9 +27,9 @@ from rag_model.index.postings.lists import HEADER_BYTES, MAX_HEADER_WEIGHT, read
 from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 
 # Elements of a cursor, the state of a reader of one list. They are the postings, begin, end and
-# blocks of the list; the current block, the offset of its data, # the row before it and its last
-# row; and the decoded block, its number of postings, and the position # in it. A block is decoded
-# only if its postings are needed.
+# blocks of the list; the current block, the offset of its data, the row before it and its last row;
+# and the decoded block, its number of postings, and the position in it. A block is decoded only if
+# its postings are needed.
 (
     DF,
     LIST_BEGIN,

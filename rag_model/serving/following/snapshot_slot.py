@@ -29,7 +29,8 @@ class SnapshotSlot:
         self._on_freed, self._on_loaded = on_freed, on_loaded
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
-        self._reader_counts: dict[int, int] = {}  # by `id(loaded)`, of the snapshots in memory
+        # readers of each snapshot in memory, by `id(loaded)`
+        self._reader_counts: dict[int, int] = {}
 
     @property
     def current(self) -> LoadedSnapshot | None:

@@ -114,7 +114,7 @@ _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first 
     (StoreError, 503),  # a range of a snapshot cannot be read from its store
     (ResourceError, 503),  # the disk of the cache of ranges is full
 )
-_CLIENT_CLOSED_REQUEST = 499  # as in nginx; only the metrics show it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the metrics show it
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 _CONTENT_SECURITY_POLICY = "; ".join(
     [

@@ -111,5 +111,5 @@ def notify(method: Callable[..., None], *arguments: Any) -> None:
     """Call a method of an observer, and log its exceptions instead of raising them."""
     try:
         method(*arguments)
-    except BaseException:  # also the panic of a native library, which must not fail a request
+    except BaseException:  # includes the panic of a native library, which must not fail a request
         _LOG.exception("an observer of the service failed")

@@ -227,7 +227,8 @@ class OverrideMonitor:
                 )
             self._is_failing = True
             return None
-        except BaseException:  # also the panic of a native library, which must not end the thread
+        except BaseException:
+            # includes the panic of a native library, which must not end the thread
             _LOG.exception("an answer was not checked for an override")
             return None
         self._is_failing = False

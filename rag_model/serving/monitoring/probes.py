@@ -249,7 +249,8 @@ class ProbeMonitor:
             return None
         except BookwheelError as error:
             _LOG.warning("could not measure the drift of model %s, and will try again: %s", model.id, error)
-        except BaseException:  # also the panic of a native library, which must not end the thread
+        except BaseException:
+            # includes the panic of a native library, which must not end the thread
             _LOG.exception("could not measure the drift of model %s", model.id)
         return None
 

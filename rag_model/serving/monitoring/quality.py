@@ -45,8 +45,8 @@ from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
 
 _EXTRA_RANKS = 10  # exact ranks after k, so that hits with the score of rank k count too
-MIN_QUESTIONS = 20  # in each sample; with fewer, the distance is mostly noise
-MAX_QUESTIONS = 1000  # in the reference; more questions cost time and do not change the distance
+MIN_QUESTIONS = 20  # minimum of each sample; with fewer questions the distance is mostly noise
+MAX_QUESTIONS = 1000  # maximum of the reference; more cost time and do not change the distance
 _MIN_RELATIVE_BANDWIDTH = 1e-5  # share of the squared vector length; rounding errors are smaller
 # sampled questions that wait for exact search; one pass over the vectors serves all of them
 _QUEUE_LIMIT = 32

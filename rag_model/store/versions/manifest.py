@@ -90,7 +90,7 @@ def spans_path(part: str) -> str:
 class PartEntry:
     """The page range and the number of rows of one part."""
 
-    name: str  # such as part-00042
+    name: str  # name, such as part-00042
     first_page: int  # inclusive
     last_page: int  # inclusive
     rows: int

@@ -27,7 +27,7 @@ ONNX_LIBRARIES = "onnxruntime", "tokenizers"
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
 _LOOKUP_THREADS = 32  # on an object store, look-ups mostly wait
 _TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together
-_OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # per token and byte of weights: two per weight of four bytes
+_OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight of four bytes
 # bytes of a worker without its weights: torch, transformers, and a batch's logits
 _WORKER_BYTES = 1 << 30
 
@@ -40,7 +40,7 @@ class ScoreBlock(RecordedTask):
     identity: str  # digest of the model
     contexts: int  # number of texts that the model reads
     model: Files = ()  # empty if the block is recorded
-    dtype: str = "float32"  # of the model's weights; an ONNX graph has its own
+    dtype: str = "float32"  # dtype of the model's weights; an ONNX graph has its own
 
     output: ClassVar[str] = "scores"
     code: ClassVar[Any]  # JSON that changes when the same inputs would give other scores

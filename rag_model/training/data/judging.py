@@ -51,7 +51,7 @@ class JudgeSettings:
 
     # the closed set of answers, such as labels; empty: free-form answers
     choices: tuple[str, ...] = ()
-    max_new_tokens: int = 25  # of a free-form answer
+    max_new_tokens: int = 25  # limit of a free-form answer
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or len(set(self.choices)) != len(self.choices) or len(self.choices) == 1:

@@ -33,7 +33,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 
 RankedRow = tuple[int, float]  # (global row, retriever score)
-GROUP_SECONDS_PER_ROW = 5e-4  # of one core, to read the row group that holds a random row
+GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group with a random row
 Encode = Callable[[Sequence[Passage]], Vectors]  # m passages -> (m, d) float32
 
 

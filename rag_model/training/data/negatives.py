@@ -41,8 +41,8 @@ from rag_model.training.loop.loop_settings import check_bounds
 
 _SEARCH_BATCH = 256  # questions per search in this process
 _TASK_QUESTIONS = 4_096  # questions that one worker searches
-_SEARCH_SECONDS = 1e-9  # of one core, per question and passage of the corpus
-_CHECK_SECONDS = 3e-5  # of one core, per pair of a question and a passage
+_SEARCH_SECONDS = 1e-9  # seconds of one core per question and passage of the corpus
+_CHECK_SECONDS = 3e-5  # seconds of one core per pair of a question and a passage
 SearchName = Literal["bm25", "snapshot", "own"]
 _BM25 = "bm25"  # an index kind
 # The checks of one candidate, a retrieved passage of a question.
@@ -145,8 +145,8 @@ class SearchTask(RecordedTask):
     questions: BlobRef  # JSON list
     count: int  # number of questions
     index: BlobRef
-    entry: Mapping[str, Any]  # of the index, as in a manifest
-    n: int  # passages of the corpus
+    entry: Mapping[str, Any]  # manifest entry of the index
+    n: int  # number of passages in the corpus
     depth: int
 
     stage: ClassVar[str] = "mine-search"

@@ -158,7 +158,7 @@ class WorkerPairScorer:
     """A `PairScorer` that scores blocks of pairs on workers; the store's memo records them."""
 
     store: Store
-    folder: Path  # of the cross-encoder
+    folder: Path  # folder of the cross-encoder
     identity: str  # digest of the cross-encoder's files
     runner: TaskRunner
     on_progress: OnProgress = lambda _, __: None

@@ -22,7 +22,7 @@ from rag_model.training.data.texts import passages_overlap
 
 STAGE = "lists"
 VERSION = 1  # increase it when the same inputs would give different lists
-_AT_ONCE = 256  # examples per search
+_AT_ONCE = 256  # number of examples per search
 _READ_AT_ONCE = 4_096  # examples whose passages are in memory at the same time
 _EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
 _NO_ROW = -1  # padding after the end of a list
@@ -43,7 +43,7 @@ class PassageList:
     """An example with the rows of its retrieved passages."""
 
     example: RetrievalExample
-    rows: tuple[int, ...]  # of the snapshot, best first
+    rows: tuple[int, ...]  # rows of the snapshot, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class PassageLister:
             "texts": digest_json([[example.text, example.source.id if example.source else ""] for example in examples]),
             "k": k,
             "code": VERSION,
-            **list_inference_inputs(),  # of a cross-encoder in the expression
+            **list_inference_inputs(),  # versions that decide the scores of a cross-encoder
         }
         # The models are inputs too, because a name such as model:NAME may mean another one later.
         if models := resolve_retriever_models(store, self.memory.snapshot, [self.retriever]):

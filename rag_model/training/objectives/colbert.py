@@ -124,7 +124,7 @@ class InitialColbert:
 
     model: TokenModel
     tokenizer: ColbertTokenizer
-    folder: Path  # of the tokenizer
+    folder: Path  # folder of the tokenizer
 
     @classmethod
     def load(cls, folder: Path, recipe: ColbertRecipe, *, device: str | None = None) -> "InitialColbert":

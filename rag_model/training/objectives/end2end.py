@@ -63,7 +63,7 @@ from rag_model.training.objectives.rag import (
 )
 from rag_model.training.origins import choose_end_to_end_models
 
-_MIN_WORDS = 5  # of a statement; shorter leads are headings and broken text
+_MIN_WORDS = 5  # minimum words of a statement; shorter leads are headings and broken text
 _READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
 LOOP = LoopSettings(
     epochs=10,  # paper: 10
@@ -75,7 +75,7 @@ LOOP = LoopSettings(
     max_gradient_norm=0.1,  # code: as the authors of RAG
 )
 LEADS, NONE = "leads", "none"
-_EXTRA_CANDIDATES = 2  # candidates to spare, because those that contain the statement are dropped
+_EXTRA_CANDIDATES = 2  # in addition, because candidates with the statement are dropped
 _STATEMENT_TOKENS = 40  # estimated tokens per statement
 
 
@@ -132,7 +132,7 @@ class LeadCountTask(PartTask):
 class LeadTask(PartTask):
     """Reads some leads of a part."""
 
-    numbers: tuple[int, ...]  # of the leads, ascending
+    numbers: tuple[int, ...]  # numbers of the leads, ascending
 
     stage: ClassVar[str] = "leads"
     code: ClassVar[int] = 1

@@ -39,7 +39,7 @@ from rag_model.training.origins import choose_bi_encoder
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-4, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
 """Lee et al. 2019, section 8: 1e-4 with BERT's optimizer; 100,000 steps of 4,096 sentences."""
-_DEV = -1  # in place of an epoch, so that each evaluation draws the same sentences
+_DEV = -1  # replaces the epoch, so that each evaluation draws the same sentences
 
 
 @dataclass(frozen=True, slots=True)

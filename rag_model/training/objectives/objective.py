@@ -31,7 +31,8 @@ from rag_model.training.loop.task import Measures, Task
 from rag_model.training.moving_index import Rebuilder
 from rag_model.training.origins import InitialModels, NamedModels
 
-UNIT_TEMPERATURE = 0.05  # for scores of unit vectors; sentence-transformers' scale of 20
+# divisor for scores of unit vectors; sentence-transformers multiplies by 20
+UNIT_TEMPERATURE = 0.05
 TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments
 # cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
 TRAINING_PASSES = 3
@@ -85,7 +86,7 @@ class ModelDescription:
 
     summary: str  # one or two sentences for the card, with the paper
     usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
-    # of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
+    # tag of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
     pipeline_tag: str
     parts: frozenset[str]  # folders that `Task.save` writes; see `store.versions.model_manifest`
     # whether the passage encoder is trained, so that passages are encoded again at the end

@@ -95,7 +95,7 @@ class OpenRagRecipe(GroupRecipe):
     batch_size: int = 32  # questions per batch and process; SiDR's code: 32
     terms: int = 768  # heaviest terms of a text in the loss; SiDR's code: 768
     temperature: float = 1.0  # divides the scores in the loss; SiDR's code: 1
-    both_ways: bool = True  # also contrast the questions of a passage; SiDR's code: true
+    both_ways: bool = True  # also find the question of each passage among all; SiDR's code: true
     answered: int = 100  # dev questions to answer at each evaluation, from one passage; 0: all
     refuse_disagreement: bool = True  # fail if label and score of free-form answers disagree
     goal: GoalName = "right"  # selects the best weights, on the dev set

@@ -44,7 +44,7 @@ from rag_model.training.objectives.rag import ANSWER_TOKENS, LOGITS_COPIES
 from rag_model.training.origins import choose_rag_models, digest_folder
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
-_MIN_PASSAGES = 2  # of a snapshot on which a retriever is trained
+_MIN_PASSAGES = 2  # minimum passages of a snapshot on which a retriever is trained
 
 
 class RaDit(Objective[RaDitTraining]):
@@ -188,7 +188,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
 def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[RetrievalExample]:
     recipe, n_texts, seed = job.settings.retriever, job.settings.count_texts(n_labelled), job.settings.ra_dit.seed
     if not n_texts:
-        return []  # without loading the generator's tokenizer
+        return []  # The generator's tokenizer need not be loaded.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
     return [RetrievalExample(f"text {passage.id}", text, rest, passage) for passage, text, rest in drawn_texts]

@@ -115,7 +115,7 @@ class RaDitRecipe:
     retriever: str | None = None  # a retriever expression; None: the snapshot's default
     index: str | None = None  # an index of the snapshot: the short form of `retriever`
     refuse_collapse: bool = True  # fail if all questions get the same passages
-    limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
+    limits: CollapseLimits = COLLAPSE_LIMITS  # limits for `refuse_collapse`
     seed: int = 12345  # seeds the order and the choice of plain texts
 
     def __post_init__(self) -> None:
@@ -199,7 +199,7 @@ class DevSet:
 class StageTask(Generic[Item]):
     """Base of the tasks of both stages: their recipe and their batches."""
 
-    kind: str  # of the stage, in the recipe
+    kind: str  # name of the stage in the recipe
     _train: tuple[Item, ...]
     _recipe: "LmRecipe | RetrieverRecipe"
     _shared_recipe: RaDitRecipe

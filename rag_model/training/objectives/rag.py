@@ -110,7 +110,7 @@ class RagRecipe:
     max_new_tokens: int = 25  # per answer; code: val_max_target_length 25
     # fail if all questions get the same passages, or answers ignore the passages
     refuse_collapse: bool = True
-    limits: CollapseLimits = COLLAPSE_LIMITS  # limits of that check
+    limits: CollapseLimits = COLLAPSE_LIMITS  # limits for `refuse_collapse`
     seed: int = 12345  # seeds the order
 
     def __post_init__(self) -> None:

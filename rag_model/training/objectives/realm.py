@@ -67,7 +67,7 @@ LOOP = LoopSettings(
     max_gradient_norm=1.0,
 )
 """Guu et al. 2020, appendix: 3e-5 with BERT's optimizer (Devlin et al. 2019: decay .01, norm 1)."""
-_DEV = -1  # in place of an epoch, so that each evaluation draws the same masks
+_DEV = -1  # replaces the epoch, so that each evaluation draws the same masks
 _LOGITS = 3  # copies of the logits at masks: logits, their exponentials, and a gradient
 
 

@@ -39,7 +39,7 @@ _WORDS = re.compile(r"\w+")
 _CLUE_SIZE = 8
 NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
 """The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
-_EXTRA_CANDIDATES = 8  # to spare, because the source passage and its copies are dropped
+_EXTRA_CANDIDATES = 8  # in addition, because the source passage and its copies are dropped
 Marginal = Literal["sequence", "token"]
 
 
@@ -49,8 +49,8 @@ class MaskedText:
 
     clues: tuple[str, ...]  # the words around and under each run of masks; see `words_of`
     question: str  # the text with masks, for a question encoder
-    ids: tuple[int, ...]  # its wordpieces, without special tokens
-    # of the masks in `ids`, ascending; empty if the text has no wordpiece
+    ids: tuple[int, ...]  # ids of the text with masks, without special tokens
+    # positions of the masks in `ids`, ascending; empty if the text has no wordpiece
     positions: tuple[int, ...]
     targets: tuple[int, ...]  # the masked ids
 
@@ -60,7 +60,7 @@ class MaskingLimits:
     """Sizes of the window of a text and of its masks."""
 
     window: int  # wordpieces of the window
-    max_masks: int  # masked wordpieces at most
+    max_masks: int  # maximum masked wordpieces
     share: float  # share of the window's wordpieces, for random masks
 
 
@@ -154,7 +154,7 @@ def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[st
 class Candidates:
     """The candidates of b texts: up to c per text, the null passage first."""
 
-    passages: list[list[Passage]]  # at most c per text; fewer in a small corpus
+    passages: list[list[Passage]]  # up to c passages per text; fewer in a small corpus
     width: int  # c
 
     @property

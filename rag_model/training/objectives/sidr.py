@@ -84,7 +84,7 @@ class SidrRecipe(GroupRecipe):
     # in bytes instead of float weights, because the index is a quarter of the size
     scale: int = 8
     temperature: float = 1.0  # divides the scores; code: 1
-    both_ways: bool = True  # also contrast the questions of a passage; code: sym_loss True
+    both_ways: bool = True  # also find the question of each passage among all; code: sym_loss True
     without_positive: Missing = "drop"  # what to do with an example without a positive passage
     # selects the best weights, on the dev set; bag_…: by the bag index; instead of the benchmark's
     # measure, because evaluations do not encode the corpus

@@ -262,7 +262,7 @@ class PairRecipe(GroupRecipe):
     """Settings of a bi-encoder's training."""
 
     shared: bool = False  # one encoder for questions and passages; DPR: two; MarginMSE's paper: one
-    # train only the question encoder, so that an index stays valid; papers: both
+    # train only the question encoder, so that an index stays valid; papers: train both
     freeze_passages: bool = False
     # divides the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too
     # little
@@ -397,7 +397,7 @@ class BiEncoder(nn.Module):
         if frozen and question is passage:
             raise UsageError("a shared encoder cannot be frozen for passages and trained for questions: use two")
         self.question, self.passage, self.frozen = question, passage, frozen
-        self._cached_vectors: dict[str, Tensor] = {}  # of a frozen encoder, by passage hash
+        self._cached_vectors: dict[str, Tensor] = {}  # vectors of a frozen encoder, by passage hash
         if frozen:
             passage.requires_grad_(False)
 
