@@ -83,7 +83,7 @@ def reindex(
     recipe, clock = recipe or Recipe(), StageClock()
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     if dry_run:
-        return BuildOutcome.of_plan(*rehearse_plan(dump, recipe, limit), ref)
+        return BuildOutcome.of_plan(*plan_without_writing(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
     parent = Parent.of(target, base or ref)
@@ -129,7 +129,7 @@ def report_missing_files(store: Store, parent: Parent, on_progress: ProgressRepo
     return sentences
 
 
-rehearse_plan = stage(plan_dry_run, "rehearse_plan")
+plan_without_writing = stage(plan_dry_run, "plan_without_writing")
 
 
 @stage

@@ -115,12 +115,12 @@ def concatenated_ranges(counts: Rows) -> Rows:
 
 
 def keep_ascending(rows: Rows) -> Rows:
-    """Return (n,) a copy in which each row that is not higher than all rows before it is -1."""
+    """Return a copy, (n,), with -1 in place of each row that is not higher than all rows before it."""
     return np.where(np.diff(np.maximum.accumulate(rows), prepend=-1) > 0, rows, -1)
 
 
 def match_digests(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> Rows:
-    """Return (n,) the position in `old` of each digest in `new`, -1 if `old` does not contain it.
+    """Return the (n,) positions in `old` of the digests in `new`; -1 for digests that `old` lacks.
 
     The i-th copy of a digest in `new` matches its i-th copy in `old`, so no position occurs twice.
     """

@@ -26,7 +26,7 @@ from rag_model.http_client import USER_AGENT, ReplyTooLargeError, create_http_cl
 from rag_model.secrets import mask_secrets, refuse_secret
 from rag_model.untrusted_text import escape_controls, parse_json
 
-INVALID_REQUEST_STATUSES = frozenset((400, 422))  # as of a field that the endpoint does not support
+INVALID_REQUEST_STATUSES = frozenset((400, 422))  # for example, an unsupported field
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
 _MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
 _MAX_SHOWN = 300  # characters of an endpoint's message that an error quotes
@@ -39,7 +39,7 @@ _NO_QUOTA = "insufficient_quota"  # error code of a 429 reply after which retrie
 _OPENAI_URL = "https://api.openai.com/v1"  # the official client's own default
 _HEADER_VALUE = re.compile(r"[!-~]+")  # printable ASCII without spaces, which a header can contain
 _MAX_WAIT_SECONDS = 30.0  # longest wait between two attempts without a Retry-After
-_POLL_SECONDS = 0.05  # between two calls of `should_stop`
+_POLL_SECONDS = 0.05  # time between two calls of `should_stop`
 _Result = TypeVar("_Result")
 _TextFragment = tuple[int, str]  # (position of the prompt in the request, text)
 

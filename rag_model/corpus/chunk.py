@@ -74,7 +74,7 @@ MAX_UNKNOWN_TEMPLATES = 100  # unknown templates in a part's statistics, the mos
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
 )
-LENGTH_BIN = 10  # words; bin width of the length histogram
+LENGTH_BIN = 10  # bin width of the histogram of lengths, in words
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,7 @@ def check_choices(settings: object, owner: str) -> None:
     """Check that each setting whose type is a `Literal` has one of its choices.
 
     Raises:
-        UsageError: a setting has another value; in the message it is a setting of `owner`.
+        UsageError: a setting has another value; the message calls it a setting of `owner`.
     """
     for name, annotation in get_type_hints(type(settings)).items():
         value, choices = getattr(settings, name), get_args(annotation)

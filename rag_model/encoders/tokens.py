@@ -45,7 +45,8 @@ from rag_model.tokenizer import explain_tokenizer_errors, is_exception_or_panic,
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-_TEXTS_PER_CALL = 256  # encodings of the library take 20 times the memory of the ids
+# Number of texts per call, because the library's encodings take 20 times the memory of the ids.
+_TEXTS_PER_CALL = 256
 _TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt")
 # Inputs are padded to a multiple of this length. With AMX, bf16 attention then takes 1.0 us per
 # token and layer instead of 1.5; tensor cores need multiples of 8. Measured: 7 % more tokens, and a
@@ -73,7 +74,8 @@ _ID_BYTES = 4  # bytes per token id
 _MAX_CACHED_WORDS = 1 << 17
 _MAX_CACHED_LENGTH = 64  # characters of a cached word; some languages have no spaces between words
 _WORDS_PER_TEXT = 64  # number of new words that are tokenized as one text
-_TEXTS_PER_BATCH = 1024  # encodings of the library take 20 times the memory of the ids
+# Number of texts per batch, for the same reason as `_TEXTS_PER_CALL`.
+_TEXTS_PER_BATCH = 1024
 _log = logging.getLogger(__name__)
 
 
@@ -568,7 +570,8 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
         else:
             yield rows, result
             continue
-        # Not in the handler, because the exception keeps the tensors of the failed attempt alive.
+        # Done after the handler, because the exception keeps the tensors of the failed attempt
+        # alive.
         sys.modules["torch"].cuda.empty_cache()
         _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(rows))
         pending = deque(half for batch in (rows, *pending) for half in np.array_split(batch, 2) if len(half))

@@ -189,7 +189,7 @@ def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -
 
 
 def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
-    """Return (n,) int64 tokens: per row, the first token at which the cumulative p exceeds the
+    """Return (n,) int64 tokens: per row, the first token whose cumulative p exceeds the row's
     number.
 
     The tokens are in descending order of p.

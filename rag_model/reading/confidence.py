@@ -67,8 +67,7 @@ class Threshold:
 
     @classmethod
     def parse(cls, source: str) -> Self:
-        """Return the threshold of a number, which is for the likelihood, or of a file that `write`
-        wrote.
+        """Return the threshold in a number (for the likelihood) or in a file that `write` wrote.
 
         Raises:
             InputError: the file cannot be read, or has no threshold.

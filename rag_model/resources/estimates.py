@@ -78,9 +78,9 @@ def estimate_passages(dump: str, words: int, limit: int | None = None) -> int:
         InputError: there is no such dump.
     """
     if is_wiki_site(dump):
-        from rag_model.corpus.dump_formats.wiki_site import rehearse_site  # noqa: PLC0415 - imports httpx
+        from rag_model.corpus.dump_formats.wiki_site import plan_site_dry_run  # noqa: PLC0415 - imports httpx
 
-        return max(1, ceil(rehearse_site(dump, SiteSettings())[1] / _BYTES_PER_PASSAGE[".xml"]))
+        return max(1, ceil(plan_site_dry_run(dump, SiteSettings())[1] / _BYTES_PER_PASSAGE[".xml"]))
     urls = find_dump_files(dump).urls
     n_passages = sum(
         get_size(url) / _BYTES_PER_PASSAGE.get(Path(basename(url)).suffix.lower(), _DEFAULT_BYTES_PER_PASSAGE)

@@ -14,7 +14,7 @@
 A new kind of retriever is a file with a function `build(call, factory)`, and a line in `CALLS`.
 Packages register their builders by entry points of the group `bookwheel.retrievers`. A builder
 gets its child retrievers (`leg`) and its resource handles from the factory, which records the
-resources as the retriever's needs.
+resources that the retriever needs.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -36,7 +36,7 @@ from rag_model.store.versions.manifest import PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECONDS = 0.05  # between two checks whether a snapshot is loaded
+_POLL_SECONDS = 0.05  # time between two checks whether a snapshot is loaded
 _MAX_PAGE_DIGITS = 20  # a longer number is not a page id
 _MAX_QUOTED = 80  # characters of an id that an error message repeats
 _MAX_ID_LENGTH = 1_000  # characters; no corpus has longer ids

@@ -49,16 +49,16 @@ class ServiceSettings:
     max_retrieved: int = 131_072  # passages in a reply of /retrieve, about 100 MB
     max_body_bytes: int = 1 << 20  # 64 questions of 2,000 characters, each escaped as \uXXXX
     max_retrieve_body_bytes: int = 8 << 20
-    # from a request's head to the end of its body, so that slow senders do not keep a
+    # time from a request's head to the end of its body, so that slow senders do not keep a
     # connection
     body_seconds: float = 10.0
-    # from the complete body to the reply; a request that takes longer fails with 504
+    # time from the complete body to the reply; a request that takes longer fails with 504
     request_seconds: float = 30.0
     # open connections; each takes a file descriptor, and processes usually have 1,024
     connections: int = 2_000
     # open connections of one address; a training sends hundreds of queries at once
     connections_per_client: int = 1_000
-    # for a client to read a reply, plus one second for each 64 KiB of it
+    # time for a client to read a reply, plus one second for each 64 KiB of it
     write_seconds: float = 10.0
     # keep-alive timeout; longer than the usual 60 s timeout of load balancers
     idle_seconds: float = 75.0
@@ -69,7 +69,7 @@ class ServiceSettings:
     # queue
     queue_questions: int = 512  # queued searches, about a second's work; then 429
     queue_answers: int = 32  # queued answers; a model takes about a second for each
-    # encoded and searched together; larger batches are no faster on a CPU
+    # questions encoded and searched together; larger batches are no faster on a CPU
     batch_questions: int = 64
     batch_answers: int = 8  # decoded together
     # how long a batch waits for further requests; a single client never waits
@@ -81,13 +81,13 @@ class ServiceSettings:
     # answers
     # check every n-th answer for an override (2 forward passes or 1 call); 0: check none
     override_every: int = 20
-    # between two rounds of probe questions to a remote model, which may change under its name
+    # time between two rounds of probe questions to a remote model, which may change under its name
     probe_seconds: float = 3600.0
     # ref
-    poll_seconds: float = 10.0  # between two polls; each lists the ref and the takedowns once
+    poll_seconds: float = 10.0  # time between two polls; each lists the ref and the takedowns once
     retry_seconds: float = 900.0  # longest pause between two attempts to load a version that failed
-    # snapshots that requests name, besides the current one, and the time after its last request
-    # for which each stays open
+    # number of snapshots that requests name, besides the current one; and the time for which each
+    # stays open after its last request
     pinned_snapshots: int = 2
     pin_seconds: float = 900.0
     # pulled snapshots on the disk: the current one and, for a quick rollback, the previous one

@@ -84,7 +84,7 @@ class PassageStatsTask(PartTask):
 def read_stage_results(
     store: Store, content: Content, runner: TaskRunner | None = None
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
-    """Return one result per part, as of the chunk job and, by representation, of the embed job.
+    """Return the chunk job's result for each part and, by representation, the embed job's results.
 
     `runner` runs the tasks that read two columns of the passages; None: run them in this process.
 

@@ -45,7 +45,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, pas
 from rag_model.store.versions.snapshot import Snapshot
 
 AnyTrial = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
-_TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # exact MaxSim costs a hundred times a dense scan
+_TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # few, because exact MaxSim costs a hundred dense scans
 _KEY_DIGITS = 16  # hex digits of a passage's hash that rank it
 # A function that measures all indexes of a snapshot and returns the measurements by index name.
 MeasureIndexes = Callable[[Snapshot, GateRecipe], Mapping[str, IndexMeasurement]]

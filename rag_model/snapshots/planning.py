@@ -185,9 +185,9 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
         UsageError: As for `plan_parts`.
     """
     if is_wiki_site(dump):
-        from rag_model.corpus.dump_formats.wiki_site import rehearse_site  # noqa: PLC0415 - imports httpx
+        from rag_model.corpus.dump_formats.wiki_site import plan_site_dry_run  # noqa: PLC0415 - imports httpx
 
-        return rehearse_site(dump, recipe.site, recipe.part_bytes)
+        return plan_site_dry_run(dump, recipe.site, recipe.part_bytes)
     urls = find_dump_files(dump).urls
     with temporary_folder("dry-run") as folder:
         plan = plan_parts(Store.open(str(folder), create=True), dump, recipe, limit)

@@ -82,7 +82,7 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
     """Write a manifest that replaces a snapshot, move the refs of that snapshot, and return the
     moves.
 
-    Nobody inspects it first, so it is signed only if the replaced snapshot was signed
+    No person inspects the replacement, so it is signed only if the replaced snapshot was signed
     (`Catalog.has_trusted_signature`).
 
     Raises:

@@ -237,7 +237,7 @@ def read_recipe(path: Path | None) -> Recipe:
 
     Raises:
         InputError: the file is missing or is not TOML.
-        UsageError: a setting is unknown or has a error value; the message names it.
+        UsageError: a setting is unknown or has an invalid value; the message names it.
     """
     if path is None:
         return Recipe()
@@ -250,7 +250,7 @@ def read_recipe(path: Path | None) -> Recipe:
 def format_recipe(recipe: Mapping[str, Any]) -> str:
     """Return the recipe section of a manifest's content as TOML.
 
-    >>> print(recipe_text({"part_bytes": None, "chunk": {"words": 100}, "index": {"a": {"factory": "HNSW8"}}}))
+    >>> print(format_recipe({"part_bytes": None, "chunk": {"words": 100}, "index": {"a": {"factory": "HNSW8"}}}))
     [chunk]
     words = 100
     <BLANKLINE>

@@ -22,8 +22,8 @@ def build_structure_passages(
 ) -> Iterator[Passage]:
     """Yield the passages of the structures of all sections, with at most `words` words each.
 
-    Ids are `<page>:<heading>.<kind><number>.<passage>`; the passages get no id in
-    `used_ids`, and their ids are added to it.
+    Ids are `<page>:<heading>.<kind><number>.<passage>`; ids in `used_ids` are avoided, and the new
+    ids are added to it.
     """
     used_names: dict[str, int] = {}
     for section in sections:

@@ -202,7 +202,8 @@ class PageFormat:
         used. The last id is None if there are fewer articles.
         """
         selected_runs: list[PageRun] = []
-        newest: dict[int, tuple[tuple[int, int], bool]] = {}  # by id: (recency, is it an article)
+        # by id: (recency, whether it is an article)
+        newest: dict[int, tuple[tuple[int, int], bool]] = {}
         n_articles = 0
         for run in runs:
             selected_runs.append(run)

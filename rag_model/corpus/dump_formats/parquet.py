@@ -192,7 +192,7 @@ class WikiDpr(Parquet):
 
     kind = "passages"
     columns = ("id", "title", "text", PAGE_FIELD)
-    version = "2"  # since then the column page_id is read
+    version = "2"  # version 2 reads the column page_id
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `title`, `text` and `embeddings`."""

@@ -169,7 +169,7 @@ class SiteFollower:
         return apply_changes(self._mirror, MirrorState(), changes), events.siteinfo, events.licence
 
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
-        """Return a run per page of the site, without fetching the pages, for a rehearsal."""
+        """Return a run per page of the site, without fetching the pages, for a dry run."""
         events = self._read_events(None)
         runs = [self._build_run(page_id, page.size) for pages in self._list_pages() for page_id, page in pages.items()]
         return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
@@ -518,7 +518,7 @@ def _name_licence(rights: Reply) -> str:
     return "".join(filter(str.isprintable, text or address))[:100]
 
 
-def rehearse_site(url: str, settings: SiteSettings, part_bytes: int | None = None) -> tuple[Plan, int]:
+def plan_site_dry_run(url: str, settings: SiteSettings, part_bytes: int | None = None) -> tuple[Plan, int]:
     """Return (plan of a site, bytes of its wikitext) from a listing of its pages.
 
     Raises:

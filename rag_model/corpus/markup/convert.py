@@ -24,7 +24,7 @@ _INTEGER = re.compile(r"[-−]?\d{1,2}")
 _SPACED_RANGE = re.compile(r"(\S+)\s+([^\s\d]+|to about)\s+(\S.*)", re.DOTALL)
 # words that may also stand between numbers without spaces
 _RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")
-_MAX_ARGUMENTS = 40  # more than any call needs
+_MAX_ARGUMENTS = 40  # maximum of a call, more than any needs
 _MAX_RANGES = 30  # limit of Module:Convert
 _MAX_FIGURES = 14  # significant figures of a result, as in Module:Convert
 _FUDGE = 1e-14  # added before rounding, as in Module:Convert
@@ -91,14 +91,14 @@ class _Request:
 
     call: TemplateCall
     numbers: list[Quantity]
-    ranges: list[_Range]  # between the numbers
+    ranges: list[_Range]  # separators between the numbers
     parts: list[tuple[Quantity, Unit]]  # 6 feet 1 inch; empty unless the input has several units
     unit: Unit  # unit of the numbers; the smallest if there are several
     targets: Sequence[str] = ()
     decimals: int | None = None
     middle: str = ""  # words after the unit (adj=mid)
     before_unit: str = ""  # words before the unit (adj=pre)
-    joins: tuple[str, str, str] = ("", "", "")  # before the conversions, after and between them
+    joins: tuple[str, str, str] = ("", "", "")  # texts before, after and between the conversions
     abbr: str | None = None
     is_flipped: bool = False
     is_adjective: bool = False

@@ -83,7 +83,7 @@ def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -
 
 
 def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
-    """Return the depth of another search for `n_missing` hits, whose place own documents took.
+    """Return the depth of another search for the `n_missing` hits that own documents displaced.
 
     Return None if no hit is missing or if the retriever cannot search deeper.
     """

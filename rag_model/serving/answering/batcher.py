@@ -251,8 +251,8 @@ class Batcher(Generic[_Reply]):
         self._active_requests = 0  # requests that workers are processing
         self._worker_count = workers
         self._idle_workers = 0  # workers that wait for a batch; they share the queue evenly
-        self._sleepers: dict[int, _Sleeper] = {}  # by worker number
-        self._waking_workers = 0  # woken but not yet running: each takes a request or wakes another
+        self._sleepers: dict[int, _Sleeper] = {}  # sleeping workers by number
+        self._waking_workers = 0  # workers that were woken but do not run yet
         self._is_closing = False
         self.threads = [
             SupervisedThread(name, partial(self._run, number, init_thread), on_thread_death)

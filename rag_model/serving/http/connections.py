@@ -23,11 +23,11 @@ from rag_model.serving.settings import ServiceSettings
 
 _Base: Any = AutoHTTPProtocol  # the protocol of httptools if installed, else of h11
 _MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a long reply
-_CHECK_SECONDS = 1.0  # between two checks how much a client has read
-_PARSE_BYTES = 16_384  # parsed between two checks of the number of pipelined requests
+_CHECK_SECONDS = 1.0  # time between two checks of how much a client has read
+_PARSE_BYTES = 16_384  # bytes parsed between two checks of the number of pipelined requests
 _MAX_OVERHEAD_BYTES = 16_384  # bytes of a request besides its body: head, chunk sizes, trailers
-_MAX_HEADERS = 100  # headers of a request; each takes 100 times its size in memory
-_MAX_PIPELINED = 64  # requests, which uvicorn keeps at 100 times their size in memory
+_MAX_HEADERS = 100  # maximum of a request; a header takes 100 times its size in memory
+_MAX_PIPELINED = 64  # maximum of requests; uvicorn keeps them at 100 times their size
 _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 
 
@@ -50,7 +50,8 @@ class _BufferedTransport:
         self._exceeds_limit = exceeds_limit
         self._pending: list[bytes] = []
         self._total_written = 0  # bytes handed to the transport so far
-        self._required_bytes = 0  # that the client must read by `_deadline` (the loop's clock)
+        # bytes that the client must have read by `_deadline` (the loop's clock)
+        self._required_bytes = 0
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
 

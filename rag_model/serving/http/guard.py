@@ -28,7 +28,7 @@ from rag_model.serving.settings import ANY_HOST, ServiceSettings
 
 _LOG = logging.getLogger(__name__)
 _MIN_TOKEN_LENGTH = 16  # characters; shorter tokens can be guessed
-_RELOAD_SECONDS = 1.0  # between two checks whether the file has changed
+_RELOAD_SECONDS = 1.0  # time between two checks of the file for changes
 _BEARER = b"bearer "
 _PRINTABLE = re.compile(rb"[!-~]+")  # ASCII without spaces, as a header requires
 _PROBE_PATHS = frozenset(("/healthz", "/readyz"))  # probes may use any host name
