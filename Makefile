@@ -8,10 +8,10 @@ PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
 COMMA := ,
-# Processes of one thread each: threads that wait for a core that another process has do nothing but spin. Twice as many as
-# the smallest machine has cores, because tests wait: for a disk, a server, a process that starts. With three, a quarter
-# of two cores' time was idle.
-WORKERS ?= 4
+# Processes of one thread each: threads that wait for a core that another process has do nothing but spin. Three times as many
+# as the smallest machine has cores, because tests wait: for a disk, a server, a process that starts. With four, a fifth of two
+# cores' time was idle.
+WORKERS ?= 6
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .PHONY: install demo test test-near test-avx2 compile-tests fuzz lint types style docs bench gpu-day release lock up down clean clean-compiled

@@ -74,8 +74,13 @@ def _package_folder(name: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def hurried() -> Iterator[None]:
-    """Time each search of a measured index once, not several times: no test is about time."""
+    """Time each search of a measured index once, and probe a bucket with one race of two writers, not with more.
+
+    SeaweedFS lets each writer that lost a race wait for a second; one test probes it with all writers.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rag_model.store.objects.files._WRITERS", 2)
+        patch.setattr("rag_model.store.objects.files._RACES", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_RUNS", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_SECONDS", 0.0)
         yield

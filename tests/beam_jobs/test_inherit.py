@@ -105,6 +105,7 @@ def listed(store: Store, builds: Sequence[IndexInProgress], name: str, which: st
     return read_blob_list(store, getattr(build, which))
 
 
+@pytest.mark.slow
 def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> None:
     first, old = build(store, months[0])
     made = {stage: records(store, stage) for stage in ("train", "scatter", "shard", "merge")}

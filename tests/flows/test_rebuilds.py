@@ -165,6 +165,7 @@ def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: 
     assert (store.snapshots.list_ids(), store.refs.find_current("broken")) == (before, None)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again(given: Path, tmp_path: Path) -> None:
     store, folder, known = Store.open(str(given / "store")), tmp_path / "run", []
     first = store.snapshots.resolve("first")

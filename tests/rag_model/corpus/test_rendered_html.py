@@ -7,6 +7,8 @@ import pytest
 from rag_model.corpus.records import Section, Siteinfo, UnparsablePageError
 from rag_model.corpus.rendered_html import clean_html
 
+ATTRIBUTES = " ".join(map("a{}".format, range(300_000)))
+
 
 def clean(html: str) -> tuple[Section, ...]:
     return clean_html(html, Siteinfo("enwiki", "en", "https://en.wikipedia.org/wiki/Main_Page"))
@@ -26,9 +28,9 @@ def test_what_a_reader_does_not_read_as_text_is_dropped() -> None:
     ("html", "words"),
     [
         ("<p>a</p>" + "<div>" * 100_000 + "deep", "nests"),
-        ("<p " + " ".join(f"a{number}" for number in range(300_000)) + ">text</p>", "attributes"),
-        ("<p " + "".join(f"a{number}='>'" for number in range(300_000)) + ">text</p>", "attributes"),
-        ('<p = " ' + " ".join(f"a{number}" for number in range(300_000)) + ">text</p>", "attributes"),
+        (f"<p {ATTRIBUTES}>text</p>", "attributes"),
+        ("<p " + ATTRIBUTES.replace(" ", "='>'") + ">text</p>", "attributes"),
+        (f'<p = " {ATTRIBUTES}>text</p>', "attributes"),
     ],
     ids=["deep", "attributes", "quoted", "stray quote"],
 )

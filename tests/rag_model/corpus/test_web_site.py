@@ -148,7 +148,7 @@ HOSTILE_SITEMAPS = {
         "lists no page",
     ),
     "another host": (b"<urlset><url><loc>http://127.0.0.2/a</loc></url></urlset>", "'other_host': 1"),
-    "bomb": (gzip.compress(bytes(60 << 20)), "is not a sitemap"),
+    "bomb": (gzip.compress(bytes(60 << 20), 1), "is not a sitemap"),
 }
 
 

@@ -84,6 +84,7 @@ class Clients:
                 self.replies.append((start_time, time.monotonic(), reply.status_code, snapshot, colours))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, passed: Path) -> None:
     shutil.copytree(passed, dest / ".trials")

@@ -1,6 +1,7 @@
 """Impacts beside a dense product of the same whole numbers, beside a search without skipping, and by any division."""
 
 import struct
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +25,17 @@ from tests.fixtures.bm25_index import build_words
 from tests.fixtures.impact_index import SCALE, build_impacts, questions, write_rows, zipfian
 
 DIM = 1_000
-CORPUS = zipfian(6_000, DIM, 40)
 BITS = {"Impact": 8, "Impact1": 1}
+
+
+@cache
+def corpus() -> SparseVectors:
+    return zipfian(6_000, DIM, 40)
 
 
 @pytest.fixture(scope="module", params=BITS)
 def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ImpactIndex:
-    return build_impacts(CORPUS, tmp_path_factory.mktemp("i"), DIM, [700, 1, 0, 900], request.param)
+    return build_impacts(corpus(), tmp_path_factory.mktemp("i"), DIM, [700, 1, 0, 900], request.param)
 
 
 def dense(rows: SparseVectors, dim: int, *, bag: bool = False) -> np.ndarray:
@@ -44,7 +49,7 @@ def dense(rows: SparseVectors, dim: int, *, bag: bool = False) -> np.ndarray:
 def best(index: ImpactIndex, asked: Vectors, k: int) -> tuple[np.ndarray, Rows]:
     """Return the scores of all rows as whole numbers, (q, n), and the k best rows; ties by row."""
     bag = index.file.layout.scale == 1
-    table = dense(CORPUS, DIM, bag=bag)
+    table = dense(corpus(), DIM, bag=bag)
     units = np.zeros((len(asked), DIM), np.int64)
     np.put_along_axis(units, asked[..., 0].astype(np.int64), np.rint(asked[..., 1] * QUERY_UNITS).astype(np.int64), 1)
     sums = units @ table.T
@@ -88,14 +93,14 @@ def test_results_across_windows_of_rows_do_not_depend_on_skipping(
 
 
 def test_a_bag_counts_shared_terms(tmp_path: Path) -> None:
-    bag = build_impacts(CORPUS, tmp_path, DIM, factory="Impact1")
+    bag = build_impacts(corpus(), tmp_path, DIM, factory="Impact1")
     asked = questions(5, DIM, 60)
     asked[..., 1] = 1
     scores, rows = bag.search(asked, 10)
     for question, told, own in zip(asked, scores, rows, strict=True):
         terms = set(question[:, 0].astype(int).tolist())
         for score, row in zip(told.tolist(), own.tolist(), strict=True):
-            assert score == len(terms & set(CORPUS.take(np.array([row])).terms.tolist()))
+            assert score == len(terms & set(corpus().take(np.array([row])).terms.tolist()))
 
 
 def test_only_the_heaviest_terms_are_looked_up_if_asked(index: ImpactIndex) -> None:
@@ -172,7 +177,7 @@ def test_a_damaged_file_is_noticed_or_answers(index: ImpactIndex, tmp_path: Path
             broken[place] ^= int(rng.integers(1, 256))
         path.write_bytes(broken)
         try:
-            assert ImpactIndex(PostingsFile(path), {}).search(asked, 10)[1].max() < len(CORPUS)
+            assert ImpactIndex(PostingsFile(path), {}).search(asked, 10)[1].max() < len(corpus())
         except InputError:
             refused += 1
     assert refused

@@ -32,6 +32,7 @@ def with_config(library: Library, folder: Path, **changed: Any) -> str:
     return store.snapshots.publish(Manifest(replace(content, files=files)))
 
 
+@pytest.mark.slow
 def test_an_encoder_that_cannot_encode_never_becomes_current(
     library: Library, dest: Path, passed: Path, tmp_path: Path
 ) -> None:
