@@ -68,7 +68,7 @@ class EmbedTask:
         """Return the task of a part that the chunk job reported."""
         stats, space = chunk_result.stats, encoder.space
         reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
-        new_passages = round(stats.rows * (1 - reused_share))
+        n_new_passages = round(stats.rows * (1 - reused_share))
         # imported passages have no digest of their values, so use that of their file
         rows_digest = stats.digest or chunk_result.passages.id
         fields = (
@@ -87,7 +87,7 @@ class EmbedTask:
         is_device_independent = is_static or is_endpoint
         arithmetic = CPU_FLOAT32 if is_device_independent else detect_arithmetic()
         libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
-        return cls(*fields, parent_parts, new_passages, is_device_independent, arithmetic, libraries)
+        return cls(*fields, parent_parts, n_new_passages, is_device_independent, arithmetic, libraries)
 
     @property
     def row_format(self) -> RowFormat:
@@ -174,16 +174,16 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
     return [from_table(EmbedResult, report, "a report of the embed job") for report in reports]
 
 
-def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], new_passages: int) -> str:
+def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], n_new_passages: int) -> str:
     """Describe how much the encoder's endpoint must embed; return "" if the encoder has none."""
-    if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not new_passages:
+    if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not n_new_passages:
         return ""
     from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - imports HTTP
 
     words_per_passage = sum(result.stats.words for result in chunk_results) / max(
         1, sum(result.stats.rows for result in chunk_results)
     )
-    return describe_endpoint_use(encoder.name, new_passages, words_per_passage)
+    return describe_endpoint_use(encoder.name, n_new_passages, words_per_passage)
 
 
 def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:

@@ -313,8 +313,8 @@ def _create_tasks(
 class _Progress:
     """Shows the progress of two jobs, over parts and then over indexes, as one sequence."""
 
-    def __init__(self, on_progress: OnProgress | None, indexes: int) -> None:
-        self.parts, self._indexes, self._on_progress = 0, indexes, on_progress
+    def __init__(self, on_progress: OnProgress | None, n_indexes: int) -> None:
+        self.parts, self._indexes, self._on_progress = 0, n_indexes, on_progress
 
     def show_parts(self, done: int, _: int) -> None:
         """Report that `done` parts were searched."""

@@ -205,10 +205,10 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
     return replace(build, slice_locations=put(locations.tobytes()), cells=put(json.dumps(cells).encode()))
 
 
-def _read_slice_locations(store: Store, shards: int, piece: BlobRef) -> SliceTable:
+def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceTable:
     """Return the locations of all shards' slices in a piece, an array of shape (shards,)."""
     try:
-        return read_slice_table(partial(store.blobs.read_range, piece), piece.size, shards, piece.id)[:-1]
+        return read_slice_table(partial(store.blobs.read_range, piece), piece.size, n_shards, piece.id)[:-1]
     except InputError as error:
         raise store.blobs.damaged_error(piece) from error
 

@@ -29,8 +29,8 @@ _ACCELERATOR = "worker_accelerator="
 _GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # has a GPU even if no accelerator is requested
 
 
-def build_pipeline_options(flags: Sequence[str], elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
-    """Return the options of a job over `elements` descriptors.
+def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
+    """Return the options of a job over `n_elements` descriptors.
 
     `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
     worker process per core (`--direct_num_workers` sets another number), and at most one per
@@ -43,7 +43,7 @@ def build_pipeline_options(flags: Sequence[str], elements: int, *, uses_gpu: boo
     if is_local(options):
         direct = options.view_as(DirectOptions)
         requested_workers = direct.direct_num_workers if sets_worker_count(flags) else 0
-        direct.direct_num_workers = max(1, min(requested_workers or count_cores(), elements))
+        direct.direct_num_workers = max(1, min(requested_workers or count_cores(), n_elements))
     return options
 
 

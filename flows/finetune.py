@@ -62,7 +62,7 @@ class TrainingWatch:
         self._evaluation_start = time.monotonic()
         self._has_reported_scores = False
 
-    def __call__(self, kind: str, step: int, steps: int, values: Mapping[str, float]) -> None:
+    def __call__(self, kind: str, step: int, n_steps: int, values: Mapping[str, float]) -> None:
         """Show a report of the training."""
         name, _, stage = kind.partition(" ")
         if name == "stage":
@@ -71,7 +71,7 @@ class TrainingWatch:
             return
         if kind == "score" and not self._has_reported_scores:
             self._has_reported_scores = True
-            self._reporter.say(f"a generator scores the passages of the examples, in {steps:,} blocks …")
+            self._reporter.say(f"a generator scores the passages of the examples, in {n_steps:,} blocks …")
         elif kind == "evaluate":
             self._evaluation_start = time.monotonic()
             weights = f"the weights of step {step:,}" if step else "the initial weights"
@@ -79,16 +79,16 @@ class TrainingWatch:
         elif kind == "dev":
             self._reporter.say(
                 f"evaluated in {format_seconds(time.monotonic() - self._evaluation_start)}"
-                f"{self._format_remaining(step, steps)}"
+                f"{self._format_remaining(step, n_steps)}"
             )
-            if step == steps and self._n_started_rebuilds and not self._n_used_rebuilds:
+            if step == n_steps and self._n_started_rebuilds and not self._n_used_rebuilds:
                 self._reporter.say("searched the first index at every step, because no rebuild finished in time")
         elif kind == "move":
             self._report_rebuild_start(step - 1)
             return
         elif kind == "train" and "snapshot_age" in values:
             self._report_index_change(step - 1, values)
-        self._reporter(step, steps)
+        self._reporter(step, n_steps)
 
     def _report_rebuild_start(self, done: int) -> None:
         if self._moving is not None and self._moving.is_due(done):
@@ -104,8 +104,8 @@ class TrainingWatch:
             seconds = format_seconds(values["rebuild_seconds"])
             self._reporter.say(f"searches the index of step {done - int(age):,} now; its rebuild took {seconds}")
 
-    def _format_remaining(self, step: int, steps: int) -> str:
-        remaining = -(-steps // self._evaluate_every) - -(-step // self._evaluate_every)
+    def _format_remaining(self, step: int, n_steps: int) -> str:
+        remaining = -(-n_steps // self._evaluate_every) - -(-step // self._evaluate_every)
         if not remaining:
             return ""
         remaining_time = format_seconds(remaining * (time.monotonic() - self._evaluation_start))

@@ -249,9 +249,9 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     """
     library = plan.reproduction.library[row.library]
     model, d = _read_encoder_sizes(plan, library)
-    questions = plan.data[data].records
+    n_questions = plan.data[data].records
     if plan.fraction is not None:
-        questions = min(questions, _count_sample(questions, plan.fraction, _MIN_QUESTIONS))
+        n_questions = min(n_questions, _count_sample(n_questions, plan.fraction, _MIN_QUESTIONS))
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
     indexes = plan.reproduction.select_indexes(row.library, [row])
     represented = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
@@ -260,7 +260,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     token_indexes = [name for name, represents in represented.items() if represents == "tokens"]
     passages = _count_passages(plan, row.library)
     seconds = estimate_query_seconds(parse(row.retriever), passages, d, token_indexes)
-    return WorkEstimate({}, {"evaluate": 0}, questions * operations, questions * seconds)
+    return WorkEstimate({}, {"evaluate": 0}, n_questions * operations, n_questions * seconds)
 
 
 @deployment_flow("reproduce", takes_turns=True)

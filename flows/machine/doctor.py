@@ -86,13 +86,13 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
     address = (master if "://" in master else f"http://{master}").rstrip("/")
     try:
         overview = fetch_json(f"{address}/overview")
-        slots, version = int(overview["slots-available"]), str(overview["flink-version"])
+        n_slots, version = int(overview["slots-available"]), str(overview["flink-version"])
     except RESPONSE_ERRORS as error:
         yield report_no_answer(
             "flink", f"{address}/overview", error, f"start the cluster, or correct --flink_master={master}"
         )
         return
-    yield _check_slots(options, master, version, slots)
+    yield _check_slots(options, master, version, n_slots)
     yield from _check_job_server(options, version)
     try:
         settings = {setting["key"]: setting["value"] for setting in fetch_json(f"{address}/jobmanager/config")}
@@ -103,10 +103,10 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
     yield Finding("flink, restarts", strategy not in _NEVER, strategy, _RESTART_ADVICE)
 
 
-def _check_slots(options: PipelineOptions, master: str, version: str, slots: int) -> Finding:
-    required_slots = max(1, options.view_as(FlinkRunnerOptions).parallelism)
-    todo = f"wait, add TaskManagers, or lower --parallelism={required_slots}: a job waits until all slots are free"
-    return Finding("flink", slots >= required_slots, f"Flink {version} at {master}, {slots} free slots", todo)
+def _check_slots(options: PipelineOptions, master: str, version: str, n_slots: int) -> Finding:
+    n_required_slots = max(1, options.view_as(FlinkRunnerOptions).parallelism)
+    todo = f"wait, add TaskManagers, or lower --parallelism={n_required_slots}: a job waits until all slots are free"
+    return Finding("flink", n_slots >= n_required_slots, f"Flink {version} at {master}, {n_slots} free slots", todo)
 
 
 def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Finding]:

@@ -67,8 +67,8 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
             return delta.created_by == target_file.created_by
 
 
-def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
-    """Apply a delta to `base`: write the target file, which has `rows` rows.
+def apply_delta(base: Path, delta: Path, n_rows: int, out: Path) -> None:
+    """Apply a delta to `base`: write the target file, which has `n_rows` rows.
 
     All rows are in memory.
 
@@ -81,13 +81,13 @@ def apply_delta(base: Path, delta: Path, rows: int, out: Path) -> None:
     base_rows, new_rows = _read_passages(base), _read_passages(delta)
     if base_rows.schema != new_rows.schema:
         raise InputError(f"{delta} has other columns than {base}: fetch the whole file")
-    runs = _parse_runs(runs_json, base_rows.num_rows, rows, new_rows.num_rows)
+    runs = _parse_runs(runs_json, base_rows.num_rows, n_rows, new_rows.num_rows)
     if runs is None:
         raise InputError(f"{delta} is not a delta of {base}: fetch the whole file")
     _write_rows(pa.concat_tables([new_rows.slice(0, 0), *_iter_slices(runs, base_rows, new_rows)]), out, {})
 
 
-def compute_base_rows(delta: PassageFile, n_base: int, rows: int, *, by_text: bool = False) -> Rows:
+def compute_base_rows(delta: PassageFile, n_base: int, n_rows: int, *, by_text: bool = False) -> Rows:
     """Return the base row of each target row, (rows,) int64; -1 for new rows.
 
     New rows are the rows of the delta, in order; base rows are ascending. With `by_text`, a
@@ -99,16 +99,16 @@ def compute_base_rows(delta: PassageFile, n_base: int, rows: int, *, by_text: bo
     runs_json = delta.metadata.get(_RUNS_KEY.encode(), b"")
     text_runs_json = delta.metadata.get(_TEXT_RUNS_KEY.encode()) if by_text else None
     runs = (
-        _parse_runs(runs_json, n_base, rows, delta.n_rows)
+        _parse_runs(runs_json, n_base, n_rows, delta.n_rows)
         if text_runs_json is None
-        else _parse_runs(text_runs_json, n_base, rows)
+        else _parse_runs(text_runs_json, n_base, n_rows)
     )
     if runs is None:
-        raise InputError(f"the delta does not lead from {n_base} passages to {rows}: read the whole file")
+        raise InputError(f"the delta does not lead from {n_base} passages to {n_rows}: read the whole file")
     firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
     run_starts = np.cumsum(counts) - counts
-    base_row_of: Rows = np.arange(rows) + np.repeat(
-        np.where(firsts == _NEW_ROW, -2 * rows, firsts - run_starts), counts
+    base_row_of: Rows = np.arange(n_rows) + np.repeat(
+        np.where(firsts == _NEW_ROW, -2 * n_rows, firsts - run_starts), counts
     )
     base_row_of[base_row_of < 0] = _NEW_ROW
     return base_row_of
@@ -176,7 +176,7 @@ def _list_runs(base_row_of: Rows) -> list[Run]:
     return list(zip(base_row_of[starts].tolist(), counts.tolist(), strict=True))
 
 
-def _parse_runs(runs_json: bytes, n_base: int, rows: int, n_new: int | None = None) -> Sequence[Run] | None:
+def _parse_runs(runs_json: bytes, n_base: int, n_rows: int, n_new: int | None = None) -> Sequence[Run] | None:
     """Parse and check the runs of a delta; None if they are invalid or do not fit the files."""
     try:
         runs = [(first, count) for first, count in parse_json(runs_json)]
@@ -192,7 +192,7 @@ def _parse_runs(runs_json: bytes, n_base: int, rows: int, n_new: int | None = No
     # Each base row is used at most once.
     is_disjoint = is_ascending and all(first < end for first, end in reused_ranges)
     new_counts = [count for first, count in runs if first == _NEW_ROW]
-    has_all_rows = sum(count for _, count in runs) == rows and n_new in (None, sum(new_counts))
+    has_all_rows = sum(count for _, count in runs) == n_rows and n_new in (None, sum(new_counts))
     return runs if is_disjoint and has_all_rows and min(new_counts, default=1) > 0 else None
 
 

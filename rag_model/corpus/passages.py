@@ -433,9 +433,9 @@ class PassageFile:
                     )
         return max((sum(self._checked_leaves[group, leaf] for leaf in leaves) for group in groups), default=0)
 
-    def _select_file(self, rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
+    def _select_file(self, n_rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
         """Return the file without dictionaries, which is faster, if the largest rows fit in memory."""
-        fits_flat = rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
+        fits_flat = n_rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
         return self._file if fits_flat else self._dictionary_file
 
     def _check_decoded(self, n_bytes: int) -> None:

@@ -301,14 +301,14 @@ def _find_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _
 
 
 def _decode_group(
-    data: bytes, columns: Sequence[str], complete_rows: int, text_cut: tuple[int, int] | None = None
+    data: bytes, columns: Sequence[str], n_complete_rows: int, text_cut: tuple[int, int] | None = None
 ) -> _DecodedGroup:
     """Decode a row group.
 
     Args:
         data: bytes of the row group.
         columns: names of its columns, in order.
-        complete_rows: number of first rows whose texts are in `data`.
+        n_complete_rows: number of first rows whose texts are in `data`.
         text_cut: number of the cut, and the end of its texts in `data`; None if `data` has all texts.
     """
     decoded_columns, nbytes = dict[str, _Column](), 0
@@ -324,7 +324,7 @@ def _decode_group(
         indices = _decode_column_indices(data, data_page, name)
         decoded_columns[name] = _Column(values, indices)
         nbytes += len(dictionary) + indices.nbytes
-    return _DecodedGroup(decoded_columns, complete_rows, nbytes)
+    return _DecodedGroup(decoded_columns, n_complete_rows, nbytes)
 
 
 def _decompress(data: bytes, page: _Page) -> bytes:
@@ -350,12 +350,12 @@ def _decode_column_indices(data: bytes, page: _Page, name: str) -> _Indices:
     return _decode_indices(_decompress(data, page), page.n_values, is_nullable=is_nullable)
 
 
-def _decode_indices(data: bytes, rows: int, *, is_nullable: bool) -> _Indices:
+def _decode_indices(data: bytes, n_rows: int, *, is_nullable: bool) -> _Indices:
     """Decode a data page: return the dictionary index of each row, (rows,), -1 for null."""
     if not is_nullable:
-        return _decode_hybrid(data, 1, data[0], rows)
-    is_present = _decode_hybrid(data, _LENGTH.size, 1, rows) == 1
-    offset, indices = _LENGTH.size + _LENGTH.unpack_from(data)[0], np.full(rows, -1)
+        return _decode_hybrid(data, 1, data[0], n_rows)
+    is_present = _decode_hybrid(data, _LENGTH.size, 1, n_rows) == 1
+    offset, indices = _LENGTH.size + _LENGTH.unpack_from(data)[0], np.full(n_rows, -1)
     indices[is_present] = _decode_hybrid(data, offset + 1, data[offset], int(is_present.sum()))
     return indices
 

@@ -168,8 +168,8 @@ class Architecture:
         """
         return 2.0 * max(0, self.parameters - self.vocabulary * self.hidden)
 
-    def estimate_activation_bytes(self, texts: int, tokens: int) -> int:
-        """Estimate the activation bytes of a float32 backward pass over `texts` texts of `tokens`
+    def estimate_activation_bytes(self, n_texts: int, n_tokens: int) -> int:
+        """Estimate the activation bytes of a float32 backward pass over `n_texts` texts of `n_tokens`
         tokens.
 
         In 16 bits a layer keeps s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022, "Reducing
@@ -178,8 +178,8 @@ class Architecture:
         203 bytes per value of s b h for MiniLM, and 75 for SmolLM2, which has no dropout. A process
         holds 1.3 to 1.7 times the bytes of its tensors, because malloc keeps freed blocks.
         """
-        bytes_per_number = 3 * (34 + 5 * self.heads * tokens / self.hidden)
-        return math.ceil(texts * tokens * self.hidden * (self.layers + 1) * bytes_per_number)
+        bytes_per_number = 3 * (34 + 5 * self.heads * n_tokens / self.hidden)
+        return math.ceil(n_texts * n_tokens * self.hidden * (self.layers + 1) * bytes_per_number)
 
 
 def read_architecture(folder: Path, part: str | None = None) -> Architecture:
@@ -215,12 +215,12 @@ def _count_parameters(folder: Path, part: str | None) -> int:
     return sum(math.prod(tensor.shape) for name, tensor in tensors if part is None or part in name.split("."))
 
 
-def _from_config(config: dict[str, Any], parameters: int, folder: Path) -> Architecture:
+def _from_config(config: dict[str, Any], n_parameters: int, folder: Path) -> Architecture:
     layers = _get_positive_integer(config, _LAYERS, folder)
     if config.get("is_encoder_decoder"):
         layers += next((config[name] for name in _DECODER_LAYERS if isinstance(config.get(name), int)), layers)
     return Architecture(
-        parameters,
+        n_parameters,
         layers,
         hidden=_get_positive_integer(config, _HIDDEN, folder),
         heads=_get_positive_integer(config, _HEADS, folder),

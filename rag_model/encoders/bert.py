@@ -181,10 +181,10 @@ class _Layer:
         )
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, heads: int) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, n_heads: int) -> Tensor:
     """Return the (b, t, h) multi-head attention of (b, t, h) queries, keys and values."""
     b, t, h = query.shape
-    head_shape = (b, t, heads, h // heads)
+    head_shape = (b, t, n_heads, h // n_heads)
     # (b, heads, t, h / heads)
     query, key, value = (states.view(head_shape).transpose(1, 2) for states in (query, key, value))
     attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=head_shape[-1] ** -0.5)

@@ -98,12 +98,12 @@ def check_is_cross_encoder(folder: Path) -> None:
     """
     config = read_optional_json(folder / CONFIG)
     name = next(iter(config.get("architectures") or [""]))
-    labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)
+    n_labels = len(config.get("id2label") or {}) or config.get("num_labels", 2)
     if config and not name.endswith(_ARCHITECTURE_SUFFIX):
         raise not_a_cross_encoder_error(folder, f"is a {name or config.get('model_type')}, which does not score pairs")
-    if config and labels != 1:
+    if config and n_labels != 1:
         raise InputError(
-            f"{folder} computes {labels} scores per pair, but a cross-encoder computes 1: give another model"
+            f"{folder} computes {n_labels} scores per pair, but a cross-encoder computes 1: give another model"
         )
 
 

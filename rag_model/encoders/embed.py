@@ -105,13 +105,13 @@ def embed_part_incrementally(
             missing_rows = np.arange(vector_file.rows)
         if not len(missing_rows):
             return EmbedStats(vector_file.rows, dim, 0, 0, "", "")
-        loaded_encoder, rows_done, tokens, truncated = encoder(), 0, 0, 0
+        loaded_encoder, rows_done, n_tokens, truncated = encoder(), 0, 0, 0
         for vectors, counts in loaded_encoder.stream(
             _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
         ):
             vector_file.write(missing_rows[rows_done : rows_done + len(vectors)], vectors)
             rows_done += len(vectors)
-            tokens += counts.tokens
+            n_tokens += counts.tokens
             truncated += counts.truncated
     if rows_done != len(missing_rows):
         raise InputError(
@@ -119,7 +119,7 @@ def embed_part_incrementally(
         )
     arithmetic = str(loaded_encoder.model.dtype).removeprefix("torch.")
     device = str(loaded_encoder.model.device)
-    return EmbedStats(vector_file.rows, dim, rows_done, tokens, device, arithmetic, truncated)
+    return EmbedStats(vector_file.rows, dim, rows_done, n_tokens, device, arithmetic, truncated)
 
 
 def describe_arithmetic(encoder: Any) -> str:
@@ -136,10 +136,10 @@ def describe_arithmetic(encoder: Any) -> str:
 class _VectorFile:
     """A `.npy` file that is written row by row, in any order."""
 
-    def __init__(self, file: BinaryIO, rows: int, dim: int, dtype: np.dtype[Any]) -> None:
-        self.rows, self.dim, self.dtype, self._file = rows, dim, dtype, file
+    def __init__(self, file: BinaryIO, n_rows: int, dim: int, dtype: np.dtype[Any]) -> None:
+        self.rows, self.dim, self.dtype, self._file = n_rows, dim, dtype, file
         descr = np.lib.format.dtype_to_descr(dtype)
-        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (rows, dim)})
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (n_rows, dim)})
         self._start = file.tell()
 
     def write(self, rows: NDArray[np.int64], vectors: NDArray[Any]) -> None:

@@ -513,7 +513,7 @@ def _parse_vector(embedding: Any) -> Vectors:
         return np.array(embedding).astype(np.float32)
 
 
-def describe_endpoint_use(name: str, passages: int, words: float, price: float | None = None) -> str:
+def describe_endpoint_use(name: str, n_passages: int, words: float, price: float | None = None) -> str:
     """Describe the tokens and cost of embedding passages of `words` words on average.
 
     It assumes that a token is three quarters of a word. `price`, of a million tokens, is by default
@@ -524,7 +524,7 @@ def describe_endpoint_use(name: str, passages: int, words: float, price: float |
     >>> describe_endpoint_use("openai:small", 10, 90, 0.0)
     'openai:small embeds 10 passages, about 1,200 tokens'
     """
-    tokens = round(passages * words * 4 / 3)
+    n_tokens = round(n_passages * words * 4 / 3)
     price = EmbedSettings.from_environment().price if price is None else price
-    cost = f", for about {tokens * price / 1e6:,.2f}" if price else ""
-    return f"{name} embeds {format_count(passages, 'passage')}, about {tokens:,} tokens{cost}"
+    cost = f", for about {n_tokens * price / 1e6:,.2f}" if price else ""
+    return f"{name} embeds {format_count(n_passages, 'passage')}, about {n_tokens:,} tokens{cost}"

@@ -313,7 +313,7 @@ class SparseEncoder:
         return all_weights
 
     def _select_top_terms(
-        self, texts: Sequence[str], count: int, units: int, max_units: int, *, batch_invariant: bool = True
+        self, texts: Sequence[str], count: int, n_units: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
         """Return (terms, units), (n, c) each, as `sparse_model.top_terms` does."""
         top_terms = import_module("rag_model.encoders.sparse_model").top_terms
@@ -322,7 +322,9 @@ class SparseEncoder:
         terms, term_units = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
             bags = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
-            for out, values in zip((terms, term_units), top_terms(weights, count, units, max_units, bags), strict=True):
+            for out, values in zip(
+                (terms, term_units), top_terms(weights, count, n_units, max_units, bags), strict=True
+            ):
                 out[rows, : values.shape[1]] = values.cpu().numpy()
         return terms, term_units
 

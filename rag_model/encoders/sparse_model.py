@@ -90,17 +90,17 @@ class SparseModel(nn.Module):
 
 
 def top_terms(
-    weights: Tensor, count: int, units: int, max_units: int, always_kept: Tensor | None = None
+    weights: Tensor, count: int, n_units: int, max_units: int, always_kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return (the `count` terms with the largest weights, their quantized weights), (b, c) int64
     each, in descending order of weight.
 
-    A weight of 1 is `units` units, clipped at `max_units`; an entry with 0 units is empty. Terms of
+    A weight of 1 is `n_units` units, clipped at `max_units`; an entry with 0 units is empty. Terms of
     equal weight are in the order of their ids. `always_kept`, (b, V) bool, marks terms that are
     returned regardless of their weight.
     """
     size = weights.shape[1]
-    weight_units = (weights * units).round().clamp(max=max_units).long()
+    weight_units = (weights * n_units).round().clamp(max=max_units).long()
     order = torch.arange(size - 1, -1, -1, device=weights.device)
     keys = weight_units * size + order  # unique keys
     top_keys = keys.topk(min(count, size), dim=1).values

@@ -77,14 +77,14 @@ class StaticTable:
                 f"the embeddings of encoder {folder} have the shape {list(embeddings.shape)}, "
                 f"which is not tokens by dimensions: {_FETCH_AGAIN}"
             )
-        rows = embeddings.shape[0]
+        n_rows = embeddings.shape[0]
         mapping = _flatten(stored[_MAPPING].memory_map_integers()) if _MAPPING in stored else None
-        if mapping is not None and not (len(mapping) and mapping.min() >= 0 and mapping.max() < rows):
+        if mapping is not None and not (len(mapping) and mapping.min() >= 0 and mapping.max() < n_rows):
             raise InputError(
-                f"the mapping of encoder {folder} refers to rows that its {rows} embeddings lack: {_FETCH_AGAIN}"
+                f"the mapping of encoder {folder} refers to rows that its {n_rows} embeddings lack: {_FETCH_AGAIN}"
             )
         weights = _flatten(stored[_WEIGHTS].read()) if _WEIGHTS in stored else None
-        size = rows if mapping is None else len(mapping)
+        size = n_rows if mapping is None else len(mapping)
         if weights is not None and len(weights) != size:
             raise InputError(f"encoder {folder} has {len(weights)} weights for {size} tokens: {_FETCH_AGAIN}")
         if weights is not None:

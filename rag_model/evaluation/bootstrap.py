@@ -140,15 +140,15 @@ def _compute_resampled_means(numbers: Numbers, resampling: Resampling) -> Number
     return np.concatenate([numbers[block].mean(axis=1) for block in _iter_resamples(len(numbers), resampling)])
 
 
-def _iter_resamples(n: int, resampling: Resampling, columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
+def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
     """Yield blocks of resamples, (r, n); each row has n question numbers, drawn with replacement.
 
     Equal `n` and seed give equal blocks.
     """
     random = np.random.default_rng(resampling.seed)
-    rows = max(1, _BLOCK // (n * columns))
-    for start in range(0, resampling.draws, rows):
-        yield random.integers(0, n, (min(rows, resampling.draws - start), n))
+    n_rows = max(1, _BLOCK // (n * n_columns))
+    for start in range(0, resampling.draws, n_rows):
+        yield random.integers(0, n, (min(n_rows, resampling.draws - start), n))
 
 
 def _compute_bounds(draws: Numbers, level: float) -> tuple[float, float]:

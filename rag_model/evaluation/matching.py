@@ -197,5 +197,5 @@ def _contain_keys(texts: Sequence[str], keys: Sequence[str]) -> bool:
     text_tokens = {token for text in texts for token in tokenize(text)}
     numbers = [key for key in keys if key.isnumeric()]
     words = [key for key in keys if not key.isnumeric()]
-    word_matches = sum(word in text_tokens for word in words)
-    return bool(keys) and text_tokens.issuperset(numbers) and word_matches >= math.ceil(_MIN_KEY_SHARE * len(words))
+    n_word_matches = sum(word in text_tokens for word in words)
+    return bool(keys) and text_tokens.issuperset(numbers) and n_word_matches >= math.ceil(_MIN_KEY_SHARE * len(words))

@@ -193,15 +193,15 @@ def search_greedily(
     live, prior = list(range(len(answers))), log_prior
     # a copy of the state, because the steps change it
     state = generator.select_rows(state, torch.arange(len(answers) * d))
-    steps = 0
+    n_steps = 0
     while live:
         columns = list[Tensor]()
-        for _ in range(min(steps_per_read, settings.token_limit - steps)):
+        for _ in range(min(steps_per_read, settings.token_limit - n_steps)):
             if columns:
                 chosen = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
                 logits, state = generator.step(state, chosen.repeat_interleave(d))
             columns.append(_propose_columns(logits, prior, live, propose, forbidden_token))
-            steps += 1
+            n_steps += 1
         survivors = list[int]()
         # (h, steps, 2 + d)
         for row, (group, values) in enumerate(zip(live, torch.cat(columns, 1).tolist(), strict=True)):
@@ -213,7 +213,7 @@ def search_greedily(
                 is_live = answers[group].tokens[-1] != generator.end_token
                 if not is_live:
                     break
-            if is_live and steps < settings.token_limit:
+            if is_live and n_steps < settings.token_limit:
                 survivors.append(row)
         live = [live[row] for row in survivors]
         if live:

@@ -52,8 +52,8 @@ def run_stages(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) 
     return stats | {"merge": [builder.merge(plan, trained, rows, [*map(path_opener, pieces)], shards, out)]}
 
 
-def iter_slices(pieces: Sequence[Path], shards: int, number: int) -> Iterator[bytes]:
-    """Yield the non-empty slices of shard `number` of `shards`, in the order of the pieces.
+def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[bytes]:
+    """Yield the non-empty slices of shard `number` of `n_shards`, in the order of the pieces.
 
     Raises:
         InputError: a piece is missing, truncated or damaged.
@@ -61,7 +61,9 @@ def iter_slices(pieces: Sequence[Path], shards: int, number: int) -> Iterator[by
     for path in pieces:
         try:
             read, size = partial(_read, path), path.stat().st_size
-            (location,) = SliceLocation.from_table(read_slice_table(read, size, shards, str(path))[number : number + 1])
+            (location,) = SliceLocation.from_table(
+                read_slice_table(read, size, n_shards, str(path))[number : number + 1]
+            )
             data = read(location.start, location.end)
         except OSError as error:
             raise InputError(f"cannot read {path} ({error.strerror or error}): build it again") from error

@@ -57,18 +57,18 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
 
     `part_rows` is the number of rows of the largest part; None: the default size of a part.
     """
-    rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
+    n_rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
     empty = faiss.index_factory(plan.d, plan.factory, faiss_metric(plan.metric))
-    size, pieces, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty, rows)
+    size, pieces, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty, n_rows)
     stage_bytes = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
     return ResourceEstimate(stage_bytes, size + PROCESS_BYTES, size, round(pieces) + 2 * size)
 
 
 def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
-    vector_bytes, links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
+    vector_bytes, n_links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
     copies = 1 + plan.border + plan.linked  # mean number of copies of a vector in all cells
     # bytes per vector in a shard
-    shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(links) + 2 * links * _LINK_BYTES
+    shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(n_links) + 2 * n_links * _LINK_BYTES
     stages = {
         "train": 3 * vector_bytes * max(cell_sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
         # the vectors as mapped, read, compared and stored, and as slices
@@ -76,10 +76,10 @@ def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Size
         "shard": copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
         # Per row: its level, its parent and place in the queue of the walk, its position in each
         # cell, and a mark by each thread.
-        "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / links * shard_bytes + 2 * BLOCK_BYTES,
+        "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
     }
-    size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(links)))
-    return size, plan.n * copies * (vector_bytes + 4 + 2 * links * _LINK_BYTES), stages
+    size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
+    return size, plan.n * copies * (vector_bytes + 4 + 2 * n_links * _LINK_BYTES), stages
 
 
 def _estimate_lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
@@ -104,13 +104,13 @@ def _estimate_lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> Size
     return round(trained_bytes) + plan.n * row_bytes, plan.n * (code_bytes + 4) + trained_bytes, stages
 
 
-def _count_graph_node_bytes(links: int) -> float:
+def _count_graph_node_bytes(n_links: int) -> float:
     """Return the bytes of a graph node.
 
     A node has 2M links at the bottom level, M links on 1/(M-1) further levels, its level and its
     offset.
     """
-    return 4 * (2 * links + links / (links - 1)) + 4 + 8
+    return 4 * (2 * n_links + n_links / (n_links - 1)) + 4 + 8
 
 
 def estimate_recall(plan: VectorPlan) -> float | None:

@@ -183,11 +183,11 @@ def largest_divisor(width: int, limit: int) -> int:
     return next(pieces for pieces in range(max(1, min(limit, width)), 0, -1) if width % pieces == 0)
 
 
-def _check_divides(text: str, pieces: int | None, width: int, name: str) -> None:
-    if pieces is not None and width % pieces:
+def _check_divides(text: str, n_pieces: int | None, width: int, name: str) -> None:
+    if n_pieces is not None and width % n_pieces:
         raise UsageError(
-            f"{text} is wrong: {name}{pieces} cannot cut {width} dimensions into {pieces} equal "
-            f"pieces, but {name}{largest_divisor(width, pieces)} can"
+            f"{text} is wrong: {name}{n_pieces} cannot cut {width} dimensions into {n_pieces} equal "
+            f"pieces, but {name}{largest_divisor(width, n_pieces)} can"
         )
 
 

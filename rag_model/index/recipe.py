@@ -306,9 +306,9 @@ def _min_train_sample(factory: FactorySpec) -> int:
     return max(factory.lists or 1, 1 << bits)
 
 
-def count_needed_lists(lists: int) -> int:
+def count_needed_lists(n_lists: int) -> int:
     """Return the number of an index's lists that hold .98 of a query's 20 nearest vectors."""
-    needed_lists: float = _LISTS_FACTOR * lists**_LISTS_POWER
+    needed_lists: float = _LISTS_FACTOR * n_lists**_LISTS_POWER
     return ceil(needed_lists)
 
 

@@ -234,13 +234,13 @@ class FaissFileIndex:
         ids: Rows = self._mapped_bytes[starts[:, None] + np.arange(_ID_BYTES)].view(np.int64)[:, 0]
         return ids
 
-    def _adapt_parameters(self, parameters: Mapping[str, int], k: int, candidates: int) -> dict[str, int]:
+    def _adapt_parameters(self, parameters: Mapping[str, int], k: int, n_candidates: int) -> dict[str, int]:
         """Return the parameters, raised for the depth of a search, and limited to the size of the
         index, because faiss allocates memory in proportion to them.
         """
         adapted_parameters = dict(parameters)
         if "efSearch" in adapted_parameters:
-            adapted_parameters["efSearch"] = max(adapted_parameters["efSearch"], candidates)
+            adapted_parameters["efSearch"] = max(adapted_parameters["efSearch"], n_candidates)
         if "nprobe" in adapted_parameters:
             further_hits = max(0, k - _TUNED_DEPTH)
             adapted_parameters["nprobe"] += -(-_VECTORS_PER_HIT * further_hits * self.lists // self.n)

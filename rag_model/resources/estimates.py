@@ -120,40 +120,40 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
     return {stage: n * kind.seconds(plan, stage, plan.n // n, size) for stage, n in tasks.items() if n}
 
 
-def estimate_query_seconds(tree: Node, passages: int, d: int, token_indexes: Collection[str]) -> float:
+def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: Collection[str]) -> float:
     """Estimate the seconds that exact search and MaxSim take for one query, on one core.
 
     Other indexes take milliseconds and are not counted, and neither are reranking models.
 
     Args:
         tree: the parsed expression of the retriever.
-        passages: number of passages.
+        n_passages: number of passages.
         d: dimension of their vectors.
         token_indexes: names of the indexes over token vectors.
 
     Raises:
         UsageError: the number of passages of a `maxsim` call is invalid.
     """
-    scored_passages, token_products = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
+    n_scored_passages, token_products = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
     if isinstance(tree, Word):
         name = tree.with_depth()[0]
         if name in token_indexes:
-            return passages * token_products / _COMPARE_RATE
-        return 2.0 * d * passages / _COMPARE_RATE if name == EXACT else 0.0
+            return n_passages * token_products / _COMPARE_RATE
+        return 2.0 * d * n_passages / _COMPARE_RATE if name == EXACT else 0.0
     if not isinstance(tree, Call):
         return 0.0
     child_nodes = tree.arguments
     if tree.name == "maxsim":
-        scored_passages, child_nodes = (
-            min(passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH)),
+        n_scored_passages, child_nodes = (
+            min(n_passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH)),
             child_nodes[:1],
         )
-    seconds = scored_passages * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
-    return seconds + sum(estimate_query_seconds(child_node, passages, d, token_indexes) for child_node in child_nodes)
+    seconds = n_scored_passages * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
+    return seconds + sum(estimate_query_seconds(child_node, n_passages, d, token_indexes) for child_node in child_nodes)
 
 
 def estimate_build(
-    passages: int,
+    n_passages: int,
     encoder: Path,
     indexes: Mapping[str, IndexRecipe],
     memory: int | None,
@@ -162,7 +162,7 @@ def estimate_build(
     """Estimate the work of a build, by stage.
 
     Args:
-        passages: number of passages.
+        n_passages: number of passages.
         encoder: folder of the passage encoder.
         indexes: the recipes of the indexes, by name.
         memory: memory limit in bytes, to which indexes are adapted; None if unknown.
@@ -174,11 +174,11 @@ def estimate_build(
     """
     model = read_architecture(encoder)
     d = read_encoder_spec(encoder, settings).truncate_dim or (read_dim(encoder) if model.layers else model.hidden)
-    return estimate_build_of(passages, model, d, indexes, memory)
+    return estimate_build_of(n_passages, model, d, indexes, memory)
 
 
 def estimate_build_of(
-    passages: int, model: Architecture, d: int, indexes: Mapping[str, IndexRecipe], memory: int | None
+    n_passages: int, model: Architecture, d: int, indexes: Mapping[str, IndexRecipe], memory: int | None
 ) -> WorkEstimate:
     """Estimate the work of a build with an encoder of these sizes and `d` dimensions.
 
@@ -186,20 +186,20 @@ def estimate_build_of(
         ResourceError: An index does not fit into memory; the message proposes one that does.
     """
     stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(model)}
-    seconds, disk = passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
+    seconds, disk = n_passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
     # At least PROCESS_BYTES, because the encoder needs that much.
     index_memory = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
     for recipe in indexes.values():
         kind = get_kind_for_factory(recipe.factory)
         width = {"vectors": d, "tokens": DIM}.get(kind.represents, 0)
-        plan = kind.plan(recipe, passages, width, memory=index_memory)
+        plan = kind.plan(recipe, n_passages, width, memory=index_memory)
         estimate = kind.estimate(plan)
         disk += estimate.work_bytes
         seconds += sum(estimate_stage_seconds(plan, width).values())
         stages |= {stage: max(task_bytes, stages.get(stage, 0)) for stage, task_bytes in estimate.stages.items()}
-    sizes = {"passages, about": f"{passages:,}"}
+    sizes = {"passages, about": f"{n_passages:,}"}
     return WorkEstimate(
-        sizes, stages, passages * PASSAGE_TOKENS * model.operations_per_token, seconds, disk, workers=True
+        sizes, stages, n_passages * PASSAGE_TOKENS * model.operations_per_token, seconds, disk, workers=True
     )
 
 

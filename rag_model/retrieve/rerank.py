@@ -114,7 +114,7 @@ class MaxSimRetriever(SnapshotRetriever):
         tokens: IndexTokens,
         graph: IndexLinks | None = None,
         depth: int = MAXSIM_DEPTH,
-        rounds: int = _ROUNDS,
+        n_rounds: int = _ROUNDS,
     ) -> None:
         """Create a retriever that scores at most `depth` passages per query.
 
@@ -125,12 +125,12 @@ class MaxSimRetriever(SnapshotRetriever):
             graph: the graph whose neighbours are added to the candidates; None: no neighbours are
                 added.
             depth: passages scored per query.
-            rounds: number of times that neighbours of the best candidates are added; the rounds
+            n_rounds: number of times that neighbours of the best candidates are added; the rounds
                 share the part of `depth` that the first candidates leave.
         """
         super().__init__(leg.retriever.snapshot, f"maxsim({leg.name}, {tokens.name})")
         self._leg, self._tokens, self._depth = leg, tokens, depth
-        self._graph, self._rounds = graph, rounds if graph is not None else 0
+        self._graph, self._rounds = graph, n_rounds if graph is not None else 0
 
     @property
     def most(self) -> int:

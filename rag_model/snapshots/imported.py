@@ -496,8 +496,8 @@ def iter_passages(source: str) -> Iterator[Record]:
         yield from record_format.iter_records(url)
 
 
-def _create_count_error(source: str, count: str, vectors: int) -> InputError:
-    return InputError(f"{source} holds {count} passages for {vectors} vectors: give one vector per passage")
+def _create_count_error(source: str, count: str, n_vectors: int) -> InputError:
+    return InputError(f"{source} holds {count} passages for {n_vectors} vectors: give one vector per passage")
 
 
 def _create_encoder_error(encoding: StoredEncoder, reason: str) -> RefusedError:

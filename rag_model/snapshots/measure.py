@@ -212,18 +212,18 @@ def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np
     return keys[:count], rows[:count].astype(np.int64)
 
 
-def count_candidates(queries: int, part_rows: int, n: int) -> int:
-    """Return how many passages of a part can belong to a sample of `queries` from n passages.
+def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
+    """Return how many passages of a part can belong to a sample of `n_queries` from n passages.
 
         It is at least four times the expected number, rounded up to a power of two, so that it stays
         the
     same for most later snapshots.
     """
-    return min(queries, 1 << (15 + 4 * queries * part_rows // max(1, n)).bit_length())
+    return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n)).bit_length())
 
 
 def choose_rows(
-    snapshot: Snapshot, queries: int, candidates: Sequence[tuple[npt.NDArray[np.uint64], Rows]]
+    snapshot: Snapshot, n_queries: int, candidates: Sequence[tuple[npt.NDArray[np.uint64], Rows]]
 ) -> dict[int, int]:
     """Return the rows of a sample with their keys, in the order of the keys.
 
@@ -232,7 +232,7 @@ def choose_rows(
     starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
     keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
     rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
-    sample_positions = np.unique(keys, return_index=True)[1][:queries]
+    sample_positions = np.unique(keys, return_index=True)[1][:n_queries]
     chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[sample_positions]
     return dict(zip(chosen_rows.tolist(), keys[sample_positions].tolist(), strict=True))
 

@@ -78,21 +78,21 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
         StoreError: the store cannot be read or written; another run resumes.
     """
     replacements: dict[str, str] = {}
-    moves = 0
+    n_moves = 0
     while remaining := [
         affected for affected in find_affected_snapshots(store) if affected.manifest.id not in replacements
     ]:
         for affected in remaining:
             old_id = affected.manifest.id
             replacement = None if store.takedowns.find_replacement(old_id) is not None else rebuild(affected)
-            moves += len(
+            n_moves += len(
                 replace_snapshot(store, old_id, "")
                 if replacement is None
                 else publish_replacement(store, old_id, replacement)
             )
             replacements[old_id] = store.takedowns.find_replacement(old_id) or ""
             _delete_local_copies(store, affected, replacements[old_id])
-    return TakedownResult(replacements, moves, retire_replaced(store).evaluations)
+    return TakedownResult(replacements, n_moves, retire_replaced(store).evaluations)
 
 
 def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:

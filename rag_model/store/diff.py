@@ -142,13 +142,13 @@ def _write_bucket_files(
 def _iter_table_groups(tables: Iterator[pa.Table], group_rows: int) -> Iterator[list[pa.Table]]:
     """Yield the tables in order, in groups of at least `group_rows` rows."""
     group: list[pa.Table] = []
-    rows = 0
+    n_rows = 0
     for table in tables:
         group.append(table)
-        rows += len(table)
-        if rows >= group_rows:
+        n_rows += len(table)
+        if n_rows >= group_rows:
             yield group
-            group, rows = [], 0
+            group, n_rows = [], 0
     if group:
         yield group
 

@@ -75,8 +75,8 @@ class CheckpointUploader:
         self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")
         self._thread.start()
 
-    def enqueue(self, stage: str, step: int, steps: int) -> None:
-        """Enqueue the checkpoint just written for step `step` of `steps` of a stage.
+    def enqueue(self, stage: str, step: int, n_steps: int) -> None:
+        """Enqueue the checkpoint just written for step `step` of `n_steps` of a stage.
 
         The checkpoint of step 0 is skipped, because it holds the initial models.
         """
@@ -84,7 +84,7 @@ class CheckpointUploader:
         if step == 0:
             return
         try:
-            upload = self._link_files(stage, step, steps)
+            upload = self._link_files(stage, step, n_steps)
         except (BookwheelError, OSError) as error:
             self._failure = _describe_failure(step, error)
             return
@@ -149,7 +149,7 @@ class CheckpointUploader:
             self._on_message(f"{failure}; the training goes on, and this machine can resume it")
         self._reported_failure = failure
 
-    def _link_files(self, stage: str, step: int, steps: int) -> _PendingUpload:
+    def _link_files(self, stage: str, step: int, n_steps: int) -> _PendingUpload:
         identity = self._identity
         timestamp = datetime.now(UTC)
         folder = identity.folder / f"{_UPLOAD_PREFIX}{timestamp.timestamp():.6f}"
@@ -163,7 +163,7 @@ class CheckpointUploader:
             digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_digests(path).items()}
         created = timestamp.isoformat(timespec="seconds")
         return _PendingUpload(
-            folder, TrainingProgress(identity.kind, identity.snapshot, stage, step, steps, created), digests
+            folder, TrainingProgress(identity.kind, identity.snapshot, stage, step, n_steps, created), digests
         )
 
 

@@ -390,12 +390,12 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     models = {part: read_architecture(resolve_folder(name)) for part, name in job.origins.names.items()}
     costs, weight_bytes = objective.costs(job, models), estimate_weight_bytes(*models.values())
     memory_by_stage: dict[str, int] = {}
-    steps, operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
+    n_steps, operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
     for stage_costs in (*costs.previous_stages, costs):
         loop = stage_costs.loop or job.settings.loop
         stage_steps = loop.count_steps(stage_costs.batches, 1)
         evaluations = 2 + stage_steps // loop.evaluate_every
-        steps += stage_steps
+        n_steps += stage_steps
         operations += (
             stage_costs.preparation_operations
             + stage_steps * loop.accumulation * stage_costs.step_operations
@@ -404,7 +404,7 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
         disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
         memory_by_stage |= stage_costs.stage_bytes
     unit, n_items = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
-    sizes = {"steps": f"{steps:,}", unit: f"{n_items:,}"}
+    sizes = {"steps": f"{n_steps:,}", unit: f"{n_items:,}"}
     if costs.rebuilds:
         sizes["rebuilds of the index"] = (
             f"{costs.rebuilds:,}, each {costs.rebuild_operations / CORE_FLOPS:,.0f} s of a core"
@@ -421,10 +421,10 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
     """Merge the results of stages: initial measures of the first, best weights of the last."""
     last = stages[-1]
-    previous_steps = sum(stage.steps for stage in stages[:-1])
-    best_step = previous_steps + last.best_step if last.best_step else sum(stage.best_step for stage in stages)
+    n_previous_steps = sum(stage.steps for stage in stages[:-1])
+    best_step = n_previous_steps + last.best_step if last.best_step else sum(stage.best_step for stage in stages)
     return replace(
-        last, steps=previous_steps + last.steps, best_step=best_step, initial_measures=stages[0].initial_measures
+        last, steps=n_previous_steps + last.steps, best_step=best_step, initial_measures=stages[0].initial_measures
     )
 
 

@@ -73,9 +73,9 @@ class MovingSettings:
         """Return whether a rebuild starts after `done` steps."""
         return bool(self.every and n_steps) and n_steps % self.every == 0
 
-    def count_rebuilds(self, steps: int) -> int:
-        """Return the number of rebuilds that start during `steps` steps, without the final one."""
-        return max(0, steps - 1) // self.every if self.every else 0
+    def count_rebuilds(self, n_steps: int) -> int:
+        """Return the number of rebuilds that start during `n_steps` steps, without the final one."""
+        return max(0, n_steps - 1) // self.every if self.every else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,5 +278,5 @@ def _passage_row(passage: AnswerPassage) -> tuple[Child, ...]:
     return _format_number(passage.weight), _format_number(passage.posterior), _format_number(passage.score), content
 
 
-def _format_number(value: float | None, places: int = 3) -> str:
-    return "–" if value is None else f"{value:.{places}f}"
+def _format_number(value: float | None, n_decimals: int = 3) -> str:
+    return "–" if value is None else f"{value:.{n_decimals}f}"

@@ -279,7 +279,7 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     return metric != "ip" or bool(np.allclose(squares, 1.0, atol=_UNIT_TOLERANCE))
 
 
-def build_cagra_graph(vectors: Vectors, links: int, metric: Metric) -> FaissIndex:
+def build_cagra_graph(vectors: Vectors, n_links: int, metric: Metric) -> FaissIndex:
     """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA.
 
     It has only the bottom level. The upper levels of an index are built when its cells are merged;
@@ -288,7 +288,7 @@ def build_cagra_graph(vectors: Vectors, links: int, metric: Metric) -> FaissInde
     resources, gpu = _get_gpu(os.getpid())
     config = faiss.GpuIndexCagraConfig()
     config.device = gpu
-    config.graph_degree, config.intermediate_graph_degree = 2 * links, 4 * links
+    config.graph_degree, config.intermediate_graph_degree = 2 * n_links, 4 * n_links
     cagra_index = faiss.GpuIndexCagra(resources, vectors.shape[1], faiss_metric(metric), config)
     cagra_index.train(vectors)
     graph = faiss.IndexHNSWCagra()

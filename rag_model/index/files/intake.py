@@ -136,10 +136,10 @@ class FaissFlatSource:
             yield from (line.rstrip("\r\n") for line in islice(file, first, end))
 
 
-def _slice_rows(array: Block, rows: int, first: int, end: int | None) -> Iterator[Block]:
+def _slice_rows(array: Block, n_rows: int, first: int, end: int | None) -> Iterator[Block]:
     end = len(array) if end is None else end
-    for start in range(first, end, rows):
-        yield array[start : min(start + rows, end)]
+    for start in range(first, end, n_rows):
+        yield array[start : min(start + n_rows, end)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,10 +138,10 @@ def _locate_links(start: int, width: int, offsets: npt.NDArray[np.int64]) -> Row
     return RowLists(start, "<i4", 0, True, np.full(len(offsets) - 1, width), 4 * (np.diff(offsets) - width))
 
 
-def _locate_inverted_lists(start: int, width: int, lists: int, numbers: Any, sizes: Any) -> RowLists:
-    all_sizes = np.zeros(lists, np.int64)
+def _locate_inverted_lists(start: int, width: int, n_lists: int, numbers: Any, sizes: Any) -> RowLists:
+    all_sizes = np.zeros(n_lists, np.int64)
     all_sizes[numbers] = sizes
-    return RowLists(start, "<i8", width, False, all_sizes, np.zeros(lists, np.int64))
+    return RowLists(start, "<i8", width, False, all_sizes, np.zeros(n_lists, np.int64))
 
 
 class _LayoutReader:
@@ -283,19 +283,19 @@ class _LayoutReader:
         )
         return int(width)
 
-    def _read_sizes(self, lists: int) -> tuple[Any, Any]:
+    def _read_sizes(self, n_lists: int) -> tuple[Any, Any]:
         """Read past the sizes of inverted lists; return the numbers of lists, and their sizes."""
         (encoding,) = self._read("4s")
         if encoding == b"full":
             sizes = self._read_array("<u8")
-            self.require(len(sizes) == lists)
+            self.require(len(sizes) == n_lists)
             numbers = slice(None)
         else:
             self.require(encoding == b"sprs")
             pairs = self._read_array("<u8")
             self.require(len(pairs) % 2 == 0)
             numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
-            self.require(bool((numbers < lists).all()) and len(np.unique(numbers)) == len(numbers))
+            self.require(bool((numbers < n_lists).all()) and len(np.unique(numbers)) == len(numbers))
         self.require(bool((sizes <= self._size).all()))  # so their sum does not overflow
         return numbers, sizes
 

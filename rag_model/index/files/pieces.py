@@ -208,7 +208,7 @@ def write_sliced_piece(
         raise ResourceError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def read_slice_table(read: RangeReader, size: int, shards: int, name: str) -> SliceTable:
+def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> SliceTable:
     """Return the slice table of a piece of `size` bytes, (shards + 1,); the head comes last.
 
     `name` names the piece in errors.
@@ -216,18 +216,18 @@ def read_slice_table(read: RangeReader, size: int, shards: int, name: str) -> Sl
     Raises:
         InputError: the piece is truncated or damaged.
     """
-    length = (shards + 1) * SLICE_LOCATION_DTYPE.itemsize
+    length = (n_shards + 1) * SLICE_LOCATION_DTYPE.itemsize
     data = read(size - length - _DIGEST, size) if length + _DIGEST <= size else b""
     if len(data) != length + _DIGEST or _digest_slice(data[:length]) != data[length:]:
         raise _damage_error(name)
-    table = np.frombuffer(data, SLICE_LOCATION_DTYPE, shards + 1)
+    table = np.frombuffer(data, SLICE_LOCATION_DTYPE, n_shards + 1)
     start, end = table["start"], table["start"] + table["size"]
     if np.any((start < 0) | (end < start) | (end > size - len(data)) | (table["rows"] < 0)):
         raise _damage_error(name)
     return table
 
 
-def open_piece_head(opener: Opener, shards: int, stamp: str, count: int, name: str) -> PieceReader:
+def open_piece_head(opener: Opener, n_shards: int, stamp: str, count: int, name: str) -> PieceReader:
     """Read the head of a sliced piece and return a reader of its `count` arrays.
 
     Raises:
@@ -242,7 +242,7 @@ def open_piece_head(opener: Opener, shards: int, stamp: str, count: int, name: s
                 return file.read(end - start)
 
             (head,) = SliceLocation.from_table(
-                read_slice_table(read, file.seek(0, io.SEEK_END), shards, full_name)[-1:]
+                read_slice_table(read, file.seek(0, io.SEEK_END), n_shards, full_name)[-1:]
             )
             data = read(head.start, head.end)
     except OSError as error:

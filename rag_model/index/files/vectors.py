@@ -333,13 +333,13 @@ def _parse_header(name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]
     return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
 
 
-def _derive_header(name: Any, rows: int, dim: int, size: int) -> tuple[int, int, np.dtype[Any], int]:
+def _derive_header(name: Any, n_rows: int, dim: int, size: int) -> tuple[int, int, np.dtype[Any], int]:
     """Return rows, dimension, type and offset of the first row for a file of `size` bytes."""
-    dtype = np.dtype(np.float32 if size >= 4 * rows * dim else np.float16)
-    offset = size - rows * dim * dtype.itemsize
+    dtype = np.dtype(np.float32 if size >= 4 * n_rows * dim else np.float16)
+    offset = size - n_rows * dim * dtype.itemsize
     if not 0 < offset <= _HEADER_BYTES:
         raise _incomplete_error(name)
-    return rows, dim, dtype, offset
+    return n_rows, dim, dtype, offset
 
 
 def _incomplete_error(name: Any) -> InputError:

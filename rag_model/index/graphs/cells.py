@@ -105,12 +105,12 @@ def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
     return Cells(centroids, border, linked)
 
 
-def _find_margin(margins: Vectors, pairs: float) -> float:
-    """Return the approximate margin below which `pairs` pairs lie; `margins` are ascending.
+def _find_margin(margins: Vectors, n_pairs: float) -> float:
+    """Return the approximate margin below which `n_pairs` pairs lie; `margins` are ascending.
 
     Three digits are kept, so that no file holds the margin of one vector.
     """
-    margin = margins[min(round(pairs), len(margins) - 1)] if pairs and len(margins) else 0.0
+    margin = margins[min(round(n_pairs), len(margins) - 1)] if n_pairs and len(margins) else 0.0
     return float(f"{margin:.3g}")
 
 
@@ -280,10 +280,10 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
     return begins
 
 
-def _pack_slice(vectors: Vectors, digests: Digests, members: int) -> bytes:
+def _pack_slice(vectors: Vectors, digests: Digests, n_members: int) -> bytes:
     if not len(vectors):
         return b""
-    counts = np.array((members, len(vectors) - members, vectors.itemsize), _COUNTS)
+    counts = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _COUNTS)
     return b"".join((counts.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
 
 

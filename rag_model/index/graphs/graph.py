@@ -49,9 +49,9 @@ def links_per_node(plan: VectorPlan) -> int:
     return factory.links
 
 
-def new_graph(d: int, links: int, metric: Metric, ef_construction: int) -> FaissIndex:
-    """Return an empty `IndexHNSWFlat` with M = `links`."""
-    index = faiss.IndexHNSWFlat(d, links, engine.faiss_metric(metric))
+def new_graph(d: int, n_links: int, metric: Metric, ef_construction: int) -> FaissIndex:
+    """Return an empty `IndexHNSWFlat` with M = `n_links`."""
+    index = faiss.IndexHNSWFlat(d, n_links, engine.faiss_metric(metric))
     index.hnsw.efConstruction = ef_construction
     return index
 
@@ -171,9 +171,9 @@ def select_best_links(candidates: ScoredLinks, count: int) -> Links:
     return unpack_links(ranked[:, :count])  # (b, c) -> (b, count)
 
 
-def draw_levels(n: int, links: int) -> Links:
+def draw_levels(n: int, n_links: int) -> Links:
     """Return the levels that faiss draws for `n` nodes added at once: (n,) int32, from 1."""
-    hnsw = faiss.HNSW(links)
+    hnsw = faiss.HNSW(n_links)
     levels = np.empty(n, np.int32)
     for first in range(0, n, BLOCK):
         hnsw.reset()  # keeps the state of the random generator
@@ -225,9 +225,9 @@ class UpperLevels:
         return self.nodes[low:high], self.links[begins[0] : begins[-1]], np.diff(begins)
 
 
-def count_slots(levels: Links, links: int) -> Rows:
+def count_slots(levels: Links, n_links: int) -> Rows:
     """Return each node's slots, (n,) int64: 2M, and M for each level above the bottom."""
-    return (np.int64(2 * links) + np.int64(links) * (levels.astype(np.int64) - 1)).astype(np.int64)
+    return (np.int64(2 * n_links) + np.int64(n_links) * (levels.astype(np.int64) - 1)).astype(np.int64)
 
 
 def iter_ranges(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
@@ -237,18 +237,18 @@ def iter_ranges(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
 
 
 def lay_out_slots(
-    bottom: Links, levels: Links, links: int, upper: tuple[Rows, Links, Rows], first: int
+    bottom: Links, levels: Links, n_links: int, upper: tuple[Rows, Links, Rows], first: int
 ) -> npt.NDArray[Any]:
     """Return the slots of a block of nodes in file order: bottom list, then upper lists.
 
     Args:
         bottom: (b, 2M) int32.
         levels: (b,) levels of the block's nodes.
-        links: M.
+        n_links: M.
         upper: the result of `UpperLevels.slice_nodes` for the block.
         first: the block's first node.
     """
-    slots = count_slots(levels, links)
+    slots = count_slots(levels, n_links)
     starts = np.cumsum(slots) - slots
     block = np.full(int(slots.sum()), -1, np.int32)
     block[starts[:, None] + np.arange(bottom.shape[1])] = bottom  # (b, 1) + (2M,) -> (b, 2M)

@@ -36,7 +36,7 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
         empty: an HNSW index without vectors, with trained storage.
         levels: (n,) int32, counted from 1.
     """
-    links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
+    n_links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
     fourcc, d, _, unused, unused2, trained, metric = HEADER.unpack(_serialize(empty)[: HEADER.size])
     file.write(HEADER.pack(fourcc, d, n, unused, unused2, trained, metric))
     for values in (engine.copy_array(empty.hnsw.assign_probas), engine.copy_array(empty.hnsw.cum_nneighbor_per_level)):
@@ -45,7 +45,7 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
     file.write(_COUNT.pack(n + 1) + bytes(8))
     total = 0
     for first, last in iter_ranges(n):  # in blocks, because all offsets take 8 bytes per node
-        ends = total + np.cumsum(count_slots(levels[first:last], links))
+        ends = total + np.cumsum(count_slots(levels[first:last], n_links))
         file.write(ends.astype("<u8").tobytes())
         total = int(ends[-1])
     file.write(_COUNT.pack(total))

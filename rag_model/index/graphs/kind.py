@@ -112,11 +112,11 @@ class GraphKind(VectorKind):
         size, only the excess cells are merged, so that few vectors change their cell.
         """
         parent_cells = parent_inputs.get("cells", 0)
-        cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
-        is_close = cells > 1 and plan.cells / _MAX_CELL_GROWTH <= cells >= parent_cells / MAX_CELL_RATIO
-        if recipe.cells is not None or not is_close or plan.n < cells * links_per_node(plan) * _MIN_NODES_PER_LINK:
+        n_cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
+        is_close = n_cells > 1 and plan.cells / _MAX_CELL_GROWTH <= n_cells >= parent_cells / MAX_CELL_RATIO
+        if recipe.cells is not None or not is_close or plan.n < n_cells * links_per_node(plan) * _MIN_NODES_PER_LINK:
             return plan
-        return replace(plan, cells=cells, border=recipe.border, linked=recipe.linked)
+        return replace(plan, cells=n_cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
         """Return whether the plan differs only in its number of cells, within the limit."""
@@ -436,10 +436,10 @@ def _open_shards(
 
 def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> UpperLevels:
     vectors = files.read_rows(np.flatnonzero(levels > 1))
-    candidates = min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
+    n_candidates = min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
     # With few nodes, threads would take longer to wait for each other than to link them.
     with engine.use_threads(min(_count_merge_threads(), 1 + len(vectors) // _THREAD_NODES)):
-        return UpperLevels.build(levels, links_per_node(plan), vectors, plan.metric, candidates)
+        return UpperLevels.build(levels, links_per_node(plan), vectors, plan.metric, n_candidates)
 
 
 def _write_links(
@@ -472,14 +472,14 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
             yield start, keys
 
 
-def _choose_block_rows(cells: int) -> int:
+def _choose_block_rows(n_cells: int) -> int:
     """Return the number of rows whose candidates are collected at once.
 
     Every cell has a few rows in any block, and opening a cell costs as much as a hundred rows. With
     a fixed block size the merge would take time quadratic in the corpus. More than eight blocks
     need too much memory.
     """
-    return BLOCK * min(_MAX_BLOCKS, max(1, cells // 16))
+    return BLOCK * min(_MAX_BLOCKS, max(1, n_cells // 16))
 
 
 KIND = GraphKind()

@@ -248,10 +248,10 @@ class ListKind(VectorKind):
             (1 << factory.codes.bits) / _CODE_PRODUCTS_PER_SECOND if isinstance(factory, IvfSpec) and pieces else 0.0
         )
         if stage == "train":
-            points = min(plan.train_sample, PQ_SAMPLE)
+            n_points = min(plan.train_sample, PQ_SAMPLE)
             rounds = _CODE_KMEANS_ROUNDS * (_OPQ_FACTOR if "OPQ" in plan.factory else 1)
             training = (
-                KMEANS_ROUNDS * plan.train_sample * lists / PRODUCTS_PER_SECOND + rounds * points * codes
+                KMEANS_ROUNDS * plan.train_sample * lists / PRODUCTS_PER_SECOND + rounds * n_points * codes
             ) * plan.d
             return 1 if inherited else 0.1 + training
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
@@ -328,8 +328,8 @@ def _copy_previous_codes(
 ) -> None:
     """Copy the lists and codes of vectors that a previous piece holds too."""
     previous_rows = find_equal_rows(vectors, previous_piece.rows)
-    rows, size = len(map_vectors(previous_piece.rows)), codes.shape[1]
-    previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, rows, size)
+    n_rows, size = len(map_vectors(previous_piece.rows)), codes.shape[1]
+    previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, n_rows, size)
     reused_rows = np.flatnonzero(previous_rows >= 0)
     lists[reused_rows], codes[reused_rows] = (array[previous_rows[reused_rows]] for array in previous_codes)
 
@@ -402,25 +402,25 @@ def _write_base(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, file
 
 def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, width: int) -> None:
     """Write all lists in blocks of `BLOCK_BYTES`; write a longer list in slices."""
-    rows = max(1, BLOCK_BYTES // width)
-    borders = _divide_into_blocks(sizes, rows)
+    n_rows = max(1, BLOCK_BYTES // width)
+    borders = _divide_into_blocks(sizes, n_rows)
     cuts = code_pieces.find_cuts(borders)
     # (lists,) -> (blocks,)
     for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
         block = cuts[:, number : number + 2]  # (parts, 2)
-        if block_rows > rows:
+        if block_rows > n_rows:
             for column in (2, 1):  # all codes, then all ids
-                for slices in code_pieces.iter_slices(block, rows):
+                for slices in code_pieces.iter_slices(block, n_rows):
                     file.write(np.ascontiguousarray(slices[column]).data)
         elif block_rows:
             write_list_block(file, *code_pieces.read_block(block, width - 8))
 
 
-def _divide_into_blocks(sizes: Rows, rows: int) -> Rows:
-    """Return the first list of each block of at most `rows` vectors or of one list, and the end."""
+def _divide_into_blocks(sizes: Rows, n_rows: int) -> Rows:
+    """Return the first list of each block of at most `n_rows` vectors or of one list, and the end."""
     borders, block_rows = [0], 0
     for number, size in enumerate(sizes.tolist()):
-        if block_rows and block_rows + size > rows:
+        if block_rows and block_rows + size > n_rows:
             borders.append(number)
             block_rows = 0
         block_rows += size

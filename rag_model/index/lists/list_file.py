@@ -116,19 +116,19 @@ def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
 
 
 def read_codes(
-    plan: VectorPlan, trained: Path, opener: Opener, number: int, rows: int, size: int
+    plan: VectorPlan, trained: Path, opener: Opener, number: int, n_rows: int, size: int
 ) -> tuple[Rows, Codes]:
-    """Read the lists and the codes, of `size` bytes, of a part of `rows` rows, in row order.
+    """Read the lists and the codes, of `size` bytes, of a part of `n_rows` rows, in row order.
 
     Raises:
         InputError: the piece is missing, damaged, of another build, or holds other rows or codes.
     """
     with PieceReader.open(opener, _compute_piece_stamp(plan, trained, number), _COUNT, _name_piece(number)) as piece:
         sorted_lists, entries = piece.read(_LISTS), piece.read(_ENTRIES)
-    has_all_rows = len(sorted_lists) == len(entries) == rows and entries.dtype == np.dtype(_get_entry_dtype(size))
-    if not has_all_rows or not (np.sort(entries["row"]) == np.arange(rows)).all():
-        raise InputError(f"{_name_piece(number)} does not hold each of the part's {rows} rows once: build it again")
-    lists, codes = np.empty(rows, np.int64), np.empty_like(entries["code"])
+    has_all_rows = len(sorted_lists) == len(entries) == n_rows and entries.dtype == np.dtype(_get_entry_dtype(size))
+    if not has_all_rows or not (np.sort(entries["row"]) == np.arange(n_rows)).all():
+        raise InputError(f"{_name_piece(number)} does not hold each of the part's {n_rows} rows once: build it again")
+    lists, codes = np.empty(n_rows, np.int64), np.empty_like(entries["code"])
     lists[entries["row"]], codes[entries["row"]] = sorted_lists, entries["code"]
     return lists, codes
 
@@ -142,21 +142,21 @@ class CodePieces:
     openers: Sequence[Opener]
     starts: Sequence[int]  # the first row of each part, then the number of all rows
 
-    def count_list_sizes(self, lists: int) -> Rows:
+    def count_list_sizes(self, n_lists: int) -> Rows:
         """Return (lists,) int64: the number of vectors in each list, over all parts.
 
         Raises:
             InputError: a piece is missing, truncated, of another build, or has another number of
                 rows than its part.
         """
-        sizes = np.zeros(lists, np.int64)
+        sizes = np.zeros(n_lists, np.int64)
         for number, piece in self._iter_pieces():
             n_stored, rows = piece.count_rows(_LISTS), self.starts[number + 1] - self.starts[number]
             if n_stored != rows:
                 raise InputError(
                     f"{_name_piece(number)} holds {n_stored} vectors and the part has {rows}: build it again"
                 )
-            sizes += np.bincount(piece.read(_LISTS), minlength=lists)
+            sizes += np.bincount(piece.read(_LISTS), minlength=n_lists)
         return sizes
 
     def find_cuts(self, borders: Rows) -> Rows:
@@ -174,12 +174,12 @@ class CodePieces:
             first = target.stop
         return lists, rows, codes
 
-    def iter_slices(self, cuts: Rows, rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
-        """Yield (lists, corpus rows, codes) between two cuts, (parts, 2), `rows` at once."""
+    def iter_slices(self, cuts: Rows, n_rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
+        """Yield (lists, corpus rows, codes) between two cuts, (parts, 2), `n_rows` at once."""
         for number, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
             low, high = cuts[number].tolist()
-            for first in range(low, high, rows):
-                end = min(high, first + rows)
+            for first in range(low, high, n_rows):
+                end = min(high, first + n_rows)
                 entries = piece.read(_ENTRIES, first, end)
                 ids = entries["row"].astype(np.int64) + self.starts[number]
                 yield piece.read(_LISTS, first, end), ids, entries["code"]

@@ -94,9 +94,9 @@ class PostingsKind(UntrainedKind, ABC):
         from rag_model.index.postings.merge import merge_parts  # noqa: PLC0415
 
         with open_parts(plan, trained, enumerate(scattered)) as parts:
-            total_rows = sum(part.n for part in parts)
-            if total_rows != plan.n:
-                raise InputError(f"the pieces have {total_rows} rows, but the plan has {plan.n}: build them again")
+            n_total_rows = sum(part.n for part in parts)
+            if n_total_rows != plan.n:
+                raise InputError(f"the pieces have {n_total_rows} rows, but the plan has {plan.n}: build them again")
             return merge_parts(parts, out, self.scale(plan, rows))
 
 

@@ -221,18 +221,18 @@ def copy_block(data, begin, end, count, row, new_row, out, offset):
     return offset + end - begin
 
 
-def allocate_scratch(new_postings: int) -> tuple[npt.NDArray[Any], ...]:
+def allocate_scratch(n_new_postings: int) -> tuple[npt.NDArray[Any], ...]:
     """Allocate the buffers that lists are written with.
 
     These are the state of the open list, the scratch array of `encode_block`, the gaps and the
-    weights minus 1 of a block, and words for two blocks and `new_postings` more.
+    weights minus 1 of a block, and words for two blocks and `n_new_postings` more.
     """
     blocks = (np.empty(BLOCK, np.uint32) for _ in range(2))
     return (
         np.zeros(WRITER_SIZE, np.int64),
         np.zeros(SCRATCH_SIZE, np.int64),
         *blocks,
-        np.empty(2 * BLOCK + new_postings, np.int64),
+        np.empty(2 * BLOCK + n_new_postings, np.int64),
     )
 
 
@@ -318,15 +318,15 @@ def _read_block(data, begin, end, df, count, rows, gaps, weights_less_one):
 @inlined
 def _write_full_blocks(words, count, writer, gaps, weights_less_one, sizes, out):
     """Write all full blocks; return the number of their postings, or -1 if they are damaged."""
-    done_postings = 0
-    while count - done_postings >= BLOCK:
-        if not write_block(words, done_postings, BLOCK, writer, gaps, weights_less_one, sizes, out):
+    n_done_postings = 0
+    while count - n_done_postings >= BLOCK:
+        if not write_block(words, n_done_postings, BLOCK, writer, gaps, weights_less_one, sizes, out):
             return -1
-        done_postings += BLOCK
-    if done_postings:
-        for i in range(np.uint64(count - done_postings)):
-            words[i] = words[i + np.uint64(done_postings)]
-    return done_postings
+        n_done_postings += BLOCK
+    if n_done_postings:
+        for i in range(np.uint64(count - n_done_postings)):
+            words[i] = words[i + np.uint64(n_done_postings)]
+    return n_done_postings
 
 
 @inlined

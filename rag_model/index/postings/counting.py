@@ -227,13 +227,13 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
     The last may be smaller.
     """
-    pending, rows = list[pa.RecordBatch](), 0
+    pending, n_rows = list[pa.RecordBatch](), 0
     for batch in batches:
         pending.append(batch)
-        rows += len(batch)
-        if rows >= _MIN_BATCH_ROWS:
+        n_rows += len(batch)
+        if n_rows >= _MIN_BATCH_ROWS:
             yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
-            pending, rows = [], 0
+            pending, n_rows = [], 0
     if pending:
         yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
 

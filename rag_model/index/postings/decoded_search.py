@@ -154,9 +154,9 @@ class DecodedLists:
         """Whether the list at an offset of the file is decoded."""
         return offset in self._number_by_offset
 
-    def has_capacity(self, postings: int) -> bool:
-        """Whether there is room for `postings` more."""
-        return self._used[0] + postings <= self.capacity
+    def has_capacity(self, n_postings: int) -> bool:
+        """Whether there is room for `n_postings` more."""
+        return self._used[0] + n_postings <= self.capacity
 
     def list_numbers(self, entries: Ints) -> Ints:
         """Return the numbers of (t, 3) lists, as `find_terms` returns them, which must be decoded.

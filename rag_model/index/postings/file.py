@@ -245,7 +245,7 @@ def _write_body(
     file: IO[bytes], lengths: Iterable[Array], write_lists: Callable[[Array, IO[bytes]], Iterator[TermBatch]]
 ) -> Layout:
     file.seek(LENGTHS_OFFSET)
-    n, total, postings, dictionary = 0, 0, 0, DictionaryWriter()
+    n, total, n_postings, dictionary = 0, 0, 0, DictionaryWriter()
     for part_lengths in lengths:
         n, total = n + len(part_lengths), total + int(part_lengths.sum(dtype=np.int64))
         file.write(part_lengths.tobytes())
@@ -259,11 +259,11 @@ def _write_body(
             encoded_terms = dictionary.write_terms(text, ends, counts, sizes)
             terms.write(encoded_terms[0])
             groups.write(encoded_terms[1])
-            postings += int(counts.sum())
+            n_postings += int(counts.sum())
         size = file.tell() - lists_offset
         file.write(bytes(PADDING))
         sizes_written = [_append_file(file, temporary) for temporary in (terms, groups)]
-    return Layout(n, dictionary.terms, postings, total, size, sizes_written[0], sizes_written[1] // 16)
+    return Layout(n, dictionary.terms, n_postings, total, size, sizes_written[0], sizes_written[1] // 16)
 
 
 def _append_file(file: IO[bytes], temporary: IO[bytes]) -> int:

@@ -87,18 +87,18 @@ class Batch(NamedTuple):
     numbers: Ints
 
 
-def create_windows(parts: int, terms: int) -> Windows:
-    """Return empty windows with a capacity of `terms` terms per part."""
+def create_windows(n_parts: int, n_terms: int) -> Windows:
+    """Return empty windows with a capacity of `n_terms` terms per part."""
     return Windows(
-        np.empty((parts, 1), np.uint8),
-        np.zeros((parts, terms + 1), np.int32),
-        np.zeros((parts, terms), np.int32),
-        np.zeros(parts, np.int64),
-        np.zeros(parts, np.int64),
-        np.zeros(parts, np.int64),
-        np.zeros(parts, np.uint64),
-        np.zeros(parts, np.int64),
-        np.ones(parts, np.bool_),
+        np.empty((n_parts, 1), np.uint8),
+        np.zeros((n_parts, n_terms + 1), np.int32),
+        np.zeros((n_parts, n_terms), np.int32),
+        np.zeros(n_parts, np.int64),
+        np.zeros(n_parts, np.int64),
+        np.zeros(n_parts, np.int64),
+        np.zeros(n_parts, np.uint64),
+        np.zeros(n_parts, np.int64),
+        np.ones(n_parts, np.bool_),
     )
 
 
@@ -118,16 +118,16 @@ def set_window(windows: Windows, part: int, text: Bytes, ends: Ints, counts: Int
     return windows
 
 
-def create_batch(terms: int, shares: int, size: int) -> Batch:
+def create_batch(n_terms: int, n_shares: int, size: int) -> Batch:
     """Return an empty batch with a capacity in terms, in shares, and in bytes of terms."""
-    term_ends, counts, ends = (np.empty(terms, np.int64) for _ in range(3))
+    term_ends, counts, ends = (np.empty(n_terms, np.int64) for _ in range(3))
     return Batch(
         np.empty(size, np.uint8),
         term_ends,
         counts,
         ends,
-        np.empty(shares, np.int64),
-        np.empty(shares, np.int64),
+        np.empty(n_shares, np.int64),
+        np.empty(n_shares, np.int64),
         np.zeros(5, np.int64),
     )
 
@@ -235,18 +235,18 @@ def take_terms(windows, batch, max_postings):
         `DONE`; `FULL`; or `EMPTY` if the windows of the parts with `needs_terms` must be filled. A
         part that has no more terms is ignored from then on.
     """
-    numbers, parts = batch.numbers, len(windows.next_term)
-    for part in range(parts):
+    numbers, n_parts = batch.numbers, len(windows.next_term)
+    for part in range(n_parts):
         if windows.needs_terms[part] and windows.next_term[part] < windows.sizes[part]:
             windows.needs_terms[part] = False
             _set_key(windows, part)
             _push_part(windows, numbers, part)
-    same_parts = np.empty(parts, np.int64)
+    same_parts = np.empty(n_parts, np.int64)
     while numbers[_HEAP_SIZE]:
-        part_count, postings = 0, 0
+        part_count, n_postings = 0, 0
         while numbers[_HEAP_SIZE] and (part_count == 0 or _compare_parts(windows, same_parts[0], windows.heap[0]) == 0):
             same_parts[part_count] = _pop_part(windows, numbers)
-            postings += windows.counts[same_parts[part_count], windows.next_term[same_parts[part_count]]]
+            n_postings += windows.counts[same_parts[part_count], windows.next_term[same_parts[part_count]]]
             part_count += 1
         part, next_term = same_parts[0], windows.next_term[same_parts[0]]
         size = windows.term_ends[part, next_term + 1] - windows.term_ends[part, next_term]
@@ -254,12 +254,12 @@ def take_terms(windows, batch, max_postings):
             numbers[_TERM_COUNT] + 1 > len(batch.term_ends)
             or numbers[_SHARE_COUNT] + part_count > len(batch.parts)
             or numbers[_TEXT_SIZE] + size > len(batch.text)
-            or (numbers[_TERM_COUNT] and numbers[_POSTING_COUNT] + postings > max_postings)
+            or (numbers[_TERM_COUNT] and numbers[_POSTING_COUNT] + n_postings > max_postings)
         ):
             for i in range(part_count):
                 _push_part(windows, numbers, same_parts[i])
             return FULL
-        _add_term(windows, batch, same_parts, part_count, postings)
+        _add_term(windows, batch, same_parts, part_count, n_postings)
         has_empty_window = False
         for i in range(part_count):
             windows.next_term[same_parts[i]] += 1
@@ -349,8 +349,8 @@ class _ListMerger:
         count = count_terms(batch)
         if count == 1 and batch.counts[0] > self._max_batch_postings:
             return np.array([self._write_long_list(batch)])
-        shares = int(batch.ends[count - 1])
-        sizes_of_parts = np.bincount(batch.parts[:shares], batch.shares[:shares], len(self._parts)).astype(np.int64)
+        n_shares = int(batch.ends[count - 1])
+        sizes_of_parts = np.bincount(batch.parts[:n_shares], batch.shares[:n_shares], len(self._parts)).astype(np.int64)
         parts_read = [self._read_postings(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
         rows, weights = _concatenate(parts_read)
         out, sizes = np.empty(MAX_POSTING_BYTES * (len(rows) + count), np.uint8), np.empty(count, np.int64)

@@ -102,8 +102,8 @@ class GraphStats:
     @property
     def degree(self) -> float:
         """The mean number of links per node."""
-        nodes = sum(self.degrees)
-        return sum(links * count for links, count in enumerate(self.degrees)) / nodes if nodes else 0.0
+        n_nodes = sum(self.degrees)
+        return sum(links * count for links, count in enumerate(self.degrees)) / n_nodes if n_nodes else 0.0
 
 
 @dataclass(frozen=True, slots=True)

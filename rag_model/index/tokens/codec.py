@@ -45,34 +45,34 @@ _MAX_UINT16_CENTROIDS = 1 << 16  # up to this number of centroids, an id has two
 CentroidIds = npt.NDArray[np.unsignedinteger]
 
 
-def check_float_array(array: npt.NDArray[Any], axes: int) -> None:
-    """Raise ValueError unless an array is float32, finite, and has `axes` axes."""
-    if array.dtype != np.float32 or array.ndim != axes or not np.isfinite(array).all():
+def check_float_array(array: npt.NDArray[Any], n_axes: int) -> None:
+    """Raise ValueError unless an array is float32, finite, and has `n_axes` axes."""
+    if array.dtype != np.float32 or array.ndim != n_axes or not np.isfinite(array).all():
         raise ValueError("not the array of a codec")
 
 
-def ideal_centroid_count(tokens: int) -> int:
+def ideal_centroid_count(n_tokens: int) -> int:
     """Return 2^floor(log2(16 sqrt n)), the number of centroids for n tokens.
 
     Source: Santhanam et al. 2022 (ColBERTv2), section 3.3, and its code,
         `indexing/collection_indexer.py`.
     """
-    return 1 << int(log2(16 * max(1, tokens) ** 0.5))
+    return 1 << int(log2(16 * max(1, n_tokens) ** 0.5))
 
 
-def sample_size(tokens: int) -> int:
+def sample_size(n_tokens: int) -> int:
     """Return the number of tokens to train with: enough for all centroids, at most half a million
     (256 MB).
     """
-    return min(tokens, max(1 << 16, min(1 << 19, POINTS_PER_LIST * ideal_centroid_count(tokens))))
+    return min(n_tokens, max(1 << 16, min(1 << 19, POINTS_PER_LIST * ideal_centroid_count(n_tokens))))
 
 
-def centroid_count(tokens: int, sample: int) -> int:
+def centroid_count(n_tokens: int, sample: int) -> int:
     """Return the ideal number of centroids, or the largest power of two that the sample can train
     if that is less.
     """
     max_count = max(1, sample // POINTS_PER_LIST)
-    return min(ideal_centroid_count(tokens), 1 << (max_count.bit_length() - 1))
+    return min(ideal_centroid_count(n_tokens), 1 << (max_count.bit_length() - 1))
 
 
 def train_centroids(sample: Vectors, count: int, seed: int) -> Vectors:

@@ -223,17 +223,17 @@ class TokenKind(UnshardedKind[TokenPlan]):
             offsets = compute_offsets(
                 np.concatenate([np.zeros(0, np.int64), *(piece.read(_LENGTHS) for piece in pieces)])
             )
-            tokens = int(offsets[-1])
+            n_tokens = int(offsets[-1])
             id_dtype = codec.encode(np.empty((0, plan.d), np.float32))[0].dtype
             streams = [
                 TensorStream("offsets", offsets.dtype, offsets.shape, [offsets]),
-                TensorStream("ids", id_dtype, (tokens,), _iter_blocks(pieces, _IDS)),
-                TensorStream("codes", np.dtype(np.uint8), (tokens, codec.width), _iter_blocks(pieces, _CODES)),
+                TensorStream("ids", id_dtype, (n_tokens,), _iter_blocks(pieces, _IDS)),
+                TensorStream("codes", np.dtype(np.uint8), (n_tokens, codec.width), _iter_blocks(pieces, _CODES)),
             ]
             write_tensors(
                 out, [*codec_streams(codec), *streams], {"codec": type(codec).__name__, "factory": plan.factory}
             )
-        return {"rows": len(offsets) - 1, "tokens": tokens}
+        return {"rows": len(offsets) - 1, "tokens": n_tokens}
 
     def losses(self, plan: TokenPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return the mean squared distance of token vectors from their reconstructions."""

@@ -287,11 +287,11 @@ class ServiceMetrics(Observer):
             new_file.write_bytes(generate_latest(registry))
             new_file.replace(self._link.metrics_folder / _STATE_FILE)
 
-    def on_queued(self, verb: str, questions: int, waiting: int) -> None:
+    def on_queued(self, verb: str, n_questions: int, waiting: int) -> None:
         """Record the share of the queue in use."""
         self._queue.labels(verb).observe(waiting / self._queue_limits[verb])
 
-    def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
+    def on_reply(self, verb: str, status: int, n_questions: int, seconds: float) -> None:
         """Record a reply's status and time."""
         self._requests.labels(verb, str(status)).observe(seconds)
 

@@ -59,13 +59,13 @@ class Refusal:
 class Observer:
     """Base class of observers; its methods do nothing."""
 
-    def on_queued(self, verb: str, questions: int, waiting: int) -> None:
+    def on_queued(self, verb: str, n_questions: int, waiting: int) -> None:
         """Handle a new request in the queue of `verb`, `search` or `answer`.
 
         The queue now holds `waiting` questions.
         """
 
-    def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
+    def on_reply(self, verb: str, status: int, n_questions: int, seconds: float) -> None:
         """Handle a reply of any HTTP status, `seconds` after the request's body was complete."""
 
     def on_search(self, batch: SearchBatch) -> None:

@@ -37,9 +37,9 @@ class RequestTrace:
         context = self._api.set_span_in_context(self._span)
         self._tracer.start_span(name, context, attributes=attributes, start_time=start).end(max(start, end))
 
-    def end(self, status: int, questions: int) -> None:
+    def end(self, status: int, n_questions: int) -> None:
         """End the request's span with the HTTP status of its reply."""
-        self._span.set_attributes({"http.response.status_code": status, "bookwheel.questions": questions})
+        self._span.set_attributes({"http.response.status_code": status, "bookwheel.questions": n_questions})
         if status >= _SERVER_ERROR:
             self._span.set_status(self._api.StatusCode.ERROR)
         self._span.end()

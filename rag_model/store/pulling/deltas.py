@@ -230,7 +230,7 @@ def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
 
 
 def rebuild_file(
-    store: Store, base: Callable[[], Path], steps: Iterable[DeltaStep], rows: int, out: Path
+    store: Store, base: Callable[[], Path], steps: Iterable[DeltaStep], n_rows: int, out: Path
 ) -> int | None:
     """Rebuild a file, or the bytes before its vectors, from the base and the first usable delta.
 
@@ -239,7 +239,7 @@ def rebuild_file(
         base: returns the path of the previous snapshot's file.
         steps: the deltas of the file, the smallest first; those of weighted terms are left out,
             because only their index kind can derive the file.
-        rows: the number of rows of a passage file.
+        n_rows: the number of rows of a passage file.
         out: the file to write.
 
     Returns:
@@ -258,7 +258,7 @@ def rebuild_file(
                 if step.base is None:
                     delta_files.unpack_file(copy, size, out)
                 elif step.is_passages:
-                    passage_delta.apply_delta(base(), copy, rows, out)
+                    passage_delta.apply_delta(base(), copy, n_rows, out)
                 elif step.has_rows:
                     row_delta.apply_row_delta(base(), copy, size, out)
                 else:

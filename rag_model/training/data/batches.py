@@ -48,16 +48,16 @@ def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> lis
     return [tuple(permutation[start : start + size]) for start in range(0, len(permutation), size)]
 
 
-def build_dpr_batch(examples: Sequence[Example], hard_negatives: int, rng: random.Random | None) -> DprBatch:
-    """Build a batch from each example's first positive and up to `hard_negatives` negatives.
+def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: random.Random | None) -> DprBatch:
+    """Build a batch from each example's first positive and up to `n_hard_negatives` negatives.
 
     Negatives are drawn with `rng`; without it the first ones are taken. Equal passages occur once.
     """
     positives = [example.positives[0] for example in examples]
     negatives = [
-        rng.sample(example.negatives, min(hard_negatives, len(example.negatives)))
+        rng.sample(example.negatives, min(n_hard_negatives, len(example.negatives)))
         if rng
-        else example.negatives[:hard_negatives]
+        else example.negatives[:n_hard_negatives]
         for example in examples
     ]
     passages, positions = index_passages((*positives, *(passage for group in negatives for passage in group)))
@@ -110,15 +110,15 @@ class ListBatch:
         ]
 
 
-def build_list_batch(examples: Sequence[Example], negatives: int, rng: random.Random | None) -> ListBatch:
-    """Build a batch of lists: each example's first positive, then up to `negatives` negatives.
+def build_list_batch(examples: Sequence[Example], n_negatives: int, rng: random.Random | None) -> ListBatch:
+    """Build a batch of lists: each example's first positive, then up to `n_negatives` negatives.
 
     Negatives are drawn with `rng`; without it the first ones are taken.
     """
     lists, scores = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
     for example in examples:
-        n_negatives = min(negatives, len(example.negatives))
-        negative_indexes = rng.sample(range(len(example.negatives)), n_negatives) if rng else range(n_negatives)
+        n_drawn = min(n_negatives, len(example.negatives))
+        negative_indexes = rng.sample(range(len(example.negatives)), n_drawn) if rng else range(n_drawn)
         lists.append((example.positives[0], *(example.negatives[index] for index in negative_indexes)))
         score_indexes = (0, *(index + 1 for index in negative_indexes)) if example.scores else ()
         scores.append(tuple(example.scores[index] for index in score_indexes))
@@ -148,17 +148,17 @@ def keep_complete_examples(
     return complete_examples
 
 
-def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, negatives: int) -> list[Example]:
-    """Return the examples with teacher scores of the first positive and `negatives` negatives.
+def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negatives: int) -> list[Example]:
+    """Return the examples with teacher scores of the first positive and `n_negatives` negatives.
 
     Further negatives are dropped. An example without a positive or a negative gets no scores.
 
     Raises:
         InputError: a score is not finite.
     """
-    shortened = [replace(example, negatives=example.negatives[:negatives]) for example in examples]
+    shortened = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
     scorable = [example for example in shortened if example.positives and example.negatives]
-    batch = build_list_batch(scorable, negatives, None)
+    batch = build_list_batch(scorable, n_negatives, None)
     questions, passages = batch.pairs()
     all_scores = teacher.scores(
         questions, [passage.title for passage in passages], [passage.text for passage in passages]

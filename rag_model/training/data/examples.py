@@ -210,7 +210,7 @@ def _list_content(example: Example) -> list[Any]:
     return [example.id, example.question, example.answers, *passage_hashes, example.pages, *own_hashes]
 
 
-def _read_file(url: str, negatives: int) -> Iterator[Example]:
+def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
     parse_row = next((_detect_format(value) for _, value in _iter_objects(url)), None) if _is_json(url) else None
     if parse_row is None:
         for question in read_questions(url).questions:
@@ -218,7 +218,7 @@ def _read_file(url: str, negatives: int) -> Iterator[Example]:
         return
     for number, (location, value) in enumerate(_iter_objects(url)):
         try:
-            example = parse_row(value, str(number), negatives)
+            example = parse_row(value, str(number), n_negatives)
             json.dumps(_list_texts(example), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise InputError(f"{location} holds half of a character: {error}; correct it") from error
@@ -276,7 +276,7 @@ def _list_texts(example: Example) -> list[str]:
     return [example.id, example.question, *example.answers, *passage_texts]
 
 
-def _parse_dpr(value: Mapping[str, Any], number: str, negatives: int) -> Example:
+def _parse_dpr(value: Mapping[str, Any], number: str, n_negatives: int) -> Example:
     """Parse DPR's format: question, answers, positive_ctxs, hard_negative_ctxs.
 
     Its negative_ctxs are random passages and are left out.
@@ -286,7 +286,7 @@ def _parse_dpr(value: Mapping[str, Any], number: str, negatives: int) -> Example
         _parse_question(value["question"]),
         _check_strings(value.get("answers", [])),
         tuple(_parse_context(context) for context in value["positive_ctxs"]),
-        tuple(_parse_context(context) for context in islice(value.get("hard_negative_ctxs", []), negatives)),
+        tuple(_parse_context(context) for context in islice(value.get("hard_negative_ctxs", []), n_negatives)),
     )
 
 

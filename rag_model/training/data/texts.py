@@ -107,12 +107,12 @@ def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple
 
 
 def draw_text_examples(
-    snapshot: Snapshot, tokenizer: Any, count: int, tokens: int, seed: int, runner: TaskRunner | None = None
+    snapshot: Snapshot, tokenizer: Any, count: int, n_tokens: int, seed: int, runner: TaskRunner | None = None
 ) -> list[tuple[Passage, str, str]]:
     """Return up to `count` random passages, each with its beginning x and its continuation y.
 
-    Passages are not repeated. x is the first `tokens` tokens of the text, y the next `tokens` or
-    fewer; both are slices of the text, one after the other. A text of `tokens` tokens or fewer is
+    Passages are not repeated. x is the first `n_tokens` tokens of the text, y the next `n_tokens`
+    or fewer; both are slices of the text, one after the other. A text of `n_tokens` tokens or fewer is
     skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50 tokens
     and the chunk's last 50.
 
@@ -124,17 +124,17 @@ def draw_text_examples(
     while len(order) and len(examples) < count:
         rows, order = np.split(order, [min(_MAX_AT_ONCE, max(_AT_ONCE, count - len(examples)))])
         passages = read_passages(snapshot, np.sort(rows).tolist(), runner)
-        examples += _iter_splits([passages[row] for row in rows.tolist()], tokenizer, tokens)
+        examples += _iter_splits([passages[row] for row in rows.tolist()], tokenizer, n_tokens)
     return examples[:count]
 
 
-def _iter_splits(passages: Sequence[Passage], tokenizer: Any, tokens: int) -> Iterator[tuple[Passage, str, str]]:
+def _iter_splits(passages: Sequence[Passage], tokenizer: Any, n_tokens: int) -> Iterator[tuple[Passage, str, str]]:
     texts = [passage.text for passage in passages]
     encoding = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
     for passage, text, offsets in zip(passages, texts, encoding["offset_mapping"], strict=True):
-        ends = [end for _, end in offsets[: 2 * tokens]]
-        if len(ends) > tokens and text[ends[tokens - 1] : ends[-1]].strip():
-            yield passage, text[: ends[tokens - 1]], text[ends[tokens - 1] : ends[-1]]
+        ends = [end for _, end in offsets[: 2 * n_tokens]]
+        if len(ends) > n_tokens and text[ends[n_tokens - 1] : ends[-1]].strip():
+            yield passage, text[: ends[n_tokens - 1]], text[ends[n_tokens - 1] : ends[-1]]
 
 
 def passages_overlap(first: Passage, second: Passage) -> bool:

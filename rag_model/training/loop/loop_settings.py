@@ -69,17 +69,17 @@ class LoopSettings:
         return self.max_steps or max(1, -(-self.epochs * batches // (self.accumulation * processes)))
 
 
-def compute_learning_rate(settings: LoopSettings, step: int, steps: int) -> float:
-    """Return the learning rate of step `step`, which counts from 1 to `steps`.
+def compute_learning_rate(settings: LoopSettings, step: int, n_steps: int) -> float:
+    """Return the learning rate of step `step`, which counts from 1 to `n_steps`.
 
     The rate rises linearly from 0 to `learning_rate` over the w steps of the warm-up; step w has
     `learning_rate`. Then `linear` falls to 0, and `cosine` falls as (1 + cos(pi t)) / 2 for t from
     0 to 1; the step after the last one would have rate 0. `constant` does not change.
     """
-    warmup_steps = round(settings.warmup_share * steps)
-    if step <= warmup_steps:
-        return settings.learning_rate * (step / warmup_steps)
-    progress = (step - 1 - warmup_steps) / max(1, steps - warmup_steps)
+    n_warmup_steps = round(settings.warmup_share * n_steps)
+    if step <= n_warmup_steps:
+        return settings.learning_rate * (step / n_warmup_steps)
+    progress = (step - 1 - n_warmup_steps) / max(1, n_steps - n_warmup_steps)
     factors = {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}
     return settings.learning_rate * factors[settings.schedule]
 

@@ -123,10 +123,10 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
             "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(pairs, tokens),
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
         }
-        batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
+        n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
+        n_evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
         pair = tokens * model.operations_per_token
-        return TrainingCosts(stages, batches, TRAINING_PASSES * pairs * pair, evaluated_pairs * pair)
+        return TrainingCosts(stages, n_batches, TRAINING_PASSES * pairs * pair, n_evaluated_pairs * pair)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

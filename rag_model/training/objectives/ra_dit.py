@@ -219,11 +219,11 @@ def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architectur
         + TRAINED_COPIES * estimate_weight_bytes(generator)
         + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
-    batches = max(1, -(-len(_list_answered(job.examples["train"])) // recipe.batch_size))
+    n_batches = max(1, -(-len(_list_answered(job.examples["train"])) // recipe.batch_size))
     step_operations = TRAINING_PASSES * context_count * tokens * generator.operations_per_token
     return TrainingCosts(
         {"lm": weight_bytes + activations},
-        batches,
+        n_batches,
         step_operations,
         _count_evaluation_operations(job, generator),
         loop=job.settings.lm_loop,
@@ -250,9 +250,9 @@ def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Arch
         TRAINING_PASSES * recipe.batch_size * max(QUESTION_TOKENS, recipe.text_tokens) * question.operations_per_token
     )
     scoring_operations = scored_count * tokens * generator.operations_per_token
-    batches = max(1, -(-example_count // recipe.batch_size))
+    n_batches = max(1, -(-example_count // recipe.batch_size))
     return TrainingCosts(
-        stages, batches, step, _count_evaluation_operations(job, generator), preparation_operations=scoring_operations
+        stages, n_batches, step, _count_evaluation_operations(job, generator), preparation_operations=scoring_operations
     )
 
 

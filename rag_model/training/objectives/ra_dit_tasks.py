@@ -394,9 +394,9 @@ class RetrieverTask(StageTask[ScoredList]):
     @property
     def trained_on(self) -> str:
         """Sentence for the model card."""
-        texts = sum(scored_list.passage_list.example.source is not None for scored_list in self._train)
+        n_texts = sum(scored_list.passage_list.example.source is not None for scored_list in self._train)
         counts, snapshot = (
-            f"{len(self._train) - texts:,} questions and {texts:,} plain texts",
+            f"{len(self._train) - n_texts:,} questions and {n_texts:,} plain texts",
             self._memory.snapshot.id,
         )
         scoring = f"scored by the {self._recipe.scored_by} generator"

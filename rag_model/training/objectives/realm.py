@@ -343,11 +343,11 @@ class RealmObjective(Objective[RealmTraining]):
         forward += b * recipe.question_tokens * question.operations_per_token
         dev_count = min(recipe.dev_texts, max(1, n // 2))
         stages = {"train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)}
-        batches, rebuild_operations = max(1, (n - dev_count) // b), PASSAGE_TOKENS * passage.operations_per_token * n
-        steps = job.settings.loop.count_steps(batches, 1)
+        n_batches, rebuild_operations = max(1, (n - dev_count) // b), PASSAGE_TOKENS * passage.operations_per_token * n
+        steps = job.settings.loop.count_steps(n_batches, 1)
         return TrainingCosts(
             stages,
-            batches,
+            n_batches,
             TRAINING_PASSES * forward,
             dev_count / b * forward,
             rebuild_operations=rebuild_operations,

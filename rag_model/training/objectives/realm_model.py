@@ -167,14 +167,14 @@ class Candidates:
 class CandidateRetriever:
     """Retrieves candidates from one snapshot."""
 
-    def __init__(self, snapshot: Snapshot, retriever: str | None, candidates: int) -> None:
-        """Open a retriever; `candidates` is their number per text, including the null passage.
+    def __init__(self, snapshot: Snapshot, retriever: str | None, n_candidates: int) -> None:
+        """Open a retriever; `n_candidates` is their number per text, including the null passage.
 
         Raises:
             UsageError: the retriever expression is wrong, or an index's metric is not the inner
                 product.
         """
-        self.snapshot, self._width = snapshot, candidates
+        self.snapshot, self._width = snapshot, n_candidates
         self._memory = PassageMemory(snapshot, None, retriever)
 
     def retrieve(self, rows: Sequence[int], texts: Sequence[MaskedText], query_vectors: Vectors) -> Candidates:

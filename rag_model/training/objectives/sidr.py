@@ -118,7 +118,7 @@ def semi_parametric_loss(
     passages: tuple[Tensor, Tensor],
     gold: Tensor,
     ignored: Tensor,
-    terms: int,
+    n_terms: int,
     temperature: float = 1.0,
     *,
     both_ways: bool = True,
@@ -131,15 +131,15 @@ def semi_parametric_loss(
     Scores are at least float32, also under autocast.
 
     `questions` are (b, V) weights and (b, V) bool bags, `passages` both as (m, V); `gold` (b,) and
-    `ignored` (b, m) as in `in_batch_loss`; `terms` is the number of heaviest terms in K.
+    `ignored` (b, m) as in `in_batch_loss`; `n_terms` is the number of heaviest terms in K.
     """
     with torch.autocast(gold.device.type, enabled=False):
         (question_weights, question_bags), (passage_weights, passage_bags) = (
             (to_float32(weights), bag) for weights, bag in (questions, passages)
         )
         pairs = {
-            "kept_questions": (keep_terms(question_weights, question_bags, terms), passage_weights),
-            "kept_passages": (question_weights, keep_terms(passage_weights, passage_bags, terms)),
+            "kept_questions": (keep_terms(question_weights, question_bags, n_terms), passage_weights),
+            "kept_passages": (question_weights, keep_terms(passage_weights, passage_bags, n_terms)),
             "question_bags": (question_bags.to(question_weights), passage_weights),
             "passage_bags": (question_weights, passage_bags.to(question_weights)),
         }
@@ -360,7 +360,7 @@ class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
 
 
 def sidr_loss(
-    pair: SidrPair, batch: DprBatch, terms: int, temperature: float, *, both_ways: bool
+    pair: SidrPair, batch: DprBatch, n_terms: int, temperature: float, *, both_ways: bool
 ) -> tuple[Tensor, Mapping[str, Tensor | float]]:
     """Return the loss over the questions and passages of all processes, and measures.
 
@@ -373,7 +373,7 @@ def sidr_loss(
     positives = locate_positives(batch.examples, batch.passages, batch.gold, passages[0].device)
     questions = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
     gold, ignored = (gather_all_processes(rows)[0] for rows in positives)
-    loss, measures = semi_parametric_loss(questions, passages, gold, ignored, terms, temperature, both_ways=both_ways)
+    loss, measures = semi_parametric_loss(questions, passages, gold, ignored, n_terms, temperature, both_ways=both_ways)
     return loss, {**measures, "heaviest": passages[0].detach().max()}
 
 
@@ -449,10 +449,10 @@ def estimate_sidr_costs(
         question
     ) + n_passages * PASSAGE_TOKENS * count_token_operations(passage)
     pool_size = min(ranked_count, job.snapshot.n) + len(job.examples["dev"])
-    batches = max(1, len(job.examples["train"]) // recipe.batch_size)
+    n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
         {"train": TRAINED_COPIES * estimate_weight_bytes(*trained_models) + activation_bytes},
-        batches,
+        n_batches,
         TRAINING_PASSES * forward_operations,
         pool_size * PASSAGE_TOKENS * count_token_operations(passage),
     )

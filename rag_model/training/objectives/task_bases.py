@@ -270,13 +270,13 @@ class PairRecipe(GroupRecipe):
 
 
 def pair_costs(
-    job: Job[Any], mining: NegativesRecipe, recipe: PairRecipe, negatives: int, models: Mapping[str, Architecture]
+    job: Job[Any], mining: NegativesRecipe, recipe: PairRecipe, n_negatives: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
-    """Return the costs of encoding a batch; each question has a positive and `negatives`."""
+    """Return the costs of encoding a batch; each question has a positive and `n_negatives` negatives."""
     question = models["question"]
     passage = models.get("passage", question)
     trained_models = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
-    n_passages = recipe.batch_size * (1 + negatives)
+    n_passages = recipe.batch_size * (1 + n_negatives)
     activation_bytes = question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
     activation_bytes += 0 if recipe.freeze_passages else passage.estimate_activation_bytes(n_passages, PASSAGE_TOKENS)
     stages = {
@@ -290,9 +290,9 @@ def pair_costs(
         + n_passages * PASSAGE_TOKENS * passage.operations_per_token
     )
     ranked_count = min(mining.ranked, job.snapshot.n) + len(job.examples["dev"])
-    batches = max(1, len(job.examples["train"]) // recipe.batch_size)
+    n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
-        stages, batches, TRAINING_PASSES * forward, ranked_count * PASSAGE_TOKENS * passage.operations_per_token
+        stages, n_batches, TRAINING_PASSES * forward, ranked_count * PASSAGE_TOKENS * passage.operations_per_token
     )
 
 

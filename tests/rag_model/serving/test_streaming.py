@@ -21,7 +21,7 @@ class Replies(Observer):
     def __init__(self) -> None:
         self.statuses: list[int] = []
 
-    def on_reply(self, verb: str, status: int, questions: int, seconds: float) -> None:
+    def on_reply(self, verb: str, status: int, n_questions: int, seconds: float) -> None:
         self.statuses.append(status)
 
 
