@@ -35,12 +35,13 @@ from rag_model.errors import (
     MissingExtraError,
     RefusedError,
     ResourceError,
+    ServiceError,
     StoreError,
     UnreachableError,
     UsageError,
 )
 from rag_model.process import count_cpu_seconds, trim_memory
-from rag_model.secrets import refuse_secrets
+from rag_model.secrets import mask_secrets, refuse_secrets
 from rag_model.store.store import Store
 
 if TYPE_CHECKING:
@@ -212,10 +213,21 @@ def run_flow(
     `PREFECT_API_URL`, in the environment or in Prefect's profile, configures the server.
 
     Raises:
+        ServiceError: the Prefect server cannot be reached.
         UsageError: a URL among the parameters, which a server records, may contain a secret.
     """
     refuse_secrets((args, kwargs))
-    return target_flow(*args, **kwargs) if find_prefect_server() else target_flow.fn(*args, **kwargs)
+    if not (server_url := find_prefect_server()):
+        return target_flow.fn(*args, **kwargs)
+    try:
+        return target_flow(*args, **kwargs)
+    except RuntimeError as error:
+        if not str(error).startswith("Failed to reach API"):  # Prefect has no class for this error
+            raise
+        raise ServiceError(
+            f"the Prefect server at {mask_secrets(server_url)} cannot be reached: start it (`prefect server "
+            "start`), or unset PREFECT_API_URL, in the environment or in Prefect's profile, to run without it"
+        ) from error
 
 
 def find_prefect_server() -> str | None:

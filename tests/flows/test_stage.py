@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from prefect import flow
-from prefect.settings import PREFECT_API_URL
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from flows.machine.local import find_free_ports
 from flows.stage import in_run, run_flow, stage
+from rag_model.errors import ServiceError
 
 
 @stage
@@ -30,6 +32,15 @@ def test_a_flow_runs_where_a_server_is_named() -> None:
 def test_without_a_server_it_is_called_as_it_is() -> None:
     assert not PREFECT_API_URL.value()
     assert run_flow(looking, 2) == (2, False)
+
+
+def test_a_server_that_does_not_answer_is_one_sentence() -> None:
+    (port,) = find_free_ports(1)
+    with (
+        temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}),
+        pytest.raises(ServiceError, match=rf"server at http://127\.0\.0\.1:{port}/api cannot be reached: start it"),
+    ):
+        run_flow(looking, 3)
 
 
 PROGRAM = """

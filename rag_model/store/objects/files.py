@@ -485,4 +485,5 @@ def _describe_error(error: Exception, action: str, url: str) -> str:
         )
     if isinstance(error, FileNotFoundError):
         return f"cannot {action} {url}: the file, its folder or its bucket does not exist"
-    return f"cannot {action} {url}: {format_error(error)[:_MESSAGE_CHARS]}"
+    advice = "" if find_cloud(url) is None else "; check the network, the endpoint and the credentials"
+    return f"cannot {action} {url}: {format_error(error)[:_MESSAGE_CHARS].rstrip('.')}{advice}"
