@@ -184,9 +184,12 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if common.debug:
             raise
-        return _report_failure(
-            f"unexpected {type(error).__name__}: {error}; run again with --debug for the trace", 1, as_json=common.json
-        )
+        cause = error.__cause__  # of Cyclopts's error if the module of a verb cannot be imported
+        if isinstance(cause, ModuleNotFoundError):
+            problem = f"{cause.name} is not installed: install bookwheel again, with the extras that you use"
+        else:
+            problem = f"unexpected {type(error).__name__}: {error}"
+        return _report_failure(f"{problem}; run again with --debug for the trace", 1, as_json=common.json)
     return _print_reply(reply, common)
 
 

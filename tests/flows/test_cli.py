@@ -97,6 +97,13 @@ def test_help_and_version(bookwheel: Any) -> None:
     assert bookwheel("--version").out.strip()[0].isdigit()
 
 
+def test_a_module_of_a_verb_that_is_not_installed_is_named() -> None:
+    program = "import sys; sys.modules['faiss'] = None; from flows.cli import run; sys.exit(run(['search', 'x']))"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("bookwheel: faiss is not installed: install bookwheel again, with the extras ")
+
+
 def test_the_module_is_the_command_too() -> None:
     ran = subprocess.run([sys.executable, "-m", "flows.cli", "nonsense"], capture_output=True, text=True, check=False)
     assert (ran.returncode, "nonsense" in ran.stderr) == (2, True)
