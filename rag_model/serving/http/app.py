@@ -18,7 +18,7 @@ An error is `{"detail": "one sentence"}` with one of these statuses:
 | status | cause |
 | --- | --- |
 | 400, 422 | invalid request |
-| 404, 410 | no such snapshot; it expired or was taken down |
+| 410 | no such snapshot; it expired or was taken down |
 | 401 | missing or wrong token |
 | 403, 421 | page or host that is not allowed |
 | 408, 413, 415 | body that is slow, too large, or not JSON |
@@ -576,7 +576,7 @@ def _describe_endpoint(
         other_replies = {200: {"content": {other_media_type: {"schema": {"type": "string"}}}}}
     schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     error_replies = {
-        status: {"model": Problem} for status in (400, 401, 403, 408, 413, 415, 421, 422, 429, 500, 502, 503, 504)
+        status: {"model": Problem} for status in (400, 401, 403, 408, 410, 413, 415, 421, 422, 429, 500, 502, 503, 504)
     }
     return {
         "response_model": reply_model,
