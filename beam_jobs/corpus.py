@@ -79,8 +79,8 @@ def size_launch(tasks: Sequence[RecordedTask], launch: Launch, gpu_count: int) -
 def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
     """Build an index over the passages of a snapshot, and return its file in the store.
 
-    It is recorded like an index of a build, so a second training, or a build that adds the same
-    index, reuses it.
+    The index is recorded like an index of a build, so a second training, or a build that adds the
+    same index, reuses it.
 
     Args:
         plan: the plan of the index.
@@ -204,8 +204,8 @@ def redact_parts(
 ) -> list[RedactResult]:
     """Redact all parts; return their results in order.
 
-    It writes no memo record, because a record would name the files that contain the pages and so
-    keep `gc` from deleting them. The job is cheap, and running it again gives the same files.
+    The job writes no memo record, because a record would name the files that contain the pages and
+    so keep `gc` from deleting them. The job is cheap, and running it again gives the same files.
     """
     return [
         from_table(RedactResult, report, "a report of the redact job")

@@ -147,7 +147,7 @@ def explain(
     """Report which results `reindex` would reuse with the same arguments.
 
     Raises:
-        BookwheelError: as `reindex`, for errors that occur without building.
+        BookwheelError: for the same reasons as `reindex`, for errors that occur without building.
     """
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     parent = Parent.of(store, ref)

@@ -124,7 +124,7 @@ def index_inputs(plan: IndexPlan) -> dict[str, Any]:
 def piece_inputs(plan: IndexPlan) -> dict[str, Any]:
     """Return the inputs that determine a piece or a shard, except its input files.
 
-    They do not depend on the size of the corpus.
+    The inputs do not depend on the size of the corpus.
     """
     kind = get_kind(plan.kind)
     return {"plan": plan.piece_inputs(), "code": kind.VERSION, "libraries": get_versions(*kind.libraries)}

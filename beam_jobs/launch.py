@@ -63,8 +63,8 @@ class Launch:
     def for_gpus(self, count: int) -> Self:
         """Return this launch for tasks that use a GPU.
 
-        It has one local worker for each of `count` GPUs; other runners keep the accelerators that
-        the flags request.
+        The launch has one local worker for each of `count` GPUs; other runners keep the
+        accelerators that the flags request.
         """
         return replace(self, flags=one_worker_per_gpu(self.flags, count), uses_gpu=True)
 
@@ -77,7 +77,7 @@ class Launch:
         gigabyte, or more than is free here (`worker_memory`).
 
         Raises:
-            UsageError: as `new`.
+            UsageError: for the same reasons as `new`.
         """
         needs_workers = (
             sets_worker_count(self.flags)

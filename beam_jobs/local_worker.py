@@ -1,11 +1,11 @@
 """Local worker processes, forked from one process that has imported Beam and the jobs.
 
 These imports take more than a second of CPU time, which each worker of each job would spend again.
-The first job of a launcher starts a fork server, `python -m beam_jobs.local_worker`. It reads a
-request for each worker from standard input. To standard output it writes the exit code of each
-worker, and the CPU seconds of the server and of its workers so far. It exits when its input is
-closed, which also happens if the launcher is killed. Each worker exits when its launcher's lease
-ends (see `workers`).
+The first job of a launcher starts a fork server, `python -m beam_jobs.local_worker`. The fork
+server reads a request for each worker from standard input. To standard output it writes the exit
+code of each worker, and the CPU seconds of the server and of its workers so far. The server exits
+when its input is closed, which also happens if the launcher is killed. Each worker exits when its
+launcher's lease ends (see `workers`).
 """
 
 import atexit

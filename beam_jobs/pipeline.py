@@ -184,7 +184,7 @@ def run_on_workers(
     """Run at least one task on Beam's workers; return the reports in order, as `run_job` does.
 
     Raises:
-        BookwheelError: as `run_job`.
+        BookwheelError: for the same reasons as `run_job`.
     """
     store = Store.open(launch.store_url)
     # reports of an earlier job of this stage

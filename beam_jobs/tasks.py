@@ -2,7 +2,7 @@
 
 A worker takes seconds to start, and may import modules that its task does not need. So the launcher
 first looks up every task in the memo, many at a time, because look-ups on an object store are
-mostly waiting. It then runs small jobs itself.
+mostly waiting. The launcher then runs small jobs itself.
 """
 
 import os

@@ -207,9 +207,9 @@ def derive_command(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Derive the options of a command, and their help texts, from the parameters of its flow.
 
-    The function of the command gets the arguments of the flow by name. Its other parameters are
-    options that only the command has. Words after `--` are the flow's `beam_options`, unless the
-    function has a variadic parameter for them.
+    The function of the command gets the arguments of the flow by name. The function's other
+    parameters are options that only the command has. Words after `--` are the flow's
+    `beam_options`, unless the function has a variadic parameter for them.
 
     Args:
         flow: the flow; the `Args` of its docstring become help texts.

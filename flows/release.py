@@ -1,7 +1,8 @@
 """Release a library: rebuild, train a model if requested, evaluate, and move the ref if accepted.
 
-Purpose: the scheduled chain from a dump to the snapshot that services follow. Their ref moves last
-and only once. Until then the new snapshot is named `REF-candidate`, and a new model
+Purpose: the scheduled chain from a dump to the snapshot that services follow. The ref that services
+    follow moves last and only once. Until then the new snapshot is named `REF-candidate`, and a new
+    model
 `NAME-candidate`.
 Caching: a step is skipped if its inputs are unchanged; the rebuild and the training by the store's
 memo, the evaluation because it is recorded. An interrupted run continues when it is run again.

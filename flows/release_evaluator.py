@@ -1,6 +1,6 @@
 """Evaluate several versions with the same questions and settings, each once.
 
-It is a module of its own because a release also trains models, and the imports of training take
+This is a module of its own because a release also trains models, and the imports of training take
 longer than the look-up of a recorded evaluation.
 """
 

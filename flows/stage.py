@@ -9,7 +9,7 @@ A `StageClock` shows the progress of stages on standard error and as an artifact
 
 A failed run is retried only if that can help, and its maintainers are notified. Prefect's setting
 for retries (`PREFECT_FLOWS_DEFAULT_RETRIES` in `infra/prefect.yaml`) does not distinguish errors.
-It would also retry after a refusal of the gate, or an invalid factory string.
+That setting would also retry after a refusal of the gate, or an invalid factory string.
 """
 
 import json
@@ -133,8 +133,8 @@ def deployment_flow(
         name: the name of the flow.
         starts_jobs: as for `check_parameters`.
         takes_turns: whether a deployed run waits until earlier runs of such flows in the same store
-            have ended. It also waits for runs of other deployments and servers, and for a run that
-            a server has marked as crashed while its process still runs.
+            have ended. The run also waits for runs of other deployments and servers, and for a run
+            that a server has marked as crashed while its process still runs.
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> "Flow[Parameters, FlowResult]":

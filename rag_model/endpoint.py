@@ -111,7 +111,7 @@ class Endpoint:
 def _is_usable_url(url: str) -> bool:
     """Return whether a request can be sent to a URL.
 
-    It is checked first, because the error of a failed connection would not name the cause.
+    The URL is checked first, because the error of a failed connection would not name the cause.
     """
     try:
         parts = urlsplit(url)
@@ -297,7 +297,7 @@ class RetrySettings(Protocol):
 def create_endpoint_client(endpoint: Endpoint, accept: str, connect_seconds: float) -> httpx.AsyncClient:
     """Create an HTTP client that sends the endpoint's key and accepts a content type; sends nothing.
 
-    It follows no redirect, which could send the texts and the key to another host.
+    The client follows no redirect, which could send the texts and the key to another host.
     """
     authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     return create_http_client(

@@ -105,8 +105,8 @@ def check_footer(metadata: pq.FileMetaData, size: int) -> None:
     """Check the column metadata in the footer of a file of `size` bytes, without reading data.
 
     `metadata.row_group(…).column(…)` aborts the process if the statistics do not fit the column. A
-    reader that prepares to read all columns raises an error instead. It gets an empty memory map of
-    the same size and reads no rows.
+    reader that prepares to read all columns raises an error instead. The reader gets an empty
+    memory map of the same size and reads no rows.
 
     Raises:
         PagesError: The footer is invalid.
@@ -329,8 +329,8 @@ def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
 def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, Any], int]:
     """Parse a Thrift struct; return (its numbers and structs by field number, offset of its end).
 
-    Raises an IndexError if the bytes end inside the struct. It is a single loop because it runs for
-    every page.
+    Raises an IndexError if the bytes end inside the struct. The function is a single loop because
+    it runs for every page.
     """
     if depth > _MAX_DEPTH:
         raise PagesError("has a page whose header is nested too deep")

@@ -1,9 +1,9 @@
 """Configure this process: processors, memory allocator, child processes, temporary folders.
 
 **Allocator.** By default glibc returns large blocks to the kernel as soon as they are freed, and
-the next layer of a model gets them back one zeroed page at a time. That costs hundreds of page
-faults per passage, and parallel processes wait for one another in the kernel. Processes that embed
-or serve therefore keep freed memory (`keep_freed_memory`); vectors do not depend on it.
+the next layer of a model gets them back one zeroed page at a time. The zeroing costs hundreds of
+page faults per passage, and parallel processes wait for one another in the kernel. Processes that
+embed or serve therefore keep freed memory (`keep_freed_memory`); vectors do not depend on it.
 
 Training does the opposite (`release_freed_memory`). Keeping blocks made no step faster and took 8 %
 more memory. At glibc's defaults too, a third of a step's memory was lost to fragmentation: batches
@@ -11,10 +11,10 @@ differ in length, long-lived blocks lie between them, and torch's aligned blocks
 hole of their own size. Other allocators and other C libraries are left as they are.
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)` for one
-call or `serve_calls(open_function)` for many. It reads JSON values and writes one for each, so a
-crash or an exceeded limit ends only the child. The time limit is in CPU seconds, because on a busy
-machine even a small call can take 20 s. A child that waits instead of computing is killed after
-`_ELAPSED_FACTOR` times as many seconds.
+call or `serve_calls(open_function)` for many. The child reads JSON values and writes one for each,
+so a crash or an exceeded limit ends only the child. The time limit is in CPU seconds, because on a
+busy machine even a small call can take 20 s. A child that waits instead of computing is killed
+after `_ELAPSED_FACTOR` times as many seconds.
 
 **Sizes.** `format_bytes`, `parse_bytes` and `check_disk` format and parse sizes of memory and disk.
 
@@ -280,7 +280,7 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
     Args:
         module: module to run; its last statement is `serve_call(function)`.
         value: argument of the function, a JSON value.
-        seconds: CPU seconds that the child may use. It is killed if it needs more, or if
+        seconds: CPU seconds that the child may use. The child is killed if it needs more, or if
             `_ELAPSED_FACTOR` times as many seconds pass.
         memory: bytes that the child may allocate in addition to Python and its modules; mapped
             files do not count.

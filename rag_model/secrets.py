@@ -87,8 +87,8 @@ def refuse_secret(url: str) -> None:
 def build_secret_pattern() -> str:
     """Return a regular expression that matches within every text that `refuse_secrets` rejects.
 
-    JSON schemas of forms contain it, because a server checks forms without this code. It may also
-    match unusual spellings of URLs without secrets.
+    JSON schemas of forms contain it, because a server checks forms without this code. The pattern
+    may also match unusual spellings of URLs without secrets.
     """
     # A text may be a URL or a chain of URLs, in which blanks are ignored. It may also contain a
     # URL, which ends at a blank or a quotation mark.

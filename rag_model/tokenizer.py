@@ -1,8 +1,8 @@
 """Load an untrusted `tokenizer.json` so that it cannot use up the time or memory of a process.
 
-Its rules can make a text grow, and its regular expressions can take quadratic time or worse. One
-query could then block a thread for minutes, fill the memory, or cause a panic in Rust, which is not
-an `Exception` in Python. There are three guards:
+The rules of the file can make a text grow, and its regular expressions can take quadratic time or
+worse. One query could then block a thread for minutes, fill the memory, or cause a panic in Rust,
+which is not an `Exception` in Python. There are three guards:
 
 * **Growth.** The rules that replace text form a chain. The product of their growth factors is
   bounded.

@@ -28,7 +28,7 @@ BLOCK = "bookwheel"  # the Webhook block's name
 def create_automations(file: Path, webhook: str) -> list[str]:
     """Create the automations of a file on the configured server.
 
-    They replace those of the same name.
+    They replace the server's automations of the same name.
 
     Args:
         file: YAML whose key `automations` has a list in the form of Prefect's API. A `call-webhook`

@@ -44,7 +44,7 @@ def create_launch_flow(
 ) -> Flow[..., LaunchedRun]:
     """Return a flow that starts a deployment of `target` with the estimated resources.
 
-    Its parameters, and their descriptions in Prefect's form, are those of `target` without
+    The flow's parameters, and their descriptions in Prefect's form, are those of `target` without
     `excluded_parameters`, then `deployment`, `most` and `hours` of `start_run`.
 
     Args:

@@ -168,8 +168,8 @@ def _build_pull_reply(report: PullReport, noun: str) -> Reply:
 def convert_weights(source: str, out: str, /, *, common: Common | None = None) -> Reply:
     """Write a copy of a model whose pickled weights become safetensors, bit for bit.
 
-    A pickle can run code when it is read. It is read in a process of its own, with bounded time and
-    memory and without a network, and refused if it holds anything but tensors.
+    A pickle can run code when it is read. The pickle is read in a process of its own, with bounded
+    time and memory and without a network, and refused if it holds anything but tensors.
 
     Args:
         source: A folder, or NAME or NAME@REVISION of the Hugging Face Hub, with pytorch_model.bin.

@@ -18,8 +18,8 @@ EXAMPLE_QUESTIONS = (
 def demo(*, folder: str = "bookwheel-demo", common: Common | None = None) -> Reply:
     """Build, measure and search a snapshot of 96 real Wikipedia articles.
 
-    It has a real encoder, and three questions are searched. Takes a few minutes on two cores the
-    first time and seconds after that. Needs the extra `demo`, no network.
+    The snapshot has a real encoder, and three questions are searched. Takes a few minutes on two
+    cores the first time and seconds after that. Needs the extra `demo`, no network.
 
     Args:
         folder: The folder for its store; other stores are not changed.

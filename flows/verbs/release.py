@@ -37,10 +37,10 @@ def release(
 ) -> Reply:
     """Rebuild, evaluate, and move the ref if the evaluation is accepted; exit 3 if it is not.
 
-    The new snapshot is named REF-candidate until then. It is accepted if its metrics reach the
-    floors, and if the interval of the difference to the present version, paired by question, stays
-    above minus the tolerance. Steps whose inputs are unchanged are skipped. An interrupted run
-    continues when the same command is run again.
+    The new snapshot is named REF-candidate until then. The snapshot is accepted if its metrics
+    reach the floors, and if the interval of the difference to the present version, paired by
+    question, stays above minus the tolerance. Steps whose inputs are unchanged are skipped. An
+    interrupted run continues when the same command is run again.
 
     Args:
         retriever: Retriever expression, as for `evaluate`; by default the snapshot's default

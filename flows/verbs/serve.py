@@ -124,9 +124,9 @@ def serve(
         request_seconds: Maximum seconds from a complete request to its reply; a request that
             takes longer fails with 504. Raise it for a model that reasons before it answers.
         poll: Seconds between two checks of the ref.
-        workers: Processes that answer, besides the one that starts them. They share the files of a
-            snapshot, and change to the next one at the same time; one that dies is started again.
-            Each has its own queue and connections.
+        workers: Processes that answer, besides the one that starts them. All workers share the
+            files of a snapshot, and change to the next one at the same time; one that dies is
+            started again. Each has its own queue and connections.
         batches: Batches of questions that each process handles at once; 0: one per core, up to
             four.
         questions: Questions of the evaluation, from which the drift of live questions is

@@ -87,8 +87,8 @@ class ArticleResult:
 def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], version: int) -> bytes:
     """Return the digest of a part's settings and siteinfo, which is hashed into each of its keys.
 
-    `recipe_identity` is the identity of a chunk recipe. Its quarantine limits are excluded because
-    they do not affect passages.
+    `recipe_identity` is the identity of a chunk recipe. The recipe's quarantine limits are excluded
+    because they do not affect passages.
     """
     settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
     # Without such settings nothing is added, so that keys of earlier logs remain valid.
@@ -101,8 +101,8 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
 def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata: bool = False) -> bytes:
     """Return the 16-byte key of a document, or of a page whose XML element is unknown.
 
-    The metadata of a document are part of the key only with `with_metadata`. Those of a page are
-    always part of it, because only pages that `page_lines` staged have any.
+    The metadata of a document are part of the key only with `with_metadata`. The metadata of a page
+    are always part of the key, because only pages that `page_lines` staged have any.
     """
     hasher = hashlib.sha256(basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):

@@ -182,7 +182,7 @@ def _join_categories(categories: Sequence[str]) -> str:
 def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:
     """Return the aliases with words that neither the title nor an earlier alias has.
 
-    They have at most `MAX_ALIAS_WORDS` words together.
+    These aliases have at most `MAX_ALIAS_WORDS` words together.
 
     >>> select_aliases("Ada Lovelace", ["Lovelace, Ada", "Ada King"])
     ('Ada King',)

@@ -5,11 +5,12 @@ pull would fetch nearly the whole file for a few new rows. A client that has the
 target file itself from the delta. Equal rows give equal bytes with the same Parquet library; the
 digest verifies the result.
 
-A delta is a Parquet file of the new rows, in row order. Its metadata describes the rows of the
-target file as runs, `[[first, count], …]`: a run is `count` consecutive rows of the base file from
-`first`, or the next `count` new rows if `first` is -1; base rows ascend. A second list of runs maps
-rows to base rows with the same text: another revision of an article has other rows, but most of its
-passages keep their text and vector. A delta contains only rows of the target file.
+A delta is a Parquet file of the new rows, in row order. The metadata of the delta describes the
+rows of the target file as runs, `[[first, count], …]`: a run is `count` consecutive rows of the
+base file from `first`, or the next `count` new rows if `first` is -1; base rows ascend. A second
+list of runs maps rows to base rows with the same text: another revision of an article has other
+rows, but most of its passages keep their text and vector. A delta contains only rows of the target
+file.
 """
 
 import json

@@ -3,9 +3,9 @@
 A descriptor contains the location of the data of one unit of work (a few hundred bytes of JSON).
 The records are the data itself and never leave the worker that reads them.
 
-Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. They are not
-days, because a page may be edited several times a day and dumps contain seconds. Parquet files
-store them as timestamps, which other tools show as times.
+Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. The times
+are not days, because a page may be edited several times a day and dumps contain seconds. Parquet
+files store them as timestamps, which other tools show as times.
 """
 
 import hashlib

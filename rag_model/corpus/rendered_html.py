@@ -1,10 +1,11 @@
 """Convert the HTML that MediaWiki renders to plain text by section, as a reader sees it.
 
-The counterpart of `wikitext`: templates and Lua modules are rendered already. Both drop the same
-content: tables and infoboxes unless they are requested, navigation boxes, pictures with captions,
-references, notices that point elsewhere, blocks of code, and all but sentences in sections of
-references and links. The HTML may come from the old parser (`action=parse`) or from Parsoid, whose
-attribute `typeof` has the kind of an element (https://www.mediawiki.org/wiki/Specs/HTML).
+The counterpart of `wikitext`: templates and Lua modules are rendered already. This module and
+`wikitext` drop the same content: tables and infoboxes unless they are requested, navigation boxes,
+pictures with captions, references, notices that point elsewhere, blocks of code, and all but
+sentences in sections of references and links. The HTML may come from the old parser
+(`action=parse`) or from Parsoid, whose attribute `typeof` has the kind of an element
+(https://www.mediawiki.org/wiki/Specs/HTML).
 """
 
 import re

@@ -1,8 +1,9 @@
 """A polite client of a MediaWiki site's API (`api.php`).
 
-It uses one connection and sends one request at a time. Every request has `maxlag`, so a site whose
-databases lag behind refuses it; then it is sent again later (`http_client`). The size of replies is
-limited, redirects to other servers are refused, and credentials come from the environment only.
+The client uses one connection and sends one request at a time. Every request has `maxlag`, so a
+site whose databases lag behind refuses it; then it is sent again later (`http_client`). The size of
+replies is limited, redirects to other servers are refused, and credentials come from the
+environment only.
 """
 
 import os

@@ -132,9 +132,9 @@ def find_link_spans(prose: str, expanded: str, clean: Callable[[str], str]) -> t
     """Return the (start, end) characters of the words of links in `prose`, ascending and disjoint.
 
     `prose` is what `clean` returns for `expanded` without marks. The section is cleaned again with the
-    marks. They can change the result (a space before and a space after a mark are not merged), so
-    links in changed lines are skipped, as are links in templates. In real articles nearly all lines
-    are equal.
+    marks. The marks can change the result (a space before and a space after a mark are not merged),
+    so links in changed lines are skipped, as are links in templates. In real articles nearly all
+    lines are equal.
     """
     if LINK_START not in expanded:
         return ()

@@ -103,7 +103,8 @@ class BagEncoder:
 def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> BagSpec:
     """Read the bag settings of an encoder folder.
 
-    They are in the folder's record. If it has none, `max_length` is the input limit of the model.
+    The settings are in the folder's record. If it has none, `max_length` is the input limit of the
+    model.
 
     Raises:
         InputError: the record is corrupt.

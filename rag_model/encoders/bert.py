@@ -154,7 +154,7 @@ class _Layer:
         """Compute the layer for (n, h) packed rows: groups of b texts of t tokens, then padding
         rows.
 
-        It multiplies `BATCH_INVARIANT_TOKENS` rows at a time, so that the activations of the
+        The layer multiplies `BATCH_INVARIANT_TOKENS` rows at a time, so that the activations of the
         feed-forward network stay in the CPU cache.
         """
         blocks = torch.split(x, BATCH_INVARIANT_TOKENS)

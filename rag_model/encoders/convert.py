@@ -4,10 +4,11 @@ A pickle can run code when it is read. The child reads it with torch's `weights_
 which accepts only tensors, cannot open connections, and writes the same values as safetensors. No
 other module reads pickles.
 
-It converts every folder with `pytorch_model.bin`, or with shards and
-`pytorch_model.bin.index.json`, and its subfolders. That covers transformers, sentence-transformers
-(whose `2_Dense/` has weights too), PyLate and Stanford's ColBERT. Tensor names do not change, so
-that transformers' rules for old names such as `LayerNorm.gamma` still apply.
+This module converts every folder with `pytorch_model.bin`, or with shards and
+`pytorch_model.bin.index.json`, and its subfolders. Such folders include those of transformers,
+sentence-transformers (whose `2_Dense/` has weights too), PyLate and Stanford's ColBERT. Tensor
+names do not change, so that transformers' rules for old names such as `LayerNorm.gamma` still
+apply.
 """
 
 import json

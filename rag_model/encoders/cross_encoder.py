@@ -1,6 +1,6 @@
 """Cross-encoders: score a question and a passage with one transformer (Nogueira and Cho 2019).
 
-The score is the model's logit. It ranks the passages of one question and is not a probability.
+The score is the model's logit. A logit ranks the passages of one question and is not a probability.
 """
 
 from collections.abc import Sequence

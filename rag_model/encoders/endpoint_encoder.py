@@ -129,8 +129,9 @@ def _parse_number(variable: str, text: str, number_type: type) -> Any:
 def write_endpoint_folder(name: str, folder: Path) -> None:
     """Request the probe texts' vectors, and write the record and the probes into `folder`.
 
-    `name` is `openai:MODEL` or `openai:MODEL#LABEL`. The label is not sent to the endpoint. It
-    identifies a version of the model: after the model changed, a new label makes it a new encoder.
+    `name` is `openai:MODEL` or `openai:MODEL#LABEL`. The label is not sent to the endpoint. The
+    label identifies a version of the model: after the model changed, a new label makes it a new
+    encoder.
 
     Raises:
         EndpointError: the endpoint failed, or its reply has no usable vectors.
@@ -516,8 +517,8 @@ def _parse_vector(embedding: Any) -> Vectors:
 def describe_endpoint_use(name: str, n_passages: int, words: float, price: float | None = None) -> str:
     """Describe the tokens and cost of embedding passages of `words` words on average.
 
-    It assumes that a token is three quarters of a word. `price`, of a million tokens, is by default
-    the price in the environment.
+    The estimate assumes that a token is three quarters of a word. `price`, of a million tokens, is
+    by default the price in the environment.
 
     >>> describe_endpoint_use("openai:small", 1_000_000, 90, 0.02)
     'openai:small embeds 1,000,000 passages, about 120,000,000 tokens, for about 2.40'

@@ -3,9 +3,9 @@ and prompts.
 
 The name of a model is a folder, or a hub name, which is downloaded once into the hub's own cache.
 `NAME@REVISION` names a branch, a tag, a commit or a pull request (`refs/pr/3`) of the hub.
-Both formats of pooling in sentence-transformers are read: `pooling_mode_mean_tokens: true` (up to
-version 5) and `pooling_mode: "mean"` (since version 6). A sparse encoder (`SparseEncoder`) consists
-of `MLMTransformer` (up to version 5.3) or `Transformer`, and of `SpladePooling`.
+The two formats of pooling in sentence-transformers are read: `pooling_mode_mean_tokens: true` (up
+to version 5) and `pooling_mode: "mean"` (since version 6). A sparse encoder (`SparseEncoder`)
+consists of `MLMTransformer` (up to version 5.3) or `Transformer`, and of `SpladePooling`.
 """
 
 import json

@@ -276,8 +276,8 @@ def parse_dtype(name: str) -> torch.dtype:
 def choose_inference_dtype(device: str | torch.device | None = None) -> str:
     """Return the dtype of a cross-encoder or a generator that is not trained.
 
-    It is bfloat16 on a GPU that computes in it, else float32. `BOOKWHEEL_PRECISION=float32` in the
-    environment selects float32 everywhere. For `device`, see `resolve_device`.
+    The dtype is bfloat16 on a GPU that computes in it, else float32. `BOOKWHEEL_PRECISION=float32`
+    in the environment selects float32 everywhere. For `device`, see `resolve_device`.
 
     Raises:
         UsageError: the environment names another precision.

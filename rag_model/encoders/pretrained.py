@@ -173,7 +173,7 @@ def load_weights(
     """Load a model like `load_pretrained`; return also the names of the tensors that the folder lacks.
 
     Raises:
-        InputError: as `load_pretrained`.
+        InputError: for the same reasons as `load_pretrained`.
     """
     model, loading = load_pretrained(
         auto_class, folder, noun, advice, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
@@ -208,7 +208,7 @@ def load_body(folder: Path, device: "torch.device", dtype: "torch.dtype") -> Any
     """Load a transformer without a head, to be trained except for its pooler.
 
     Raises:
-        InputError: as `load_transformers_model`.
+        InputError: for the same reasons as `load_transformers_model`.
     """
     body = load_transformers_model(require("transformers", "model").AutoModel, folder, dtype).to(device)
     freeze_pooler(body)

@@ -2,9 +2,9 @@
 compared.
 
 Question and passage vectors can be compared only if their encoders were trained together. The space
-covers everything that determines a passage's vector. It does not cover the question prompt, because
-several prompts may be used with one space, nor dtype and device, which change a vector only by
-rounding.
+covers everything that determines a passage's vector. The space does not cover the question prompt,
+because several prompts may be used with one space, nor dtype and device, which change a vector only
+by rounding.
 """
 
 from collections.abc import Mapping

@@ -47,8 +47,8 @@ class TokenModel(nn.Module):
         """Create an untrained ColBERT from a plain encoder, with a random orthonormal projection to
         `dim` components.
 
-        Such a projection preserves inner products of hidden states on average, so that MaxSim is
-        meaningful before any training.
+        An orthonormal projection preserves inner products of hidden states on average, so that
+        MaxSim is meaningful before any training.
 
         Raises:
             InputError: the encoder cannot be loaded.

@@ -1,8 +1,8 @@
 """The identity of an encoder's weights: a digest of its tensors, not of its files.
 
 Two folders with equal tensors have equal digests, even if file names, shards, order, dtype (fp16 or
-bf16 values that equal the fp32 values) or the class that saved them differ. It needs numpy, but not
-torch.
+bf16 values that equal the fp32 values) or the class that saved them differ. This module needs
+numpy, but not torch.
 """
 
 import math

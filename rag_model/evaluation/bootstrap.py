@@ -93,8 +93,8 @@ def estimate_difference(
 ) -> Estimate:
     """Return the mean of `after` minus `before` with its interval, paired question by question.
 
-    Both are in the order of the same questions. If the interval does not contain 0, the difference
-    is not explained by the choice of questions.
+    `before` and `after` are in the order of the same questions. If the interval does not contain 0,
+    the difference is not explained by the choice of questions.
 
     Raises:
         UsageError: the lengths differ, there is no value, or a value is not finite.

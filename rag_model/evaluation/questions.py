@@ -121,8 +121,8 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
 def _name_own_document(question: Question, grades: Mapping[str, int]) -> Question:
     """Set `own_document` to the question's id, because BEIR's evaluator removes this document.
 
-    In ArguAna and Quora this document is the question itself. It is not removed if it is graded as
-    relevant, because the search could never succeed.
+    In ArguAna and Quora this document is the question itself. A document that is graded as relevant
+    is not removed, because without it the search could never succeed.
     """
     return question if grades.get(question.id, 0) > 0 else replace(question, own_document=question.id)
 

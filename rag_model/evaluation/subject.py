@@ -119,7 +119,7 @@ def _identify_model(model: str, settings_json: Mapping[str, Any]) -> str:
 
 
 def _describe_endpoint(model: str) -> dict[str, Any]:
-    # It imports HTTP, which only endpoints need.
+    # The module imports HTTP, which only endpoints need.
     endpoint_module: Any = import_module("rag_model.reading.writers.endpoint")
     name = model.removeprefix(ENDPOINT_PREFIX)
     endpoint_settings: dict[str, Any] = endpoint_module.describe_endpoint(

@@ -248,7 +248,7 @@ def _separate_finished(
 def _score_upper_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> float:
     """Return an upper bound of a live hypothesis's final score.
 
-    It assumes that further tokens do not lower log p, and the most favourable length.
+    The bound assumes that further tokens do not lower log p, and the most favourable length.
     """
     best_length = settings.token_limit if settings.length_penalty > 0 else len(hypothesis.tokens) + 1
     return hypothesis.log_p / float(best_length**settings.length_penalty)

@@ -177,7 +177,7 @@ def draw_uniform(generators: Sequence[torch.Generator]) -> Tensor:
 def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -> ProposeTokens:
     """Return a function that draws one token per row with the random stream of the row's group.
 
-    It returns the token's log p in the unmodified model.
+    The function also returns the token's log p in the unmodified model.
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:

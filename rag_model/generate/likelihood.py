@@ -90,8 +90,8 @@ def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: in
 def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     """Return the label smoothing term of RAG-Token, (b,): Σ_i Σ_w log Σ_z p(z|x) p(w|x,z,y_<i).
 
-    `logits` are (b, k, t, v). It processes one token at a time and recomputes in the backward pass,
-    so that the (b, t, v) mixture is never in memory.
+    `logits` are (b, k, t, v). The function processes one token at a time and recomputes in the
+    backward pass, so that the (b, t, v) mixture is never in memory.
     """
     steps = [
         checkpoint(_sum_mixture_log_p, prior, step, use_reentrant=False, preserve_rng_state=False)
@@ -110,9 +110,9 @@ def smooth_labels(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: in
 def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tuple[Tensor, Tensor]:
     """Return (log p(y_i|…), Σ_w log p(w|…)), each (b, k, t), at least float32, with gradient.
 
-    `logits` are (b, k, t, v), and `targets` (b, t). Without `totals`, the sums are zeros. It
-    processes a few rows of the logits at a time, so that the only further tensor of their size is
-    their gradient.
+    `logits` are (b, k, t, v), and `targets` (b, t). Without `totals`, the sums are zeros. The
+    function processes a few rows of the logits at a time, so that the only further tensor of their
+    size is their gradient.
     """
     target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
     rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)

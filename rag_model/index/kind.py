@@ -528,8 +528,8 @@ def get_kind_of_entry(entry: Mapping[str, Any]) -> "IndexKind":
 class RangedKind(Protocol):
     """A kind that can be searched while only ranges of its file are on this disk.
 
-    Its `open` pins what every search reads, and its searches load the ranges that they read, if
-    `IndexFiles.ranges` is given.
+    The kind's `open` pins what every search reads, and its searches load the ranges that they read,
+    if `IndexFiles.ranges` is given.
     """
 
     name: ClassVar[str]
@@ -539,10 +539,10 @@ class RangedKind(Protocol):
     def build_outline(self, path: Path) -> Any:
         """Return the facts about an index file that a search needs at its start, as JSON values.
 
-        It is stored once and read at every opening, so it must be small: at most a kilobyte for
-        each megabyte of the file. Its `pinned` are the ranges of the file that every search reads.
-        Its `bounds` are the boundaries of the blocks that are verified together (`pack_bounds`);
-        without them, each block has `block_bytes`.
+        The result is stored once and read at every opening, so it must be small: at most a kilobyte
+        for each megabyte of the file. The fact `pinned` lists the ranges of the file that every
+        search reads. The fact `bounds` lists the boundaries of the blocks that are verified
+        together (`pack_bounds`); without them, each block has `block_bytes`.
 
         Returns:
             An object; None if this file cannot be searched by ranges.
@@ -631,8 +631,8 @@ class PieceReusingKind(Protocol):
         The bytes are those that `scatter` writes.
 
         Raises:
-            InputError: as `scatter`, or a previous piece is missing or damaged.
-            ResourceError: as `scatter`.
+            InputError: for the same reasons as `scatter`, or a previous piece is missing or damaged.
+            ResourceError: for the same reasons as `scatter`.
         """
         ...
 
@@ -675,8 +675,8 @@ class ShardUpdatingKind(Protocol):
             out: the file to write.
 
         Raises:
-            InputError: as `train`, or the earlier file is damaged.
-            ResourceError: as `train`.
+            InputError: for the same reasons as `train`, or the earlier file is damaged.
+            ResourceError: for the same reasons as `train`.
         """
         ...
 
@@ -691,7 +691,7 @@ class ShardUpdatingKind(Protocol):
         `reason`, the shard was built again, for that reason.
 
         Raises:
-            InputError: as `shard`, or the previous shard is missing or damaged.
-            ResourceError: as `shard`.
+            InputError: for the same reasons as `shard`, or the previous shard is missing or damaged.
+            ResourceError: for the same reasons as `shard`.
         """
         ...

@@ -103,7 +103,7 @@ class VectorIndex(Protocol):
             k: 1 <= k <= n.
             parameters: `efSearch` of a graph, which is raised to k if it is less; `nprobe` of
                 lists, which is raised for a k above 20; and `refine` if the index has a refinement.
-                Those that are not given have the index's defaults.
+                Parameters that are not given have the index's defaults.
 
         Raises:
             UsageError: the vectors, `k` or a parameter do not fit the index.
@@ -381,7 +381,7 @@ class VectorOpener:
 def get_opener(entry: IndexEntry) -> IndexOpener:
     """Return the opener of an index by its manifest entry.
 
-    That of a built-in kind over vectors does not import the modules that build an index.
+    The opener of a built-in kind over vectors does not import the modules that build an index.
 
     Raises:
         StoreError: no installed package provides the kind.

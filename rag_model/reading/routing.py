@@ -14,7 +14,7 @@ an entity, and in FLARE (Jiang et al. 2023, section 3.2), which retrieves for un
 `difference`, both answers are generated, and for t = 0 the more likely one is returned.
 
 The threshold t is chosen on questions with known answers (`evaluation.answers.routing`), as Mallen
-et al. choose theirs on a dev set. It applies to one model and one reader.
+et al. choose theirs on a dev set. A threshold applies to one model and one reader.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Estimate the work of builds and evaluations from the sizes of their inputs.
 
 The work of a build is estimated from the sizes of its dump and its encoder, without reading them.
-It is an upper bound: the share of prose in the dump is unknown, so almost the whole dump is assumed
-to be prose. After chunking, `snapshots.planning` uses the real number of passages.
+The estimate is an upper bound: the share of prose in the dump is unknown, so almost the whole dump
+is assumed to be prose. After chunking, `snapshots.planning` uses the real number of passages.
 """
 
 from collections.abc import Collection, Mapping

@@ -2,7 +2,7 @@
 `interpolate(A, B, alpha)`.
 
 Reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): RRF(d) = sum over retrievers of w / (k +
-rank), with ranks from 1 and k = 60. It uses no scores, so it fuses retrievers of any kind.
+rank), with ranks from 1 and k = 60. The formula uses no scores, so it fuses retrievers of any kind.
 
 Interpolation is that of Pyserini's `HybridSearcher` (`pyserini/search/hybrid/_searcher.py`):
 score(d) = A(d) + alpha * B(d). A retriever that has not retrieved d gives d its lowest score for

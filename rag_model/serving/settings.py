@@ -21,7 +21,7 @@ _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """The settings of a service. Its limits keep one client from delaying the others."""
+    """The settings of a service. The limits keep one client from delaying the others."""
 
     # snapshot
     # expressions; the first is the default. Empty: the snapshot's default

@@ -3,8 +3,8 @@
 All workers accept connections from one listening socket and map the same index files, so that these
 are in memory once. Worker 0, the leader, follows the ref and pulls new snapshots. Once all workers
 have opened a snapshot, a number in shared memory switches them to it at the same moment. The
-supervisor forwards messages between the leader and the other workers. It loads no models or
-indexes, so a fault that ends a worker does not end the service.
+supervisor forwards messages between the leader and the other workers. The supervisor loads no
+models or indexes, so a fault that ends a worker does not end the service.
 
 This module imports no libraries of models, indexes or HTTP, to keep the supervisor small.
 """
@@ -211,8 +211,8 @@ class Supervisor:
 
         Args:
             count: Number of workers.
-            serve: Serves in a worker until a signal arrives. It must be a function of a module,
-                because the worker imports it.
+            serve: Serves in a worker until a signal arrives. `serve` must be a function of a
+                module, because the worker imports it.
             listeners: The listening sockets of the service and of its health port.
             on_listening: Called once the first worker accepts connections.
             on_ready: Called once all workers serve the first snapshot.

@@ -150,7 +150,7 @@ def list_arithmetics(
 ) -> list[str]:
     """Return the device types and dtypes with which the rows of a build were computed, sorted.
 
-    They include those of the parent if rows were reused from it.
+    The result includes the types of the parent if rows were reused from it.
     """
     results = [result for part_results in embeddings.values() for result in part_results]
     arithmetics = {result.arithmetic for result in results if result.arithmetic}

@@ -248,8 +248,8 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
     """Return the folder of a dense encoder; `name` is given as for `store_encoder`.
 
     For a model behind an endpoint, the vectors of its probe texts are recorded in the store when it
-    is first used. They identify it: later builds keep its vector space if its model still gives
-    nearly these vectors.
+    is first used. These vectors identify the model: later builds keep its vector space if it still
+    gives nearly these vectors.
 
     Raises:
         EndpointError: the endpoint failed.

@@ -1,13 +1,13 @@
 """Measure a snapshot before it is published.
 
-Each index is compared with exact search on queries sampled from the corpus. Its file is examined
-for links, lists and codes, which explain its recall. Where the gate sets a floor on the user's own
-questions, the retriever is scored on them.
+Each index is compared with exact search on queries sampled from the corpus. The file of each index
+is examined for links, lists and codes, which explain its recall. Where the gate sets a floor on the
+user's own questions, the retriever is scored on them.
 
 The search parameters of each index are tuned for its recall target before the manifest is written.
-They are content, because readers of a snapshot search with them. So they are recorded in the memo
-under their exact inputs, and a rerun, even on a machine that rounds differently, gets the same
-parameters and the same snapshot.
+The parameters are content, because readers of a snapshot search with them. So they are recorded in
+the memo under their exact inputs, and a rerun, even on a machine that rounds differently, gets the
+same parameters and the same snapshot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +157,7 @@ def measure_index(snapshot: Snapshot, name: str, query_set: AnyTrial) -> IndexMe
 def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     """Score a retriever on the questions for which the gate sets a floor.
 
-    It retrieves as many hits as the measure needs, or as many as it can.
+    The retriever returns as many hits as the measure needs, or as many as it can.
 
     Raises:
         InputError: the questions or a model cannot be read.
@@ -215,8 +215,8 @@ def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
     """Return how many passages of a part can belong to a sample of `n_queries` from n passages.
 
-        It is at least four times the expected number, rounded up to a power of two, so that it stays
-        the
+        The result is at least four times the expected number, rounded up to a power of two, so that
+        it stays the
     same for most later snapshots.
     """
     return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n)).bit_length())

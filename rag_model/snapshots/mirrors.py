@@ -1,9 +1,9 @@
 """The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
 
 A state is a record of the memo, numbered, in a stage of its own for each site, kind of text and
-choice of namespaces. Its only output is the list of blocks, which `gc` understands. Two concurrent
-builds may record states with the same number; the first is used, and the pages of the other are
-compared again by the next build.
+choice of namespaces. The record's only output is the list of blocks, which `gc` understands. Two
+concurrent builds may record states with the same number; the first is used, and the pages of the
+other are compared again by the next build.
 """
 
 import json

@@ -117,7 +117,7 @@ class Parent:
     def describe_missing_files(self, store: Store) -> list[str]:
         """Return sentences about the parent's passages and trained files that were deleted since.
 
-        They are deleted when a snapshot expires, or when one of its pages is taken down.
+        Such files are deleted when a snapshot expires, or when one of its pages is taken down.
         """
         if self.manifest is None:
             return []
@@ -182,7 +182,7 @@ def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> lis
     any.
 
     Raises:
-        StoreError: as `fetch_parent_files`.
+        StoreError: for the same reasons as `fetch_parent_files`.
     """
     existing_parts = [part for part in parent_parts if part.spans is None or store.blobs.exists(part.spans)]
     return [

@@ -289,7 +289,7 @@ def store_encoders(
 
     Raises:
         UsageError: a representation of the recipe names no encoder.
-        BookwheelError: as `store_encoder`.
+        BookwheelError: for the same reasons as `store_encoder`.
     """
     for name, representation in recipe.represent.items():
         if not representation.encoder:

@@ -86,7 +86,7 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
     (`Catalog.has_trusted_signature`).
 
     Raises:
-        StoreError: as `publish`.
+        StoreError: for the same reasons as `publish`.
     """
     with protect_files(store, f"snapshot {manifest.id[:12]}", f"snapshots/{manifest.id}.json", manifest.content):
         _write_manifest(store, manifest, sign=store.snapshots.has_trusted_signature(snapshot))

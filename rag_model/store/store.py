@@ -23,8 +23,8 @@ from rag_model.store.versions.trainings import Trainings
 FORMAT = 1
 # Before a model's name where a snapshot is also allowed; names of refs contain no colon.
 MODEL_PREFIX = "model:"
-EVALUATION_PREFIX = "evaluation:"  # likewise before an evaluation's id
-TRAINING_PREFIX = "training:"  # likewise before the key of an unfinished training, for `show`
+EVALUATION_PREFIX = "evaluation:"  # precedes an evaluation's id
+TRAINING_PREFIX = "training:"  # precedes the key of an unfinished training, for `show`
 _FORMAT_FILE = "store.json"  # marks the URL as a store, and contains the version of its layout
 
 
@@ -32,8 +32,8 @@ _FORMAT_FILE = "store.json"  # marks the URL as a store, and contains the versio
 class RunReports:
     """Reports of running jobs, at `runs/<run>/<stage>/<00042>.json`: their progress and results.
 
-    They work with every runner, because a worker only writes a small file for each element. A
-    retried element overwrites its file.
+    The reports work with every runner, because a worker only writes a small file for each element.
+    A retried element overwrites its file.
     """
 
     files: Files
@@ -112,7 +112,7 @@ class Store:
         """Return a local folder with a model's files, each verified.
 
         `name` is an id, a prefix, a ref or ref@number. The folder is in the cache, and is the same
-        for the same model. Its files are links: do not write to them.
+        for the same model. The folder's files are links: do not write to them.
 
         Raises:
             StoreError: there is no such model, or one of its files is missing or damaged.

@@ -1,9 +1,9 @@
 """Upload the checkpoints of a training to the store, so that another machine can resume it.
 
-The loop calls `CheckpointUploader.enqueue` after each checkpoint. It hard-links the training's
-files, which never change, into a separate folder and returns; a thread uploads them while the loop
-runs. While the thread is busy, only the newest checkpoint waits; an older one that waits is
-dropped. If the store cannot be written, the training goes on and reports the failure once.
+The loop calls `CheckpointUploader.enqueue` after each checkpoint. The method hard-links the
+training's files, which never change, into a separate folder and returns; a thread uploads them
+while the loop runs. While the thread is busy, only the newest checkpoint waits; an older one that
+waits is dropped. If the store cannot be written, the training goes on and reports the failure once.
 """
 
 import os

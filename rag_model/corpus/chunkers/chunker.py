@@ -40,7 +40,7 @@ class Chunker(Protocol):
 
     * *Span.* A passage is an unchanged substring of the article's clean text on one line (its
       sections joined by spaces, or one of them); of an article that `keeps_lines`, lines and their
-      indentation remain. It starts and ends between words
+      indentation remain. A passage starts and ends between words
       (`article_words.split_words`), unless one word is longer than the bound. `start_word` is the
       number of the word in which it starts, counted from the start of the article, or of the
       section if no passage crosses a heading; `n_words` is its number of words, including parts of

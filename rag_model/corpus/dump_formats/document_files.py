@@ -166,9 +166,9 @@ class IsolatedFiles(DocumentFiles):
     def parse(self, data: bytes, name: str) -> ParsedFile:
         """Parse the bytes of a file in the child process.
 
-        The function that the child serves takes the path of the file. It returns a dictionary:
-        either with `sections` and `revised`, the fields of a `ParsedFile`, or with `dropped`, the
-        reason to drop the file.
+        The function that the child serves takes the path of the file. The function returns a
+        dictionary: either with `sections` and `revised`, the fields of a `ParsedFile`, or with
+        `dropped`, the reason to drop the file.
 
         Raises:
             DroppedFileError: The file is damaged, or no document can be read from it.
@@ -256,7 +256,7 @@ class SectionBuilder:
     def add_rows(self, rows: Iterable[Iterable[str]]) -> None:
         """Add a table of the rows that have text.
 
-        Its header ends with the first row that has text in several cells.
+        The table's header ends with the first row that has text in several cells.
         """
         lines: list[str] = []
         n_headers = 0

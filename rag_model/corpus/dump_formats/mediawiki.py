@@ -1,9 +1,10 @@
 """MediaWiki export XML (schemas 0.3 to 0.11), with or without an offset index.
 
-**Parsing.** The parser is expat from the standard library. It was faster than lxml (362 versus 297
-MB/s on an extract of a real dump), builds no tree, and has no limit for text nodes, whereas libxml2
-must be run without its protections for more than 10 MB. Constructs that an export never contains
-are rejected at once: a document type (and with it every entity), deep nesting, very long tokens.
+**Parsing.** The parser is expat from the standard library. Expat was faster than lxml (362 versus
+297 MB/s on an extract of a real dump), builds no tree, and has no limit for text nodes, whereas
+libxml2 must be run without its protections for more than 10 MB. Constructs that an export never
+contains are rejected at once: a document type (and with it every entity), deep nesting, very long
+tokens.
 
 **Splitting.** A multistream dump consists of bz2 streams of about 100 pages, and an index with one
 line `offset:page id:title` per page. Memory holds only one entry per stream, which takes tens of
@@ -672,7 +673,7 @@ class MediaWiki(PageFormat):
 class RenderedPages(MediaWiki):
     """Pages of a wiki whose text may be rendered already, as HTML or as plain text.
 
-    They are staged as the elements of an export; `Page.model` names the format of the text.
+    The pages are staged as the elements of an export; `Page.model` names the format of the text.
     """
 
     has_templates = False

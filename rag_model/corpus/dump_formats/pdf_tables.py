@@ -324,8 +324,8 @@ def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds
 def _split_text_lines(table: Rows) -> Rows:
     """Split the rows below the header if a table has no lines between its rows.
 
-    It is such a table if it has at least three columns and the cells of each row have the same
-    number of text lines, which wrapped text rarely has.
+    A table has no such lines if it has at least three columns and the cells of each row have the
+    same number of text lines, which wrapped text rarely has.
     """
     cell_lines = [[value.split("\n") for value in row] for row in table[1:]]
     if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in cell_lines):

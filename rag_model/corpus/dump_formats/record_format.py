@@ -250,10 +250,11 @@ def write_bucket_parts(
 ) -> tuple[Part, ...]:
     """Distribute records to parts by the hash of their ids; return the parts.
 
-    Records keep their order. The parts cover equal ranges of hashes. Their number depends on the
-    weight of all records if these fit into memory, otherwise on `size`, the bytes of the source;
-    `target` is the weight of one part, if given. With `parent_boundaries`, the parent's parts are
-    kept unless their mean weight exceeds twice that weight. Without records there are no parts.
+    Records keep their order. The parts cover equal ranges of hashes. The number of parts depends on
+    the weight of all records if these fit into memory, otherwise on `size`, the bytes of the
+    source; `target` is the weight of one part, if given. With `parent_boundaries`, the parent's
+    parts are kept unless their mean weight exceeds twice that weight. Without records there are no
+    parts.
     """
     lines = map(_encode_record, records)
     batch = _take_batch(lines)

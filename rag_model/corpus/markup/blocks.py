@@ -6,8 +6,8 @@ extends to the first closing tag of its name; if there is none, only the tag its
 unclosed comment hides the rest of the page.
 
 Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's corpus has none, and a
-passage of cells without headers answers no question. It also spares the template scanner their many
-pipes.
+passage of cells without headers answers no question. Dropping tables also spares the template
+scanner their many pipes.
 
 Under the headings of references and links (`articles.Language.apparatus_headings`) and in their
 subsections only running text is kept, as in DPR: lists of references, links and books answer no

@@ -333,7 +333,7 @@ class AnswerEvaluation:
     def retrieval(self) -> dict[str, float]:
         """The mean of each retrieval measure, such as Success@k.
 
-        It is empty for labels judged by answers, because passages do not contain labels.
+        The result is empty for labels judged by answers, because passages do not contain labels.
         """
         return {} if self._has_no_retrieval else self.judge.mean_values(self.outcomes, self._measured_depth)
 

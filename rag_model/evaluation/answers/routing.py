@@ -1,8 +1,9 @@
 """Measure the reader `auto`, and choose its route on questions with known answers.
 
-The model answers every question once without passages and once from passages. Both answers are
-cached, so that every threshold can be measured without the model. With the threshold t, questions
-with a score s >= t (`reading.routing`) are answered from the weights, and all others from passages:
+The model answers every question once without passages and once from passages. Both answers to a
+question are cached, so that every threshold can be measured without the model. With the threshold
+t, questions with a score s >= t (`reading.routing`) are answered from the weights, and all others
+from passages:
 
     EM(t) = 1/n (sum over s_i >= t of EM(y_i)  +  sum over s_i < t of EM(y_z,i))
 

@@ -30,7 +30,7 @@ match over its text without the title, or if a pattern matches in its text.
 * `override`: the share of answers that neither equal nor contain a gold answer, over the questions
   with a passage that contains one. The model has read the answer but given another one.
 * `supported`: the share of answers that a passage supports (`supports`), over the non-empty
-  answers. It needs no gold answers, so a service can monitor it.
+  answers. This measure needs no gold answers, so a service can monitor it.
 * `from-passages`: the share of answers that are more likely with the passages than without,
   log p(y|x) > log p(y|question), if the model computes likelihoods. The other answers come from the
   weights. The measure applies to answers without citations, because any citation is more likely

@@ -154,8 +154,8 @@ def bleu(counts: BleuCounts) -> float:
     """Return the corpus BLEU in [0, 1] from `bleu_counts` summed over the answers, (2 order + 2,).
 
     BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002); an order without a match is
-    smoothed with sacrebleu's default method. It is a measure of the set of answers, not the mean of
-    the BLEU scores of single answers.
+    smoothed with sacrebleu's default method. BLEU is a measure of the set of answers, not the mean
+    of the BLEU scores of single answers.
     """
     order = len(counts) // 2 - 1
     values = counts.astype(int).tolist()

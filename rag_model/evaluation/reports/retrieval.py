@@ -1,7 +1,7 @@
 """The report page of retrievers.
 
-It compares their metrics with those of the first one, and shows quality against time, every stage,
-and every group of questions.
+The page compares their metrics with those of the first one, and shows quality against time, every
+stage, and every group of questions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

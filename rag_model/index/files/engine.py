@@ -138,7 +138,7 @@ def parse_index(data: npt.NDArray[np.uint8], name: str) -> FaissIndex:
     """Read an index from the bytes of a file; `name` names the file in errors.
 
     Raises:
-        InputError: as `read_index`.
+        InputError: for the same reasons as `read_index`.
     """
     with translate_errors(InputError, _damage_message(name)):
         _check_bytes(io.BytesIO(data.tobytes()), len(data), name)
@@ -227,7 +227,7 @@ def has_gpu() -> bool:
 def _get_gpu(process: int) -> tuple[Any, int]:
     """Return faiss's resources on the GPU of a process, and the GPU's number.
 
-    They reserve memory of the GPU, so a process creates them once, on one GPU.
+    The resources reserve memory of the GPU, so a process creates them once, on one GPU.
     """
     return faiss.StandardGpuResources(), claim_gpu(count_gpus())
 
@@ -271,7 +271,8 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     """Return whether the graph of these vectors is built on a GPU, which needs cuVS.
 
     By inner product, vectors of different lengths are not compared by nearness: CAGRA would link
-    most nodes to the longest vectors. Such graphs are built by insertion, on the CPU.
+    most nodes to the longest vectors. Graphs by inner product over such vectors are built by
+    insertion, on the CPU.
     """
     if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
         return False
@@ -282,8 +283,8 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
 def build_cagra_graph(vectors: Vectors, n_links: int, metric: Metric) -> FaissIndex:
     """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA.
 
-    It has only the bottom level. The upper levels of an index are built when its cells are merged;
-    in a cell they would only serve the searches at its border, and be built on the CPU.
+    The index has only the bottom level. The upper levels of an index are built when its cells are
+    merged; in a cell they would only serve the searches at its border, and be built on the CPU.
     """
     resources, gpu = _get_gpu(os.getpid())
     config = faiss.GpuIndexCagraConfig()

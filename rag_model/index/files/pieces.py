@@ -1,14 +1,14 @@
 """Pieces: the files that one build stage hands to the next.
 
-A piece is a sequence of `.npy` images in one file, the stamp of the build first. It is read in
+A piece is a sequence of `.npy` images in one file, the stamp of the build first. A piece is read in
 ranges of rows, from disk or from object storage. A truncated piece, or one of another build, is
 detected before any number in it is used.
 
 A piece of a kind with shards ends in *slices*, one per shard: there are shards x parts of them, so
-each has to be cheap. Its layout is a head, which the merge reads; all slices; a table of their
-locations; and the table's digest. With the table, a shard's worker fetches a slice by one range
-request and opens no piece. Head, slices and table are verified. A shard whose slices have the
-digests of a previous build is not built again.
+each has to be cheap. The layout of such a piece is a head, which the merge reads; all slices; a
+table of their locations; and the table's digest. With the table, a shard's worker fetches a slice
+by one range request and opens no piece. Head, slices and table are verified. A shard whose slices
+have the digests of a previous build is not built again.
 """
 
 import io

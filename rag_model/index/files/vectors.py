@@ -132,7 +132,7 @@ def sample_vectors(rows: Sequence[Path], n: int, dim: int, count: int, seed: int
     """Return (min(count, n), d) float32 in row order, drawn by `seed` from the vectors of a plan.
 
     Raises:
-        InputError: as `open_vectors` and `VectorRows.read_rows`.
+        InputError: for the same reasons as `open_vectors` and `VectorRows.read_rows`.
     """
     return open_vectors(rows, n, dim).read_rows(draw_rows(n, count, seed))
 

@@ -1,8 +1,8 @@
 """The arrays of an HNSW graph: read from faiss, ranked, and laid out as in faiss's files.
 
 faiss keeps every node's links in one array: 2M slots at the bottom level, then M for each level
-above; -1 ends a list. Its `levels` count from 1: a node of level 1 is only on the bottom level, and
-about one node in M is on more levels.
+above; -1 ends a list. The `levels` of faiss count from 1: a node of level 1 is only on the bottom
+level, and about one node in M is on more levels.
 
 Reference: Malkov, Yashunin. Efficient and robust approximate nearest neighbor search using
 hierarchical navigable small world graphs. PAMI 2020.

@@ -1,9 +1,9 @@
 """Stitching: links across the borders of cells, and candidates for the merged graph.
 
 A vector whose margin is small, but not small enough to join the second cell's graph, searches that
-graph for neighbours. It is linked to them and they to it, which costs a search instead of an
-insertion. As in an insertion, it keeps neighbours in different directions: links to neighbours that
-are close to each other lead to the same place.
+graph for neighbours. The vector is linked to these neighbours and they to it, which costs a search
+instead of an insertion. As in an insertion, it keeps neighbours in different directions: links to
+neighbours that are close to each other lead to the same place.
 
 Reference: Malkov, Yashunin (see `graph`), algorithm 4.
 """

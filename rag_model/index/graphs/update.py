@@ -1,21 +1,20 @@
 """Update a cell's graph in place of building it again: drop members, repair their links, insert.
 
-A cell's graph has its members as nodes. Its sources are vectors of other cells near the border that
-are linked into the cell: they have links to members, and members to them, but they are no nodes of
-its graph, and no link leads from one source to another (`stitch`).
+A cell's graph has its members as nodes. The graph's sources are vectors of other cells near the
+border that are linked into the cell: they have links to members, and members to them, but they are
+no nodes of its graph, and no link leads from one source to another (`stitch`).
 
 An update needs only the bottom lists of the old shard and the vectors of the new members. Upper
 levels are drawn and linked again: they hold one member in M, which is cheaper than to keep them.
 
 A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
-that it linked to loses a way in. Both are closed at once: a member that lost a link is linked, in
-both directions, to near remaining members, unless another of its links leads in the same direction.
-These are neighbours of the dropped member and of the nearest links that stay. (Links to the nearest
-members in place of the lost ones lose 1.4 points of recall in 24 updates of weak vectors. Without
-the neighbours of links that stay, 12 updates of 20,000 such vectors lose .59 instead of .19, and
-without the links back, 100 updates of 2 % lose a seventh of all links.) Then faiss inserts the new
-members.
-The links that stay keep their similarities.
+that it linked to loses a way in. Both gaps are closed at once: a member that lost a link is linked,
+in both directions, to near remaining members, unless another of its links leads in the same
+direction. These are neighbours of the dropped member and of the nearest links that stay. (Links to
+the nearest members in place of the lost ones lose 1.4 points of recall in 24 updates of weak
+vectors. Without the neighbours of links that stay, 12 updates of 20,000 such vectors lose .59
+instead of .19, and without the links back, 100 updates of 2 % lose a seventh of all links.) Then
+faiss inserts the new members. The links that stay keep their similarities.
 
 Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
 similarity search. 2021, algorithm 4.
@@ -78,8 +77,8 @@ def update_cell_graph(
 ) -> CellGraph:
     """Return the graph of a cell after a change of its members.
 
-    The result is a function of the arguments. It holds no number and no similarity of a dropped
-    member. Holds the vectors twice.
+    The result is a function of the arguments. The result holds no number and no similarity of a
+    dropped member. Holds the vectors twice.
 
     Args:
         plan: plan of the index.

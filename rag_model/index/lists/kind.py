@@ -2,9 +2,9 @@
 
 Lists are trained once on a sample, encoded by part, and merged exactly. The codes of a part are
 sorted by list. The merge writes the index in faiss's layout, list by list, each with its slice of
-every part in row order. That gives the same codes and ids at the same offsets as adding all parts
-in turn to one index, so distances, ids and bytes are the same. Neither the index nor a list is held
-in memory as a whole. `Flat` is built in the same way: a header and the vectors.
+every part in row order. This order gives the same codes and ids at the same offsets as adding all
+parts in turn to one index, so distances, ids and bytes are the same. Neither the index nor a list
+is held in memory as a whole. `Flat` is built in the same way: a header and the vectors.
 
 Reference: Jégou, Douze, Schmid. Product quantization for nearest neighbor search. PAMI 2011.
 """

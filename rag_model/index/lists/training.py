@@ -84,7 +84,7 @@ def _write_search_parameters(index: FaissIndex, search: dict[str, int]) -> None:
 def get_inverted_lists(index: FaissIndex) -> FaissIndex | None:
     """Return the index's inverted lists, inside its transform and refinement; None if it has none.
 
-    They belong to `index` and are valid only while it exists.
+    The lists belong to `index` and are valid only while it exists.
     """
     lists = faiss.try_extract_index_ivf(index)
     return None if lists is None else faiss.downcast_index(lists)

@@ -200,8 +200,8 @@ class Analyzer:
     def fingerprint(self) -> str:
         """A digest that determines the terms of a text; it must be equal for passages and queries.
 
-        It covers the terms of a sample text in several scripts, so that another release of a
-        stemmer or of Unicode changes it only if terms change.
+        The digest covers the terms of a sample text in several scripts, so that another release of
+        a stemmer or of Unicode changes it only if terms change.
         """
         return _compute_fingerprint(self.language, self.version)
 

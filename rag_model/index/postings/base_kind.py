@@ -1,6 +1,6 @@
 """The base of the index kinds `bm25` and `impact`, and their search parameters.
 
-It imports no numba, which takes a second: recipes and command lines need only this module.
+This module imports no numba, which takes a second: recipes and command lines need only this module.
 """
 
 from abc import ABC, abstractmethod

@@ -193,7 +193,8 @@ def common_shift(gaps, count, row_words):
 def copy_block(data, begin, end, count, row, new_row, out, offset):
     """Copy the only block of a list, data[begin:end], with another first row and the same gaps.
 
-    That is possible only if the new first row has as many bits as the old one, which must not be an
+    Copying is possible only if the new first row has as many bits as the old one, which must not be
+    an
     exception: then the same widths take the fewest bytes, and only the bits of that number change.
 
     Args:

@@ -1,7 +1,8 @@
 """Count the terms of a part's passages, which gives its postings.
 
 Compiled loops split texts into tokens and number them, so that each distinct token is analyzed only
-once. That takes little more time than reading the text, and gives the terms of `Analyzer.terms`.
+once. Counting takes little more time than reading the text, and gives the terms of
+`Analyzer.terms`.
 
 A token is a word of ASCII letters and digits in lower case; or, unchanged, a run of characters up
 to white space that includes another character; or, for an analyzer of `whole_runs`, any run.

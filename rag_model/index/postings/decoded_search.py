@@ -1,10 +1,10 @@
 """Exact top-k search over decoded posting lists, which are cached: for services with up to four
 million passages.
 
-It searches like `maxscore`, with the same scores, but knows the contribution of each posting. In
-each window of rows, the lists whose largest contributions do not reach the k-th best score so far
-add no candidates. The other lists are added up row by row, and the rows that can still be among the
-best are looked up in the remaining lists, the heaviest first. The sums of a window stay in the
+The search works like `maxscore`, with the same scores, but knows the contribution of each posting.
+In each window of rows, the lists whose largest contributions do not reach the k-th best score so
+far add no candidates. The other lists are added up row by row, and the rows that can still be among
+the best are looked up in the remaining lists, the heaviest first. The sums of a window stay in the
 processor's first cache, and no loop over postings or rows branches on data, which a processor would
 mispredict half the time.
 
@@ -55,7 +55,7 @@ SMALL_CACHE_POSTINGS = 1 << 22  # capacity for a few hundred queries: 63 MB at m
 
 
 class Decoded(NamedTuple):
-    """Decoded lists, concatenated; list 0 is empty. It is passed to compiled code."""
+    """Decoded lists, concatenated; list 0 is empty. This tuple is passed to compiled code."""
 
     rows: npt.NDArray[np.uint32]
     contributions: npt.NDArray[np.float32]  # contribution of each posting

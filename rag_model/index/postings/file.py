@@ -114,7 +114,7 @@ def _align(offset: int) -> int:
 class PostingsFile:
     """An inverted index that is open for reading.
 
-    Its arrays are mapped, or loaded without `mapped`.
+    The index's arrays are mapped, or loaded without `mapped`.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ ones (`settings = { analyzer = "lucene" }`).
    and leaves some double consonants before `ed` and `ing` (`trekking`).
 
 Letters keep their accents. The score of BM25 is that of Lucene, but Lucene stores the length of a
-passage of more than 40 terms in one byte, which rounds it down by up to an eighth. That is not
-emulated: lengths are exact here.
+passage of more than 40 terms in one byte, which rounds it down by up to an eighth. This rounding is
+not emulated: lengths are exact here.
 """
 
 import re

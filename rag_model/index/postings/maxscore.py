@@ -253,7 +253,7 @@ def _score(weight, length, factor, weighting):
 def _block_bound(weight, length, factor, weighting):
     """Return an upper bound of `_score` for weights up to `weight` and lengths from `length`.
 
-    It includes 1 unit for rounding.
+    The bound includes 1 unit for rounding.
     """
     if weight >= MAX_HEADER_WEIGHT:
         return np.int64(factor * weighting.limit) + 1

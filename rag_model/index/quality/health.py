@@ -1,14 +1,14 @@
 """Inspect an index file: links and reachability of graphs, list sizes, quantization error, and fit.
 
-The statistics explain the recall of an index. They are read from the memory-mapped file, so any
-file that faiss wrote can be inspected, with a few bytes of memory per node.
+The statistics explain the recall of an index. The statistics are read from the memory-mapped file,
+so any file that faiss wrote can be inspected, with a few bytes of memory per node.
 
 The *fit* says whether a trained file still fits a changed corpus. Cells, centroids and codes are
 trained once on a sample and kept while a corpus grows, so that the pieces of unchanged parts stay
-valid. They are trained again if the vectors of the changed parts have more than `drift` times the
-error of the training vectors, or if one cell has become too large. If lists have a lower
-recall for new vectors, their centroids are adapted to the current vectors, which takes a twentieth
-of the time of a training.
+valid. Cells, centroids and codes are trained again if the vectors of the changed parts have more
+than `drift` times the error of the training vectors, or if one cell has become too large. If lists
+have a lower recall for new vectors, their centroids are adapted to the current vectors, which takes
+a twentieth of the time of a training.
 
 Vectors outside the training sample always have a slightly larger error, and the vectors of one
 article on a new topic a much larger one. So the error is measured over all rows of the changed
@@ -132,7 +132,8 @@ def compute_list_stats(index: FaissIndex) -> ListStats:
 def measure_quantization_error(index: FaissIndex, vectors: VectorRows) -> float | None:
     """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of nonzero rows x.
 
-    It is 0 for vectors stored without quantization, and None for codes that cannot be decoded to
+    The mean is 0 for vectors stored without quantization, and None for codes that cannot be decoded
+    to
     vectors: RaBitQ codes only estimate inner products.
 
     Args:

@@ -108,7 +108,7 @@ def measure_recalls(
     """Return the point of `measure_point` and the recall of each query.
 
     Raises:
-        UsageError: as `measure_point`.
+        UsageError: for the same reasons as `measure_point`.
     """
     n_queries = len(query_set.vectors)
     faiss.cvar.hnsw_stats.reset()

@@ -1,5 +1,6 @@
 """The index kind `tokens`: encoded token vectors, ranked by MaxSim: all of them, or candidates of
-other indexes. Its stages train the codec, encode each part, and concatenate the codes as a stream.
+other indexes. The kind's stages train the codec, encode each part, and concatenate the codes as a
+stream.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """A writer that uses a model behind a chat-completions endpoint, such as OpenAI's, vLLM's or
 llama.cpp's.
 
-It needs only an HTTP client. The base URL and the key come from the environment
+The writer needs only an HTTP client. The base URL and the key come from the environment
 (`rag_model.endpoint`). The key never appears in a message, a record or a log, because it is masked
 if the endpoint repeats it.
 """

@@ -1,7 +1,8 @@
 """Load a snapshot with its retrievers, its question encoder and its reading model.
 
-A `LoadedSnapshot` is swapped and freed as a whole, so a reply never mixes two snapshots. It shares
-its encoder and its model with the previous one if they are the same, as after a monthly rebuild.
+A `LoadedSnapshot` is swapped and freed as a whole, so a reply never mixes two snapshots. A loaded
+snapshot shares its encoder and its model with the previous one if they are the same, as after a
+monthly rebuild.
 """
 
 import logging

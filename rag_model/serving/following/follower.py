@@ -8,8 +8,8 @@ ref moves; after a temporary error, such as one of the store, it is also retried
 intervals. A store that cannot be reached is reported and polled again.
 
 A snapshot that was taken down is served until its replacement is open. If the replacement is
-refused or does not exist, nothing is served. Its files are deleted as soon as its last reader has
-finished.
+refused or does not exist, nothing is served. The snapshot's files are deleted as soon as its last
+reader has finished.
 """
 
 import logging

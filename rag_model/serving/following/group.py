@@ -1,10 +1,10 @@
 """Switch all workers of a service to a new snapshot at once; see `rag_model.serving.workers`.
 
-Worker 0 is the leader. Its `LeaderSlot` waits until every other worker has opened a new snapshot
-before it serves it. The other workers have a `WorkerSlot` and a `WorkerFollower`, which opens the
-snapshots that the leader announces. The leader switches to a snapshot by raising a number in shared
-memory, which every request reads. So no worker answers a request that arrives after the switch from
-the old snapshot.
+Worker 0 is the leader. The leader's `LeaderSlot` waits until every other worker has opened a new
+snapshot before it serves it. The other workers have a `WorkerSlot` and a `WorkerFollower`, which
+opens the snapshots that the leader announces. The leader switches to a snapshot by raising a number
+in shared memory, which every request reads. So no worker answers a request that arrives after the
+switch from the old snapshot.
 """
 
 import queue

@@ -1,8 +1,9 @@
 """Keep snapshots open that requests name, besides the one that the ref names now.
 
 A training run searches one snapshot from its first step to its last, while the ref moves on. The
-first request that names such a snapshot pins it. It stays open until no request has named it for
-`pin_seconds`. The follower opens it; until then, requests get an error that asks to try again.
+first request that names such a snapshot pins it. The snapshot stays open until no request has named
+it for `pin_seconds`. The follower opens it; until then, requests get an error that asks to try
+again.
 """
 
 import logging

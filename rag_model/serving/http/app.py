@@ -93,7 +93,7 @@ from rag_model.serving.monitoring.tracing import CURRENT_TRACE, RequestTrace
 from rag_model.serving.service import Service
 
 EVENT_STREAM_TYPE = "text/event-stream"
-# They keep proxies from buffering the stream.
+# These headers keep proxies from buffering the stream.
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _MAX_LOOP_QUERIES = 64  # queries of a reply that the event loop formats, in under 1 ms
 _STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
@@ -569,7 +569,7 @@ def _describe_endpoint(
 ) -> dict[str, Any]:
     """Return the OpenAPI description of an endpoint that reads its body itself.
 
-    It may also reply with `other_media_type`.
+    The endpoint may also reply with `other_media_type`.
     """
     other_replies: dict[int, Any] = {}
     if other_media_type:

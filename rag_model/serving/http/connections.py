@@ -1,8 +1,8 @@
 """Limit connections in time, bytes and number, beyond the limits of uvicorn.
 
-uvicorn only limits idle connections. It has no limit for the time and size of a request's head, for
-bytes around a body, for a reply that its client does not read, and for pipelined requests. With too
-many connections, it answers 503 to every client.
+uvicorn only limits idle connections. uvicorn has no limit for the time and size of a request's
+head, for bytes around a body, for a reply that its client does not read, and for pipelined
+requests. With too many connections, it answers 503 to every client.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 class _BufferedTransport:
     """A transport that joins the writes of one loop iteration, such as uvicorn's head and body.
 
-    It aborts the connection of a client that does not read. Under TLS, only the bytes that are not
-    encrypted yet are counted; the limit of idle connections covers the others.
+    The transport aborts the connection of a client that does not read. Under TLS, only the bytes
+    that are not encrypted yet are counted; the limit of idle connections covers the others.
     """
 
     def __init__(

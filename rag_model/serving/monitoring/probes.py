@@ -11,9 +11,10 @@ answers y'_i of the model that is served now:
 the recorded answers have become less likely, which may show a change before an answer changes. A
 remote model does not give the likelihood of a given text, so it has only `same`.
 
-The first model of a service is the reference. Its answers are kept in a file in the folder of the
-pulled snapshots, so that a later process compares with the same answers. Other probes, or another
-prompt or decoding, have another file. If the file is deleted, the next answers are the reference.
+The first model of a service is the reference. The reference's answers are kept in a file in the
+folder of the pulled snapshots, so that a later process compares with the same answers. Other
+probes, or another prompt or decoding, have another file. If the file is deleted, the next answers
+are the reference.
 
 A local model is asked once, after it was swapped in, and a remote one at intervals. One thread of
 the lowest priority on one core asks; it starts with the first model.

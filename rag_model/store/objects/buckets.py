@@ -1,8 +1,8 @@
 """Object stores as fsspec file systems that use the vendors' clients. No response is cached.
 
-`Bucket` implements the fsspec methods that `Files` calls. They use seven abstract methods, which a
-subclass for each cloud implements. An object store has no folders: a folder is a common prefix of
-keys up to a slash. `find_cloud` chooses the subclass by the scheme of a URL.
+`Bucket` implements the fsspec methods that `Files` calls. These methods use seven abstract methods,
+which a subclass for each cloud implements. An object store has no folders: a folder is a common
+prefix of keys up to a slash. `find_cloud` chooses the subclass by the scheme of a URL.
 """
 
 import errno

@@ -324,7 +324,7 @@ def _check_names(repository: HfUri, url: str) -> None:
 
 
 def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
-    """Return the newest commit; None if there is no repository. Its folder must be empty."""
+    """Return the newest commit, or None if there is no repository; check that the folder is empty."""
     if get_token() is None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")
     options = {"repo_type": repository.type, "revision": repository.revision}

@@ -109,9 +109,9 @@ class Memo:
         """Return the record of `inputs`, and whether it is new; produce the outputs if there is
         none.
 
-        It is new if `produce` ran, or if this memo's owner wrote it before it was interrupted.
-        `produce` is called with an empty work folder, which is always removed afterwards.
-        Outputs in this folder are moved into the store.
+        The record is new if `produce` ran, or if this memo's owner wrote it before it was
+        interrupted. `produce` is called with an empty work folder, which is always removed
+        afterwards. Outputs in this folder are moved into the store.
 
         Raises:
             NotRecordedError: there is no record, and this memo must not produce one.

@@ -13,7 +13,7 @@ an older snapshot can still fetch the compressed graph of an index, which needs 
 | another index, except BM25 | bytes that the base does not have (`delta_files`) |
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
-the versions that influence the bytes. They are not in a snapshot's content, so they change no id
+the versions that influence the bytes. Deltas are not in a snapshot's content, so they change no id
 and no search result. A puller compares the file that it builds with the digest in the manifest; if
 it differs, or if a delta is missing, the puller fetches the whole file.
 

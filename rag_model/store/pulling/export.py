@@ -132,9 +132,10 @@ class ExportReport:
 def export_snapshot(snapshot: Snapshot, out: Destination, layout: Layout, *, embeddings: bool = True) -> ExportReport:
     """Write all passages of a snapshot, in row order, to the new folder `out`.
 
-    The folder appears complete or not at all. It may be in a dataset repository of the Hugging Face
-    Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are included if `embeddings` is set, the layout
-    supports them, and the snapshot has vectors. `export_store` writes the layout `store`.
+    The folder appears complete or not at all. The folder may be in a dataset repository of the
+    Hugging Face Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are included if `embeddings` is
+    set, the layout supports them, and the snapshot has vectors. `export_store` writes the layout
+    `store`.
 
     Raises:
         StoreError: a file of the snapshot is missing or damaged, or `out` cannot be written.

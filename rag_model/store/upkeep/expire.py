@@ -7,11 +7,12 @@ no gaps, and the ref can still be moved. Of a deleted ref only the last move, wh
 deletion, is kept once it is `older_than` old.
 
 Then manifests are deleted that no kept move names and that are at least `older_than` old. This
-includes snapshots that a gate refused and snapshots without a tag. Their files stay until `gc`
-deletes the unneeded ones. A model does not keep the snapshot that it was trained on.
+includes snapshots that a gate refused and snapshots without a tag. The files of expired snapshots
+stay until `gc` deletes the unneeded ones. A model does not keep the snapshot that it was trained
+on.
 
 An evaluation is deleted with its snapshot, or with its model if the store has it, even if it is
-new. A tag on the snapshot keeps both.
+new. A tag on the snapshot keeps the snapshot and the evaluation.
 
 An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
 training runs; until then its snapshot is kept. The record is deleted, and its files stay until

@@ -161,7 +161,7 @@ class Catalog(Generic[ManifestT]):
         """Resolve a name as `resolve` does, and check signatures if a trust file is given.
 
         Raises:
-            StoreError: as `resolve`.
+            StoreError: for the same reasons as `resolve`.
             RefusedError: the manifest, or the move of the ref that names it, has no trusted
                 signature.
         """
@@ -190,7 +190,7 @@ class Catalog(Generic[ManifestT]):
         """Describe who signed a version's manifest, and who signed the ref's move if that differs.
 
         Raises:
-            StoreError: as `resolve`.
+            StoreError: for the same reasons as `resolve`.
         """
         identity = self.resolve(name)
         signature = Signatures(self.files).describe(self.manifest_path(identity))

@@ -20,7 +20,9 @@ PULL_AGAIN = ": pull it again, or verify the store"  # advice for a manifest tha
 
 
 class NewerFormatError(StoreError):
-    """The manifest is from a newer bookwheel. It is not damaged, so it must not be replaced."""
+    """The manifest is from a newer bookwheel. The manifest is not damaged, so it must not be
+    replaced.
+    """
 
 
 def check(condition: object, description: str) -> None:

@@ -1,9 +1,9 @@
 """Evaluations in the store: record, find, list and export them.
 
-An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. It is kept as
-long as its snapshot, and as its model if the store has that: `expire` deletes it with them. Its
-rows contain passages. So a takedown deletes the evaluations of the snapshots that it replaces, and
-no evaluation of such a snapshot can be recorded afterwards.
+An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. An evaluation
+is kept as long as its snapshot, and as its model if the store has that: `expire` deletes it with
+them. The rows of an evaluation contain passages. So a takedown deletes the evaluations of the
+snapshots that it replaces, and no evaluation of such a snapshot can be recorded afterwards.
 """
 
 import secrets

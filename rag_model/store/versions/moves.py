@@ -70,7 +70,7 @@ def advance(store: Store, snapshot: str, ref: str, expected: RefMove | None, not
 
     Raises:
         StoreError: there is no such snapshot.
-        RefusedError: as `tag`; the ref did not move.
+        RefusedError: for the same reasons as `tag`; the ref did not move.
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
     identity = store.snapshots.resolve_trusted(snapshot)
@@ -89,7 +89,7 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     Raises:
         StoreError: the ref has no history, or no such move.
         UsageError: the ref already names that snapshot, or never named another one.
-        RefusedError: as `tag`; the ref did not move.
+        RefusedError: for the same reasons as `tag`; the ref did not move.
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
     catalog, ref = store.find_catalog(ref)
@@ -112,7 +112,7 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
 def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
     """Delete `ref` and return the move that deletes it; with `dry_run` return its current move.
 
-    Its earlier moves stay in the log until `expire` deletes them.
+    The ref's earlier moves stay in the log until `expire` deletes them.
 
     Raises:
         StoreError: there is no such ref.

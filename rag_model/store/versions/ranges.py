@@ -10,7 +10,8 @@ the snapshot, so its id, and a signature, cover them:
 Blocks have equal sizes, or the boundaries in the outline (`bounds`). A table without such
 boundaries has version 1, which all readers support.
 
-A file of up to `WHOLE_BYTES` has no entry. It is one block, whose digest is in the manifest.
+A file of up to `WHOLE_BYTES` has no entry. Such a file is one block, whose digest is in the
+manifest.
 """
 
 import base64

@@ -53,7 +53,7 @@ class TrustedKeys:
         is not set.
 
         Raises:
-            UsageError: the variable is set but empty, or as `from_file`.
+            UsageError: the variable is set but empty, or for the same reasons as `from_file`.
         """
         path = os.environ.get(TRUST_VARIABLE)
         if path is not None and not path.strip():

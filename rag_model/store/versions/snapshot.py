@@ -1,7 +1,7 @@
 """Open a snapshot for reading, from a store or from a pulled folder, and lease it.
 
-A `Snapshot` returns passages by row, vectors by part and files by path. It remains readable while
-refs move and new snapshots are pulled.
+A `Snapshot` returns passages by row, vectors by part and files by path. The snapshot remains
+readable while refs move and new snapshots are pulled.
 """
 
 import asyncio
@@ -136,7 +136,7 @@ class Snapshot:
             store: store of the files.
             manifest: manifest of the snapshot.
             by_ranges: read verified ranges of passages, vectors and indexes in an object store, if
-                the snapshot has digests of them. That is fast for few queries; for many, it is
+                the snapshot has digests of them. Ranges are fast for few queries; for many, it is
                 faster to copy the files first.
             cache_bytes: maximum size of the cache of ranges; None: the maximum of the cache of
                 blobs.
@@ -529,9 +529,9 @@ def _open_and_lock(folder: Path) -> tuple[Path, bytes, int | None]:
 class SnapshotLease:
     """A lease on one snapshot at a time, which keeps `expire` and `gc` from deleting its files.
 
-    It is an intent that names the manifest and every file of the snapshot; a thread renews it. So a
-    reader can use the snapshot even if no ref names it any more. It can be deleted as soon as the
-    reader holds another snapshot or ends.
+    The lease is an intent that names the manifest and every file of the snapshot; a thread renews
+    it. So a reader can use the snapshot even if no ref names it any more. The snapshot can be
+    deleted as soon as the reader holds another snapshot or ends.
     """
 
     def __init__(self, store: Store) -> None:

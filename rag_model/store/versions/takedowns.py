@@ -74,7 +74,7 @@ class Takedowns:
         With `trusted_only` and a trust file, only records that a key of the file signed are used.
 
         Raises:
-            StoreError: as `list_records`.
+            StoreError: for the same reasons as `list_records`.
         """
         return frozenset(
             page

@@ -249,7 +249,9 @@ class Trainings:
         return True
 
     def _delete_replaced(self, key: str, number: int, needed: set[BlobRef]) -> None:
-        """Delete a replaced checkpoint. Its record is deleted last, so that no file is forgotten."""
+        """Delete a replaced checkpoint. The checkpoint's record is deleted last, so that no file is
+        forgotten.
+        """
         for ref in self._read_files(key, number) - needed:
             self.files.remove(f"{FOLDER}/{key}/{ref.path}")
         stem = f"{number:08d}."

@@ -114,7 +114,8 @@ def put_generator(store: Store, generator: TransformersGenerator) -> Files:
 
 @torch.inference_mode()
 def score_example(generator: Generator, example: ScoringExample) -> AnswerScores:
-    """Score one example. Its passages form one batch, so other examples do not change its scores.
+    """Score one example. The passages of an example form one batch, so other examples do not change
+    its scores.
 
     The end token of an answer is scored; that of plain text is not, because the text goes on.
 

@@ -72,8 +72,9 @@ def passage_keys(passages: Sequence[Passage]) -> Tensor:
 def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor) -> Tensor:
     """Return a (b, m) bool mask of the passages that must not be negatives of a question.
 
-    They are the question's positives except the one at position `gold`, and the document whose text
-    is the question. With several processes the gold passage may occur twice; its copy is masked.
+    These passages are the question's positives except the one at position `gold`, and the document
+    whose text is the question. With several processes the gold passage may occur twice; its copy is
+    masked.
     """
     known_passages = [
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples

@@ -279,7 +279,7 @@ def _list_texts(example: Example) -> list[str]:
 def _parse_dpr(value: Mapping[str, Any], number: str, n_negatives: int) -> Example:
     """Parse DPR's format: question, answers, positive_ctxs, hard_negative_ctxs.
 
-    Its negative_ctxs are random passages and are left out.
+    The format's negative_ctxs are random passages and are left out.
     """
     return Example(
         number,

@@ -152,7 +152,7 @@ class PassageMemory:
     def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
         """Return the passages in given global rows, equally many per query.
 
-        Their inner products are not set.
+        The inner products of the result are not set.
         """
         passages = iter(self.snapshot.passages([row for query_rows in ranked for row, _ in query_rows]))
         hits = [

@@ -1,8 +1,8 @@
 """Checkpoints of a training: weights, Adam's moments and measures so far, without pickle.
 
 A checkpoint is a folder that appears complete or not at all: it is written under another name,
-synced and renamed. It holds the digests of its files, so that a damaged checkpoint is detected
-before it is loaded, and the previous one is loaded instead.
+synced and renamed. A checkpoint holds the digests of its files, so that a damaged checkpoint is
+detected before it is loaded, and the previous one is loaded instead.
 
 `TrainingFolder` is the folder of one training: `training.json` (settings and recipe),
 `checkpoints/step-<n>/`, `best-<n>/`, `metrics.jsonl`, `tensorboard/`. The best weights that a

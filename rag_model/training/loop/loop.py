@@ -488,8 +488,8 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
 def resolve_precision(settings: LoopSettings) -> LoopSettings:
     """Return the settings with the precision that `auto` means in this process.
 
-    It is bf16 on a GPU that supports it, else float32. On a CPU bf16 is never chosen, because it is
-    slower on most processors.
+    The precision is bf16 on a GPU that supports it, else float32. On a CPU bf16 is never chosen,
+    because it is slower on most processors.
     """
     if settings.precision != "auto":
         return settings
@@ -500,7 +500,7 @@ def resolve_precision(settings: LoopSettings) -> LoopSettings:
 def choose_frozen_dtype(settings: LoopSettings) -> str:
     """Return the dtype of a model that judges or scores for a training, but is not trained.
 
-    It is bfloat16 if the training computes in bf16 on a GPU, else float32.
+    The dtype is bfloat16 if the training computes in bf16 on a GPU, else float32.
     """
     uses_gpu = not settings.cpu and torch.cuda.is_available()
     return "bfloat16" if uses_gpu and resolve_precision(settings).precision == "bf16" else "float32"

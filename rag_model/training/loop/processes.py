@@ -101,8 +101,8 @@ def find_processes() -> TrainingProcesses:
 def join_processes() -> TrainingProcesses:
     """Join the processes that a launcher started with this one, if there are any, and return them.
 
-    They exchange objects by gloo, and gradients on GPUs by NCCL. Each process uses the GPU of its
-    local rank.
+    The processes exchange objects by gloo, and gradients on GPUs by NCCL. Each process uses the GPU
+    of its local rank.
     """
     if is_launched_together() and find_processes().count == 1:
         has_gpu = torch.cuda.is_available()

@@ -1,6 +1,6 @@
 """Inverse cloze task (ICT): learn to retrieve a sentence's passage (Lee et al. 2019, ORQA).
 
-It needs no examples, and its encoders initialize REALM: a retriever without such a warm start
+The task needs no examples, and its encoders initialize REALM: a retriever without such a warm start
 returns useless passages at first and learns nothing from them (Guu et al. 2020, section 3.4).
 """
 

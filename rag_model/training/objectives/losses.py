@@ -88,7 +88,7 @@ def mean_over_processes(total: Tensor, count: int) -> Tensor:
     """Return a loss whose mean over the processes is the mean over the elements of all processes.
 
     `total` is the sum over the `count` elements of this process. The gradient is also that of the
-    mean over the elements of all processes. It is 0 if no process has an element.
+    mean over the elements of all processes. The gradient is 0 if no process has an element.
     """
     counts = exchange_counts(count)
     return total * (len(counts) / max(1, sum(counts)))

@@ -162,8 +162,8 @@ class Objective(Protocol[S]):
     def prepare(self, job: Job[S]) -> Examples:
         """Return the examples for the task, for example with mined negatives; may be slow.
 
-        It is called once, before `task`. The result must depend on the job alone, because the memo
-        key of the model holds the job's examples.
+        This method is called once, before `task`. The result must depend on the job alone, because
+        the memo key of the model holds the job's examples.
         """
         return job.examples
 

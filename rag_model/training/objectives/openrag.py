@@ -468,7 +468,8 @@ def _build_online_judge(
 ) -> PairScorer:
     """Build a judge; with a work folder its verdicts are cached.
 
-    They are cached by pair, because a later step may judge the same pair together with other pairs.
+    The verdicts are cached by pair, because a later step may judge the same pair together with
+    other pairs.
     """
     answerable = [example for example in examples if example.answers]
     judge = Judge(generator, answerable, job.settings.judge, generates_answers=generates_answers)

@@ -132,7 +132,8 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
 def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progress: OnProgress) -> RetrieverTask:
     """Load the question encoder, draw plain texts, retrieve passages, and score them once.
 
-    `tuned` is the model of LM-ft. It answers dev questions, and it scores if the recipe says so.
+    `tuned` is the model of LM-ft. This model answers dev questions, and it scores passages if the
+    recipe says so.
     """
     settings = job.settings
     question = _load_question_encoder(job, settings.loop)

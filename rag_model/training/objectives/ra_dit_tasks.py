@@ -302,8 +302,9 @@ class LmTask(StageTask[PassageList]):
 def compute_preference_scores(log_p: Tensor, tokens: Tensor, kind: Preference) -> Tensor:
     """Return the (b, k) scores of eq. 4 from (b, k) log p_LM(y|c∘x) and the (b,) token counts of y.
 
-    `probability` is the paper's. It underflows for long answers: with 50 tokens all scores are 0,
-    and the target is uniform. `mean_log_probability` is log p / tokens, which does not underflow.
+    `probability` is the paper's. The paper's definition underflows for long answers: with 50 tokens
+    all scores are 0, and the target is uniform. `mean_log_probability` is log p / tokens, which
+    does not underflow.
     """
     return log_p.exp() if kind == "probability" else log_p / tokens[:, None].clamp(min=1)
 
@@ -316,8 +317,8 @@ def compute_log_target(scores: Tensor, mask: Tensor, temperature: float) -> Tens
 def retriever_loss(scores: Tensor, target: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
     """Return (b,) KL(p_R ‖ p_LSR) in nats, with gradient to the retriever's (b, k) `scores`.
 
-    `target` is log p_LSR. A list has one passage or more; the loss of a single passage is 0. It is
-    computed in float32 or wider, also under autocast.
+    `target` is log p_LSR. A list has one passage or more; the loss of a single passage is 0. The
+    loss is computed in float32 or wider, also under autocast.
     """
     with torch.autocast(scores.device.type, enabled=False):
         scaled_scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature

@@ -357,8 +357,9 @@ class RagTask:
     def _compute_logits(self, question_vectors: Tensor, retrieved: RetrievedBatch) -> Tensor:
         """Return the (b, k) float32 logits of p(z|x).
 
-        They are inner products, with gradient to the questions, or the retriever's scores. Autocast
-        would compute a matrix product in bf16, which is too coarse to distinguish near passages.
+        The logits are inner products, with gradient to the questions, or the retriever's scores.
+        Autocast would compute a matrix product in bf16, which is too coarse to distinguish near
+        passages.
         """
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in hits] for hits in retrieved.hits]).to(question_vectors)

@@ -220,7 +220,7 @@ class RealmTask(TextTask):
     def evaluate(self) -> Measures:
         """Return the measures on the held-out texts, whose masks are the same at each evaluation.
 
-        They are `nll` in nats per text, `utility`, `null_prior`, and the signs of retrieval
+        The measures are `nll` in nats per text, `utility`, `null_prior`, and the signs of retrieval
         collapse, `distinct` and `spread` of the candidates.
         """
         size, rows = self._recipe.batch_size, self._split.dev.tolist()
