@@ -61,7 +61,7 @@ def bottom_links(index: FaissIndex, first: int, last: int) -> Links:
     width = int(index.hnsw.nb_neighbors(0))
     starts = engine.view_array(index.hnsw.offsets)[first:last].astype(np.int64)
     slots = starts[:, None] + np.arange(width)  # (m, 1) + (2M,) -> (m, 2M)
-    links: Links = engine.view_array(index.hnsw.neighbors)[slots]
+    links: Links = engine.view_array(index.hnsw.neighbors).take(slots)
     return links
 
 
@@ -135,15 +135,20 @@ class CellGraph:
 
 def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
     """Pack links into keys of the same shape; sorted keys are nearest first. -1 is `NO_LINK`."""
-    bits = np.ascontiguousarray(similarity).view(np.uint32)
-    sortable = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31))  # in the order of the floats
-    keys = (~sortable).astype(np.uint64) << np.uint64(32) | links.astype(np.uint32)
-    return np.where(links < 0, NO_LINK, keys)
+    bits = np.ascontiguousarray(similarity).view(np.int32)
+    # Descending in the order of the floats: all bits but the sign of a positive number are inverted.
+    descending = bits ^ (~(bits >> 31) & np.int32(0x7FFF_FFFF))
+    return join_links(descending.view(np.uint32).astype(np.uint64) << np.uint64(32), links)
+
+
+def join_links(keys: ScoredLinks, links: Rows | Links) -> ScoredLinks:
+    """Return keys with the nodes `links` in their lower half, which is 0 so far; -1 gives `NO_LINK`."""
+    return keys | links.astype(np.int64).view(np.uint64)  # all bits of -1 are set
 
 
 def unpack_links(keys: ScoredLinks) -> Links:
     """Return the nodes of keys: int32 of the same shape, -1 for `NO_LINK`."""
-    return (keys & np.uint64(0xFFFF_FFFF)).astype(np.uint32).view(np.int32)
+    return keys.astype(np.uint32).view(np.int32)
 
 
 def unpack_similarities(keys: ScoredLinks) -> Vectors:

@@ -68,7 +68,6 @@ from rag_model.index.graphs.stitch import (
     collect_candidates,
     link_across_border,
 )
-from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links
 from rag_model.index.plan import IndexStats
 from rag_model.index.quality.health import centroid_distance, relative_error
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, VectorPlan, default_search
@@ -336,6 +335,9 @@ def _update_shard(
     sources: CellVectors,
 ) -> tuple[Shard, str | None]:
     """Return an updated shard with its `history`, and the reason to build the cell again, or None."""
+    # Imports numba, which takes half a second.
+    from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links  # noqa: PLC0415
+
     old_sources = match_digests(earlier.history.sources, sources.digests)
     graph = update_cell_graph(plan, earlier.lists, old_members, members.vectors)
     quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built)

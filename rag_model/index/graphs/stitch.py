@@ -28,6 +28,7 @@ from rag_model.index.graphs.graph import (
     Links,
     ScoredLinks,
     iter_ranges,
+    join_links,
     pack_links,
     similarities,
     unpack_links,
@@ -239,7 +240,5 @@ def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, widt
 
 def _to_global_rows(keys: ScoredLinks, rows: Links) -> ScoredLinks:
     """Replace a cell's numbers with global rows."""
-    if not keys.size:
-        return keys
-    global_keys = (keys & SIMILARITY_BITS) | rows[np.maximum(unpack_links(keys), 0)].astype(np.uint64)
-    return np.where(keys == NO_LINK, NO_LINK, global_keys)
+    global_rows = np.append(rows, -1).astype(np.int32)  # the last entry stands for no link
+    return join_links(keys & SIMILARITY_BITS, global_rows.take(unpack_links(keys)))

@@ -20,10 +20,13 @@ Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index 
 similarity search. 2021, algorithm 4.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from rag_model.arrays import concatenated_ranges
+from rag_model.compiled import compiled
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
 from rag_model.index.graphs.graph import (
@@ -38,6 +41,7 @@ from rag_model.index.graphs.graph import (
     count_slots,
     draw_levels,
     iter_ranges,
+    join_links,
     lay_out_slots,
     links_per_node,
     new_graph,
@@ -120,7 +124,7 @@ def _map_members(old_members: Rows, count: int) -> Links:
 
 def _renumber(keys: ScoredLinks, targets: Links) -> ScoredLinks:
     """Replace the targets of keys; -1 removes the link."""
-    return np.where(targets < 0, NO_LINK, keys & SIMILARITY_BITS | targets.astype(np.uint32))
+    return join_links(keys & SIMILARITY_BITS, targets)
 
 
 def _drop_members(
@@ -131,31 +135,26 @@ def _drop_members(
 ) -> ScoredLinks:
     """Return (m, 2M) repaired lists by new numbers; those of new members are empty."""
     new_numbers = _map_members(old_members, len(lists))
-    new_lists = np.full((len(vectors), lists.shape[1]), NO_LINK)
+    new_lists = np.empty((len(vectors), lists.shape[1]), np.uint64)
+    new_lists[old_members < 0] = NO_LINK
     staying = np.flatnonzero(old_members >= 0)
     pairs = []  # members that lost a link, and the old numbers of its targets
     for first, last in iter_ranges(len(staying)):
         members = staying[first:last]
         old_lists = lists[old_members[members]]
         old_targets = unpack_links(old_lists)  # (b, 2M)
-        targets = new_numbers[old_targets]
+        targets = new_numbers.take(old_targets)
         new_lists[members] = np.sort(_renumber(old_lists, targets), axis=1)
-        rows, slots = np.nonzero((targets < 0) & (old_targets >= 0))
-        pairs.append((members[rows], old_targets[rows, slots]))
+        slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
+        pairs.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
     losing_members, lost_targets = map(np.concatenate, zip(*pairs, strict=True))
     affected_members, begins = np.unique(losing_members, return_index=True)
     begins = np.append(begins, len(losing_members))
     offers = []  # reverse links: the members that get one, and its key
     for first, last in iter_ranges(len(affected_members), _REPAIR_BLOCK):
-        members, pair = affected_members[first:last], slice(begins[first], begins[last])
-        candidates = new_numbers[unpack_links(lists[lost_targets[pair]])]  # (p, 2M)
-        rows = np.repeat(np.arange(last - first), np.diff(begins[first : last + 1]))
+        members = affected_members[first:last]
         links = new_lists[members]
-        near_members = unpack_links(links[:, :_OWN_LINKS])
-        near_rows, near_slots = np.nonzero(near_members >= 0)
-        rows = np.concatenate([rows, near_rows])
-        candidates = np.concatenate([candidates, unpack_links(new_lists[near_members[near_rows, near_slots]])])
-        candidates = _group_candidates(rows, candidates, members, unpack_links(links))
+        candidates = _list_candidates(members, begins[first : last + 1], lost_targets, new_numbers, lists, new_lists)
         added_keys = _select_directions(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
         rows, slots = np.nonzero(added_keys != NO_LINK)
@@ -166,31 +165,51 @@ def _drop_members(
     return new_lists
 
 
-def _group_candidates(rows: Rows, candidates: Links, members: Rows, links: Links) -> Links:
+@compiled
+def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: Any, lists: Any, new_lists: Any) -> Any:
     """Return (a, c) distinct candidates of each member, then -1, without itself and its links.
 
     Args:
-        rows: (p,) the row in `members` of each list of candidates.
-        candidates: (p, w) members, -1 where none.
         members: (a,) members that lost links.
-        links: (a, 2M) the links that remain.
+        begins: (a + 1,) where the lost targets of each member begin.
+        lost_targets: old numbers.
+        new_numbers: (o + 1,) the result of `_map_members`.
+        lists: (o, 2M) lists by old numbers.
+        new_lists: (m, 2M) lists by new numbers, without the lost links.
     """
-    order = np.argsort(rows, kind="stable")
-    rows = rows[order]
-    list_number = np.arange(len(rows)) - np.searchsorted(rows, rows)  # among the lists of the same row
-    # A member's code is twice its number, plus 1 for a candidate. Sorting many short rows is several
-    # times as fast as sorting all codes at once.
-    codes = np.full((len(members), int(list_number.max(initial=-1)) + 1, candidates.shape[1]), _NO_CODE)
-    codes[rows, list_number] = np.where(candidates[order] < 0, _NO_CODE, 2 * candidates[order] + 1)
-    excluded = np.column_stack([members, np.where(links < 0, members[:, None], links)]).astype(np.int32)
-    codes = np.concatenate([codes.reshape(len(members), -1), 2 * excluded], axis=1)
-    codes.sort(axis=1)  # now equal members are adjacent, excluded ones first
-    is_first = np.ones(codes.shape, np.bool_)
-    is_first[:, 1:] = codes[:, 1:] >> 1 != codes[:, :-1] >> 1
-    codes[~is_first | (codes % 2 == 0)] = _NO_CODE
-    codes.sort(axis=1)
-    codes = codes[:, : int((codes < _NO_CODE).sum(axis=1).max(initial=0))]
-    return np.where(codes == _NO_CODE, np.int32(-1), codes >> 1)
+    n_lists = np.diff(begins).max() + _OWN_LINKS
+    candidates = np.full((len(members), n_lists * lists.shape[1]), -1, np.int32)
+    same_numbers = np.arange(len(new_lists)).astype(np.int32)
+    offered_to = np.full(len(new_lists), -1, np.int64)  # the last member that each one was offered to
+    n_columns = 1
+    for i in range(len(members)):
+        member, count = members[i], 0
+        offered_to[member] = member
+        for key in new_lists[member]:
+            if key != NO_LINK:
+                offered_to[np.uint32(key)] = member
+        for target in lost_targets[begins[i] : begins[i + 1]]:
+            count = _add_candidates(lists[target], new_numbers, member, offered_to, candidates[i], count)
+        for key in new_lists[member, :_OWN_LINKS]:
+            if key != NO_LINK:
+                near_list = new_lists[np.uint32(key)]
+                count = _add_candidates(near_list, same_numbers, member, offered_to, candidates[i], count)
+        n_columns = max(n_columns, count)
+    return candidates[:, :n_columns]
+
+
+@compiled
+def _add_candidates(keys: Any, new_numbers: Any, member: Any, offered_to: Any, candidates: Any, count: Any) -> Any:
+    """Append the targets of `keys` that were not offered to `member` yet; return the new count."""
+    for key in keys:
+        old_target = np.uint32(key)
+        if old_target < len(new_numbers):  # else no link
+            target = new_numbers[old_target]
+            if target >= 0 and offered_to[target] != member:
+                offered_to[target] = member
+                candidates[count] = target
+                count += 1
+    return count
 
 
 def _select_directions(
@@ -214,33 +233,57 @@ def _select_directions(
     """
     keys = pack_links(similarities(vectors[members], vectors, candidates, plan.metric), candidates)
     keys = np.sort(keys, axis=1)[:, :_REPAIR_CANDIDATES]
-    width = int((links != NO_LINK).sum(axis=1).max(initial=0))
-    keys = np.concatenate([links[:, :width], keys], axis=1)
-    order = np.argsort(keys, axis=1)
-    keys = np.take_along_axis(keys, order, axis=1)
-    targets, is_candidate = unpack_links(keys), order >= width
-    is_link = keys != NO_LINK
-    # Transposed, because the loop below reads one column of all members at a time.
-    link_columns = np.ascontiguousarray(is_link.T)
-    target_columns = np.ascontiguousarray(targets.T, np.int64)
-    rows, columns = np.nonzero(is_candidate & is_link)  # candidates that no link has excluded yet
-    pending_members = targets[rows, columns].astype(np.int64)
-    to_member = unpack_similarities(keys[rows, columns])
-    rows, columns = rows.astype(np.int32), columns.astype(np.int32)
-    for column in range(keys.shape[1]):
-        is_pending = columns > column
-        compared_candidates = np.flatnonzero(link_columns[column][rows] & is_pending)
-        nearer_members = target_columns[column][rows[compared_candidates]]
-        between = pair_similarities(vectors, nearer_members, vectors, pending_members[compared_candidates], plan.metric)
-        excluded_candidates = compared_candidates[between > to_member[compared_candidates]]
-        link_columns[columns[excluded_candidates], rows[excluded_candidates]] = False
-        is_pending[excluded_candidates] = False
-        pending_candidates = np.flatnonzero(is_pending)
-        rows, columns = rows[pending_candidates], columns[pending_candidates]
-        pending_members, to_member = pending_members[pending_candidates], to_member[pending_candidates]
-        if not len(rows):
-            break
-    return np.where(is_candidate & link_columns.T, keys, NO_LINK)
+    to_member, is_selected = unpack_similarities(keys), np.zeros(keys.shape, np.bool_)
+    n_pending = (keys != NO_LINK).sum(axis=1)
+    pending = np.broadcast_to(np.arange(keys.shape[1]), keys.shape).copy()
+    between, pairs = np.full(int(n_pending.sum()), -np.inf, np.float32), np.empty((2, keys.size), np.int64)
+    state = is_selected, pending, n_pending, np.zeros(len(members), np.int64)
+    while n_pairs := _list_next_pairs(links, keys, to_member, between, state, pairs):
+        between = pair_similarities(vectors, pairs[0, :n_pairs], vectors, pairs[1, :n_pairs], plan.metric)
+    return np.where(is_selected, keys, NO_LINK)
+
+
+@compiled
+def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state: Any, pairs: Any) -> Any:
+    """Exclude candidates by the last comparison, and list the pairs of the next; return their number.
+
+    For each member, the next of its links, or of its candidates if that is nearer and thus
+    selected, is paired with all candidates that are pending.
+
+    Args:
+        links: (a, 2M) keys of each member's links, nearest first.
+        keys: (a, w) keys of each member's candidates, nearest first.
+        to_member: (a, w) similarities of the candidates to the member.
+        between: similarities of the last pairs.
+        state: the arrays that are updated: (a, w) whether a candidate is selected; (a, w) the
+            columns of the candidates, the pending ones first; (a,) the number of pending ones; and
+            (a,) the next column of `links`.
+        pairs: (2, p) receives the pairs.
+    """
+    is_selected, pending, n_pending, next_link = state
+    n_compared = n_pairs = 0
+    for i in range(len(keys)):
+        n_left = 0
+        for j in range(n_pending[i]):
+            pending[i, n_left] = pending[i, j]
+            n_left += not between[n_compared + j] > to_member[i, pending[i, j]]
+        n_compared += n_pending[i]
+        n_taken = 0
+        if n_left:
+            nearest = keys[i, pending[i, 0]]
+            if next_link[i] < links.shape[1] and links[i, next_link[i]] < nearest:
+                nearest = links[i, next_link[i]]
+                next_link[i] += 1
+            else:
+                is_selected[i, pending[i, 0]] = True
+                n_taken = 1
+            for j in range(n_taken, n_left):
+                column = pending[i, j]
+                pending[i, j - n_taken] = column
+                pairs[0, n_pairs], pairs[1, n_pairs] = np.uint32(nearest), np.uint32(keys[i, column])
+                n_pairs += 1
+        n_pending[i] = n_left - n_taken
+    return n_pairs
 
 
 def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
@@ -300,7 +343,7 @@ def load_graph(
     storage.codes.resize(count * plan.d * 4)
     stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
     for first, last in iter_ranges(count):
-        bottom = nodes[unpack_links(lists[loaded_members[first:last]])]  # (b, 2M)
+        bottom = nodes.take(unpack_links(lists[loaded_members[first:last]]))  # (b, 2M)
         neighbors[slots[first] : slots[last]] = lay_out_slots(
             bottom, levels[first:last], links, upper.slice_nodes(first, last), first
         )
@@ -342,7 +385,7 @@ def _rank_changed_links(
     for first, last in iter_ranges(len(members)):
         block = members[first:last]
         links, keys = bottom_links(index, first, last), lists[block]  # (b, 2M)
-        is_changed = links != nodes[unpack_links(keys)]
+        is_changed = links != nodes.take(unpack_links(keys))
         keys[is_changed] = NO_LINK
         rows, slots = np.nonzero(is_changed & (links >= 0))
         targets = numbers[links[rows, slots]]
@@ -449,9 +492,7 @@ def _offer_new_members(
     inserted = np.flatnonzero(old_members < 0)
     near_members = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
     targets = unpack_links(out)  # (s, OUT)
-    # Pairs of target and position are sorted as numbers, several times as fast as `argsort`.
-    slots = np.sort(targets.ravel().astype(np.int64) << 32 | np.arange(targets.size))
-    order, begins = slots & 0xFFFFFFFF, np.searchsorted(slots >> 32, np.arange(len(vectors) + 1))
+    order, begins = _group_by_target(targets.ravel(), len(vectors))
     # (i, f) sources of each near member
     counts = np.where(near_members < 0, 0, np.diff(begins)[near_members])
     positions = concatenated_ranges(counts.ravel()) + np.repeat(begins[near_members], counts.ravel())
@@ -462,3 +503,18 @@ def _offer_new_members(
     current_keys = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
     is_nearer = keys < current_keys.max(axis=1)
     return rows[is_nearer], keys[is_nearer]
+
+
+@compiled
+def _group_by_target(targets: Any, n_targets: Any) -> Any:
+    """Return the positions in `targets` by target, without -1, and (n_targets + 1,) where each begins."""
+    begins = np.zeros(n_targets + 2, np.int64)
+    for target in targets:
+        begins[target + 2] += target >= 0
+    begins = np.cumsum(begins)
+    positions = np.empty(begins[-1], np.int64)
+    for position, target in enumerate(targets):
+        if target >= 0:
+            positions[begins[target + 1]] = position
+            begins[target + 1] += 1
+    return positions, begins[:-1]

@@ -88,10 +88,10 @@ def test_recall_of_updated_graphs_stays_that_of_rebuilt_ones(
     assert updated >= rebuilt - 0.005
     assert measure_recall(reloaded, vectors, queries, metric) >= rebuilt - 0.01
 
-    def find_none(_: Rows, __: Links, members: Rows, *___: object) -> Links:
+    def find_none(members: Rows, *_: object) -> Links:
         return np.full((len(members), 1), -1, np.int32)
 
-    monkeypatch.setattr(update, "_group_candidates", find_none)
+    monkeypatch.setattr(update, "_list_candidates", find_none)
     unrepaired, vectors = update_often()
     assert measure_recall(unrepaired, vectors, queries, metric) < updated - 0.005
 
