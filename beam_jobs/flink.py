@@ -125,8 +125,8 @@ class JobServer:
         host, _, port = self.endpoint.rpartition(":")
         deadline = time.monotonic() + _START_TIMEOUT
         while self.is_running and time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex((host, int(port))) == 0:
+            with socket.socket() as probe_socket:
+                if probe_socket.connect_ex((host, int(port))) == 0:
                     return
             time.sleep(0.1)
         log_lines = self._log.read_text(errors="replace").strip().splitlines()

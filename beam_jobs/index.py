@@ -71,13 +71,13 @@ def derive(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
     """Derive indexes from the parent's where possible; the other jobs skip derived indexes."""
-    derivable = [build for build in builds if build.parent_index]
+    derivable_builds = [build for build in builds if build.parent_index]
     reports = iter(
         run_job(
             "derive",
             derive_one,
-            derivable,
-            _size_launch_to_derive(derivable, launch),
+            derivable_builds,
+            _size_launch_to_derive(derivable_builds, launch),
             on_progress,
             _estimate_merge_seconds,
             memoised=True,
@@ -272,8 +272,8 @@ def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard
             return [None] * n_shards
         renumbered_shards = [shards[number] for number in numbers]
         shards = [
-            shard if number == old else replace(shard, slices="")
-            for number, (old, shard) in enumerate(zip(numbers, renumbered_shards, strict=True))
+            shard if number == old_number else replace(shard, slices="")
+            for number, (old_number, shard) in enumerate(zip(numbers, renumbered_shards, strict=True))
         ]
     if len(shards) > n_shards:
         return [None] * n_shards

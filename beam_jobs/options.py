@@ -41,9 +41,9 @@ def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: b
     if not uses_gpu:
         _remove_accelerators(options)
     if is_local(options):
-        direct = options.view_as(DirectOptions)
-        requested_workers = direct.direct_num_workers if sets_worker_count(flags) else 0
-        direct.direct_num_workers = max(1, min(requested_workers or count_cores(), n_elements))
+        direct_options = options.view_as(DirectOptions)
+        requested_workers = direct_options.direct_num_workers if sets_worker_count(flags) else 0
+        direct_options.direct_num_workers = max(1, min(requested_workers or count_cores(), n_elements))
     return options
 
 
@@ -77,8 +77,8 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
         if runner is not None:
             create_runner(runner)
     except SystemExit as error:
-        complaint = argparse_output.getvalue().strip().rpartition("error: ")[2]
-        raise UsageError(f"Beam refuses the options after `--`: {complaint}") from error
+        parser_error = argparse_output.getvalue().strip().rpartition("error: ")[2]
+        raise UsageError(f"Beam refuses the options after `--`: {parser_error}") from error
     except (ValueError, ImportError, AttributeError) as error:
         raise UsageError(f"Beam has no runner {runner}: {' '.join(str(error).split())}") from error
     return tuple(flags)

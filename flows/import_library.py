@@ -141,8 +141,10 @@ def add_ready_indexes(recipe: Recipe, ready_files: Mapping[str, ReadyIndex]) -> 
     Raises:
         UsageError: a file is not what the recipe asks for.
     """
-    own = {name: IndexRecipe(file.factory, file.metric) for name, file in ready_files.items()}
-    combined = replace(recipe, index={**recipe.index, **{name: own[name] for name in own if name not in recipe.index}})
+    own_recipes = {name: IndexRecipe(file.factory, file.metric) for name, file in ready_files.items()}
+    combined = replace(
+        recipe, index={**recipe.index, **{name: own_recipes[name] for name in own_recipes if name not in recipe.index}}
+    )
     for name, file in ready_files.items():
         file.check_recipe(combined.index[name])
     return combined

@@ -35,9 +35,9 @@ def estimate_rebuild(
     memory_limit = memory if local else None
     with temporary_folder("encoder") as scratch:
         folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
-        work = estimate_build(n_passages, folder, recipe.index, memory_limit, recipe.encode.spec)
+        estimate = estimate_build(n_passages, folder, recipe.index, memory_limit, recipe.encode.spec)
     # This run does not start workers elsewhere, so only the launcher counts.
-    return work if local else WorkEstimate(work.sizes, {"launcher": 0}, disk=work.disk)
+    return estimate if local else WorkEstimate(estimate.sizes, {"launcher": 0}, disk=estimate.disk)
 
 
 launch = create_launch_flow("launch", reindex, estimate_rebuild, "dry_run", "base")

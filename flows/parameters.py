@@ -131,14 +131,14 @@ def _define_value_without_secret(_: "CoreSchema", handler: "GetJsonSchemaHandler
     """Return the schema of a JSON value that has no string with a secret at any depth."""
     from pydantic_core import core_schema  # noqa: PLC0415
 
-    nested = handler(core_schema.definition_reference_schema(_DEFINITION))
+    reference_schema = handler(core_schema.definition_reference_schema(_DEFINITION))
     return {
         "if": {"type": "string", "maxLength": _MAX_CHARACTERS},
         "then": {"if": {"pattern": _get_secret_pattern()}, "then": {"const": _NO_SECRET}},
         "else": {"if": {"type": "string"}, "then": {"const": _SHORT_TEXT}},
-        "items": nested,
-        "additionalProperties": nested,
-        "propertyNames": nested,
+        "items": reference_schema,
+        "additionalProperties": reference_schema,
+        "propertyNames": reference_schema,
     }
 
 

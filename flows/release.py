@@ -175,7 +175,7 @@ def release(
         evaluation=candidate_evaluation.manifest.id,
         present=present_evaluation.manifest.id if present_evaluation else None,
         model=candidate_model,
-        figures={name: str(figure) for name, figure in candidate_evaluation.metrics.items()},
+        figures={name: str(metric) for name, metric in candidate_evaluation.metrics.items()},
         gate=asdict(verdict),
         done=done,
         seconds=clock.seconds,

@@ -141,10 +141,12 @@ class ReproductionPlan:
             name: ceil(file.bytes * (self.fraction or 1)) if file.url.startswith("hf://") else file.bytes
             for name, file in self.list_missing().items()
         }
-        works = {name: estimate_library(self, name) for name in self.libraries}
-        library_hours = {name: work.estimate_resources(cores, gpus).hours for name, work in works.items()}
+        estimates_by_library = {name: estimate_library(self, name) for name in self.libraries}
+        library_hours = {
+            name: estimate.estimate_resources(cores, gpus).hours for name, estimate in estimates_by_library.items()
+        }
         row_hours = {
-            row.name: sum(work.estimate_resources(cores, min(gpus, 1)).hours for work in row_works)
+            row.name: sum(estimate.estimate_resources(cores, min(gpus, 1)).hours for estimate in row_works)
             for row, row_works in zip(self.rows, self.estimate_rows(), strict=True)
         }
         licences: dict[str, list[str]] = {}
@@ -157,8 +159,8 @@ class ReproductionPlan:
             "rows": sum(len(row.list_data()) for row in self.rows),
             "download": downloads,
             "download_bytes": sum(downloads.values()),
-            "disk_bytes": sum(work.disk for work in works.values()),
-            "passages": {name: _count_passages(self, name) for name in works},
+            "disk_bytes": sum(estimate.disk for estimate in estimates_by_library.values()),
+            "passages": {name: _count_passages(self, name) for name in estimates_by_library},
             "hours": round(sum([*library_hours.values(), *row_hours.values()]), 2),
             "library_hours": {name: round(hours, 2) for name, hours in library_hours.items()},
             "row_hours": {name: round(hours, 2) for name, hours in row_hours.items()},
@@ -202,8 +204,8 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
     library, passages = plan.reproduction.library[name], _count_passages(plan, name)
     model, d = _read_encoder_sizes(plan, library)
     indexes = plan.reproduction.select_indexes(name, plan.rows)
-    work = estimate_build_of(passages, model, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
-    operations, row_bytes = work.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
+    estimate = estimate_build_of(passages, model, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
+    operations, row_bytes = estimate.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
     kinds = library.recipe.list_representations()
     for representation, extra in library.recipe.represent.items():
         row_bytes += estimate_row_bytes(kinds[representation], DIM)
@@ -213,7 +215,9 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         # A static encoder costs nothing, so `parameters` belongs to the extra encoder.
         elif not model.operations_per_token:
             operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
-    return replace(work, operations=0.0 if library.vectors else operations, disk=work.disk + passages * row_bytes)
+    return replace(
+        estimate, operations=0.0 if library.vectors else operations, disk=estimate.disk + passages * row_bytes
+    )
 
 
 def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Architecture, int]:
@@ -295,11 +299,11 @@ def reproduce(
     clock, plan = StageClock("reproduce"), plan_reproduction(reproduction, folder, rows, fraction)
     target = Store.open(store, create=True)
     # keeps `gc` from deleting the files of this run
-    with target.intents.hold(f"reproduce-{secrets.token_hex(8)}"), temporary_folder("reproduce") as work:
+    with target.intents.hold(f"reproduce-{secrets.token_hex(8)}"), temporary_folder("reproduce") as work_folder:
         with clock("fetch") as on_progress:
             paths = fetch_data(plan, on_progress)
             check_models(target, plan)
-        run = ReproductionRun(target, plan, sample_data(plan, paths, work), beam_options)
+        run = ReproductionRun(target, plan, sample_data(plan, paths, work_folder), beam_options)
         tasks = [(row, data, run.open_evaluator(row, data)) for row in plan.rows for data in row.list_data()]
         for name in plan.libraries:
             with clock(f"build {name}"):
@@ -471,8 +475,8 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
             else:
                 fetch_file(file.url, path, _split_checksum(file), on_progress)
         except InputError as error:
-            others = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
-            also_missing = f"; also missing: {', '.join(others)}" if others else ""
+            other_sources = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
+            also_missing = f"; also missing: {', '.join(other_sources)}" if other_sources else ""
             raise InputError(
                 f"data set {name} could not be downloaded ({error}): get {file.url} on another machine, put it into "
                 f"{plan.folder} as {file.local_name}, and run the same command again{also_missing}"
@@ -529,14 +533,14 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
     require("huggingface_hub", "hub")
     from rag_model.store.objects.hub import HubApi  # noqa: PLC0415 - imports the client of the Hub
 
-    owner, repository, *rest = url.removeprefix("hf://datasets/").split("/")
+    owner, repository, *path_parts = url.removeprefix("hf://datasets/").split("/")
     repository, _, revision = repository.partition("@")
     partial_folder = folder.with_name(f"{folder.name}.part")
     try:
         settings = {"repo_type": "dataset", "revision": revision or None}
         api: Any = HubApi()
         names = api.list_repo_files(f"{owner}/{repository}", **settings)
-        matching_names = sorted(name for name in names if fnmatchcase(name, "/".join(rest)))
+        matching_names = sorted(name for name in names if fnmatchcase(name, "/".join(path_parts)))
         for name in matching_names if fraction is None else matching_names[: ceil(fraction * len(matching_names))]:
             if not (partial_folder / Path(name).name).exists():
                 path = Path(api.hf_hub_download(f"{owner}/{repository}", name, **settings, local_dir=partial_folder))
@@ -593,7 +597,7 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
     return [encoder, question, *(extra.encoder for extra in library.recipe.represent.values())]
 
 
-def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], work: Path) -> dict[str, str]:
+def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the paths of the data sets; for a sample, write some lines of each question file."""
     sampled_paths = dict(paths)
     questions = {data for row in plan.rows for data in row.list_data()}
@@ -604,7 +608,7 @@ def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], work: Path) ->
             lines = [line for line in read_lines(str(path)) if line.strip()]
             count = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
             sample_lines = [lines[i * len(lines) // count] for i in range(count)]
-            sample_path = work / _strip_compression_suffix(path.name)
+            sample_path = folder / _strip_compression_suffix(path.name)
             sample_path.write_bytes(b"\n".join(sample_lines) + b"\n")
             sampled_paths[name] = str(sample_path)
     return sampled_paths

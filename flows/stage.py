@@ -352,9 +352,9 @@ class StageClock:
         of the next stage.
         """
         started, cpu_started = time.monotonic(), count_cpu_seconds()
-        with show_progress(stage, quiet=self.quiet) as bar:
-            artifact = _Artifact(self.flow, stage, bar) if in_run() else None
-            yield artifact or bar
+        with show_progress(stage, quiet=self.quiet) as progress_bar:
+            artifact = _Artifact(self.flow, stage, progress_bar) if in_run() else None
+            yield artifact or progress_bar
             if artifact is not None:
                 artifact.complete()
         trim_memory()
@@ -367,11 +367,11 @@ class StageClock:
 class _Artifact:
     """The stage's bar in the Prefect UI, updated when the percentage or the sentence changes."""
 
-    def __init__(self, flow: str, stage: str, bar: ProgressReporter) -> None:
+    def __init__(self, flow: str, stage: str, progress_bar: ProgressReporter) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact  # noqa: PLC0415
 
         self._update = update_progress_artifact
-        self._stage, self._show, self._percent = stage, bar, 0
+        self._stage, self._show, self._percent = stage, progress_bar, 0
         key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
         self._id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
 

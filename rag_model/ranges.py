@@ -361,13 +361,13 @@ class RangeCache:
         """Remove the least recently used blocks until at most `target_bytes` are left."""
         clock_limit = min(self._running, default=self._clock + 1)
         candidates = [file._list_evictable(clock_limit) for file in self._files]
-        last_used_times = np.concatenate([np.empty(0, np.int64), *(used for _, used in candidates)])
-        owners = np.repeat(np.arange(len(self._files)), [len(used) for _, used in candidates])
+        last_used_times = np.concatenate([np.empty(0, np.int64), *(used_times for _, used_times in candidates)])
+        file_numbers = np.repeat(np.arange(len(self._files)), [len(used_times) for _, used_times in candidates])
         blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in candidates)])
         for i in np.argsort(last_used_times, kind="stable").tolist():
             if self._used_bytes <= target_bytes:
                 return
-            file = self._files[owners[i]]
+            file = self._files[file_numbers[i]]
             if not file._free_block(int(blocks[i])):
                 return  # the file system cannot free a part of a file
             self._used_bytes -= file.layout.count_disk_bytes(blocks[i : i + 1])
@@ -503,9 +503,9 @@ class CachedFile:
     def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
         """Record that a search uses ranges; return the blocks that are not verified."""
         if len(starts) == 1 and starts[0] < ends[0] <= self.size:  # slices are faster than arrays
-            used = self.layout.locate_range(int(starts[0]), int(ends[0]))
-            np.maximum(self._last_used[used], clock, out=self._last_used[used])
-            unverified: Numbers = used.start + np.flatnonzero(~self._is_verified[used])
+            block_range = self.layout.locate_range(int(starts[0]), int(ends[0]))
+            np.maximum(self._last_used[block_range], clock, out=self._last_used[block_range])
+            unverified: Numbers = block_range.start + np.flatnonzero(~self._is_verified[block_range])
             return unverified
         blocks = self.layout.locate_ranges(starts, np.minimum(ends, self.size))
         self._last_used[blocks] = np.maximum(self._last_used[blocks], clock)

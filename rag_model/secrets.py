@@ -92,47 +92,50 @@ def build_secret_pattern() -> str:
     """
     # A text may be a URL or a chain of URLs, in which blanks are ignored. It may also contain a
     # URL, which ends at a blank or a quotation mark.
-    blanks = r"[\x00-\x20\x7f]*"
-    forms = [
-        *_build_url_patterns(rf"(?:^|::){blanks}", blanks, ""),
+    blank_pattern = r"[\x00-\x20\x7f]*"
+    url_patterns = [
+        *_build_url_patterns(rf"(?:^|::){blank_pattern}", blank_pattern, ""),
         *_build_url_patterns(r"(?<![\w+.-])", "", r"\s\"'<>"),
     ]
-    scheme_without_host = blanks.join(["^", "[hH]", "[tT]", "[tT]", "[pP]", "[sS]?", ":"])
+    scheme_without_host = blank_pattern.join(["^", "[hH]", "[tT]", "[tT]", "[pP]", "[sS]?", ":"])
     return "|".join(
         [
-            rf"{scheme_without_host}(?!{blanks}[/\\:])",
-            rf":{blanks}[/\\]{blanks}[/\\][^/\\?#]*@",
-            *forms,
+            rf"{scheme_without_host}(?!{blank_pattern}[/\\:])",
+            rf":{blank_pattern}[/\\]{blank_pattern}[/\\][^/\\?#]*@",
+            *url_patterns,
         ]
     )
 
 
-def _build_url_patterns(start: str, blanks: str, stops: str) -> list[str]:
+def _build_url_patterns(start: str, blank_pattern: str, stops: str) -> list[str]:
     """Return patterns of URLs with a user, with an invalid port, or with unknown query parameters.
 
     Args:
         start: pattern of the text before a scheme.
-        blanks: pattern of the characters that are ignored within a URL.
+        blank_pattern: pattern of the characters that are ignored within a URL.
         stops: characters at which the URL ends, for a character class.
     """
-    slashes, host = rf"{blanks}(?:[/\\]{blanks})+", rf"[^/\\?#{stops}]"
+    slashes, host = rf"{blank_pattern}(?:[/\\]{blank_pattern})+", rf"[^/\\?#{stops}]"
     harmless, end = "|".join(sorted(HARMLESS_PARAMETERS)), rf"(?:[=?&;#{stops}]|(?![\s\S]))"
-    glob_start = rf"(?i:{'|'.join(sorted(_GLOB_SCHEMES))}){blanks}:"
-    scheme = rf"{start}[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
+    glob_start = rf"(?i:{'|'.join(sorted(_GLOB_SCHEMES))}){blank_pattern}:"
+    scheme = rf"{start}[A-Za-z]{blank_pattern}(?:[\w+.-]{blank_pattern})+:{slashes}"
     glob_scheme = rf"{start}{glob_start}{slashes}"
-    other_scheme = rf"{start}(?!{glob_start})[A-Za-z]{blanks}(?:[\w+.-]{blanks})+:{slashes}"
-    rest = rf"[^{stops}]" if stops else r"[\s\S]"
+    other_scheme = rf"{start}(?!{glob_start})[A-Za-z]{blank_pattern}(?:[\w+.-]{blank_pattern})+:{slashes}"
+    other_character = rf"[^{stops}]" if stops else r"[\s\S]"
     return [
         rf"{scheme}{host}*(?:@|%40)",
         # An IPv6 address in brackets and an ARN contain colons too.
         rf"{scheme}(?!arn:)(?:\[[^\]/\\?#]*\]|(?!\[[^\]/\\?#]*\]))"
         rf"(?:(?!%3[aA])[^/\\?#:{stops}])*"
         rf"(?::(?!:)\d*(?::(?!:)|[^\d/\\?#:{stops}])|%3[aA]\d*[^\d/\\?#{stops}])",
-        rf"{glob_scheme}[^?{stops}]*\?(?:{rest}*[?&;])?(?!(?:{harmless})=)[^?&;/={stops}]*=",
-        rf"{other_scheme}[^?#{stops}]*[?#](?:{rest}*[?&;#])?(?!(?:{harmless}){end})[^?&;#{stops}]",
+        rf"{glob_scheme}[^?{stops}]*\?(?:{other_character}*[?&;])?(?!(?:{harmless})=)[^?&;/={stops}]*=",
+        rf"{other_scheme}[^?#{stops}]*[?#](?:{other_character}*[?&;#])?(?!(?:{harmless}){end})[^?&;#{stops}]",
         rf"{other_scheme}[^?#{stops}]*[;&][^/;&=?#{stops}]*=",
         # If a harmless parameter is repeated, its second value may be a secret.
-        *(rf"{scheme}{rest}*[?&;#]{name}{end}{rest}*(?<=[?&;#]){name}{end}" for name in sorted(HARMLESS_PARAMETERS)),
+        *(
+            rf"{scheme}{other_character}*[?&;#]{name}{end}{other_character}*(?<=[?&;#]){name}{end}"
+            for name in sorted(HARMLESS_PARAMETERS)
+        ),
     ]
 
 
@@ -178,9 +181,9 @@ def _has_user(host: str) -> bool:
     return "@" in decoded_host or (bool(port) and not port.isdigit() and not decoded_host.startswith("arn:"))
 
 
-def _iter_parameters(scheme: str, rest: str) -> Iterator[str]:
-    """Yield the names of the query parameters; `rest` is the part of a URL after its host."""
-    path, _, query = rest.partition("?")
+def _iter_parameters(scheme: str, url_rest: str) -> Iterator[str]:
+    """Yield the names of the query parameters; `url_rest` is the part of a URL after its host."""
+    path, _, query = url_rest.partition("?")
     if scheme in _GLOB_SCHEMES:
         parameters = [parameter for parameter in re.split(r"[?&;]", query) if "=" in parameter.partition("/")[0]]
     else:

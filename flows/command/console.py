@@ -56,8 +56,8 @@ def show_progress(stage_name: str, *, as_bytes: bool = False, quiet: bool = Fals
     count = DownloadColumn() if as_bytes else MofNCompleteColumn()
     columns = TextColumn("{task.description:<12}"), BarColumn(), count
     times = TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, *times, console=Console(stderr=True)) as bar:
-        yield _Bar(bar, bar.add_task(stage_name, total=None))
+    with Progress(*columns, *times, console=Console(stderr=True)) as progress_bar:
+        yield _Bar(progress_bar, progress_bar.add_task(stage_name, total=None))
 
 
 def format_seconds(seconds: float) -> str:
@@ -92,8 +92,8 @@ class _Silence:
 class _Bar:
     """A progress bar that stays below the printed sentences."""
 
-    def __init__(self, bar: "Progress", task: "TaskID") -> None:
-        self._bar, self._task = bar, task
+    def __init__(self, progress_bar: "Progress", task: "TaskID") -> None:
+        self._bar, self._task = progress_bar, task
 
     def __call__(self, done: int, total: int) -> None:
         self._bar.update(self._task, completed=done, total=total)

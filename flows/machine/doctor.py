@@ -70,9 +70,9 @@ def fetch_json(url: str) -> Any:
         return json.load(answer)
 
 
-def report_no_answer(what: str, url: str, failed: Exception, todo: str) -> Finding:
+def report_no_answer(what: str, url: str, failed: Exception, advice: str) -> Finding:
     """Return the finding for a server that gave no valid response."""
-    return Finding(what, False, f"{url} gave no valid response ({getattr(failed, 'reason', failed)})", todo)
+    return Finding(what, False, f"{url} gave no valid response ({getattr(failed, 'reason', failed)})", advice)
 
 
 def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
@@ -105,8 +105,8 @@ def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
 
 def _check_slots(options: PipelineOptions, master: str, version: str, n_slots: int) -> Finding:
     n_required_slots = max(1, options.view_as(FlinkRunnerOptions).parallelism)
-    todo = f"wait, add TaskManagers, or lower --parallelism={n_required_slots}: a job waits until all slots are free"
-    return Finding("flink", n_slots >= n_required_slots, f"Flink {version} at {master}, {n_slots} free slots", todo)
+    advice = f"wait, add TaskManagers, or lower --parallelism={n_required_slots}: a job waits until all slots are free"
+    return Finding("flink", n_slots >= n_required_slots, f"Flink {version} at {master}, {n_slots} free slots", advice)
 
 
 def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Finding]:
@@ -121,13 +121,13 @@ def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Findin
         return
     cluster_version = version.rpartition(".")[0]
     published = flink.PUBLISHED_FLINK_VERSIONS
-    todo = (
+    advice = (
         f"say --flink_version={cluster_version}"
         if cluster_version in published
         else f"run a Flink of {', '.join(published)}"
     )
     fits = cluster_version == flink.flink_version
-    yield Finding("flink, version", fits, f"cluster {version}, job server for {flink.flink_version}", todo)
+    yield Finding("flink, version", fits, f"cluster {version}, job server for {flink.flink_version}", advice)
 
 
 def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:
@@ -162,8 +162,8 @@ def check_versions() -> Iterator[Finding]:
             continue  # a missing extra is reported where it is needed
         fits = requirement.specifier.contains(installed, prereleases=True)
         if not fits or requirement.name in {"torch", "transformers", "apache-beam", "prefect"}:
-            todo = f"pip install '{requirement.name}{requirement.specifier}'"
-            yield Finding(requirement.name, fits, installed, todo)
+            advice = f"pip install '{requirement.name}{requirement.specifier}'"
+            yield Finding(requirement.name, fits, installed, advice)
     if (faiss_requirement := requirements.get("faiss-cpu")) is not None:
         yield _check_faiss(faiss_requirement.specifier)
 
@@ -173,8 +173,8 @@ def _check_faiss(specifier: SpecifierSet) -> Finding:
     packages = list_faiss_packages()
     description = " and ".join(f"{name} {installed}" for name, installed in packages.items())
     if len(packages) > 1:
-        todo = f"pip uninstall --yes {' '.join(packages)}, then pip install --no-deps '{[*packages][-1]}{specifier}'"
-        return Finding("faiss", False, f"{description}, installed over each other", todo)
+        advice = f"pip uninstall --yes {' '.join(packages)}, then pip install --no-deps '{[*packages][-1]}{specifier}'"
+        return Finding("faiss", False, f"{description}, installed over each other", advice)
     fits = all(specifier.contains(installed, prereleases=True) for installed in packages.values())
     return Finding(
         "faiss",
@@ -194,12 +194,12 @@ def _check_disk(what: str, folder: str | None) -> Finding:
     folder_on_disk = nearest_existing(Path(folder) if folder else cache_folder())
     free = shutil.disk_usage(folder_on_disk).free
     variable = "TMPDIR" if folder else "BOOKWHEEL_CACHE"
-    todo = f"free some, or point {variable} at another disk"
+    advice = f"free some, or point {variable} at another disk"
     return Finding(
         what,
         free >= MIN_DISK and os.access(folder_on_disk, os.W_OK),
         f"{format_bytes(free)} free in {folder_on_disk}",
-        todo,
+        advice,
     )
 
 
@@ -251,12 +251,12 @@ def _check_prefect() -> Finding:
     api = os.environ.get("PREFECT_API_URL") or find_prefect_server()
     if not api:
         return Finding("prefect", True, "no server is named: builds run without, other flows start one for the run")
-    todo = f"start it (`prefect server start`), or unset PREFECT_API_URL ({mask_secrets(api)})"
+    advice = f"start it (`prefect server start`), or unset PREFECT_API_URL ({mask_secrets(api)})"
     url = f"{api.rstrip('/')}/version"
     try:
         return Finding("prefect", True, f"server {fetch_json(url)} at {mask_secrets(api)}{_describe_leases(api)}")
     except RESPONSE_ERRORS as error:
-        return report_no_answer("prefect", mask_secrets(url), error, todo)
+        return report_no_answer("prefect", mask_secrets(url), error, advice)
 
 
 def _describe_leases(api: str) -> str:
@@ -283,8 +283,8 @@ def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:
     image = options.view_as(WorkerOptions).sdk_container_image
     if image:
         fits = f":{version('bookwheel')}" in image
-        todo = f"use the image of bookwheel {version('bookwheel')}: workers must run the launcher's code"
-        yield Finding("beam, image", fits, image, todo)
+        advice = f"use the image of bookwheel {version('bookwheel')}: workers must run the launcher's code"
+        yield Finding("beam, image", fits, image, advice)
 
 
 def doctor(*beam_options: str, store: str | None = None, common: Common | None = None) -> Reply:

@@ -63,10 +63,10 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
         for port in candidates:
             if len(ports) == count:
                 return ports
-            probe = sockets.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe_socket = sockets.enter_context(socket.socket())
+            probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
+                probe_socket.bind(("127.0.0.1", port))
                 ports.append(port)
     raise ResourceError("there are too few free ports on 127.0.0.1: stop other servers")
 

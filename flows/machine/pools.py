@@ -192,5 +192,5 @@ def show_resources(needs: RunResources) -> None:
     rows = {**needs.work.sizes, **stages, "disk": format_bytes(needs.work.disk), "hours, about": f"{needs.hours:.1f}"}
     description = f"The run gets {format_bytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
     artifacts.create_table(
-        [{"what": what, "value": value} for what, value in rows.items()], "launch-needs", description
+        [{"what": requirement, "value": value} for requirement, value in rows.items()], "launch-needs", description
     )

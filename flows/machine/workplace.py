@@ -34,43 +34,49 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
         UsageError: the folder contains something else, or another run uses it.
         ResourceError: there is too little disk.
     """
-    work = (folder or out.parent).resolve() / f"{out.name}.work"
-    _check_disk(work, work_bytes, out, out_bytes)
-    if work.exists() and not (work.is_dir() and ((work / _STORE_MARKER).exists() or not any(work.iterdir()))):
-        raise UsageError(f"{work} exists and is not a work folder: remove it, or name another with --work")
-    temporary = work / "tmp"
-    store = Store.open(str(work), create=True)
-    with lock_folder(work):
+    work_folder = (folder or out.parent).resolve() / f"{out.name}.work"
+    _check_disk(work_folder, work_bytes, out, out_bytes)
+    if work_folder.exists() and not (
+        work_folder.is_dir() and ((work_folder / _STORE_MARKER).exists() or not any(work_folder.iterdir()))
+    ):
+        raise UsageError(f"{work_folder} exists and is not a work folder: remove it, or name another with --work")
+    temporary = work_folder / "tmp"
+    store = Store.open(str(work_folder), create=True)
+    with lock_folder(work_folder):
         shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
         temporary.mkdir()
-        with _set_environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work / "cache")}):
+        with _set_environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work_folder / "cache")}):
             yield store
-        shutil.rmtree(work)
+        shutil.rmtree(work_folder)
 
 
-def _check_disk(work: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
-    work_disk = nearest_existing(work)
-    used_bytes = sum(path.stat().st_size for path in work.rglob("*") if path.is_file()) if work.exists() else 0
+def _check_disk(work_folder: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
+    work_disk = nearest_existing(work_folder)
+    used_bytes = (
+        sum(path.stat().st_size for path in work_folder.rglob("*") if path.is_file()) if work_folder.exists() else 0
+    )
     is_other_disk = work_disk.stat().st_dev != nearest_existing(out.resolve()).stat().st_dev
-    for disk_path, needed in (
+    for disk_path, needed_bytes in (
         (work_disk, work_bytes - used_bytes),
         (nearest_existing(out.resolve()), out_bytes if is_other_disk else 0),
     ):
-        check_disk(disk_path, needed, "the work", "name a folder on another disk with --work")
+        check_disk(disk_path, needed_bytes, "the work", "name a folder on another disk with --work")
 
 
 @contextmanager
-def lock_folder(work: Path) -> Iterator[None]:
+def lock_folder(work_folder: Path) -> Iterator[None]:
     """Lock an existing folder; the kernel releases the lock when this process ends by any means.
 
     Raises:
         UsageError: another run uses it.
     """
-    with (work / "lock").open("w") as file:
+    with (work_folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(f"another run works in {work}: wait for it, or name another folder with --work") from error
+            raise UsageError(
+                f"another run works in {work_folder}: wait for it, or name another folder with --work"
+            ) from error
         yield
 
 

@@ -46,10 +46,10 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     )
     needed_bytes, plan_factory = cost.peak_bytes(), with_refinement(plan.factory, getattr(plan, "refine", None))
     if request.memory is not None and needed_bytes > request.memory:
-        subject = (
+        description = (
             f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
         )
-        raise ResourceError(f"{subject}: raise --memory from {format_bytes(request.memory)}")
+        raise ResourceError(f"{description}: raise --memory from {format_bytes(request.memory)}")
     numbers = {
         name: getattr(plan, name) for name in _REPORTED_FIELDS[not plan.shards] if getattr(plan, name, None) is not None
     }

@@ -65,7 +65,7 @@ def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
         catalog.noun: current_move.snapshot,
         "others": other_refs,
     }
-    consequence = (
+    remaining_refs = (
         f"still named by {', '.join(other_refs)}"
         if other_refs
         else "named by no other ref, so that `expire` deletes it"
@@ -73,7 +73,7 @@ def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
     return Reply(
         document,
         f"{'deleted' if yes else 'would delete'} ref {ref}; "
-        f"{catalog.noun} {current_move.snapshot[:12]} is {consequence}"
+        f"{catalog.noun} {current_move.snapshot[:12]} is {remaining_refs}"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     )
 
@@ -120,13 +120,15 @@ def log(*, store: StoreUrl, ref: str = "latest", common: Common | None = None) -
         ref: The ref whose moves to list; `model:NAME` for a ref of models.
     """
     catalog, name = Store.open(store).find_catalog(ref)
-    moves, trust = catalog.refs.read_history(name)[::-1], TrustedKeys.from_environment()
+    moves, trusted_keys = catalog.refs.read_history(name)[::-1], TrustedKeys.from_environment()
     signatures = {
-        move.number: _describe_signer(catalog.refs.find_signer(trust, name, move.number)) for move in moves if trust
+        move.number: _describe_signer(catalog.refs.find_signer(trusted_keys, name, move.number))
+        for move in moves
+        if trusted_keys
     }
     document = [
         {"number": move.number, catalog.noun: move.snapshot or None, "created_at": move.created_at, "note": move.note}
-        | ({"signed": signatures[move.number]} if trust else {})
+        | ({"signed": signatures[move.number]} if trusted_keys else {})
         for move in moves
     ]
     lines = ["  ".join(_iter_fields(ref, move, signatures.get(move.number))).rstrip() for move in moves]

@@ -275,12 +275,16 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
         list_index = symbol - unit
         if list_index < eight:
             shift = list_index << np.uint64(3)
-            list_symbol, lower = first_eight >> shift & low_byte, first_eight & ((unit << shift) - unit)
-            first_eight = (first_eight ^ lower ^ list_symbol << shift) | lower << eight | list_symbol
+            list_symbol, lower_symbols = first_eight >> shift & low_byte, first_eight & ((unit << shift) - unit)
+            first_eight = (first_eight ^ lower_symbols ^ list_symbol << shift) | lower_symbols << eight | list_symbol
         elif list_index < np.uint64(16):
             shift = (list_index - eight) << np.uint64(3)
-            list_symbol, lower = second_eight >> shift & low_byte, second_eight & ((unit << shift) - unit)
-            second_eight = (second_eight ^ lower ^ list_symbol << shift) | lower << eight | first_eight >> last_shift
+            list_symbol, lower_symbols = second_eight >> shift & low_byte, second_eight & ((unit << shift) - unit)
+            second_eight = (
+                (second_eight ^ lower_symbols ^ list_symbol << shift)
+                | lower_symbols << eight
+                | first_eight >> last_shift
+            )
             first_eight = first_eight << eight | list_symbol
         else:
             list_index -= np.uint64(16)

@@ -86,8 +86,8 @@ class _MinimumRateStream(io.RawIOBase):
         self._sock.settimeout(self._seconds_left)
         start_time = time.monotonic()
         n_read: int | None = self._raw.readinto(buffer)
-        waited = time.monotonic() - start_time
-        self._seconds_left = min(PATIENCE, self._seconds_left - waited + (n_read or 0) * PATIENCE / MIN_BYTES)
+        waited_seconds = time.monotonic() - start_time
+        self._seconds_left = min(PATIENCE, self._seconds_left - waited_seconds + (n_read or 0) * PATIENCE / MIN_BYTES)
         return n_read
 
     def close(self) -> None:

@@ -135,13 +135,13 @@ def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str])
     if not new_aliases or not sections:
         return tuple(sections)
     line = f"{'; '.join(new_aliases)}."  # chunkers cut between sentences
-    first, *others = sections
+    first, *other_sections = sections
     if first.heading:
         return (Section("", line), *sections)
     offset = len(line) + 1
     links = tuple((start + offset, end + offset) for start, end in first.links)
     text = f"{line}\n{first.text}" if first.text else line
-    return (replace(first, text=text, links=links), *others)
+    return (replace(first, text=text, links=links), *other_sections)
 
 
 def set_passage_metadata(

@@ -129,8 +129,8 @@ def assemble_parts(
 
 def is_ordered(runs: Sequence[PageRun]) -> bool:
     """Return whether page ids strictly increase through all runs, so that no id is repeated."""
-    ascends = (run.slice.last_page < next_run.slice.first_page for run, next_run in pairwise(runs))
-    return all(run.ordered for run in runs) and all(ascends)
+    are_ascending = (run.slice.last_page < next_run.slice.first_page for run, next_run in pairwise(runs))
+    return all(run.ordered for run in runs) and all(are_ascending)
 
 
 def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
@@ -148,8 +148,8 @@ def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
 
 
 def _is_adjacent(current: Slice, byte_slice: Slice) -> bool:
-    touches = current.url == byte_slice.url and current.offset + current.length == byte_slice.offset
-    return touches and current.last_page < byte_slice.first_page
+    is_adjacent = current.url == byte_slice.url and current.offset + current.length == byte_slice.offset
+    return is_adjacent and current.last_page < byte_slice.first_page
 
 
 def stage_file(stage: StageFile, path: Path) -> str:

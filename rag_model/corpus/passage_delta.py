@@ -164,11 +164,11 @@ def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]
 
 def _compare_rows(left_rows: pa.Table, right_rows: pa.Table) -> Any:
     """Return for each row whether two tables of equal length agree in all columns: (m,) bool."""
-    agree = np.ones(left_rows.num_rows, np.bool_)
+    is_equal = np.ones(left_rows.num_rows, np.bool_)
     for left_column, right_column in zip(left_rows.columns, right_rows.columns, strict=True):
         both_null = pc.and_(pc.is_null(left_column), pc.is_null(right_column))
-        agree &= pc.or_(pc.equal(left_column, right_column).fill_null(False), both_null).to_numpy()
-    return agree
+        is_equal &= pc.or_(pc.equal(left_column, right_column).fill_null(False), both_null).to_numpy()
+    return is_equal
 
 
 def _list_runs(base_row_of: Rows) -> list[Run]:

@@ -109,8 +109,8 @@ def _build_filter(filter_id: int, properties: bytes) -> dict[str, int]:
         bits = properties[0]
         return {"id": filter_id, "dict_size": (2 | bits & 1) << (bits // 2 + 11)}
     if filter_id == lzma.FILTER_LZMA1:
-        rest, lc = divmod(properties[0], 9)
-        pb, lp = divmod(rest, 5)
+        remainder, lc = divmod(properties[0], 9)
+        pb, lp = divmod(remainder, 5)
         return {"id": filter_id, "dict_size": int.from_bytes(properties[1:5], "little"), "lc": lc, "lp": lp, "pb": pb}
     return {"id": filter_id}
 

@@ -197,13 +197,13 @@ def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterato
 def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
     """Return the pages of a block with their XML."""
     byte_slice = to_slice(block, mirror.get_url(block))
-    where, data, parser = basename(byte_slice.url), bytearray(), PageParser(basename(byte_slice.url))
+    location, data, parser = basename(byte_slice.url), bytearray(), PageParser(basename(byte_slice.url))
     pages_by_offset: list[tuple[int, Page]] = []
     for chunk in read_slice(byte_slice):
         data += chunk
         pages_by_offset += parser.feed(chunk)
         if len(data) > block.xml_bytes:
-            raise InputError(f"{where} has more than {block.xml_bytes} bytes: it is damaged, restore it")
+            raise InputError(f"{location} has more than {block.xml_bytes} bytes: it is damaged, restore it")
     parser.close()
     ends = [offset for offset, _ in pages_by_offset[1:]] + [len(data)]
     return [(page, bytes(data[offset:end])) for (offset, page), end in zip(pages_by_offset, ends, strict=True)]

@@ -215,21 +215,21 @@ def clean_sections(
     # level of the section of references or links that contains this one
     apparatus_level = _NO_LEVEL
     for section in raw_sections:
-        level, heading, raw, _ = section
-        if level > apparatus_level and not may_have_prose(raw):
+        level, heading, raw_text, _ = section
+        if level > apparatus_level and not may_have_prose(raw_text):
             continue
         heading_text = _clean_heading(expand(f" {heading}")) if heading else ""
         if level <= apparatus_level:
             apparatus_level = level if is_apparatus(heading_text, language) else _NO_LEVEL
-            if apparatus_level == level and not may_have_prose(raw):
+            if apparatus_level == level and not may_have_prose(raw_text):
                 continue
-        if heading and is_link_list(raw):
+        if heading and is_link_list(raw_text):
             continue
         clean = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
         structures: Sequence[Structure] = ()
         if extract is not None and apparatus_level == _NO_LEVEL:
-            raw, structures = extract(section)
-        expanded = expand(raw)
+            raw_text, structures = extract(section)
+        expanded = expand(raw_text)
         text = clean(remove_marks(expanded))
         if text or structures:
             links = find_link_spans(text, expanded, clean) if anchors else ()

@@ -223,8 +223,8 @@ def read_passage_space(name: str | Path) -> Space:
             encoder and declares no space.
     """
     folder = resolve_folder(name)
-    if (declared := read_declared_space(folder)) is not None:
-        return declared
+    if (declared_space := read_declared_space(folder)) is not None:
+        return declared_space
     _check_role(folder, "passage")
     return compute_space(folder, read_encoder_spec(folder, find_known_settings(str(name))), str(name))
 

@@ -147,8 +147,8 @@ def read_declared_space(folder: Path) -> Space | None:
     Raises:
         InputError: the declaration is corrupt.
     """
-    declared = read_optional_json(folder / RECORD_FILE).get("asks")
-    return Space.from_json(declared) if declared else None
+    declared_space = read_optional_json(folder / RECORD_FILE).get("asks")
+    return Space.from_json(declared_space) if declared_space else None
 
 
 def check_same_space(query_space: Space, passage_space: Space) -> None:

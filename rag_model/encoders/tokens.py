@@ -322,17 +322,17 @@ class WordTokenizer:
         """Tokenize the new words and return the cache. Thread-safe."""
         if len(self._recent_words) >= _MAX_CACHED_WORDS:
             self._recent_words, self._older_words = {}, self._recent_words
-        recent, older = self._recent_words, self._older_words
-        missing_words = words.difference(recent)
-        recent.update((word, older[word]) for word in missing_words & older.keys())
-        new_words = [word for word in missing_words.difference(recent) if len(word) <= _MAX_CACHED_LENGTH]
+        recent_words, older_words = self._recent_words, self._older_words
+        missing_words = words.difference(recent_words)
+        recent_words.update((word, older_words[word]) for word in missing_words & older_words.keys())
+        new_words = [word for word in missing_words.difference(recent_words) if len(word) <= _MAX_CACHED_LENGTH]
         ascii_words = (
             [word for word in new_words if word and word.isascii() and word.isprintable()] if self.boundaries else []
         )
         other_words = [*{*new_words}.difference(ascii_words)]
-        recent.update(zip(ascii_words, self._tokenize_joined(ascii_words), strict=True))
-        recent.update(zip(other_words, self._tokenize_separately(other_words), strict=True))
-        return recent
+        recent_words.update(zip(ascii_words, self._tokenize_joined(ascii_words), strict=True))
+        recent_words.update(zip(other_words, self._tokenize_separately(other_words), strict=True))
+        return recent_words
 
     def _tokenize_separately(self, words: Sequence[str]) -> Iterator[bytes | None]:
         return (self._encode_independent(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
@@ -574,7 +574,9 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
         # alive.
         sys.modules["torch"].cuda.empty_cache()
         _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(rows))
-        pending = deque(half for batch in (rows, *pending) for half in np.array_split(batch, 2) if len(half))
+        pending = deque(
+            half_batch for batch in (rows, *pending) for half_batch in np.array_split(batch, 2) if len(half_batch)
+        )
 
 
 def _get_out_of_memory_errors() -> tuple[type[Exception], ...]:

@@ -109,8 +109,8 @@ class TrainableEncoder(nn.Module):
         Raises:
             InputError: its folder neither declares a space nor contains a passage encoder.
         """
-        if (declared := read_declared_space(self.folder) or self.target_space) is not None:
-            return declared
+        if (declared_space := read_declared_space(self.folder) or self.target_space) is not None:
+            return declared_space
         if not (self.folder / CONFIG).is_file():
             raise InputError(
                 f"question encoder {self.folder} does not declare its passage encoder: name it "

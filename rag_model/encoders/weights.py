@@ -218,13 +218,13 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
     `digest_weights`.
     """
     split_names = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
-    used = {parts: tensor for parts, tensor in split_names.items() if not _UNUSED_PARTS & set(parts)}
+    used_tensors = {parts: tensor for parts, tensor in split_names.items() if not _UNUSED_PARTS & set(parts)}
     skip = 0
-    for column in zip(*(parts[:-1] for parts in used), strict=False):
+    for column in zip(*(parts[:-1] for parts in used_tensors), strict=False):
         if len(set(column)) > 1:
             break
         skip += 1
-    return {_modernize_name(parts[skip:]): tensor for parts, tensor in used.items()}
+    return {_modernize_name(parts[skip:]): tensor for parts, tensor in used_tensors.items()}
 
 
 def _modernize_name(parts: tuple[str, ...]) -> str:

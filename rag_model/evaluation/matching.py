@@ -38,8 +38,8 @@ _STOP_WORD_SET = frozenset(_STOP_WORDS.split())
 @cache
 def _build_token_pattern() -> re.Pattern[str]:
     words = _build_character_class("LNM")
-    blanks = _build_character_class("ZC")
-    return re.compile(f"[{words}]+|[^{blanks}]")
+    blank_pattern = _build_character_class("ZC")
+    return re.compile(f"[{words}]+|[^{blank_pattern}]")
 
 
 def _build_character_class(majors: str) -> str:
@@ -163,8 +163,8 @@ def key_tokens(statement: str, question: str = "") -> list[str]:
     >>> key_tokens("It was published in 1945 by Secker.", "Who published it?")
     ['1945', 'secker']
     """
-    common = _STOP_WORD_SET.union(tokenize(question))
-    return [token for token in dict.fromkeys(tokenize(statement)) if token not in common and token.isalnum()]
+    ignored_words = _STOP_WORD_SET.union(tokenize(question))
+    return [token for token in dict.fromkeys(tokenize(statement)) if token not in ignored_words and token.isalnum()]
 
 
 def supports(texts: Sequence[str], statement: str, question: str = "", golds: Iterable[str] = ()) -> bool:

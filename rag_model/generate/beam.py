@@ -48,10 +48,10 @@ def propose_most_likely(beams: int) -> ProposeTokens:
 
     As at most half of the candidates can be ends of answers, `beams` hypotheses remain.
     """
-    breadth = 1 if beams == 1 else 2 * beams
+    n_candidates = 1 if beams == 1 else 2 * beams
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        top = log_p.topk(min(breadth, log_p.shape[-1]), dim=-1)  # (h, v) -> (h, c)
+        top = log_p.topk(min(n_candidates, log_p.shape[-1]), dim=-1)  # (h, v) -> (h, c)
         return top.values, top.indices
 
     return propose
@@ -96,9 +96,9 @@ def beam_search(
         extensions = _extend_hypotheses(logits, log_prior, groups, live, propose, _get_forbidden_token(generator))
         parents: list[int] = []
         for group, candidates in enumerate(extensions):
-            survivors = _separate_finished(candidates, finished[group], generator.end_token, settings, n_answers)
-            live[group] = [extension.hypothesis for extension in survivors]
-            parents += [extension.parent for extension in survivors]
+            live_candidates = _separate_finished(candidates, finished[group], generator.end_token, settings, n_answers)
+            live[group] = [extension.hypothesis for extension in live_candidates]
+            parents += [extension.parent for extension in live_candidates]
         if parents:
             tokens = [hypothesis.tokens[-1] for hypotheses in live for hypothesis in hypotheses]
             logits, state = _append_tokens(generator, state, parents, tokens, log_prior)
@@ -202,7 +202,7 @@ def search_greedily(
                 logits, state = generator.step(state, chosen.repeat_interleave(d))
             columns.append(_propose_columns(logits, prior, live, propose, forbidden_token))
             n_steps += 1
-        survivors = list[int]()
+        live_candidates = list[int]()
         # (h, steps, 2 + d)
         for row, (group, values) in enumerate(zip(live, torch.cat(columns, 1).tolist(), strict=True)):
             is_live = True
@@ -214,11 +214,11 @@ def search_greedily(
                 if not is_live:
                     break
             if is_live and n_steps < settings.token_limit:
-                survivors.append(row)
-        live = [live[row] for row in survivors]
+                live_candidates.append(row)
+        live = [live[row] for row in live_candidates]
         if live:
             tokens = [answers[group].tokens[-1] for group in live]
-            logits, state = _append_tokens(generator, state, survivors, tokens, log_prior)
+            logits, state = _append_tokens(generator, state, live_candidates, tokens, log_prior)
             prior = log_prior[send_to(torch.tensor(live), device)]  # (g, d) -> (h, d)
     return [[answer] for answer in answers]
 

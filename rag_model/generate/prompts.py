@@ -296,11 +296,11 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
     """
     kept_positions = list(range(len(encoding.ids)))
     for span in truncatable:
-        excess = len(kept_positions) - max_tokens
-        if excess <= 0:
+        n_excess_tokens = len(kept_positions) - max_tokens
+        if n_excess_tokens <= 0:
             break
         positions_inside = list(_iter_positions_inside(encoding, span))
-        removable = positions_inside[-excess:]
+        removable = positions_inside[-n_excess_tokens:]
         first_offset = encoding.offsets[removable[0]][0] if removable and len(removable) < len(positions_inside) else -1
         removed = {
             *removable,

@@ -107,21 +107,23 @@ def build_index(
         ResourceError: memory or disk ran out.
     """
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
-        work, parts = Path(folder), list[Path]()
+        work_folder, parts = Path(folder), list[Path]()
         input_vectors = inspect_vectors(
-            [_save_vectors(vectors, work)] if isinstance(vectors, np.ndarray) else [Path(path) for path in vectors],
+            [_save_vectors(vectors, work_folder)]
+            if isinstance(vectors, np.ndarray)
+            else [Path(path) for path in vectors],
             column,
         )
 
         def write_part(block: Block) -> None:
-            parts.append(work / f"part-{len(parts):05d}.npy")
+            parts.append(work_folder / f"part-{len(parts):05d}.npy")
             np.save(parts[-1], block, allow_pickle=False)
 
         kept_rows = split_into_parts(input_vectors, write_part, invalid)
         plan = resolve(recipe, input_vectors.n if kept_rows is None else len(kept_rows), input_vectors.d)
         check_self_contained(plan)
-        run_stages(plan, parts, work / "index", work)
-        install_index(work / "index", out, plan.search, kept_rows)
+        run_stages(plan, parts, work_folder / "index", work_folder)
+        install_index(work_folder / "index", out, plan.search, kept_rows)
     return plan
 
 
@@ -171,6 +173,6 @@ def kept_rows_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.rows.npy")
 
 
-def _save_vectors(vectors: Vectors, work: Path) -> Path:
-    np.save(work / "given.npy", vectors, allow_pickle=False)
-    return work / "given.npy"
+def _save_vectors(vectors: Vectors, work_folder: Path) -> Path:
+    np.save(work_folder / "given.npy", vectors, allow_pickle=False)
+    return work_folder / "given.npy"

@@ -252,10 +252,10 @@ def _iter_smaller_plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[Vecto
     """Yield the plan, then smaller ones, as far as the recipe leaves cells and the sample open."""
     yield plan
     min_sample = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
-    for times in (2, 4, 8):  # more cells, or fewer training vectors: both lose recall
-        sample = recipe.train_sample or max(min_sample, plan.train_sample // times)
+    for factor in (2, 4, 8):  # more cells, or fewer training vectors: both lose recall
+        sample = recipe.train_sample or max(min_sample, plan.train_sample // factor)
         smaller_plan = resolve(
-            replace(recipe, cells=recipe.cells or times * plan.cells, train_sample=sample), plan.n, plan.d
+            replace(recipe, cells=recipe.cells or factor * plan.cells, train_sample=sample), plan.n, plan.d
         )
         change = (
             f"{smaller_plan.cells:,} cells"

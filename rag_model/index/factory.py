@@ -222,10 +222,10 @@ def _parse_ivf(text: str) -> IvfSpec:
     codec_match = _CODES.fullmatch(pieces[1])
     if codec_match is None:
         raise UsageError(f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}")
-    coarse = None if match[2] is None else _parse_positive(text, match[2]) or 32
+    quantizer_links = None if match[2] is None else _parse_positive(text, match[2]) or 32
     refine = _parse_refinement(text, pieces[2:])
     return IvfSpec(
-        rotation, _parse_positive(text, match[1]), coarse, _parse_codec(text, pieces[1], codec_match), refine
+        rotation, _parse_positive(text, match[1]), quantizer_links, _parse_codec(text, pieces[1], codec_match), refine
     )
 
 

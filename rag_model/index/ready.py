@@ -205,8 +205,8 @@ def _describe_lists(index: FaissIndex, lists: FaissIndex) -> IvfSpec:
         rotation = (
             _describe_transform(transforms[-1], codes) if len(transforms) == 1 else TransformSpec("chain", None, 0)
         )
-    coarse = _count_links(quantizer) if isinstance(quantizer, faiss.IndexHNSW) else None
-    return IvfSpec(rotation, int(lists.nlist), coarse, codes, refine)
+    quantizer_links = _count_links(quantizer) if isinstance(quantizer, faiss.IndexHNSW) else None
+    return IvfSpec(rotation, int(lists.nlist), quantizer_links, codes, refine)
 
 
 def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:

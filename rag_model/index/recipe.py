@@ -278,8 +278,8 @@ def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
     if lists > n:
         notes.append(f"{n} vectors cannot train {lists} lists: there are {max_lists}")
         lists = max_lists
-    coarse = factory.coarse or (LINKS if factory.lists is None and lists >= MANY_LISTS else None)
-    return replace(factory, lists=lists, coarse=coarse)
+    quantizer_links = factory.coarse or (LINKS if factory.lists is None and lists >= MANY_LISTS else None)
+    return replace(factory, lists=lists, coarse=quantizer_links)
 
 
 def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list[str]) -> int:

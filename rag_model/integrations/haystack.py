@@ -55,8 +55,8 @@ class BookwheelRetriever:
                 below 1.
         """
         _check_top_k(top_k)
-        secret = None if token is None else token.resolve_value()
-        self.source = LazySource(SourceSettings(store, ref, dest, folder, service, secret, retriever, encoder))
+        token_value = None if token is None else token.resolve_value()
+        self.source = LazySource(SourceSettings(store, ref, dest, folder, service, token_value, retriever, encoder))
         self.token, self.top_k, self.search_metadata = token, top_k, search_metadata
 
     def warm_up(self) -> None:

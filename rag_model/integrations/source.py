@@ -79,8 +79,10 @@ class SourceSettings:
         """
         sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
         if len(sources) != 1:
-            given = " and ".join(sources) or "none of them is given"
-            raise UsageError(f"passages come from a store, a folder or a service ({given}): give one of the three")
+            given_sources = " and ".join(sources) or "none of them is given"
+            raise UsageError(
+                f"passages come from a store, a folder or a service ({given_sources}): give one of the three"
+            )
         for name, allowed_sources in _SOURCES_OF_SETTING.items():
             if getattr(self, name) and sources[0] not in allowed_sources:
                 raise UsageError(

@@ -211,10 +211,10 @@ def assemble(
             raise UsageError(
                 f"a budget of {budget} tokens has no room for a passage: give at least {needed}, which hold one word"
             )
-        excess = count([context.text])[0] - budget
-        if excess <= 0:
+        n_excess_tokens = count([context.text])[0] - budget
+        if n_excess_tokens <= 0:
             return context
-        capacity -= excess  # the whole text may have more tokens than the sum of its lines
+        capacity -= n_excess_tokens  # the whole text may have more tokens than the sum of its lines
 
 
 def _select_fitting(entries: Sequence[_Entry], count: CountTokens, capacity: int) -> list[_Entry]:

@@ -189,10 +189,10 @@ def _build_answer(
     support = [SupportingPassage(*parts) for parts in zip(hits, weights, decoded.posterior, strict=True)]
     token_texts = _decode_token_texts(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*parts) for parts in zip(token_texts, decoded.shares, strict=True)]
-    ended = decoded.tokens[-1] == generator.end_token
+    is_complete = decoded.tokens[-1] == generator.end_token
     text = generator.decode(decoded.tokens)
     usage = TokenUsage(n_read, len(decoded.tokens))
-    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), ended, usage)
+    return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), is_complete, usage)
 
 
 def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str]:

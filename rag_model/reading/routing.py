@@ -95,8 +95,8 @@ class Route:
         if not isinstance(value, dict):
             value = {}
         try:
-            least = None if value["least"] is None else float(value["least"])
-            return cls(value["signal"], least, str(value["model"]), str(value["reader"]))
+            minimum = None if value["least"] is None else float(value["least"])
+            return cls(value["signal"], minimum, str(value["model"]), str(value["reader"]))
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise InputError(

@@ -114,9 +114,11 @@ def check_template(template: str, *placeholders: str) -> None:
                 f"the prompt template has the placeholder {field_text}: use only {expected}, "
                 "and write a literal brace twice"
             )
-    absent = [placeholder for placeholder in placeholders if placeholder not in {name for name, _, _ in fields}]
-    if absent:
-        raise UsageError(f"the prompt template has no {{{absent[0]}}}: it needs {expected}")
+    missing_placeholders = [
+        placeholder for placeholder in placeholders if placeholder not in {name for name, _, _ in fields}
+    ]
+    if missing_placeholders:
+        raise UsageError(f"the prompt template has no {{{missing_placeholders[0]}}}: it needs {expected}")
 
 
 def fill_template(template: str, **values: str) -> str:

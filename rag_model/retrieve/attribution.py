@@ -67,8 +67,8 @@ class Attribution:
         if not url:
             return f"“{passage.title}”, {licence}; excerpt"
         authors = f"{self.script}?curid={passage.page_id}&action=history"
-        work = f"“{passage.title}” ({url})"
-        return f"{work} by its authors ({authors}), {licence}; excerpt, markup removed"
+        titled_link = f"“{passage.title}” ({url})"
+        return f"{titled_link} by its authors ({authors}), {licence}; excerpt, markup removed"
 
 
 def describe_licence(licence: str) -> str:

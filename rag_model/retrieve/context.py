@@ -51,9 +51,9 @@ class RetrieverNeeds:
     def merge(cls, all_needs: Iterable["RetrieverNeeds"]) -> Self:
         """Return the resources of several retrievers, each once."""
         merged: dict[str, dict[str, None]] = {field.name: {} for field in fields(cls)}
-        for needs in all_needs:
+        for retriever_needs in all_needs:
             for name, values in merged.items():
-                values.update(dict.fromkeys(getattr(needs, name)))
+                values.update(dict.fromkeys(getattr(retriever_needs, name)))
         return cls(**{name: tuple(values) for name, values in merged.items()})
 
     @property
@@ -121,7 +121,7 @@ class RetrieverContext:
         """The question encoder of `embeddings`; None if it has not been loaded."""
         return self._encoder
 
-    def open(self, needs: RetrieverNeeds) -> None:
+    def open(self, retriever_needs: RetrieverNeeds) -> None:
         """Open everything that a retriever needs, before it is used.
 
         Raises:
@@ -131,17 +131,17 @@ class RetrieverContext:
             RefusedError: the space of an encoder differs from the space of the index.
             StoreError: a file is missing, or the kind of an index is not installed.
         """
-        for name in needs.indexes:
+        for name in retriever_needs.indexes:
             self.index(name)
-        for name in needs.graphs:
+        for name in retriever_needs.graphs:
             self.graph(name)
-        for representation in needs.vectors:
+        for representation in retriever_needs.vectors:
             self.vectors(representation)
-        for name in needs.indexes:
+        for name in retriever_needs.indexes:
             self.index_encoder(name)
-        for representation in needs.encoders:
+        for representation in retriever_needs.encoders:
             self.checked_encoder(representation)
-        for name in needs.models:
+        for name in retriever_needs.models:
             self.scorers.load(name)
 
     def index(self, name: str) -> Any:

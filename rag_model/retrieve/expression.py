@@ -96,8 +96,8 @@ class Call(Node):
 
     def __str__(self) -> str:
         """Return the normal spelling."""
-        inside = [*map(str, self.arguments), *(f"{name}={value}" for name, value in self.options.items())]
-        return f"{self.name}({', '.join(inside)})" + ("" if self.depth is None else f":{self.depth}")
+        arguments = [*map(str, self.arguments), *(f"{name}={value}" for name, value in self.options.items())]
+        return f"{self.name}({', '.join(arguments)})" + ("" if self.depth is None else f":{self.depth}")
 
     def check_options(self, *allowed: str) -> None:
         """Check that the call has no options except `allowed`.

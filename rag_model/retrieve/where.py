@@ -77,9 +77,10 @@ class FilteredRetriever(SnapshotRetriever):
     def _create_kind_error(self) -> UsageError:
         """Return the error of a search for kinds that no passage of the snapshot has."""
         kinds = self._conditions["kind"]
-        present = (kind for kind in PASSAGE_KINDS if self.snapshot.match_rows("kind", (kind,)).any())
+        present_kinds = (kind for kind in PASSAGE_KINDS if self.snapshot.match_rows("kind", (kind,)).any())
         message = (
-            f"snapshot {self.snapshot.id:.12} has no passages of kind {' or '.join(kinds)}, only {', '.join(present)}"
+            f"snapshot {self.snapshot.id:.12} has no passages of kind {' or '.join(kinds)}, only "
+            f"{', '.join(present_kinds)}"
         )
         requested = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
         structures = [STRUCTURES[kind] for kind in kinds if kind in STRUCTURES]

@@ -477,7 +477,7 @@ def tune_index(
 
 
 def _build_memo_inputs(draft: Content, task: TuneTask) -> dict[str, object]:
-    over = draft.representation_of(task.index)
+    representation = draft.representation_of(task.index)
     files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
         "index": task.blob.id,
@@ -486,5 +486,5 @@ def _build_memo_inputs(draft: Content, task: TuneTask) -> dict[str, object]:
         "questions": [task.k, task.queries, task.seed],
         "code": CODE,
         # The representation decides the question encoder, even if the vectors are equal.
-        **({} if over == EMBEDDINGS else {"over": over}),
+        **({} if representation == EMBEDDINGS else {"over": representation}),
     }

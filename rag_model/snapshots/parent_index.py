@@ -47,21 +47,25 @@ class PartWithParents:
     parent_files: tuple[tuple[BlobRef, int, int], ...]
 
 
-def list_parts(parent_content: Content, content: Content, over: str = TEXT) -> Iterator[PartWithParents]:
+def list_parts(parent_content: Content, content: Content, representation: str = TEXT) -> Iterator[PartWithParents]:
     """Yield the non-empty parts of a content, each with the parent's parts of the same pages.
 
-    `over` is the representation whose files are listed.
+    `representation` is the one whose files are listed.
     """
     starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
     for part in content.parts:
         if not part.rows:
             continue
         refs = tuple(
-            (parent_content.files[parent_content.rows_path(over, parent_part.name)], starts[number], parent_part.rows)
+            (
+                parent_content.files[parent_content.rows_path(representation, parent_part.name)],
+                starts[number],
+                parent_part.rows,
+            )
             for number, parent_part in ranges.within(part.first_page, part.last_page)
             if parent_part.rows
         )
-        yield PartWithParents(content.files[content.rows_path(over, part.name)], part.rows, refs)
+        yield PartWithParents(content.files[content.rows_path(representation, part.name)], part.rows, refs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +95,11 @@ class ParentIndex:
             return None
         entry, file = parent_content.indexes.get(name, {}), parent_content.files.get(parent_content.index_file(name))
         is_same_plan = all(entry.get(key) == value for key, value in plan.entry().items() if key not in ("n", "search"))
-        over = TEXT if kind.represents == TEXT else plan.over
-        is_same = is_same_plan and content.shares_space(parent_content, over)
+        representation = TEXT if kind.represents == TEXT else plan.over
+        is_same = is_same_plan and content.shares_space(parent_content, representation)
         if not is_same or file is None or not store.blobs.exists(file):
             return None
-        return cls(file, entry, tuple(list_parts(parent_content, content, over)))
+        return cls(file, entry, tuple(list_parts(parent_content, content, representation)))
 
     def derive(self, store: Store, plan: IndexPlan, out: Path) -> IndexStats | None:
         """Write the index of the build; return None if it has to be built from scratch.

@@ -223,11 +223,13 @@ def plan_indexes(
         raise InputError(_describe_drops(passages))
     plans: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
-        kind, over = get_kind_for_factory(recipe.factory), representation_of(recipe)
-        plan = kind.plan(recipe, sum(part_rows), dimensions.get(over, 0), memory=memory_bytes, part_rows=max(part_rows))
+        kind, representation = get_kind_for_factory(recipe.factory), representation_of(recipe)
+        plan = kind.plan(
+            recipe, sum(part_rows), dimensions.get(representation, 0), memory=memory_bytes, part_rows=max(part_rows)
+        )
         steady_plan = keep_parent_sizes(recipe, plan, parent or Parent(), name)
         fits = memory_bytes is None or kind.estimate(steady_plan, max(part_rows)).peak_bytes() <= memory_bytes
-        plans[name] = replace(steady_plan if fits else plan, over=over)
+        plans[name] = replace(steady_plan if fits else plan, over=representation)
     return plans
 
 

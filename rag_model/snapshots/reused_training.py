@@ -143,8 +143,10 @@ def find_reusable_training(
     if not store.blobs.exists(files[trained_path(name)]):
         return None
     content = parent.manifest.content
-    over = content.representation_of(name)
-    parent_vectors = {files[path] for entry in content.parts if (path := content.rows_path(over, entry.name)) in files}
+    representation = content.representation_of(name)
+    parent_vectors = {
+        files[path] for entry in content.parts if (path := content.rows_path(representation, entry.name)) in files
+    }
     encoded_parts = [(part, result.vectors) for part, result in zip(parts, embeddings, strict=True) if result.rows]
     changed_parts = _sample(
         [(part, vectors) for part, vectors in encoded_parts if vectors not in parent_vectors], plan.seed
@@ -155,7 +157,7 @@ def find_reusable_training(
         TrainingStats.from_json(_get_training_entry(parent, name)),
         tuple((vectors, _list_parent_vectors(store, parent, part, space)) for part, vectors in changed_parts),
         tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
-        _store_parent_rows(store, content, over, [part for part, _ in encoded_parts]),
+        _store_parent_rows(store, content, representation, [part for part, _ in encoded_parts]),
         None if rebuild_graphs else find_shard_list(parent.manifest, name),
         growth=_describe_growth(_get_training_entry(parent, name), plan),
     )

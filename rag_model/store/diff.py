@@ -189,8 +189,8 @@ def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     pages = pa.array(change_counts, pa.string())
     was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
     is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
-    for (page, counts), existed, exists in zip(change_counts.items(), was_present, is_present, strict=True):
-        change: Change = "added" if not existed else "changed" if exists else "removed"
+    for (page, counts), was_in_earlier, is_in_later in zip(change_counts.items(), was_present, is_present, strict=True):
+        change: Change = "added" if not was_in_earlier else "changed" if is_in_later else "removed"
         yield ArticleChange(page, titles[page], change, dict(+counts))
 
 

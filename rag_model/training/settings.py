@@ -80,10 +80,10 @@ def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
         else:
             locations = {name: "no table"}
         for key, location in locations.items():
-            owners = " or ".join(f"[{owner}]" for owner, names in names_by_table.items() if key in names)
+            table_names = " or ".join(f"[{owner}]" for owner, names in names_by_table.items() if key in names)
             advice = (
-                f"put it below {owners}"
-                if owners
+                f"put it below {table_names}"
+                if table_names
                 else f"the tables are {', '.join(f'[{owner}]' for owner in names_by_table)}"
             )
             raise UsageError(

@@ -151,6 +151,6 @@ def _halve_word(word: str, max_tokens: int, token_counts: dict[str, int], tokeni
     middle = len(word) // 2
     return [
         part
-        for half in (word[:middle], word[middle:])
-        for part in _halve_word(half, max_tokens, token_counts, tokenizer)
+        for word_half in (word[:middle], word[middle:])
+        for part in _halve_word(word_half, max_tokens, token_counts, tokenizer)
     ]

@@ -166,8 +166,8 @@ def list_summaries(*kinds: SourceKind) -> list[str]:
 
 def describe_formats(*kinds: SourceKind) -> str:
     """Return the accepted formats of these kinds (all by default) as one phrase."""
-    *others, last = list_summaries(*kinds)
-    return f"{', '.join(others)} or {last}"
+    *other_summaries, last = list_summaries(*kinds)
+    return f"{', '.join(other_summaries)} or {last}"
 
 
 def detect_format(url: str) -> str:
@@ -418,8 +418,8 @@ def _read_parquet_schema(url: str) -> bytes:
     from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
     size = source.get_size(url)
-    tail = b"".join(source.read_bytes(url, max(0, size - 8), min(8, size)))
-    length = int.from_bytes(tail[:4], "little")
-    if not (tail.endswith(_PARQUET_MAGIC) and length <= size - 12):
+    last_bytes = b"".join(source.read_bytes(url, max(0, size - 8), min(8, size)))
+    length = int.from_bytes(last_bytes[:4], "little")
+    if not (last_bytes.endswith(_PARQUET_MAGIC) and length <= size - 12):
         return b""
     return b"".join(source.read_bytes(url, size - 8 - length, min(length, HEAD_BYTES)))

@@ -82,14 +82,14 @@ class KiltPages(JsonLines):
             InputError: A line is not such a JSON object.
         """
         for number, row in iter_objects(url):
-            where = f"line {number} of {basename(url)}"
+            location = f"line {number} of {basename(url)}"
             paragraphs = row.get("text")
             if not isinstance(paragraphs, list) or not all(isinstance(text, str) for text in paragraphs):
-                raise InputError(f"{where} has no list of paragraphs as its `text`: give KILT's pages unchanged")
+                raise InputError(f"{location} has no list of paragraphs as its `text`: give KILT's pages unchanged")
             title = row.get("wikipedia_title")
             page_id = row.get("wikipedia_id") or row.get("_id")
             sections = _split_sections(title, paragraphs)
-            yield parse_document({"id": page_id, "title": title, "sections": sections}, where)
+            yield parse_document({"id": page_id, "title": title, "sections": sections}, location)
 
 
 def _split_sections(title: Any, paragraphs: list[str]) -> list[dict[str, str]]:
@@ -124,15 +124,15 @@ class HotpotPages(JsonLines):
             InputError: A line is not such a JSON object.
         """
         for number, row in iter_objects(url):
-            where = f"line {number} of {basename(url)}"
+            location = f"line {number} of {basename(url)}"
             text = row.get("text")
             paragraphs = [text] if _is_text_list(text) else text
             if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):
-                raise InputError(f"{where} has no list of sentences as its `text`: give HotpotQA's pages unchanged")
+                raise InputError(f"{location} has no list of sentences as its `text`: give HotpotQA's pages unchanged")
             title = row.get("title")
             texts = ["".join(sentences).strip() for sentences in paragraphs]
             body = "\n".join(text for text in texts if text and text != title)
-            yield parse_document({"id": row.get("id"), "title": title, "text": body}, where)
+            yield parse_document({"id": row.get("id"), "title": title, "text": body}, location)
 
 
 def _is_text_list(value: object) -> bool:

@@ -110,7 +110,7 @@ _OTHER_ENDING = re.compile(rf"\.(zip|tar|tgz|json|csv|txt|sql){COMPRESSED_ENDING
 _ROOT_TAG = b"<mediawiki"
 
 
-def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
+def parse_pages(chunks: Iterable[bytes], location: str) -> Iterator[Page]:
     """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
 
     If a page has several revisions, the newest is used: the one with the latest time, and among
@@ -118,16 +118,16 @@ def parse_pages(chunks: Iterable[bytes], where: str) -> Iterator[Page]:
 
     Raises:
         InputError: The bytes are not well-formed, not a MediaWiki export, or hostile; the message
-            starts with `where`.
+            starts with `location`.
     """
-    parser = PageParser(where)
+    parser = PageParser(location)
     for chunk in chunks:
         for _, page in parser.feed(chunk):
             yield page
     parser.close()
 
 
-def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: IdentifyPage) -> Iterator[Page]:
+def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: IdentifyPage) -> Iterator[Page]:
     """Yield the pages of a run of `<page>` elements; those that a log contains are not parsed.
 
     An element ends at the first `</page>`, because in XML without comments, CDATA sections and
@@ -137,7 +137,7 @@ def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: Identify
     Raises:
         InputError: As for `parse_pages`.
     """
-    parser, is_regular = PageParser(where), True
+    parser, is_regular = PageParser(location), True
     for data in _split_elements(chunks):
         element, key = data.lstrip(b" \t\r\n"), b""
         if is_regular:
@@ -154,7 +154,7 @@ def parse_unlogged_pages(chunks: Iterable[bytes], where: str, identify: Identify
 
 
 def parse_namespace_pages(
-    chunks: Iterable[bytes], where: str, namespaces: Collection[int], *, redirects: bool = False
+    chunks: Iterable[bytes], location: str, namespaces: Collection[int], *, redirects: bool = False
 ) -> Iterator[Page]:
     """Yield the pages of the given namespaces and, if `redirects` is set, all redirects.
 
@@ -166,7 +166,7 @@ def parse_namespace_pages(
         start = max(data.find(b"<page>"), 0)
         head = data[start : start + _NAMESPACE_HEAD]
         if any(tag in head for tag in tags) and data.endswith(_PAGE_END):
-            parser = PageParser(where)
+            parser = PageParser(location)
             parser.begin_fragment()
             with suppress(InputError):  # the job that chunks the page reports it
                 pages = [page for _, page in parser.feed(data[start:])]
@@ -198,9 +198,9 @@ def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
 class PageParser:
     """An incremental parser from bytes to pages; `siteinfo` is set after its element was read."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, location: str) -> None:
         self.siteinfo: Siteinfo | None = None
-        self._where = where
+        self._where = location
         # All exports are UTF-8, whatever their XML declaration says.
         self._expat = expat.ParserCreate("UTF-8")
         self._expat.buffer_text = True
@@ -419,8 +419,8 @@ def read_siteinfo(url: str) -> Siteinfo:
     Raises:
         InputError: The file is unreadable, empty, without this element, or no MediaWiki export.
     """
-    where = basename(url)
-    parser = PageParser(where)
+    location = basename(url)
+    parser = PageParser(location)
     for chunk in read_decoded(url):
         pages = parser.feed(chunk)
         if parser.siteinfo is not None:
@@ -429,7 +429,7 @@ def read_siteinfo(url: str) -> Siteinfo:
             break
     else:
         parser.close()
-    raise InputError(f"{where} has no <siteinfo>, which names its wiki and language: export it with its siteinfo")
+    raise InputError(f"{location} has no <siteinfo>, which names its wiki and language: export it with its siteinfo")
 
 
 def is_offset_index(url: str) -> bool:
@@ -522,10 +522,10 @@ def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
 
 def _check_header(run: PageRun, index: str) -> None:
     """Check that no page is stored before the first stream; otherwise the index is incomplete."""
-    where = basename(run.slice.url)
-    header = decode(read_bytes(run.slice.url, 0, run.slice.offset), "bz2", where)
-    if next(parse_pages(chain(header, [b"</mediawiki>"]), where), None) is not None:
-        raise InputError(f"{basename(index)} does not name the first pages of {where}: {_ADVICE}")
+    location = basename(run.slice.url)
+    header = decode(read_bytes(run.slice.url, 0, run.slice.offset), "bz2", location)
+    if next(parse_pages(chain(header, [b"</mediawiki>"]), location), None) is not None:
+        raise InputError(f"{basename(index)} does not name the first pages of {location}: {_ADVICE}")
 
 
 def _check_stream(run: PageRun, index: str) -> None:
@@ -659,8 +659,8 @@ class MediaWiki(PageFormat):
         if type(self).parse_slice is not MediaWiki.parse_slice:
             return
         for byte_slice in part.slices:
-            chunks, where = read_slice(byte_slice), describe_slice(byte_slice)
-            pages = parse_namespace_pages(chunks, where, TEMPLATE_NAMESPACES, redirects=redirects)
+            chunks, location = read_slice(byte_slice), describe_slice(byte_slice)
+            pages = parse_namespace_pages(chunks, location, TEMPLATE_NAMESPACES, redirects=redirects)
             yield from (page for page in pages if part.first_page <= page.page_id <= part.last_page)
 
     def clean(

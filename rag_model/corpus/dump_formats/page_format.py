@@ -214,7 +214,7 @@ class PageFormat:
                         return selected_runs, page.page_id
                 continue
             unread_runs = [run] if newest else selected_runs
-            for page in chain.from_iterable(self.read_slice(each.slice) for each in unread_runs):
+            for page in chain.from_iterable(self.read_slice(run.slice) for run in unread_runs):
                 page_state = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
                 if page.page_id not in newest or page_state[0] > newest[page.page_id][0]:
                     newest[page.page_id] = page_state

@@ -69,19 +69,19 @@ class PageLines(RenderedPages):
     description: ClassVar[str]  # name of such a dump in messages
 
     @abstractmethod
-    def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
+    def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
         """Build the siteinfo of a dump from its first page.
 
         Raises:
-            InputError: The page does not name its wiki; the message starts with `where`.
+            InputError: The page does not name its wiki; the message starts with `location`.
         """
 
     @abstractmethod
-    def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
+    def build_page(self, row: Row, siteinfo: Siteinfo, location: str) -> Page:
         """Build the page of a JSON object.
 
         Raises:
-            InputError: A field is missing or has another type; the message starts with `where`.
+            InputError: A field is missing or has another type; the message starts with `location`.
         """
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
@@ -103,8 +103,8 @@ class PageLines(RenderedPages):
         Raises:
             InputError: The file is unreadable or empty, or its first page does not name its wiki.
         """
-        for where, row in self.iter_rows(url):
-            return self.build_siteinfo(row, where)
+        for location, row in self.iter_rows(url):
+            return self.build_siteinfo(row, location)
         raise InputError(f"{basename(url)} contains no pages: check that it is the right dump")
 
     def split(self, url: str, request: PlanRequest) -> Iterator[PageRun]:
@@ -115,7 +115,7 @@ class PageLines(RenderedPages):
         """
         siteinfo = self.read_siteinfo(url)
         rows = self.iter_rows(url)
-        pages: Iterator[Page] = (self.build_page(row, siteinfo, where) for where, row in rows)
+        pages: Iterator[Page] = (self.build_page(row, siteinfo, location) for location, row in rows)
         if request.limit is not None:
             pages = self._limit_articles(pages, request.limit, siteinfo)
         runs = _group_pages(sort_pages(pages, request.workdir))
@@ -147,30 +147,32 @@ class EnterprisePages(PageLines):
         head = read_head().lstrip()
         return head.startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_FIELDS
 
-    def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
+    def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
         """Return the siteinfo from `is_part_of`, `in_language` and the address of the page."""
-        address = _WIKI_ADDRESS.match(self._read_text(row, "url", where))
+        address = _WIKI_ADDRESS.match(self._read_text(row, "url", location))
         if address is None:
-            raise InputError(f"{where} has no `url` such as https://en.wikipedia.org/wiki/Ada: give {self.description}")
-        dbname = self._read_text(row, "is_part_of.identifier", where)
-        language = self._read_text(row, "in_language.identifier", where)
+            raise InputError(
+                f"{location} has no `url` such as https://en.wikipedia.org/wiki/Ada: give {self.description}"
+            )
+        dbname = self._read_text(row, "is_part_of.identifier", location)
+        language = self._read_text(row, "in_language.identifier", location)
         return _build_siteinfo(dbname, language, address[0])
 
-    def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
+    def build_page(self, row: Row, siteinfo: Siteinfo, location: str) -> Page:
         """Return the page with its HTML."""
-        if (wiki := self._read_text(row, "is_part_of.identifier", where)) != siteinfo.dbname:
+        if (wiki := self._read_text(row, "is_part_of.identifier", location)) != siteinfo.dbname:
             raise InputError(
-                f"{where} is of {wiki[:80]!r}, but the first page of {siteinfo.dbname!r}: give one wiki at a time"
+                f"{location} is of {wiki[:80]!r}, but the first page of {siteinfo.dbname!r}: give one wiki at a time"
             )
         templates = _read_names(row, "templates")
         is_article = not has_disambiguation_template(templates, siteinfo.language)
-        html = self._read_text(row, "article_body.html", where) if is_article else _DISAMBIGUATION
+        html = self._read_text(row, "article_body.html", location) if is_article else _DISAMBIGUATION
         return Page(
-            page_id=_read_number(row, "identifier", where),
-            rev_id=_read_number(row, "version.identifier", where),
-            revised=_read_time(row, "date_modified", where),
-            namespace=_read_number(row, "namespace.identifier", where, default=0),
-            title=_read_title(row, "name", where),
+            page_id=_read_number(row, "identifier", location),
+            rev_id=_read_number(row, "version.identifier", location),
+            revised=_read_time(row, "date_modified", location),
+            namespace=_read_number(row, "namespace.identifier", location, default=0),
+            title=_read_title(row, "name", location),
             redirect=False,
             model=HTML_MODEL if is_article else "wikitext",
             text=html,
@@ -184,10 +186,10 @@ class EnterprisePages(PageLines):
             ),
         )
 
-    def _read_text(self, row: Row, path: str, where: str) -> str:
+    def _read_text(self, row: Row, path: str, location: str) -> str:
         value = _get_value(row, path)
         if not isinstance(value, str):
-            raise InputError(f"{where} has no string `{path}`: give {self.description}")
+            raise InputError(f"{location} has no string `{path}`: give {self.description}")
         return value
 
 
@@ -208,15 +210,15 @@ class CirrusPages(PageLines):
             InputError: A page has no action before it, or an action has no page after it.
         """
         page_id: Any = None
-        where = ""
-        for where, row in super().iter_rows(url):
+        location = ""
+        for location, row in super().iter_rows(url):
             if isinstance(row.get("index"), dict) and len(row) == 1:
                 page_id = row["index"].get("_id")
                 continue
             if page_id is None:
-                raise InputError(f"{where} has no action `index` before it: give {self.description}")
+                raise InputError(f"{location} has no action `index` before it: give {self.description}")
             is_number = isinstance(page_id, str) and page_id.isdecimal() and len(page_id) < len(str(_MAX_NUMBER))
-            yield where, {"page_id": int(page_id) if is_number else page_id, **row}
+            yield location, {"page_id": int(page_id) if is_number else page_id, **row}
             page_id = None
         if page_id is not None:
             raise InputError(f"{basename(url)} ends after an action, without its page: download it again")
@@ -228,29 +230,29 @@ class CirrusPages(PageLines):
         dbname = siteinfo.dbname or (name[1] if name else "")
         return _build_siteinfo(dbname, siteinfo.language, _build_base_url(dbname))
 
-    def build_siteinfo(self, row: Row, where: str) -> Siteinfo:
+    def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
         """Return the siteinfo from the fields `wiki` and `language`."""
         language = row.get("language")
         if not isinstance(language, str):
-            raise InputError(f"{where} has no string `language`: give {self.description}")
+            raise InputError(f"{location} has no string `language`: give {self.description}")
         wiki = row.get("wiki")
         return _build_siteinfo(wiki if isinstance(wiki, str) else "", language, "")
 
-    def build_page(self, row: Row, siteinfo: Siteinfo, where: str) -> Page:
+    def build_page(self, row: Row, siteinfo: Siteinfo, location: str) -> Page:
         """Return the page with its plain text."""
         if not isinstance(text := row.get("text", ""), str):
-            raise InputError(f"{where} has no string `text`: give {self.description}")
+            raise InputError(f"{location} has no string `text`: give {self.description}")
         model = row.get("content_model", "wikitext")
         if has_disambiguation_template(_read_names(row, "template"), siteinfo.language):
             text = _DISAMBIGUATION
         elif model == "wikitext":
             model = PLAIN_MODEL
         return Page(
-            page_id=_read_number(row, "page_id", where),
-            rev_id=_read_number(row, "version", where, default=0),
-            revised=_read_time(row, "timestamp", where),
-            namespace=_read_number(row, "namespace", where, default=0),
-            title=_read_title(row, "title", where),
+            page_id=_read_number(row, "page_id", location),
+            rev_id=_read_number(row, "version", location, default=0),
+            revised=_read_time(row, "timestamp", location),
+            namespace=_read_number(row, "namespace", location, default=0),
+            title=_read_title(row, "title", location),
             redirect=False,
             model=str(model)[:100],
             text=text,
@@ -303,22 +305,22 @@ def _remove_namespace(name: str) -> str:
     return name.partition(":")[2] or name
 
 
-def _read_number(row: Row, path: str, where: str, default: int | None = None) -> int:
+def _read_number(row: Row, path: str, location: str, default: int | None = None) -> int:
     value = _get_value(row, path)
     value = default if value is None else value
     if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
-        raise InputError(f"{where} has {value!r:.40} as its `{path}`: give a whole number from 0")
+        raise InputError(f"{location} has {value!r:.40} as its `{path}`: give a whole number from 0")
     return value
 
 
-def _read_title(row: Row, name: str, where: str) -> str:
+def _read_title(row: Row, name: str, location: str) -> str:
     title = row.get(name)
     if not isinstance(title, str) or not 0 < len(title) <= MAX_TITLE:
-        raise InputError(f"{where} has {title!r:.40} as its `{name}`: give a title of 1 to {MAX_TITLE:,} characters")
+        raise InputError(f"{location} has {title!r:.40} as its `{name}`: give a title of 1 to {MAX_TITLE:,} characters")
     return title
 
 
-def _read_time(row: Row, name: str, where: str) -> int | None:
+def _read_time(row: Row, name: str, location: str) -> int | None:
     value = row.get(name)
     if value is None or value == "":
         return None
@@ -326,7 +328,7 @@ def _read_time(row: Row, name: str, where: str) -> int | None:
         return parse_seconds(value)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{where} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z"
+            f"{location} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z"
         ) from error
 
 

@@ -176,15 +176,15 @@ class FineWiki(Parquet):
     def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
         """Yield a record per row; the headings of the Markdown text start its sections."""
         for row_number, row in enumerate(batch.to_pylist(), start=number):
-            where = f"row {row_number} of {name}"
+            location = f"row {row_number} of {name}"
             text, title = row.get("text") or "", row.get("title")
             if not isinstance(text, str):
-                raise InputError(f"{where} has no readable `text`: give the files of FineWiki unchanged")
+                raise InputError(f"{location} has no readable `text`: give the files of FineWiki unchanged")
             sections = _split_headings(text, title)
             revised = row.get("date_modified")
             document = {"id": row.get("id"), "title": title, "sections": sections}
             metadata = {"language": row.get("in_language"), "wikidata": row.get("wikidata_id")}
-            yield parse_document({**document, **metadata, DATE_FIELD: revised}, where)
+            yield parse_document({**document, **metadata, DATE_FIELD: revised}, location)
 
 
 class WikiDpr(Parquet):
@@ -202,10 +202,12 @@ class WikiDpr(Parquet):
     def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
         """Yield a record per row: the id, the title and the text of a passage."""
         for row_number, row in enumerate(batch.to_pylist(), start=number):
-            where = f"row {row_number} of {name}"
+            location = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
-                raise InputError(f"{where} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages")
-            passage_id, title, _, _, *metadata = parse_document({**row, "text": ""}, where)
+                raise InputError(
+                    f"{location} has no `text` of at most {MAX_PASSAGE:,} characters: cut it into passages"
+                )
+            passage_id, title, _, _, *metadata = parse_document({**row, "text": ""}, location)
             yield (passage_id, title, text, None, metadata[0]) if metadata else (passage_id, title, text, None)
 
 
@@ -247,8 +249,8 @@ def _needs_no_parsing(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = 
         if name in schema.names
     )
     if DATE_FIELD in schema.names:
-        extremes = pc.min_max(batch[DATE_FIELD]).as_py().values()
-        fits &= all(EARLIEST <= (seconds or 0) <= LATEST for seconds in extremes)
+        date_bounds = pc.min_max(batch[DATE_FIELD]).as_py().values()
+        fits &= all(EARLIEST <= (seconds or 0) <= LATEST for seconds in date_bounds)
     return fits and shortest_id > 0 and not batch["id"].null_count
 
 

@@ -136,10 +136,10 @@ class _Grid:
         grid cells that a phrase crosses form one table cell.
         """
         crossed_cells = {
-            (row, crossed)
+            (row, crossed_column)
             for (i, (row, column)), (j, (next_row, next_column)) in pairwise(cells.items())
             if row == next_row and row not in ruled_rows and characters[j].follows(characters[i], _WORD_GAP)
-            for crossed in range(column + 1, next_column + 1)
+            for crossed_column in range(column + 1, next_column + 1)
         }
         first_cells: dict[_Cell, _Cell] = {}
         for row, column in product(range(self.n_rows), range(self.n_columns)):

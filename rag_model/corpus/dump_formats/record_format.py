@@ -324,7 +324,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     `language`, `wikidata`, `categories`, `aliases`, and the `page_id` of a passage.
 
     Raises:
-        InputError: `row` is not such an object; the message starts with `where`.
+        InputError: `row` is not such an object; the message starts with `location`.
     """
     document_id = next((row[name] for name in _ID_FIELDS if row.get(name) is not None), None)
     if type(document_id) not in {str, int} or document_id == "":

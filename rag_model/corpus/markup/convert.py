@@ -130,10 +130,12 @@ class _Request:
         is_spelled = is_spelled and self.call.is_english
         if is_spelled and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
-        whole, point, decimals = digits.partition(".")
+        whole_digits, point, decimals = digits.partition(".")
         mode = self.call.get("comma")
-        is_plain = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole) < 5)
-        return (whole if is_plain or not whole.isdecimal() else f"{int(whole):,}") + point + decimals
+        is_plain = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole_digits) < 5)
+        return (
+            (whole_digits if is_plain or not whole_digits.isdecimal() else f"{int(whole_digits):,}") + point + decimals
+        )
 
 
 class _FormattedNumber(NamedTuple):
@@ -280,11 +282,11 @@ def spell_integer(number: int, conjunction: str = " and ") -> str:
         tens, ones = divmod(number, 10)
         return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
     size, name = next((size, name) for size, name in _SIZES if number >= size)
-    count, rest = divmod(number, size)
+    count, remainder = divmod(number, size)
     words = f"{spell_integer(count, ' ')} {name}"
-    if not rest:
+    if not remainder:
         return words
-    return words + (conjunction if rest < 100 else " ") + spell_integer(rest, conjunction)
+    return words + (conjunction if remainder < 100 else " ") + spell_integer(remainder, conjunction)
 
 
 def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
@@ -431,7 +433,8 @@ def _join_numbers(request: _Request, numbers: Sequence[_FormattedNumber], unit: 
     if is_hyphenated:
         name = name.replace(" ", "-")
     repeats = not is_hyphenated and any(
-        (each.repeats_symbol and not has_name) or (each.repeats_output and is_output) for each in request.ranges
+        (symbol_range.repeats_symbol and not has_name) or (symbol_range.repeats_output and is_output)
+        for symbol_range in request.ranges
     )
     words = ""
     for i, number in enumerate(numbers):
@@ -476,11 +479,11 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
         raise KeyError(target)
     if unit is _HAND:
         inches = [round(number.value * request.unit.factor / UNITS["in"].factor) for number in request.numbers]
-        hands = [
+        hand_lengths = [
             _FormattedNumber(f"{count // 4}.{count % 4}" if count % 4 else str(count // 4), count == 4)
             for count in inches
         ]
-        return _join_numbers(request, hands, unit, side)
+        return _join_numbers(request, hand_lengths, unit, side)
     return _join_numbers(request, _convert_numbers(request, unit), unit, side)
 
 
@@ -488,8 +491,8 @@ def _render_hands(request: _Request, target: str, side: str) -> str:
     """Convert a height in hands; 14.2 means 14 hands and 2 inches."""
     inches = []
     for number in request.numbers:
-        whole, _, part = number.digits.partition(".")
-        n_inches = 4 * int(whole) + int(part or 0)
+        whole_digits, _, part = number.digits.partition(".")
+        n_inches = 4 * int(whole_digits) + int(part or 0)
         inches.append(Quantity(str(n_inches), float(n_inches), 0.0))
     abbr = "off" if target == "in" and request.abbr is None else request.abbr
     in_inches = _Request(request.call, inches, request.ranges, [], UNITS["in"], [target], abbr=abbr)
@@ -506,7 +509,10 @@ def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
     ]
     if request.call.get("round") != "each":
         default_decimals = [max(default_decimals)] * len(values)
-    return [_format_output(request, value, each) for value, each in zip(values, default_decimals, strict=True)]
+    return [
+        _format_output(request, value, symbol_range)
+        for value, symbol_range in zip(values, default_decimals, strict=True)
+    ]
 
 
 def _convert_value(request: _Request, i: int, unit: Unit) -> float:
@@ -575,10 +581,10 @@ def _add_sign(text: str, sign: str) -> str:
 
 
 def _format_fraction(magnitude: float, denominator: int) -> str:
-    whole, numerator = divmod(math.floor(magnitude * denominator + 0.5), denominator)
+    whole_digits, numerator = divmod(math.floor(magnitude * denominator + 0.5), denominator)
     divisor = math.gcd(numerator, denominator)
     fraction = f"{numerator // divisor}/{denominator // divisor}" if numerator else ""
-    return f"{whole} {fraction}" if whole and numerator else fraction or str(whole)
+    return f"{whole_digits} {fraction}" if whole_digits and numerator else fraction or str(whole_digits)
 
 
 def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tuple[str, bool]:
@@ -589,23 +595,29 @@ def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tup
     """
     if decimals >= 0:
         text = f"{magnitude + 2 * _FUDGE:.{decimals}f}" if decimals <= 8 else f"{magnitude:.{decimals}f}"
-        whole, _, decimal_digits = text.partition(".")
+        whole_digits, _, decimal_digits = text.partition(".")
     else:
         leading_digits = f"{magnitude / 10.0**-decimals:.0f}"
-        whole, decimal_digits = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
-    is_singular = whole == "1" and not decimal_digits.strip("0")
+        whole_digits, decimal_digits = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
+    is_singular = whole_digits == "1" and not decimal_digits.strip("0")
     is_scientific = any(number.exponent is not None for number in request.numbers)
     max_whole, max_zeros = (4, 2) if is_scientific else (10, 4)
     significant_decimals = decimal_digits.lstrip("0")
-    if (whole == "0" and significant_decimals and len(decimal_digits) - len(significant_decimals) >= max_zeros) or (
-        whole != "0" and len(whole) >= max_whole and not (len(whole) == 10 and whole == "1" + "0" * 9)
+    if (
+        whole_digits == "0" and significant_decimals and len(decimal_digits) - len(significant_decimals) >= max_zeros
+    ) or (
+        whole_digits != "0"
+        and len(whole_digits) >= max_whole
+        and not (len(whole_digits) == 10 and whole_digits == "1" + "0" * 9)
     ):
-        exponent = len(whole) - 1 if whole != "0" else len(significant_decimals) - len(decimal_digits) - 1
-        n_known = len(whole) + decimals if decimals < 0 else _MAX_FIGURES
-        digits = (whole + decimal_digits if whole != "0" else significant_decimals)[: min(n_known, _MAX_FIGURES)]
+        exponent = len(whole_digits) - 1 if whole_digits != "0" else len(significant_decimals) - len(decimal_digits) - 1
+        n_known = len(whole_digits) + decimals if decimals < 0 else _MAX_FIGURES
+        digits = (whole_digits + decimal_digits if whole_digits != "0" else significant_decimals)[
+            : min(n_known, _MAX_FIGURES)
+        ]
         significand = digits[0] + (f".{digits[1:]}" if digits[1:] else "")
         return f"{significand}×10{format_superscript(str(exponent))}", False
-    text = (f"{whole}.{decimal_digits}" if decimal_digits else whole)[: _MAX_FIGURES + 1]
+    text = (f"{whole_digits}.{decimal_digits}" if decimal_digits else whole_digits)[: _MAX_FIGURES + 1]
     return request.format_digits(text, is_output=True), is_singular
 
 

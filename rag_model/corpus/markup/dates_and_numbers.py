@@ -248,8 +248,8 @@ def _render_ordinal(call: TemplateCall) -> str:
     number = call.get("1")
     if not number.isdecimal():
         return number
-    teen = number[-2:] in {"11", "12", "13"}
-    return number + ("th" if teen else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th"))
+    is_teen = number[-2:] in {"11", "12", "13"}
+    return number + ("th" if is_teen else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th"))
 
 
 def _render_percentage(call: TemplateCall) -> str:
@@ -290,8 +290,8 @@ def render_coordinates(call: TemplateCall) -> str:
             break
     if not angles and len(numbers) == 2 and call.name in COORDINATES:  # signed degrees
         angles = [
-            number.lstrip("-−+") + "°" + sides[number[0] in "-−"]
-            for number, sides in zip(numbers, ("NS", "EW"), strict=True)
+            number.lstrip("-−+") + "°" + directions[number[0] in "-−"]
+            for number, directions in zip(numbers, ("NS", "EW"), strict=True)
         ]
     return " ".join(angles) if len(angles) == 2 else ""
 

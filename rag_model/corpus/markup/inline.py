@@ -112,12 +112,12 @@ def _render_ipa_symbols(call: TemplateCall) -> str:
     labels = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
     shown_labels = labels if call.is_english else {}
     labels_text = "".join(shown_labels.get(value.lower(), "") for value in call.positional())
-    sounds = "".join(
+    spoken_text = "".join(
         value.replace("_", " ") or " "
         for value in call.positional()
         if value.lower() not in labels and "." not in value
     )
-    return f"{labels_text}/{sounds}/" if sounds.strip() else ""
+    return f"{labels_text}/{spoken_text}/" if spoken_text.strip() else ""
 
 
 def _render_quotation(call: TemplateCall) -> str:

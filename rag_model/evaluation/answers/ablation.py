@@ -198,8 +198,12 @@ def measure_condition(
     scored = tuple(
         score_answer(question, reading, kind) for question, reading in zip(condition.questions, readings, strict=True)
     )
-    against = compare_answers(scored, open_book_result.scored, resampling) if open_book_result else {}
-    return AblationResult(condition.name, condition.k, scored, estimate_measures(scored, kind, resampling), against)
+    differences_from_open_book = (
+        compare_answers(scored, open_book_result.scored, resampling) if open_book_result else {}
+    )
+    return AblationResult(
+        condition.name, condition.k, scored, estimate_measures(scored, kind, resampling), differences_from_open_book
+    )
 
 
 def describe_retrieval_worth(
@@ -215,20 +219,25 @@ def describe_retrieval_worth(
     results = {row.name: row for row in all_results}
     if CLOSED_BOOK not in results or measure not in results[CLOSED_BOOK].differences:
         return ""
-    gain = _negate_difference(results[CLOSED_BOOK].differences[measure])
-    ranges = [_describe_range(gain, "closed book")]
+    gain_over_closed_book = _negate_difference(results[CLOSED_BOOK].differences[measure])
+    ranges = [_describe_range(gain_over_closed_book, "closed book")]
     if BM25 in results and measure in results[BM25].differences:
         ranges.append(_describe_range(_negate_difference(results[BM25].differences[measure]), f"with {BM25}"))
     extra_costs = list(
         _iter_extra_costs(results[OPEN_BOOK].costs, results[CLOSED_BOOK].costs, sum(search_milliseconds.values()))
     )
     cost = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
-    return f"{_describe_gain(gain)}: {measure} is {' and '.join(ranges)}{cost}"
+    return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(ranges)}{cost}"
 
 
-def _negate_difference(against: Estimate) -> Estimate:
+def _negate_difference(differences_from_open_book: Estimate) -> Estimate:
     """Return the open book minus a condition, from the condition's difference to the open book."""
-    return Estimate(0.0 - against.value, 0.0 - against.high, 0.0 - against.low, against.n)
+    return Estimate(
+        0.0 - differences_from_open_book.value,
+        0.0 - differences_from_open_book.high,
+        0.0 - differences_from_open_book.low,
+        differences_from_open_book.n,
+    )
 
 
 def _describe_gain(gain: Estimate) -> str:

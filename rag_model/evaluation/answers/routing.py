@@ -76,13 +76,13 @@ class RoutingReport:
 
     def __str__(self) -> str:
         """Return the report as one sentence."""
-        rule = (
+        rule_text = (
             "passages answer every question"
             if self.route.least is None
             else f"the weights answer at {self.route.least:.4g} or more nats per token by {self.route.signal}"
         )
         return (
-            f"{'chosen route' if self.is_chosen else 'route'}: {rule}: {self.point.weights_share:.0%} of the "
+            f"{'chosen route' if self.is_chosen else 'route'}: {rule_text}: {self.point.weights_share:.0%} of the "
             f"questions, and for {self.skipped_share:.0%} nothing is searched or read; {self.measure} is "
             f"{self.point.value:.3f}, from the weights alone {self.weights_value:.3f}, from passages alone "
             f"{self.passages_value:.3f}"

@@ -134,7 +134,7 @@ def _ablations_section(report: AnswerReport) -> Node:
     measures = [name for name in dict.fromkeys((deciding_measure(report.kind), "F1")) if name in open_book_metrics]
     titles = ["passages", "k", "questions", *(title for measure in measures for title in (measure, "minus open book"))]
     rows = [_ablation_row(row, measures) for row in report.results]
-    sweep = _list_sweep_results(report.results)
+    sweep_results = _list_sweep_results(report.results)
     return section(
         "Sources of the loss",
         table(titles, rows),
@@ -144,7 +144,7 @@ def _ablations_section(report: AnswerReport) -> Node:
             "brackets: 95 % intervals; differences are over the shared questions."
         ),
         *(note(to_sentence(clause)) for clause in report.notes),
-        *(_sweep_chart(sweep) if len(sweep) > 1 else ()),
+        *(_sweep_chart(sweep_results) if len(sweep_results) > 1 else ()),
     )
 
 
@@ -191,8 +191,12 @@ def _cost_sections(report: AnswerReport) -> Iterator[Node]:
         for row in _list_sweep_results(report.results)
         if (ms := _get_answer_milliseconds(row.costs)) is not None
     ]
-    series = {"reading": curve}
-    charts = (pair(line_chart(series, "milliseconds", "passages per question", log=True)),) if len(curve) > 1 else ()
+    points_by_series = {"reading": curve}
+    charts = (
+        (pair(line_chart(points_by_series, "milliseconds", "passages per question", log=True)),)
+        if len(curve) > 1
+        else ()
+    )
     yield section(title, table(titles, [*search_rows, *_iter_reading_rows(costs)]), note(explanation), *charts)
 
 
@@ -216,7 +220,7 @@ def _get_answer_milliseconds(costs: Mapping[str, float]) -> float | None:
 
 
 def _abstention_section(report: AbstentionReport) -> Node:
-    series: dict[str, list[ChartPoint]] = {
+    points_by_series: dict[str, list[ChartPoint]] = {
         signal: [ChartPoint(point.coverage, point.risk, point.risk, point.risk) for point in points]
         for signal, points in report.curves.items()
     }
@@ -227,8 +231,8 @@ def _abstention_section(report: AbstentionReport) -> Node:
     return section(
         describe_abstention(report),
         note(explanation),
-        legend(series),
-        pair(line_chart(series, "risk", "coverage")),
+        legend(points_by_series),
+        pair(line_chart(points_by_series, "risk", "coverage")),
     )
 
 
@@ -238,7 +242,7 @@ def _list_sweep_results(rows: Sequence[AblationResult]) -> list[AblationResult]:
 
 def _sweep_chart(rows: Sequence[AblationResult]) -> tuple[Node, Node]:
     measures = [name for name in rows[0].metrics if all(name in row.metrics for row in rows)]
-    series = {
+    points_by_series = {
         name: [
             ChartPoint(row.k, estimate.value, estimate.low, estimate.high)
             for row in rows
@@ -246,7 +250,7 @@ def _sweep_chart(rows: Sequence[AblationResult]) -> tuple[Node, Node]:
         ]
         for name in measures
     }
-    return legend(series), pair(line_chart(series, "measures", "passages per question", log=True))
+    return legend(points_by_series), pair(line_chart(points_by_series, "measures", "passages per question", log=True))
 
 
 def _wrong_answers_section(wrong_answers: Sequence[ScoredAnswer], n_questions: int, max_shown: int) -> Node:

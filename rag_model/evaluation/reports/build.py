@@ -147,14 +147,14 @@ def _recall_section(
         for e in efforts
     ]
     titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "distances per query", "ms per query")
-    rings = " A ring is the default setting of the index." if settings else ""
+    ring_note = " A ring is the default setting of the index." if settings else ""
     return section(
         "Recall of each index against exact search, and its cost",
         legend(curves),
         pair(trade_off_chart(curves, k, "distances", settings), trade_off_chart(curves, k, "milliseconds", settings)),
         note(
             f"A point is the mean recall@{k} of the sampled queries, its whisker their 5th "
-            f"percentile.{rings} Distance computations are the same on every machine; for lists "
+            f"percentile.{ring_note} Distance computations are the same on every machine; for lists "
             "they count the compared codes."
         ),
         tag("details", tag("summary", "the numbers"), table(titles, rows)),
@@ -233,11 +233,11 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
 
 
 def _history_chart(title: str, values: Mapping[str, Sequence[float | None]]) -> Node:
-    series = {
+    points_by_series = {
         name: [ChartPoint(build, n, n, n) for build, n in enumerate(numbers, 1) if n is not None]
         for name, numbers in values.items()
     }
-    return tag("div", tag("h3", title), line_chart(series, title, "build"), legend(series))
+    return tag("div", tag("h3", title), line_chart(points_by_series, title, "build"), legend(points_by_series))
 
 
 def _lengths_section(lengths: Mapping[int, int]) -> Node | None:

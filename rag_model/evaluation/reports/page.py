@@ -247,17 +247,17 @@ def trade_off_chart(
     axis is 1 - recall, so that .99 and .999 are as far apart as .9 and .99. A ring marks the
     default setting of an index.
     """
-    points = [effort for efforts in curves.values() for effort in efforts] + list((settings or {}).values())
-    costs = [_get_cost(effort, unit) for effort in points] or [1.0]
+    points = [point for efforts in curves.values() for point in efforts] + list((settings or {}).values())
+    costs = [_get_cost(point, unit) for point in points] or [1.0]
     low, high = min(costs) / 1.3, max(costs) * 1.3
     minimum_recall = min((min(e.recall_p5, e.recall_mean) for e in points), default=0.0)
     floor = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
     x = Scale(low, high, _X0, _X1, log=True)
     missed = Scale(1 - floor, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
 
-    def project(effort: OperatingPoint) -> tuple[float, float, float]:
-        y, end = (missed(max(1 - recall, 1 - _RECALLS[-1])) for recall in (effort.recall_mean, effort.recall_p5))
-        return x(_get_cost(effort, unit)), y, end
+    def project(point: OperatingPoint) -> tuple[float, float, float]:
+        y, end = (missed(max(1 - recall, 1 - _RECALLS[-1])) for recall in (point.recall_mean, point.recall_p5))
+        return x(_get_cost(point, unit)), y, end
 
     ticks = [tick for tick in _RECALLS if tick >= floor]
     levels = [_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
@@ -272,14 +272,14 @@ def trade_off_chart(
     return _svg(label, join(*levels, *labels, _caption(_COST_LABELS[unit]), *lines, *rings))
 
 
-def _get_cost(effort: OperatingPoint, unit: CostUnit) -> float:
-    return max(effort.distances if unit == "distances" else effort.milliseconds, 1e-4)
+def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
+    return max(point.distances if unit == "distances" else point.milliseconds, 1e-4)
 
 
 def _effort_curve(
     number: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
-    ordered = sorted(efforts, key=lambda effort: _get_cost(effort, unit))
+    ordered = sorted(efforts, key=lambda point: _get_cost(point, unit))
     titles = [
         f"{name}, {e.setting}: mean {e.recall_mean:.3f}, 5th percentile {e.recall_p5:.3f}, "
         f"{e.distances:,.0f} distances, {e.milliseconds:.3g} ms"
@@ -303,8 +303,8 @@ def _line(number: int, titles: Sequence[str], points: Sequence[tuple[float, floa
     return tag("g", line, *marks, class_=f"s{_color_number(number)}")
 
 
-def _ring(number: int, effort: OperatingPoint, project: Projection) -> Node:
-    x, y, _ = project(effort)
+def _ring(number: int, point: OperatingPoint, project: Projection) -> Node:
+    x, y, _ = project(point)
     return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_color_number(number)}")
 
 
@@ -383,9 +383,9 @@ def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x
 
 def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
     """Return round values in [low, high] with a step of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / n_ticks or 1.0
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
+    rough_step = (high - low) / n_ticks or 1.0
+    power = 10.0 ** math.floor(math.log10(rough_step))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough_step * 0.999)
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 

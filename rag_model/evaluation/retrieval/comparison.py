@@ -360,20 +360,25 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
     differences = {candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates}
-    acceptable = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
-    milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable)
-    choice = max(
-        (candidate for candidate in acceptable if candidate.milliseconds <= milliseconds_limit),
+    acceptable_retrievers = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
+    milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable_retrievers)
+    chosen_retriever = max(
+        (candidate for candidate in acceptable_retrievers if candidate.milliseconds <= milliseconds_limit),
         key=lambda candidate: candidate.quality.value,
     )
-    summary = f"this corpus wants {choice.name}: {measure} {choice.quality.value:.3f} at {choice.milliseconds:.3g} ms"
-    if choice.quality.value == best.quality.value:
-        is_cheapest = all(_COST_TOLERANCE * candidate.milliseconds >= choice.milliseconds for candidate in candidates)
+    summary = (
+        f"this corpus wants {chosen_retriever.name}: {measure} {chosen_retriever.quality.value:.3f} at "
+        f"{chosen_retriever.milliseconds:.3g} ms"
+    )
+    if chosen_retriever.quality.value == best.quality.value:
+        is_cheapest = all(
+            _COST_TOLERANCE * candidate.milliseconds >= chosen_retriever.milliseconds for candidate in candidates
+        )
         comparison = (
             "no other is cheaper by a fifth" if is_cheapest else "every one that is cheaper by a fifth lies below it"
         )
         return f"{summary} a question is the best, and {comparison}"
-    difference = differences[choice.name]
+    difference = differences[chosen_retriever.name]
     return (
         f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at "
         f"{best.milliseconds:.3g} ms, and the interval of the difference, {difference.low:+.3f} to "

@@ -218,7 +218,7 @@ class RetrievalJudge:
 
     def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":
-            grades = {str(rank): int(holds) for rank, holds in enumerate(outcome.has_answer)}
+            grades = {str(rank): int(has_answer) for rank, has_answer in enumerate(outcome.has_answer)}
             return Ranking(tuple(grades), grades)
         rank = rank_pages if self.judged_by == "pages" else _rank_passages
         return _create_ranking(rank(outcome.hits), self.qrels[outcome.question.id])

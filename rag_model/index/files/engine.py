@@ -276,8 +276,8 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     """
     if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
         return False
-    squares = np.einsum("nd,nd->n", vectors, vectors)
-    return metric != "ip" or bool(np.allclose(squares, 1.0, atol=_UNIT_TOLERANCE))
+    squared_lengths = np.einsum("nd,nd->n", vectors, vectors)
+    return metric != "ip" or bool(np.allclose(squared_lengths, 1.0, atol=_UNIT_TOLERANCE))
 
 
 def build_cagra_graph(vectors: Vectors, n_links: int, metric: Metric) -> FaissIndex:

@@ -122,7 +122,7 @@ def find_row_stretches(
     starts, counts = find_runs(base_rows)
     starts, counts = starts[base_rows[starts] >= 0], counts[base_rows[starts] >= 0]
     runs = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
-    stretches = []
+    tensor_ranges = []
     for name, array in arrays.items():
         base_array = base_arrays.get(name, array[:0])
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
@@ -130,7 +130,7 @@ def find_row_stretches(
             if name != "offsets" and len(array) == offsets[-1]:
                 first, base_first, values = (part * width for part in runs)
                 columns = (first + array_offsets[0], base_first + array_offsets[1], values)
-                stretches += list(zip(*(column.tolist() for column in columns), strict=True))
+                tensor_ranges += list(zip(*(column.tolist() for column in columns), strict=True))
             else:
-                stretches.append((*array_offsets, min(array.nbytes, base_array.nbytes)))
-    return stretches
+                tensor_ranges.append((*array_offsets, min(array.nbytes, base_array.nbytes)))
+    return tensor_ranges

@@ -85,14 +85,14 @@ def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> l
         # A buffered file reads a megabyte at a time.
         return open_file(file.detach() if isinstance(file, io.BufferedReader) else file)
 
-    with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
-        return [*threads.map(open_remote, rows.names)]
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
+        return [*executor.map(open_remote, rows.names)]
 
 
 def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:
     """Call a function that reads rows of a part for each part of `Partition.split`, many at a time."""
-    with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
-        return [*threads.map(function, parts)]
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
+        return [*executor.map(function, parts)]
 
 
 class VectorRows(Protocol):
@@ -241,8 +241,8 @@ class RemoteVectorFiles:
                 number for number, header in enumerate(self._headers) if outlines[number] != _pack_header(header)
             )
         else:
-            with ThreadPoolExecutor(_CONCURRENT_FILES) as threads:
-                self._headers = [*threads.map(self._read_header, files.names)]
+            with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
+                self._headers = [*executor.map(self._read_header, files.names)]
         self.dim = self._headers[0][1]
         for name, (_, file_dim, _, _) in zip(files.names, self._headers, strict=True):
             if file_dim != self.dim:

@@ -118,11 +118,11 @@ class GraphFile:
         _skip_array(file, 4)
         offsets = _map_array(file, path, "<i8", "r")
         links = _map_array(file, path, "<i4", mode)
-        tail = file.tell()
+        tail_offset = file.tell()
         entry, *_ = _TAIL.unpack(file.read(_TAIL.size))
         if len(offsets) != n + 1 or not 0 <= entry < max(1, n):
             raise ValueError("the graph's arrays do not fit each other")
-        return cls(n, int(slots[1]), entry, offsets, links, tail)
+        return cls(n, int(slots[1]), entry, offsets, links, tail_offset)
 
     def bottom(self, nodes: Rows | Links) -> Links:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.

@@ -321,9 +321,9 @@ def _translate_errors(plan: VectorPlan, number: int) -> AbstractContextManager[N
 
 def _build_shard(plan: VectorPlan, members: CellVectors, sources: CellVectors) -> Shard:
     graph = CellGraph.build(plan, members.vectors)
-    crossings = link_across_border(graph, members.vectors, sources.vectors, plan.metric)
+    cross_links = link_across_border(graph, members.vectors, sources.vectors, plan.metric)
     quality = CellQuality.measure(graph, members.vectors, plan.metric)
-    return Shard(graph.lists, crossings, CellHistory.of_build(members, sources, quality))
+    return Shard(graph.lists, cross_links, CellHistory.of_build(members, sources, quality))
 
 
 def _update_shard(
@@ -342,7 +342,7 @@ def _update_shard(
     graph = update_cell_graph(plan, earlier.lists, old_members, members.vectors)
     quality = CellQuality.measure(graph, members.vectors, plan.metric, history.built)
     reason = quality.explain_decay(history.built)
-    crossings = update_cross_links(
+    cross_links = update_cross_links(
         plan,
         earlier.crossings,
         earlier.lists,
@@ -353,7 +353,7 @@ def _update_shard(
         sources.vectors,
         sources.digests % SEARCH_TURNS == history.generation % SEARCH_TURNS,
     )
-    return Shard(graph.lists, crossings, history), reason
+    return Shard(graph.lists, cross_links, history), reason
 
 
 def _count_shard(shard: Shard, inserted: int, out: Path) -> IndexStats:

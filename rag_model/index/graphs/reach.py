@@ -107,17 +107,17 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
         InputError: the file is not a complete HNSW index, or a row of `vectors` holds a NaN or an
             infinity.
     """
-    reach = ReachabilityTree(GraphFile.open(path, writable=True))
-    unreachable = reach.find_unreachable()
+    reachability = ReachabilityTree(GraphFile.open(path, writable=True))
+    unreachable = reachability.find_unreachable()
     if not len(unreachable):
         return 0
     index = _open_for_l2(path)
     for first in range(0, len(unreachable), BLOCK):
         nodes = unreachable[first : first + BLOCK]
         for node, neighbors in zip(nodes.tolist(), _search_neighbors(index, vectors.read_rows(nodes)), strict=True):
-            if not reach.is_reachable(node):  # a previous link may have made it reachable
+            if not reachability.is_reachable(node):  # a previous link may have made it reachable
                 sources = neighbors[neighbors >= 0]
-                reach.link(node, sources[reach.is_reachable(sources)])
+                reachability.link(node, sources[reachability.is_reachable(sources)])
     return len(unreachable)
 
 

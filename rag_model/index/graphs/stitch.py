@@ -107,9 +107,9 @@ def _pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     products: Vectors = vectors @ vectors.transpose(0, 2, 1)  # (s, f, d) @ (s, d, f) -> (s, f, f)
     if metric == "ip":
         return products
-    squares = np.diagonal(products, axis1=1, axis2=2)  # (s, f, f) -> (s, f)
+    squared_lengths = np.diagonal(products, axis1=1, axis2=2)  # (s, f, f) -> (s, f)
     # (s, f, f) - (s, f, 1) - (s, 1, f)
-    return 2 * products - squares[:, :, None] - squares[:, None, :]
+    return 2 * products - squared_lengths[:, :, None] - squared_lengths[:, None, :]
 
 
 def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
@@ -155,9 +155,9 @@ class Shard:
         """
         stamps = [_compute_shard_stamp(plan, number) for number in range(MAX_CELL_RATIO * plan.cells)]
         with PieceReader.open(opener, stamps, _COUNT, f"a shard of {plan.factory}") as piece:
-            lists, *crossings = map(piece.read, range(_LISTS, _INTO + 1))
+            lists, *cross_links = map(piece.read, range(_LISTS, _INTO + 1))
             history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
-        return cls(lists, CrossLinks(*crossings), history)
+        return cls(lists, CrossLinks(*cross_links), history)
 
 
 def cell_inputs(plan: VectorPlan) -> dict[str, Any]:

@@ -181,10 +181,10 @@ def common_shift(gaps, count, row_words):
         if row >= np.uint64(len(row_words)):
             return NO_COMMON_SHIFT
         word = row_words[row]
-        rise = (word >> ROW_SHIFT) - np.int64(row)
+        row_increase = (word >> ROW_SHIFT) - np.int64(row)
         if i == 0:
-            shift = rise
-        difference_bits |= (rise ^ shift) | (word & REMOVED)
+            shift = row_increase
+        difference_bits |= (row_increase ^ shift) | (word & REMOVED)
         row += _ONE
     return shift if difference_bits == 0 else NO_COMMON_SHIFT
 

@@ -234,7 +234,7 @@ def _sort_by_bound(bounds, order, t):
 
 
 @compiled
-def _add_and_track(rows, contributions, first, last, begin, factor, sums, touched, count):
+def _add_and_track(rows, contributions, first, last, begin, factor, sums, touched_rows, count):
     """Add the postings of a window, whose first row is `begin`, to its sums.
 
     Return the number of touched rows.
@@ -242,21 +242,21 @@ def _add_and_track(rows, contributions, first, last, begin, factor, sums, touche
     for posting in range(first, last):
         row = np.int64(rows[posting]) - begin
         previous_sum = sums[row]
-        touched[count] = row
+        touched_rows[count] = row
         count += previous_sum == 0
         sums[row] = previous_sum + score_units(factor, contributions[posting])
     return count
 
 
 @compiled
-def _take_promising(sums, touched, count, threshold, ids, scores):
+def _take_promising(sums, touched_rows, count, threshold, ids, scores):
     """Store the touched rows with a sum above `threshold`, and reset all sums.
 
     Return the number of stored rows.
     """
     count_above = 0
     for i in range(count):
-        row = np.int64(touched[i])
+        row = np.int64(touched_rows[i])
         score = sums[row]
         sums[row] = 0
         ids[count_above], scores[count_above] = row, score
@@ -391,7 +391,7 @@ def _complete_scores(lists, list_numbers, factors, begin, optional, threshold, c
 @compiled
 def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scratch):
     """Find the best rows of a query; return their number."""
-    sums, touched, ids, scores, order, bounds, reach, firsts, lasts = scratch
+    sums, touched_rows, ids, scores, order, bounds, reach, firsts, lasts = scratch
     k, t, size = len(best_scores), len(list_numbers), 0
     threshold = _first_threshold(lists.tops, list_numbers, factors, k)
     for i in range(t):
@@ -404,9 +404,9 @@ def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scrat
         for i in range(optional, t):
             j = order[i]
             count = _add_and_track(
-                lists.rows, lists.contributions, firsts[j], lasts[j], begin, factors[j], sums, touched, count
+                lists.rows, lists.contributions, firsts[j], lasts[j], begin, factors[j], sums, touched_rows, count
             )
-        count = _take_promising(sums, touched, count, threshold - reach[optional], ids, scores)
+        count = _take_promising(sums, touched_rows, count, threshold - reach[optional], ids, scores)
         count = _complete_scores(lists, list_numbers, factors, begin, optional, threshold, count, scratch)
         for i in range(count):
             score, row = scores[i], begin + np.int64(ids[i])
@@ -438,7 +438,7 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
     first, max_terms = 0, 0
     for query in range(len(ends)):
         max_terms, first = max(max_terms, ends[query] - first), ends[query]
-    sums, touched = np.zeros(WINDOW, np.int64), np.empty(WINDOW + 1, np.uint32)
+    sums, touched_rows = np.zeros(WINDOW, np.int64), np.empty(WINDOW + 1, np.uint32)
     ids, scores = np.empty(WINDOW + 1, np.uint32), np.empty(WINDOW + 1, np.int64)
     order, bounds, reach = (
         np.empty(max_terms, np.int64),
@@ -446,7 +446,7 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
         np.zeros(max_terms + 1, np.int64),
     )
     firsts, lasts = np.zeros(max_terms, np.int64), np.zeros(max_terms, np.int64)
-    scratch = sums, touched, ids, scores, order, bounds, reach, firsts, lasts
+    scratch = sums, touched_rows, ids, scores, order, bounds, reach, firsts, lasts
     first = 0
     for query in range(len(ends)):
         last = ends[query]

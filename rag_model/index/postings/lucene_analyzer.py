@@ -76,10 +76,10 @@ def _compile_word_pattern() -> Any:
         rf"|[#*][{_EXTENDERS}--[\uFE0E\uFE0F\u20E3]]*+\uFE0F?\u20E3{_X_IN_EMOJI}"
         rf"|(?:\p{{WB=Regional_Indicator}}{_X}){{2}}"
     )
-    others = rf"(?:\p{{LB=SA}}{_X})++|\p{{Script=Han}}{_X}|\p{{Script=Hiragana}}{_X}"
+    other_scripts = rf"(?:\p{{LB=SA}}{_X})++|\p{{Script=Han}}{_X}|\p{{Script=Hiragana}}{_X}"
     # `skipped` matches runs that contain no word at once, so that the time is linear.
     skipped = rf"(?:{join}(?=\p{{WB=ExtendNumLet}}))*+\p{{WB=ExtendNumLet}}|\p{{WB=ZWJ}}++"
-    return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{others})|{skipped}")
+    return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{other_scripts})|{skipped}")
 
 
 class LuceneAnalyzer(Analyzer):

@@ -95,17 +95,17 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     best_setting = _find_cheapest(recall, grid, target, cost, first_setting)
     if best_setting is not None:
         return TuningResult(grid.search(*best_setting), recall(*best_setting))
-    ceiling = max(
+    best_recall = max(
         recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
     )
-    best_setting = _find_cheapest(recall, grid, ceiling - CEILING_TOLERANCE, cost, first_setting)
+    best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, cost, first_setting)
     if best_setting is None:
         raise AssertionError("a setting reaches the best recall")
     search = grid.search(*best_setting)
     return TuningResult(
         search,
         recall(*best_setting),
-        _explain_missed_target(index, query_set.k, target, search, recall(*best_setting), ceiling),
+        _explain_missed_target(index, query_set.k, target, search, recall(*best_setting), best_recall),
     )
 
 
@@ -190,12 +190,12 @@ def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: f
 
 
 def _explain_missed_target(
-    index: FaissFileIndex, k: int, target: float, search: Mapping[str, int], recall: float, ceiling: float
+    index: FaissFileIndex, k: int, target: float, search: Mapping[str, int], recall: float, best_recall: float
 ) -> str:
     advice = "more links" if index.structure == "hnsw" else "longer codes"
     advice += "" if index.structure == "hnsw" or "refine" in index.defaults else " or a refinement, Refine(SQfp16),"
     return (
-        f"recall@{k} of {target:g} cannot be reached, the best is {ceiling:.3f}, so "
+        f"recall@{k} of {target:g} cannot be reached, the best is {best_recall:.3f}, so "
         f"{format_setting(search)} is set, which finds {recall:.3f}: {advice} would find more"
     )
 

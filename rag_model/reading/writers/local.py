@@ -225,9 +225,9 @@ class LocalWriter:
 
 def _to_completion(generator: Generator, decoded: DecodedAnswer, prompt_tokens: int) -> Completion:
     usage = TokenUsage(prompt_tokens, len(decoded.tokens))
-    ended = decoded.tokens[-1] == generator.end_token
+    is_complete = decoded.tokens[-1] == generator.end_token
     text, has_reasoning = remove_reasoning(generator.decode(decoded.tokens))
     if not has_reasoning:
-        return Completion(text, usage, ended, decoded.log_likelihood)
-    problem = None if text else describe_missing_answer(len(decoded.tokens), ended=ended)
-    return Completion(text, usage, ended, None, problem)
+        return Completion(text, usage, is_complete, decoded.log_likelihood)
+    problem = None if text else describe_missing_answer(len(decoded.tokens), ended=is_complete)
+    return Completion(text, usage, is_complete, None, problem)

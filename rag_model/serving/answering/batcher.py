@@ -462,11 +462,11 @@ def _create_crash_error(failure: BaseException) -> LibraryCrashError:
 
 def _deliver_replies(requests: Sequence[QueuedRequest[_Reply]], replies: Sequence[_Reply | Exception]) -> None:
     for loop in {request.loop for request in requests}:
-        deliveries = [
+        scheduled_replies = [
             (request, reply) for request, reply in zip(requests, replies, strict=True) if request.loop is loop
         ]
         with suppress(RuntimeError):  # the event loop has ended, and so have its callers
-            loop.call_soon_threadsafe(_resolve_futures, deliveries)
+            loop.call_soon_threadsafe(_resolve_futures, scheduled_replies)
 
 
 def _resolve_futures(pairs: Sequence[tuple[QueuedRequest[_Reply], _Reply | Exception]]) -> None:

@@ -100,9 +100,9 @@ def _get_machine_bytes() -> int | None:
 
 def _get_container_bytes() -> int | None:
     with suppress(OSError, ValueError, IndexError):  # memory.max is "max" if there is no limit
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit_bytes, used_bytes = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         reclaimable = int((_CGROUP / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
-        return limit - used + reclaimable
+        return limit_bytes - used_bytes + reclaimable
     return None
 
 
@@ -143,24 +143,24 @@ class AvailableRetrievers:
         Raises:
             UsageError: No retriever and no index can be searched by ranges.
         """
-        planned = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
+        plan_with_pull = cls.plan(snapshot, replace(settings, pull_embeddings=True), uses_inner_products=False)
         other_indexes = () if settings.retrievers else snapshot.manifest.content.indexes
-        candidates = (*planned.retrievers, *other_indexes)
+        candidates = (*plan_with_pull.retrievers, *other_indexes)
         retrievers = tuple(dict.fromkeys(text for text in candidates if _can_read_by_ranges(snapshot, text)))
         if not retrievers:
             raise UsageError(
-                f"none of {', '.join(planned.retrievers)} of snapshot {snapshot.id[:12]} can be searched in the "
+                f"none of {', '.join(plan_with_pull.retrievers)} of snapshot {snapshot.id[:12]} can be searched in the "
                 "store by ranges: choose an index of the kind bm25 or ivf with --index, or pull the snapshot"
             )
-        needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
-        notes = [*planned.notes]
-        if unsearchable := [text for text in planned.retrievers if text not in retrievers]:
+        retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
+        notes = [*plan_with_pull.notes]
+        if unsearchable := [text for text in plan_with_pull.retrievers if text not in retrievers]:
             consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
             notes.append(
                 f"{', '.join(unsearchable)} cannot be searched by ranges: {consequence}, and the default is "
                 f"{retrievers[0]}; an index of inverted lists (IVF) can be searched by ranges"
             )
-        return cls(retrievers, needs.index_names, needs_embeddings=False, notes=tuple(notes))
+        return cls(retrievers, retriever_needs.index_names, needs_embeddings=False, notes=tuple(notes))
 
     @classmethod
     def plan(cls, snapshot: Snapshot, settings: ServiceSettings, *, uses_inner_products: bool) -> Self:
@@ -182,19 +182,19 @@ class AvailableRetrievers:
         content = snapshot.manifest.content
         notes: list[str] = []
         retrievers = settings.retrievers or _choose_retrievers(snapshot, settings, uses_inner_products, notes)
-        needs = RetrieverNeeds.merge(
+        retriever_needs = RetrieverNeeds.merge(
             plan_retriever(snapshot, expression, products=uses_inner_products) for expression in retrievers
         )
         if settings.retrievers and settings.memory_bytes is not None:
-            needed_bytes = _count_bytes(_list_resource_files(snapshot, needs, settings), settings)
+            needed_bytes = _count_bytes(_list_resource_files(snapshot, retriever_needs, settings), settings)
             if needed_bytes > settings.memory_bytes:
                 raise UsageError(
                     f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need {format_bytes(needed_bytes)}, and "
                     f"--memory allows {format_bytes(settings.memory_bytes)}: allow more, or leave the choice of "
                     "retrievers to the service"
                 )
-        needs_vectors = settings.pull_embeddings or needs.reads_vectors(content)
-        return cls(retrievers, needs.index_names, needs_vectors, tuple(notes))
+        needs_vectors = settings.pull_embeddings or retriever_needs.reads_vectors(content)
+        return cls(retrievers, retriever_needs.index_names, needs_vectors, tuple(notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,13 +530,15 @@ def _choose_retrievers(
         retrievers, opened_files = [], {}
     for name in names:
         try:
-            needs = plan_retriever(snapshot, name, products=uses_inner_products)
-            files = _list_resource_files(snapshot, needs, settings)
+            retriever_needs = plan_retriever(snapshot, name, products=uses_inner_products)
+            files = _list_resource_files(snapshot, retriever_needs, settings)
         except (StoreError, UsageError):  # for example, the index kind is not installed
             continue
-        if needs.reads_vectors(content) and not may_read_vectors:
+        if retriever_needs.reads_vectors(content) and not may_read_vectors:
             continue
-        if isinstance(snapshot.location, Path) and not _are_pulled(snapshot, [*needs.files(snapshot), *files]):
+        if isinstance(snapshot.location, Path) and not _are_pulled(
+            snapshot, [*retriever_needs.files(snapshot), *files]
+        ):
             continue
         bytes_by_retriever[name] = needed_bytes = _count_bytes(opened_files | files, settings)
         if free_bytes is not None and needed_bytes > free_bytes and not files.keys() <= opened_files.keys():
@@ -634,13 +636,15 @@ def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:
 def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
     """Return whether a retriever can be searched by ranges, without pulling files."""
     try:
-        needs = plan_retriever(snapshot, expression)
+        retriever_needs = plan_retriever(snapshot, expression)
     except (StoreError, UsageError):
         return False
-    if needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in needs.index_names):
+    if retriever_needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in retriever_needs.index_names):
         return False
     content, ranges = snapshot.manifest.content, snapshot.ranges
-    paths = [content.rows_path(name, part.name) for name in needs.vectors for part in content.parts if part.rows]
+    paths = [
+        content.rows_path(name, part.name) for name in retriever_needs.vectors for part in content.parts if part.rows
+    ]
     return ranges is not None and all(map(ranges.covers, paths))
 
 
@@ -648,14 +652,16 @@ def _takes_text(snapshot: Snapshot, name: str) -> bool:
     return representation_kind(snapshot, name) == "text"
 
 
-def _list_resource_files(snapshot: Snapshot, needs: RetrieverNeeds, settings: ServiceSettings) -> dict[str, int]:
+def _list_resource_files(
+    snapshot: Snapshot, retriever_needs: RetrieverNeeds, settings: ServiceSettings
+) -> dict[str, int]:
     """Return the sizes in bytes of the files that a retriever loads into memory, by path."""
     content = snapshot.manifest.content
-    indexes = [name for name in needs.index_names if not _takes_text(snapshot, name)]
+    indexes = [name for name in retriever_needs.index_names if not _takes_text(snapshot, name)]
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
     sizes = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
     counts_indexes = settings.in_memory or settings.memory_bytes is not None
-    return sizes | (_list_index_files(snapshot, needs.index_names) if counts_indexes else {})
+    return sizes | (_list_index_files(snapshot, retriever_needs.index_names) if counts_indexes else {})
 
 
 def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:

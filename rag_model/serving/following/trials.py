@@ -70,7 +70,7 @@ _MODEL_QUESTIONS = (  # the second one has the maximum length of a service's que
 
 def run_trial(
     dest: Path,
-    subject: Any,
+    trial_inputs: Any,
     action: str,
     advice: str,
     trial: Callable[[], object],
@@ -81,7 +81,7 @@ def run_trial(
 
     Args:
         dest: The folder of the pulled snapshots.
-        subject: A JSON value that identifies all files of the trial by their digests.
+        trial_inputs: A JSON value that identifies all files of the trial by their digests.
         action: The child and its action, for error messages, such as `a process that opened and
             searched index/hnsw.faiss`.
         advice: What to do if the child died.
@@ -92,7 +92,7 @@ def run_trial(
         BookwheelError: The files are unusable; the message is the child's.
         RefusedError: The child died, now or in an earlier trial.
     """
-    verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_subject(subject)}.json"
+    verdict_file = dest / _VERDICTS_FOLDER / f"{_digest_subject(trial_inputs)}.json"
     failure = _read_verdict(verdict_file)
     if failure is None:
         try:
@@ -105,8 +105,8 @@ def run_trial(
         raise RefusedError(f"{action} {failure}: {advice}, or delete {verdict_file} to try it once more")
 
 
-def _digest_subject(subject: Any) -> str:
-    return digest_json([version("bookwheel"), format_versions(*_ENGINES), subject]).partition(":")[2]
+def _digest_subject(trial_inputs: Any) -> str:
+    return digest_json([version("bookwheel"), format_versions(*_ENGINES), trial_inputs]).partition(":")[2]
 
 
 def _read_verdict(verdict_file: Path) -> str | None:
@@ -143,13 +143,13 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
         return
     files = [content.index_file(name) for name in names]
     n_bytes = sum(content.files[file].size for file in files)
-    subject = [
+    trial_inputs = [
         [dict(content.indexes[name]), content.files[file].to_json()] for name, file in zip(names, files, strict=True)
     ]
     arguments = {"folder": str(folder), "indexes": names}
     run_trial(
         folder.parent,
-        subject,
+        trial_inputs,
         f"a process that opened and searched {', '.join(files)}",
         "build the index again",
         lambda: run_in_child(
@@ -223,12 +223,12 @@ def try_encoders(folder: Path, content: Content, indexes: Sequence[str]) -> None
     for name in (question_encoder_path(representation) for representation in representations if representation != TEXT):
         files = {path: ref for path, ref in content.files.items() if path.startswith(f"{name}/")}
         if files:
-            subject = {path: ref.to_json() for path, ref in files.items()}
+            trial_inputs = {path: ref.to_json() for path, ref in files.items()}
             _run_model_trial(
                 folder.parent,
                 "encoder",
                 folder / name,
-                subject,
+                trial_inputs,
                 sum(ref.size for ref in files.values()),
             )
 
@@ -241,15 +241,15 @@ def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
         RefusedError: The child died, now or in an earlier trial of the same files.
     """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    subject = {str(path.relative_to(folder)): digest_file(path) for path in files}
-    _run_model_trial(dest, _MODEL_KINDS[reader], folder, subject, sum(path.stat().st_size for path in files))
+    trial_inputs = {str(path.relative_to(folder)): digest_file(path) for path in files}
+    _run_model_trial(dest, _MODEL_KINDS[reader], folder, trial_inputs, sum(path.stat().st_size for path in files))
 
 
-def _run_model_trial(dest: Path, kind: str, folder: Path, subject: Any, n_bytes: int) -> None:
+def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_bytes: int) -> None:
     arguments = {"kind": kind, "folder": str(folder)}
     run_trial(
         dest,
-        [kind, subject],
+        [kind, trial_inputs],
         f"a process that loaded the {kind} {folder} and ran it",
         "give another model",
         lambda: run_in_child(

@@ -304,13 +304,13 @@ def create_app(
     service: Service, metrics: MetricsExposition | None = None, tokens: BearerTokens | None = None
 ) -> FastAPI:
     """Create the ASGI application of a service; with `tokens`, requests need one of them."""
-    about = "Passages and answers from the snapshot that a ref names."
+    description = "Passages and answers from the snapshot that a ref names."
     guard = RequestGuard(service.settings, tokens)
     # No redirects: they would contain the host that the client sent.
     app = _ServiceApp(
         guard,
         title="bookwheel",
-        description=about,
+        description=description,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -534,8 +534,8 @@ def _explain_error(error: Exception) -> tuple[int, str]:
         _LOG.error("a request failed: %s", error)
     else:
         _LOG.error("a request failed", exc_info=error)
-    culprit = "the service" if status == 500 else "the model behind the service"
-    return status, f"{culprit} could not answer: the service's log says why"
+    failed_part = "the service" if status == 500 else "the model behind the service"
+    return status, f"{failed_part} could not answer: the service's log says why"
 
 
 async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
@@ -549,8 +549,8 @@ async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
         if len(complete_body) > max_bytes:
             raise too_large
         return complete_body
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
+    content_length = request.headers.get("content-length", "0")
+    if content_length.isdecimal() and int(content_length) > max_bytes:
         raise too_large
     body = bytearray()
     try:

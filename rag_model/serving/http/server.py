@@ -286,8 +286,8 @@ class ServiceServer(uvicorn.Server):
         """Start the shutdown."""
         is_repeated = self._service.is_draining
         self._service.is_draining = True
-        linger = 0.0 if is_repeated or sig == signal.SIGINT else self._service.settings.linger_seconds
-        self._exit_time = time.monotonic() + linger
+        linger_seconds = 0.0 if is_repeated or sig == signal.SIGINT else self._service.settings.linger_seconds
+        self._exit_time = time.monotonic() + linger_seconds
         self.force_exit = is_repeated and sig == signal.SIGINT
 
     @contextmanager

@@ -167,8 +167,8 @@ def _compute_age(now: float, event_time: float | None) -> float | None:
 def _parse_unix_time(value: Any) -> float | None:
     """Return the Unix time of an ISO 8601 text; None for anything else."""
     try:
-        moment = datetime.fromisoformat(value)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        time = datetime.fromisoformat(value)
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
 

@@ -142,13 +142,15 @@ def compare_probes(
     ProbeMetrics(same=0.5, difference=-0.625)
     """
     pairs = zip(recorded_answers, answers, strict=True)
-    same = sum(normalise(before.text) == normalise(now.text) for before, now in pairs) / len(recorded_answers)
+    unchanged_share = sum(normalise(before.text) == normalise(now.text) for before, now in pairs) / len(
+        recorded_answers
+    )
     differences = [
         (likelihood - before.log_likelihood) / before.tokens
         for before, likelihood in zip(recorded_answers, likelihoods, strict=True)
         if likelihood is not None and before.log_likelihood is not None
     ]
-    return ProbeMetrics(same, math.fsum(differences) / len(differences) if differences else None)
+    return ProbeMetrics(unchanged_share, math.fsum(differences) / len(differences) if differences else None)
 
 
 class ProbeMonitor:
@@ -265,8 +267,8 @@ class ProbeMonitor:
         if path is None:
             return self._recorded_answers.get(key)
         try:
-            payload = parse_json(path.read_text(encoding="utf-8"))
-            rows = [{name: row[name] for name in ("text", "log_likelihood", "tokens")} for row in payload["answers"]]
+            record = parse_json(path.read_text(encoding="utf-8"))
+            rows = [{name: row[name] for name in ("text", "log_likelihood", "tokens")} for row in record["answers"]]
             answers = [from_table(ProbeAnswer, row, "an answer") for row in rows]
         except FileNotFoundError:
             return None

@@ -404,10 +404,10 @@ class Files:
 
     def _accepts_plain_writes(self, path: str) -> bool:
         """Return whether the store accepts an unconditional write; the probe file is deleted."""
-        probe = self._full_path(f"{path}.probe-{secrets.token_hex(8)}")
+        probe_path = self._full_path(f"{path}.probe-{secrets.token_hex(8)}")
         try:
-            self._fs.pipe_file(probe, b"probe")
-            self._fs.rm_file(probe)
+            self._fs.pipe_file(probe_path, b"probe")
+            self._fs.rm_file(probe_path)
         except OSError:
             return False
         return True
@@ -460,8 +460,8 @@ def json_bytes(value: Any) -> bytes:
 
 def _modified_time(info: Mapping[str, Any]) -> float:
     """Return the time of a listed file's last write; infinity (the file is new) if it is unknown."""
-    moment = next((info[name] for name in _TIME_FIELDS if info.get(name) is not None), math.inf)
-    return moment.timestamp() if isinstance(moment, datetime) else float(moment)
+    modified_time = next((info[name] for name in _TIME_FIELDS if info.get(name) is not None), math.inf)
+    return modified_time.timestamp() if isinstance(modified_time, datetime) else float(modified_time)
 
 
 def _get_s3_error_code(error: Exception) -> str | None:

@@ -220,9 +220,9 @@ def _to_os_error(error: HfHubHTTPError) -> OSError:
         return OSError(f"there is no such repository, or {reason}; check the name and the token")
     if status == 429:
         seconds = _seconds_until_reset(error)
-        when = "later" if seconds is None else f"in {seconds} s"
+        retry_time = "later" if seconds is None else f"in {seconds} s"
         hint = "" if token else "; with HF_TOKEN it is higher"
-        return OSError(f"the Hub's limit of requests is reached: try again {when}{hint}")
+        return OSError(f"the Hub's limit of requests is reached: try again {retry_time}{hint}")
     return error_from_status(status, error.server_message or str(error))
 
 

@@ -138,12 +138,12 @@ class Intents:
         if value is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")
         store_time = self.write_timed(path, value)
-        turns = [
+        turns_by_age = [
             (turn["started"] or modified, name)
             for name, modified, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
             if name.startswith(_TURN_PREFIX)
         ]
-        oldest_name = min(turns)[1]
+        oldest_name = min(turns_by_age)[1]
         return None if oldest_name == own_name else oldest_name
 
     def list_live(self, store_time: float) -> list[Intent]:

@@ -116,15 +116,15 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
         steps.append((position - offset, start, length))
         offset = position + length
     steps.append((len(target_bytes) - offset, 0, 0))
-    raw, offset = out.with_name(f"{out.name}.raw"), 0
-    with raw.open("wb") as file:
+    raw_path, offset = out.with_name(f"{out.name}.raw"), 0
+    with raw_path.open("wb") as file:
         file.write(np.array(steps, "<i8").tobytes())
         for literal, _, length in steps:
             file.write(target_bytes[offset : offset + literal].data)
             offset += literal + length
-    size = raw.stat().st_size
-    write_packed(raw, size, out, _HEAD.pack(len(steps), size - len(steps) * _STEP_BYTES))
-    raw.unlink()
+    size = raw_path.stat().st_size
+    write_packed(raw_path, size, out, _HEAD.pack(len(steps), size - len(steps) * _STEP_BYTES))
+    raw_path.unlink()
 
 
 def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
@@ -140,9 +140,9 @@ def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
     count, literal_bytes = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
     if not 0 < count <= size // _MATCH_BYTES + 1 or literal_bytes > size:
         raise InputError(message)
-    raw = out.with_name("raw")
-    unpack_file(splice, count * _STEP_BYTES + literal_bytes, raw, _HEAD.size)
-    base_bytes, unpacked = _map_bytes(base), _map_bytes(raw)
+    raw_path = out.with_name("raw")
+    unpack_file(splice, count * _STEP_BYTES + literal_bytes, raw_path, _HEAD.size)
+    base_bytes, unpacked = _map_bytes(base), _map_bytes(raw_path)
     steps = unpacked[: count * _STEP_BYTES].view("<i8").reshape(-1, 3)
     _check_steps(steps, len(base_bytes), literal_bytes, size, message)
     with atomic_write(out) as temporary, temporary.open("wb") as file:
@@ -177,9 +177,11 @@ def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | No
     """Yield equal stretches, in the order of the target."""
     if expected is not None:
         for position, start, max_length in expected:
-            common = _measure_common_prefix(target[position : position + max_length], base[start : start + max_length])
-            if common >= _MATCH_BYTES:
-                yield position, start, common
+            common_length = _measure_common_prefix(
+                target[position : position + max_length], base[start : start + max_length]
+            )
+            if common_length >= _MATCH_BYTES:
+                yield position, start, common_length
         return
     positions, starts = _find_candidates(base, target)
     end = number = 0
@@ -217,10 +219,14 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     for offset in _window_offsets(target):
         hashes = _compute_hashes(target[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES]
         likely_offsets = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
-        nearest = np.minimum(np.searchsorted(base_hashes, hashes[likely_offsets]), max(0, len(base_hashes) - 1))
-        is_equal = base_hashes[nearest] == hashes[likely_offsets] if len(base_hashes) else np.zeros(0, np.bool_)
+        nearest_positions = np.minimum(
+            np.searchsorted(base_hashes, hashes[likely_offsets]), max(0, len(base_hashes) - 1)
+        )
+        is_equal = (
+            base_hashes[nearest_positions] == hashes[likely_offsets] if len(base_hashes) else np.zeros(0, np.bool_)
+        )
         positions.append(likely_offsets[is_equal] + offset)
-        starts.append(order[nearest[is_equal]] * _STRIDE)
+        starts.append(order[nearest_positions[is_equal]] * _STRIDE)
     return np.concatenate(positions), np.concatenate(starts)
 
 
@@ -296,10 +302,10 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
     gaps = np.diff(terms, prepend=0)
     gaps[firsts] = terms[firsts]
     arrays = lengths, base_rows[starts] + 1, np.diff(new_rows.offsets), gaps
-    raw = out.with_name(f"{out.name}.raw")
-    raw.write_bytes(b"".join((*map(pack_planes, arrays), new_rows.weights.tobytes())))
-    write_packed(raw, raw.stat().st_size, out, _TERMS_HEAD.pack(len(starts), len(new_rows), len(terms)))
-    raw.unlink()
+    raw_path = out.with_name(f"{out.name}.raw")
+    raw_path.write_bytes(b"".join((*map(pack_planes, arrays), new_rows.weights.tobytes())))
+    write_packed(raw_path, raw_path.stat().st_size, out, _TERMS_HEAD.pack(len(starts), len(new_rows), len(terms)))
+    raw_path.unlink()
 
 
 def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
@@ -316,10 +322,10 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
     # An index has at least two bytes per passage and a bit per posting.
     if max(runs, rows) > size or terms > 8 * size:
         raise InputError(message)
-    raw = path.with_name(f"{path.name}.raw")
-    unpack_file(path, _WORD.itemsize * (2 * runs + rows + terms) + terms, raw, _TERMS_HEAD.size)
-    data, arrays, offset = raw.read_bytes(), list[Rows](), 0
-    raw.unlink()
+    raw_path = path.with_name(f"{path.name}.raw")
+    unpack_file(path, _WORD.itemsize * (2 * runs + rows + terms) + terms, raw_path, _TERMS_HEAD.size)
+    data, arrays, offset = raw_path.read_bytes(), list[Rows](), 0
+    raw_path.unlink()
     for count in (runs, runs, rows, terms):
         array, offset = unpack_planes(data, count, offset)
         arrays.append(array)

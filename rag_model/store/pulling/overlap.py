@@ -86,8 +86,8 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
         for part in content.parts:
             path = embeddings_path(part.name, representation)
             if path in content.files and part.rows:
-                width, rest = divmod(content.files[path].size - _NPY_HEADER_BYTES, part.rows)
-                if width > 0 and not rest:
+                width, remainder = divmod(content.files[path].size - _NPY_HEADER_BYTES, part.rows)
+                if width > 0 and not remainder:
                     tables[path] = VectorTable(representation, _NPY_HEADER_BYTES, width, (part,))
     for name, entry in content.indexes.items():
         path = content.index_file(name)
@@ -274,7 +274,8 @@ class Overlap:
         if table is None:
             return None
         if not any(
-            over == table.representation and is_convertible(width, table.row_bytes) for over, width in self._widths
+            representation == table.representation and is_convertible(width, table.row_bytes)
+            for representation, width in self._widths
         ):
             return None
         try:

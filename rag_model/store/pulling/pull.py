@@ -184,8 +184,8 @@ def _preserve_stamps(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
 
 
 def _copy_signatures(catalog: Catalog[Any], identity: str, folder: Path) -> None:
-    if trust := TrustedKeys.from_environment():
-        PulledSignatures(folder).copy_trusted(Signatures(catalog.files), trust, catalog.manifest_path(identity))
+    if trusted_keys := TrustedKeys.from_environment():
+        PulledSignatures(folder).copy_trusted(Signatures(catalog.files), trusted_keys, catalog.manifest_path(identity))
 
 
 def _publish_folder(

@@ -234,11 +234,11 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
         InputError: the lists of the files cannot be compared.
         OSError: `out` cannot be written.
     """
-    rests = [out.with_name(f"{out.name}.{name}") for name in ("base", "target")]
+    rest_paths = [out.with_name(f"{out.name}.{name}") for name in ("base", "target")]
     splice, arrays = (out.with_name(f"{out.name}.{name}") for name in ("splice", "arrays"))
-    base.write_rest(rests[0])
-    target.write_rest(rests[1])
-    write_splice(rests[0], rests[1], splice)
+    base.write_rest(rest_paths[0])
+    target.write_rest(rest_paths[1])
+    write_splice(rest_paths[0], rest_paths[1], splice)
     try:
         with base.path.open("rb") as base_file, target.path.open("rb") as target_file:
             prediction = _Prediction(base_file, base.lists, target.lists, base_rows)
@@ -248,7 +248,7 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
         _write_arrays(arrays, base.lists, target.lists, base_rows, edits)
     except (ValueError, IndexError) as error:
         raise InputError(f"{target.path} cannot be compared with {base.path}: {error}") from error
-    sizes = [path.stat().st_size for path in (splice, arrays, *rests)]
+    sizes = [path.stat().st_size for path in (splice, arrays, *rest_paths)]
     write_packed(arrays, sizes[1], out, splice.read_bytes())
     with out.open("ab") as file:
         file.write(_SIZES.pack(*sizes))
@@ -433,8 +433,8 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
     base_size, delta_size = base.stat().st_size, delta.stat().st_size
     with delta.open("rb") as file:
         file.seek(max(0, delta_size - _SIZES.size))
-        tail = file.read()
-    sizes = _SIZES.unpack(tail) if len(tail) == _SIZES.size else (delta_size + 1, 0, 0, 0)
+        rest_of_file = file.read()
+    sizes = _SIZES.unpack(rest_of_file) if len(rest_of_file) == _SIZES.size else (delta_size + 1, 0, 0, 0)
     limits = delta_size, 4 * (size + base_size) + _MAX_HEAD, base_size, size
     if any(number > limit for number, limit in zip(sizes, limits, strict=True)):
         raise InputError(message)

@@ -108,8 +108,8 @@ def preview_sweep(store: Store, plan: DeletionPlan) -> list[StoredFile]:
         StoreError: the store cannot be read, or the small file for reading its clock cannot be
             written.
     """
-    with _open_sweep(store) as condemn:
-        return list(_make_plan(store, plan, condemn)[1])
+    with _open_sweep(store) as condemn_files:
+        return list(_make_plan(store, plan, condemn_files)[1])
 
 
 def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]:
@@ -120,17 +120,17 @@ def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]
             deletes the rest.
     """
     deleted: list[StoredFile] = []
-    with _open_sweep(store) as condemn:
+    with _open_sweep(store) as condemn_files:
         for _ in range(_MAX_PLANS):
-            view, files = _make_plan(store, plan, condemn)
-            if _delete_batches(store, view, files, condemn, threads, deleted):
+            view, files = _make_plan(store, plan, condemn_files)
+            if _delete_batches(store, view, files, condemn_files, threads, deleted):
                 return deleted
     raise _build_too_many_plans_error(store)
 
 
-def _make_plan(store: Store, plan: DeletionPlan, condemn: "Condemn") -> tuple[StoreView, Sequence[StoredFile]]:
+def _make_plan(store: Store, plan: DeletionPlan, condemn_files: "Condemn") -> tuple[StoreView, Sequence[StoredFile]]:
     for _ in range(_MAX_PLANS):
-        view = StoreView.read(store, condemn((), ()))
+        view = StoreView.read(store, condemn_files((), ()))
         try:
             return view, plan(view)
         except StoreError:
@@ -147,7 +147,7 @@ def _delete_batches(
     store: Store,
     view: StoreView,
     files: Sequence[StoredFile],
-    condemn: "Condemn",
+    condemn_files: "Condemn",
     threads: int,
     deleted: list[StoredFile],
 ) -> bool:
@@ -155,7 +155,7 @@ def _delete_batches(
     for start in range(0, len(files), _BATCH_FILES):
         batch = files[start : start + _BATCH_FILES]
         deadline = time.monotonic() + SWEEP_VALID_SECONDS / 2
-        store_time = condemn(batch, view.intents)
+        store_time = condemn_files(batch, view.intents)
         if not view.is_current(StoreView.read(store, store_time)):
             return False
         with ThreadPoolExecutor(threads) as pool:
@@ -182,7 +182,7 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
     """
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
-    def condemn(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
+    def condemn_files(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
         value = {
             "condemned": [file.path for file in files],
             "knows": [intent.name for intent in known_intents],
@@ -190,7 +190,7 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
         return store.intents.write_timed(path, {"format": 1, **value})
 
     try:
-        yield condemn
+        yield condemn_files
     finally:
         with suppress(StoreError):  # if the file stays, the sweep expires
             store.files.remove(path)
@@ -218,14 +218,18 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     models = _read_catalog_files(store.models, view.models, view.models)
     evaluations = _read_catalog_files(store.evaluations, view.evaluations, ())
     intent_blobs = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
-    needed, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
-    needed |= _find_origins(store, current, records, dict(blobs))
-    needed |= set().union(*(record.outputs for record in records if record.targets and record.targets <= snapshots.all))
-    needed |= _find_mirrors(store, records, snapshots.dumps, dict(blobs))
+    needed_paths, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
+    needed_paths |= _find_origins(store, current, records, dict(blobs))
+    needed_paths |= set().union(
+        *(record.outputs for record in records if record.targets and record.targets <= snapshots.all)
+    )
+    needed_paths |= _find_mirrors(store, records, snapshots.dumps, dict(blobs))
     old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
-    needed |= set().union(*(record.digests for record in records if view.has_build or record.newest.modified >= cutoff))
-    unneeded = [record for record in old_records if not record.is_reusable(needed)]
-    return NeededBlobs(frozenset(needed), blobs, tuple(file for record in unneeded for file in record.files))
+    needed_paths |= set().union(
+        *(record.digests for record in records if view.has_build or record.newest.modified >= cutoff)
+    )
+    unneeded = [record for record in old_records if not record.is_reusable(needed_paths)]
+    return NeededBlobs(frozenset(needed_paths), blobs, tuple(file for record in unneeded for file in record.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +248,9 @@ class _MemoRecord:
     def newest(self) -> StoredFile:
         return self.files[0]
 
-    def is_reusable(self, needed: set[str]) -> bool:
+    def is_reusable(self, needed_paths: set[str]) -> bool:
         """Return whether all outputs are needed; without outputs, whether any named blob is."""
-        return self.outputs <= needed if self.outputs else bool(self.digests & needed)
+        return self.outputs <= needed_paths if self.outputs else bool(self.digests & needed_paths)
 
 
 def _list_records(store: Store) -> list[_MemoRecord]:
@@ -400,8 +404,10 @@ def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
             newest = store.trainings.find_newest(key)
         except StoreError:
             continue
-        needed = _list_needed_paths(store, key, newest)
-        yield from (file for file in files if file.path not in needed and not _is_signature_of(file, needed))
+        needed_paths = _list_needed_paths(store, key, newest)
+        yield from (
+            file for file in files if file.path not in needed_paths and not _is_signature_of(file, needed_paths)
+        )
 
 
 def find_abandoned(store: Store, view: StoreView, cutoff: float) -> tuple[Sequence[StoredFile], Sequence[str]]:
@@ -444,6 +450,6 @@ def _list_needed_paths(store: Store, key: str, newest: StoredCheckpoint | None) 
     }
 
 
-def _is_signature_of(file: StoredFile, needed: set[str]) -> bool:
+def _is_signature_of(file: StoredFile, needed_paths: set[str]) -> bool:
     match = SIGNATURE_PATH.fullmatch(file.path)
-    return match is not None and f"{match[1]}.json" in needed
+    return match is not None and f"{match[1]}.json" in needed_paths

@@ -106,7 +106,9 @@ def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRe
         _THREADS if check is _check_hash else store.files.concurrency,
     )
     results = list(zip(paths, verdicts, strict=True))
-    return [StoreProblem(path, ref.id, what) for ref, what in results if what is not None for path in paths[ref]]
+    return [
+        StoreProblem(path, ref.id, problem) for ref, problem in results if problem is not None for path in paths[ref]
+    ]
 
 
 def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
@@ -123,7 +125,7 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
     refs = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
     delta_paths = {ref: path for (path, _), ref in zip(steps, refs, strict=True) if ref}
     verdicts = zip(delta_paths, read_ahead(partial(_check_hash, store), [*delta_paths], _THREADS), strict=True)
-    return [StoreProblem(f"the delta of {delta_paths[ref]}", ref.id, what) for ref, what in verdicts if what]
+    return [StoreProblem(f"the delta of {delta_paths[ref]}", ref.id, problem) for ref, problem in verdicts if problem]
 
 
 def _check_size(store: Store, ref: BlobRef) -> str | None:
@@ -158,7 +160,9 @@ def _verify_refs(catalog: Catalog[Any]) -> list[StoreProblem]:
         ]
         verdicts = catalog.files.map_concurrently(partial(_verify_move, catalog, known_ids, name), numbers)
         results = zip(numbers, verdicts, strict=True)
-        problems += [StoreProblem(refs.move_path(name, number), None, what) for number, what in results if what]
+        problems += [
+            StoreProblem(refs.move_path(name, number), None, problem) for number, problem in results if problem
+        ]
     return problems
 
 

@@ -218,10 +218,10 @@ def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
         return
     unit = "cpu" if all(build.cpu for build in builds) else "seconds"
     costs = [(build.changed or 0, sum(getattr(build, unit).values())) for build in builds]
-    earlier, recent = costs[:-_RECENT], costs[-_RECENT:]
-    forecast, most_changed = CostForecast.fit(earlier), 2 * max(changed for changed, _ in earlier)
-    if all(changed <= most_changed and forecast.estimate(changed) > 0 for changed, _ in recent):
-        yield Trend("cost", "", 1.0, median(cost / forecast.estimate(changed) for changed, cost in recent))
+    earlier_costs, recent_costs = costs[:-_RECENT], costs[-_RECENT:]
+    forecast, most_changed = CostForecast.fit(earlier_costs), 2 * max(changed for changed, _ in earlier_costs)
+    if all(changed <= most_changed and forecast.estimate(changed) > 0 for changed, _ in recent_costs):
+        yield Trend("cost", "", 1.0, median(cost / forecast.estimate(changed) for changed, cost in recent_costs))
 
 
 def _read_text(fields: Mapping[str, Any], name: str) -> str:

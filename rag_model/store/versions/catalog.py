@@ -166,20 +166,20 @@ class Catalog(Generic[ManifestT]):
                 signature.
         """
         identity = self.resolve(name)
-        if trust := TrustedKeys.from_environment():
-            self.check_signer(trust, identity)
+        if trusted_keys := TrustedKeys.from_environment():
+            self.check_signer(trusted_keys, identity)
             if move := self._find_move(name, identity):
-                self._check_move(trust, *move, identity)
+                self._check_move(trusted_keys, *move, identity)
         return identity
 
-    def check_signer(self, trust: TrustedKeys, identity: str) -> str:
+    def check_signer(self, trusted_keys: TrustedKeys, identity: str) -> str:
         """Return the name of the trusted key that signed a manifest.
 
         Raises:
             RefusedError: no trusted key signed the manifest.
         """
         path = self.manifest_path(identity)
-        return trust.check(
+        return trusted_keys.check(
             Signatures(self.files),
             path,
             self.files.read_json(path),
@@ -228,11 +228,11 @@ class Catalog(Generic[ManifestT]):
             return None
         return name, move.number
 
-    def _check_move(self, trust: TrustedKeys, ref: str, number: int, identity: str) -> None:
+    def _check_move(self, trusted_keys: TrustedKeys, ref: str, number: int, identity: str) -> None:
         path = self.refs.move_path(ref, number)
         description = f"the move {ref}@{number} in {self.files.url}"
         stored_move = self.files.read_json(path) or {}
-        trust.check(Signatures(self.files), path, stored_move, description)
+        trusted_keys.check(Signatures(self.files), path, stored_move, description)
         if stored_move.get(self.noun) != identity:
             raise RefusedError(
                 f"{description} was signed for {self.noun} {str(stored_move.get(self.noun))[:12]}, "

@@ -50,12 +50,12 @@ def record_evaluation(
     """
     blobs = {name: BlobRef(digest_file(path), path.stat().st_size) for name, path in files.items()}
     manifest = EvaluationManifest(EvaluationContent(subject, metrics, blobs), provenance)
-    needs = {
+    needed_paths = {
         store.evaluations.manifest_path(manifest.id),
         *subject_paths(store, subject),
         *(blob.path for blob in blobs.values()),
     }
-    with store.intents.hold(f"evaluation-{secrets.token_hex(8)}", needs):
+    with store.intents.hold(f"evaluation-{secrets.token_hex(8)}", needed_paths):
         _check_subject(store, subject)
         if is_recorded(store, subject):
             return RecordedEvaluation(manifest.id, is_new=False)

@@ -130,10 +130,10 @@ def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove
     """Return the newest earlier move to another snapshot; skip the moves that were rolled back."""
     # Older moves may have expired.
     moves = {move.number: move for move in catalog.refs.read_history(ref)}
-    number_before, trust = current.number, TrustedKeys.from_environment()
+    number_before, trusted_keys = current.number, TrustedKeys.from_environment()
 
-    if trust:  # the note of an unsigned move is not followed
-        moves = {number: move for number, move in moves.items() if catalog.refs.find_signer(trust, ref, number)}
+    if trusted_keys:  # the note of an unsigned move is not followed
+        moves = {number: move for number, move in moves.items() if catalog.refs.find_signer(trusted_keys, ref, number)}
     while (
         number_before in moves
         and (match := _ROLLBACK.fullmatch(moves[number_before].note))
@@ -143,7 +143,7 @@ def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove
     for number in sorted(moves, reverse=True):
         if number < number_before and moves[number].snapshot not in {current.snapshot, ""}:
             return moves[number]
-    condition = "" if trust is None else f" by a move that a key of {trust.source} signed"
+    condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
     raise UsageError(
         f"ref {ref} named no other {catalog.noun} before {current.snapshot[:12]}{condition}: `log "
         f"--ref {ref}` lists its moves, and `rollback --to NUMBER` takes any of them"

@@ -65,10 +65,10 @@ class TrustedKeys:
         """Return the keys that a publisher trusts: those of the trust file, or else its own key, or
         None.
         """
-        trust = cls.from_environment()
-        if trust is None and (key := _load_private_key()):
+        trusted_keys = cls.from_environment()
+        if trusted_keys is None and (key := _load_private_key()):
             return cls({"own": key.public_key()}, SIGNING_KEY_VARIABLE)
-        return trust
+        return trusted_keys
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -171,20 +171,22 @@ class Signatures:
         """Return whether a key of the trust file or, without a file, the writer's own key signed a
         file.
         """
-        trust = TrustedKeys.for_publisher()
-        return trust is not None and trust.find_signer(self, path, self.files.read_json(path)) is not None
+        trusted_keys = TrustedKeys.for_publisher()
+        return trusted_keys is not None and trusted_keys.find_signer(self, path, self.files.read_json(path)) is not None
 
     def describe(self, path: str) -> str:
         """Describe who signed a file: `signed by NAME`, `not signed`, or an untrusted signature.
 
         Names come from the trust file; without a trust file no signature is checked.
         """
-        trust = TrustedKeys.from_environment()
-        if trust and (name := trust.find_signer(self, path, self.files.read_json(path))):
+        trusted_keys = TrustedKeys.from_environment()
+        if trusted_keys and (name := trusted_keys.find_signer(self, path, self.files.read_json(path))):
             return f"signed by {name}"
         if not self.has_signature(path):
             return "not signed"
-        return "signed, but by no key of the trust file" if trust else "signed, unchecked: no trust file is given"
+        return (
+            "signed, but by no key of the trust file" if trusted_keys else "signed, unchecked: no trust file is given"
+        )
 
     def has_signature(self, path: str) -> bool:
         """Return whether a file has a signature of any key; lists its folder."""
@@ -208,7 +210,7 @@ class PulledSignatures:
         except (OSError, ValueError, RecursionError):
             return None
 
-    def copy_trusted(self, signatures: Signatures, trust: TrustedKeys, path: str) -> None:
+    def copy_trusted(self, signatures: Signatures, trusted_keys: TrustedKeys, path: str) -> None:
         """Copy the trusted keys' signatures of file `path` from a store.
 
         Raises:
@@ -216,7 +218,7 @@ class PulledSignatures:
             OSError: the folder cannot be written.
         """
         value = signatures.files.read_json(path)
-        for key in trust.keys.values():
+        for key in trusted_keys.keys.values():
             if (signature := signatures.read(path, value, key)) is not None:
                 (self.folder / f"manifest.{_compute_fingerprint(key)}.sig").write_bytes(json_bytes(signature))
 

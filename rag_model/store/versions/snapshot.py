@@ -176,9 +176,9 @@ class Snapshot:
         """
         root, data, lock = _open_pulled(Path(folder))
         manifest = Manifest.from_bytes(data)
-        if trust := TrustedKeys.from_environment():
+        if trusted_keys := TrustedKeys.from_environment():
             manifest_path = f"snapshots/{manifest.id}.json"
-            trust.check(
+            trusted_keys.check(
                 PulledSignatures(root),
                 manifest_path,
                 json.loads(data),
@@ -548,12 +548,12 @@ class SnapshotLease:
                 snapshot is still held.
         """
         manifest = self._store.snapshots.get(snapshot)
-        needs = {
+        needed_paths = {
             self._store.snapshots.manifest_path(snapshot),
             *(blob.path for blob in manifest.content.files.values()),
         }
         intent = ExitStack()
-        intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needs))
+        intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needed_paths))
         try:
             # The snapshot may have been deleted before the intent existed.
             self._store.snapshots.get(snapshot)

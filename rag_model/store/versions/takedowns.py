@@ -92,13 +92,13 @@ class Takedowns:
             StoreError: the store cannot be written, or all numbers are used.
             UsageError: a text contains a control character, or a page a lone surrogate.
         """
-        for text, what in ((wiki, "the wiki"), (reason, "the reason"), (by, "who ordered it")):
-            check_printable(text, what)
+        for text, field_name in ((wiki, "the wiki"), (reason, "the reason"), (by, "who ordered it")):
+            check_printable(text, field_name)
         pages = tuple(pages)  # a title may contain any character
         if any("\ud800" <= character <= "\udfff" for page in pages for character in page):
             raise UsageError("a page's id contains a lone surrogate, which is not valid Unicode: give it as UTF-8")
-        if trust := TrustedKeys.from_environment():
-            trust.require_signing_key("takedown")
+        if trusted_keys := TrustedKeys.from_environment():
+            trusted_keys.require_signing_key("takedown")
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         while True:
             number = max(self._files.list_numbers(FOLDER), default=0) + 1
@@ -150,8 +150,8 @@ class Takedowns:
         """
         path = _get_path(snapshot)
         if self._files.find(path) is None:
-            if trust := TrustedKeys.from_environment():
-                trust.require_signing_key("takedown")
+            if trusted_keys := TrustedKeys.from_environment():
+                trusted_keys.require_signing_key("takedown")
             value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
             self._create_signed(path, value)
         if not self._is_trusted(path):
@@ -175,10 +175,10 @@ class Takedowns:
 
         A warning about an unsigned file is logged once.
         """
-        trust = TrustedKeys.from_environment()
-        if trust is None or path in self._trusted_paths:
+        trusted_keys = TrustedKeys.from_environment()
+        if trusted_keys is None or path in self._trusted_paths:
             return True
-        if trust.find_signer(Signatures(self._files), path, self._files.read_json(path)) is not None:
+        if trusted_keys.find_signer(Signatures(self._files), path, self._files.read_json(path)) is not None:
             self._trusted_paths.add(path)
             return True
         url = self._files.url_of(path)
@@ -188,7 +188,7 @@ class Takedowns:
                 "takedown %s is ignored, because no key of %s signed it: run the takedown again with such "
                 "a key, or delete the takedown's file if a stranger wrote it",
                 url,
-                trust.source,
+                trusted_keys.source,
             )
         return False
 

@@ -91,8 +91,8 @@ def score_answers(
         InputError: a score is not finite.
     """
     example_groups = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
-    with ThreadPoolExecutor(_THREADS) as threads:  # uploads to an object store mostly wait
-        blocks = list(threads.map(partial(_put_block, store, identity, dtype), example_groups))
+    with ThreadPoolExecutor(_THREADS) as executor:  # uploads to an object store mostly wait
+        blocks = list(executor.map(partial(_put_block, store, identity, dtype), example_groups))
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )

@@ -109,8 +109,8 @@ def score_blocks(
     Raises:
         InputError: see `ScoreBlock.compute`.
     """
-    with ThreadPoolExecutor(_LOOKUP_THREADS) as threads:
-        all_recorded = all(threads.map(partial(_is_recorded, store), blocks))
+    with ThreadPoolExecutor(_LOOKUP_THREADS) as executor:
+        all_recorded = all(executor.map(partial(_is_recorded, store), blocks))
     if not all_recorded:
         files = put_model_files()
         blocks = [replace(block, model=files) for block in blocks]

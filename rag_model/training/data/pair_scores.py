@@ -175,9 +175,9 @@ class WorkerPairScorer:
         """
         n_pairs = len(questions)
         spans = [slice(first, first + self.block) for first in range(0, n_pairs, self.block)]
-        with ThreadPoolExecutor(_THREADS) as threads:  # uploads to an object store mostly wait
+        with ThreadPoolExecutor(_THREADS) as executor:  # uploads to an object store mostly wait
             put_block = partial(self._put_block, questions, titles, texts)
-            blocks = list(threads.map(put_block, spans))
+            blocks = list(executor.map(put_block, spans))
 
         def report(n_finished: int, _: int) -> None:
             self.on_progress(min(n_finished * self.block, n_pairs), n_pairs)

@@ -102,8 +102,8 @@ def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple
     start, end = rng.choice(spans)
     if rng.random() >= removed:
         return passage.text[start:end], passage
-    rest = " ".join((passage.text[:start] + passage.text[end:]).split())
-    return passage.text[start:end], replace(passage, text=rest, hash=Passage.hash_of(passage.title, rest))
+    other_text = " ".join((passage.text[:start] + passage.text[end:]).split())
+    return passage.text[start:end], replace(passage, text=other_text, hash=Passage.hash_of(passage.title, other_text))
 
 
 def draw_text_examples(

@@ -350,10 +350,10 @@ class Journal:
         with atomic_write(path) as temporary:
             temporary.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
-        board = folder / "tensorboard"
+        tensorboard_folder = folder / "tensorboard"
         # Without a TensorBoard folder, another machine wrote the rows.
-        undrawn_rows = [] if board.exists() else rows
-        self._board = SummaryWriter(str(board), purge_step=step + 1)
+        undrawn_rows = [] if tensorboard_folder.exists() else rows
+        self._board = SummaryWriter(str(tensorboard_folder), purge_step=step + 1)
         for row in undrawn_rows:
             values = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
             self._add_scalars(row["kind"], row["step"], values)

@@ -139,8 +139,8 @@ class LeadTask(PartTask):
 
     def compute(self, store: Store) -> list[tuple[str, str]]:
         """Return the page and the sentence of each lead."""
-        leads = [*_iter_leads(store.blobs.get_local_path(self.file))]
-        return [leads[number][1:] for number in self.numbers]
+        passage_leads = [*_iter_leads(store.blobs.get_local_path(self.file))]
+        return [passage_leads[number][1:] for number in self.numbers]
 
 
 def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner | None = None) -> list[Statement]:
@@ -167,8 +167,8 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
         LeadTask(files[part], tuple((local + skipped_counts[part]).tolist()))
         for part, _, local in partition.split(numbers)
     ]
-    leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
-    statements = dict(zip(numbers.tolist(), starmap(Statement, leads), strict=True))
+    passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
+    statements = dict(zip(numbers.tolist(), starmap(Statement, passage_leads), strict=True))
     return sorted((statements[number] for number in reservoir.values()), key=lambda statement: statement.id)
 
 

@@ -192,7 +192,9 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[RetrievalExamp
         return []  # The generator's tokenizer need not be loaded.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
-    return [RetrievalExample(f"text {passage.id}", text, rest, passage) for passage, text, rest in drawn_texts]
+    return [
+        RetrievalExample(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts
+    ]
 
 
 def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:

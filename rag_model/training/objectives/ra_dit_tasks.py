@@ -176,8 +176,8 @@ class DevSet:
         questions = [example.question for example in self.examples]
         retrieved = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, variety = measure_retrieved(self.examples, retrieved, self._memory.snapshot.n, limits)
-        return {"nll": sum(self.losses(generator, retrieved)) / len(questions), **success, **variety}
+        success, collapse_stats = measure_retrieved(self.examples, retrieved, self._memory.snapshot.n, limits)
+        return {"nll": sum(self.losses(generator, retrieved)) / len(questions), **success, **collapse_stats}
 
     @torch.no_grad()
     def losses(self, generator: Generator, retrieved: RetrievedBatch) -> list[float]:

@@ -316,9 +316,9 @@ class RagTask:
         retrieved = self._retrieve_questions([pair.example.question for pair in self._dev])
         examples = [pair.example for pair in self._dev]
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, variety = measure_retrieved(examples, retrieved, self._snapshot.n, limits)
+        success, collapse_stats = measure_retrieved(examples, retrieved, self._snapshot.n, limits)
         answers = self._answer_evaluator.evaluate(retrieved.hits)
-        return {"nll": self._compute_nll(retrieved), **success, **answers, **variety}
+        return {"nll": self._compute_nll(retrieved), **success, **answers, **collapse_stats}
 
     def save(self, folder: Path) -> None:
         """Write the model for `load_rag`; its questions search the snapshot's space."""

@@ -131,8 +131,8 @@ def _build_masked_text(
         position = piece_end
     question_parts.append(text[position : pieces.offsets[end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
-    clues = _find_clues(text, pieces, masks)
-    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in masks), targets)
+    giveaway_words = _find_clues(text, pieces, masks)
+    return MaskedText(giveaway_words, masked_question, tuple(ids), tuple(index - start for index in masks), targets)
 
 
 def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
@@ -143,11 +143,11 @@ def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[st
             runs[-1].append(index)
         else:
             runs.append([index])
-    clues = []
+    giveaway_words = []
     for run in runs:
         first, last = max(0, run[0] - _CLUE_SIZE), min(len(pieces.ids), run[-1] + 1 + _CLUE_SIZE)
-        clues.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
-    return tuple(dict.fromkeys(clue for clue in clues if clue))
+        giveaway_words.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
+    return tuple(dict.fromkeys(giveaway_word for giveaway_word in giveaway_words if giveaway_word))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class CandidateRetriever:
 
 def _reveals_masks(passage: Passage, source: Passage, text: MaskedText) -> bool:
     passage_words = words_of(passage.text)
-    return passages_overlap(source, passage) or any(clue in passage_words for clue in text.clues)
+    return passages_overlap(source, passage) or any(giveaway_word in passage_words for giveaway_word in text.clues)
 
 
 def compute_log_prior(scores: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:

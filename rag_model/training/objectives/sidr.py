@@ -109,8 +109,8 @@ def keep_terms(weights: Tensor, bag: Tensor, count: int) -> Tensor:
 
     `weights` (b, V), `bag` (b, V) bool. The kept weights have a gradient.
     """
-    heaviest = weights.detach().topk(min(count, weights.shape[1]), dim=1).indices  # (b, count)
-    return weights.where(bag.scatter(1, heaviest, True), 0)
+    heaviest_terms = weights.detach().topk(min(count, weights.shape[1]), dim=1).indices  # (b, count)
+    return weights.where(bag.scatter(1, heaviest_terms, True), 0)
 
 
 def semi_parametric_loss(
