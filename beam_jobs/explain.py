@@ -170,8 +170,10 @@ def explain(
             chunk_result = lookup.look_up_passages(task, load_page_table(scratch, task))
             for name, stored_encoder in encoders.items():
                 lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
-    dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-    plans = plan_indexes(recipe.index, lookup.chunk_results, dimensions, worker_memory(beam_options), parent)
+    dimension_by_representation = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+    plans = plan_indexes(
+        recipe.index, lookup.chunk_results, dimension_by_representation, worker_memory(beam_options), parent
+    )
     index_stages = [
         stage
         for name, plan in plans.items()

@@ -141,8 +141,8 @@ def _iter_parent_neighbors(
     """Yield the neighbours in each of the parent's parts, and the new numbers of that part's rows."""
     if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
         return
-    positions = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
-    parent_positions = np.array([positions.get(query.tobytes(), -1) for query in queries], np.int64)
+    position_by_query = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
+    parent_positions = np.array([position_by_query.get(query.tobytes(), -1) for query in queries], np.int64)
     for parent_rows in task.parent_rows:
         parent_task = replace(task, rows=parent_rows, queries=task.parent_queries)
         record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
@@ -283,8 +283,8 @@ def tune_indexes(
     unrecorded = [task for task, report in zip(tasks, reports, strict=True) if report is None]
     progress = _Progress(on_progress, len(tasks))
     tasks_with_queries = _add_queries(store, snapshot, unrecorded, launch, progress, parent)
-    complete_tasks = {task.index: task for task in tasks_with_queries}
-    tasks = [complete_tasks.get(task.index, task) for task in tasks]
+    task_by_index = {task.index: task for task in tasks_with_queries}
+    tasks = [task_by_index.get(task.index, task) for task in tasks]
     sized_launch = _size_launch(launch, tasks)
     return run_job(
         "tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, memoised=True, recorded=reports
@@ -339,23 +339,23 @@ def _add_queries(
     new tasks.
     """
     content = snapshot.manifest.content
-    representations = {task: content.representation_of(task.index) for task in tasks}
+    representation_by_task = {task: content.representation_of(task.index) for task in tasks}
     if not tasks or not snapshot.n:
         return list(tasks)
     recipe, sized_launch = tasks[0].recipe, launch.for_tasks(PROCESS_BYTES + 4 * BLOCK_BYTES)
     previous_sample = _find_previous_sample(store, parent, recipe)
     sample = _sample_queries(snapshot, recipe, sized_launch, previous_sample)
     sample_blob = store.blobs.put_bytes(json.dumps(asdict(sample)).encode())
-    query_blobs = {
+    queries_by_representation = {
         representation: _store_queries(store, snapshot, recipe, representation, sample)
-        for representation in dict.fromkeys(representations.values())
+        for representation in dict.fromkeys(representation_by_task.values())
         if content.kind_of(representation) == "vectors"
     }
-    neighbor_tasks = {
+    tasks_by_representation = {
         representation: _create_neighbor_tasks(store, snapshot, recipe, representation, blob, parent)
-        for representation, blob in query_blobs.items()
+        for representation, blob in queries_by_representation.items()
     }
-    all_tasks = [task for part_tasks in neighbor_tasks.values() for task in part_tasks]
+    all_tasks = [task for part_tasks in tasks_by_representation.values() for task in part_tasks]
     progress.parts = len(all_tasks)
     reports = iter(
         run_job(
@@ -368,15 +368,15 @@ def _add_queries(
             memoised=True,
         )
     )
-    neighbor_blobs = {
+    neighbors_by_representation = {
         representation: _merge_neighbors(
-            store, snapshot, query_blobs[representation], [next(reports) for _ in part_tasks], recipe.k
+            store, snapshot, queries_by_representation[representation], [next(reports) for _ in part_tasks], recipe.k
         )
-        for representation, part_tasks in neighbor_tasks.items()
+        for representation, part_tasks in tasks_by_representation.items()
     }
     return [
-        replace(task, sample=sample_blob, neighbors=neighbor_blobs.get(representation))
-        for task, representation in representations.items()
+        replace(task, sample=sample_blob, neighbors=neighbors_by_representation.get(representation))
+        for task, representation in representation_by_task.items()
     ]
 
 

@@ -289,29 +289,29 @@ def _with_shards(
     results: Sequence[tuple[ShardTask, IndexStageResult]],
 ) -> IndexInProgress:
     """Return the record with its shards, reused or new, and with counts of both."""
-    shards = {number: shard for number, shard in enumerate(parent_shards) if shard}
-    shards |= {
+    shard_by_number = {number: shard for number, shard in enumerate(parent_shards) if shard}
+    shard_by_number |= {
         task.number: BuiltShard.of(require_blob(result.blob), task.slices, result.stats) for task, result in results
     }
-    ordered = [shards[number] for number in range(len(parent_shards))]
+    ordered = [shard_by_number[number] for number in range(len(parent_shards))]
     shard_list = store.blobs.put_bytes(json.dumps([shard.to_json() for shard in ordered]).encode())
     build = replace(build, shards=shard_list)
     if build.parent_shards is None or not ordered:
         return build
-    reasons = {
+    reason_by_number = {
         task.number: result.stats.get("reason") if task.parent else "the parent has none in the store"
         for task, result in results
     }
-    rebuilt = {number: str(reason) for number, reason in reasons.items() if reason}
+    rebuild_reason_by_number = {number: str(reason) for number, reason in reason_by_number.items() if reason}
     metrics = {
-        "built_cells": len(rebuilt),
-        "updated_cells": len(results) - len(rebuilt),
+        "built_cells": len(rebuild_reason_by_number),
+        "updated_cells": len(results) - len(rebuild_reason_by_number),
         "reused_cells": len(ordered) - len(results),
         "generation": max(shard.generation for shard in ordered),
         "replaced": max(shard.replaced for shard in ordered),
     }
     build = replace(build, shard_metrics=metrics)
-    return _with_note(build, _describe_rebuilt(rebuilt)) if rebuilt else build
+    return _with_note(build, _describe_rebuilt(rebuild_reason_by_number)) if rebuild_reason_by_number else build
 
 
 def _describe_rebuilt(reasons: Mapping[int, str]) -> str:

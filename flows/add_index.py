@@ -169,9 +169,12 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         with clock("look"):
             passages, _ = read_results(target, base_manifest.content, launch)
             encoding = prepare_encoder(target, encoder, recipe.encode)
-        dimensions = {EMBEDDINGS: encoding.space.dim}
+        dimension_by_representation = {EMBEDDINGS: encoding.space.dim}
         plans = plan_indexes(
-            list_stale_indexes(base_manifest.content, recipe), passages, dimensions, worker_memory(beam_options)
+            list_stale_indexes(base_manifest.content, recipe),
+            passages,
+            dimension_by_representation,
+            worker_memory(beam_options),
         )
         with clock("embed") as on_progress:
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)

@@ -192,26 +192,28 @@ def prepare_answer_run(
         "versions": {name: version(name) for name in ("torch", "transformers")},
         **list_inference_inputs(),
     }
-    readers: dict[ReaderName, Reader] = {
+    reader_by_name: dict[ReaderName, Reader] = {
         name: reading_model.open_reader(retriever, settings_of_reader)
         for name, settings_of_reader in reader_settings.items()
         if name != "auto"
     }
-    answers: dict[ReaderName, AnswerFunction] = {
+    answer_cache_by_reader: dict[ReaderName, AnswerFunction] = {
         name: AnswerCache(store, partial(_get_reader, reader), {**inputs, "reader": name, **reader.decides})
-        for name, reader in readers.items()
+        for name, reader in reader_by_name.items()
     }
     if auto_settings := reader_settings.get("auto"):
         passage_reader = auto_settings.reader_for(model_id)
         route = None if settings.choose_route else settings.route or Route()
         route_subject = identify_model(model_id), passage_reader
-        answers["auto"] = RoutedAnswers(
-            answers[passage_reader], route, route_subject, settings.kind, settings.resampling
+        answer_cache_by_reader["auto"] = RoutedAnswers(
+            answer_cache_by_reader[passage_reader], route, route_subject, settings.kind, settings.resampling
         )
-    first_reader, *other_readers = ((name, answers[name]) for name in reader_settings)
+    first_reader, *other_readers = ((name, answer_cache_by_reader[name]) for name in reader_settings)
     k = settings.k or reading_model.k
     texts = [question.text for question in question_set.questions]
-    other_retrievers, whole_corpus = _prepare_ablations(store, reading_model, retriever, readers, settings, texts)
+    other_retrievers, whole_corpus = _prepare_ablations(
+        store, reading_model, retriever, reader_by_name, settings, texts
+    )
     examination = AnswerEvaluation(
         retriever,
         first_reader[1],

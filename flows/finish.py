@@ -275,10 +275,10 @@ def measure_indexes(
 
     Exact neighbours are derived from those of the parent.
     """
-    merges = {index.name: index.stats for index in built_indexes}
+    merge_stats_by_index = {index.name: index.stats for index in built_indexes}
     measure = partial(gate.measure_indexes, store, launch, on_progress, parent=parent)
     with Snapshot.from_manifest(store, manifest) as snapshot:
-        return measure_snapshot(snapshot, recipe.gate, merges, measure)
+        return measure_snapshot(snapshot, recipe.gate, merge_stats_by_index, measure)
 
 
 @stage

@@ -102,8 +102,8 @@ def reindex(
             passages = chunk_parts(target, plan, chunker, parent, launch, on_progress, tables)
             # the parent may expire or be taken down while its articles are reused
             missing_files = missing_files or report_missing_files(target, parent, on_progress)
-        dimensions = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
-        plans = plan_indexes(recipe.index, passages, dimensions, worker_memory(beam_options), parent)
+        dimension_by_representation = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
+        plans = plan_indexes(recipe.index, passages, dimension_by_representation, worker_memory(beam_options), parent)
         embeddings: dict[str, Sequence[EmbedResult]] = {}
         for name, stored_encoder in encoders.items():
             with clock(name_embed_stage(name)) as on_progress:

@@ -137,15 +137,15 @@ class ReproductionPlan:
         """Return bytes, disk, hours on this machine, and licences as JSON values."""
         cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
         # A sample downloads only the first files of a data set on the Hub.
-        downloads = {
+        download_bytes_by_file = {
             name: ceil(file.bytes * (self.fraction or 1)) if file.url.startswith("hf://") else file.bytes
             for name, file in self.list_missing().items()
         }
         estimates_by_library = {name: estimate_library(self, name) for name in self.libraries}
-        library_hours = {
+        hours_by_library = {
             name: estimate.estimate_resources(cores, gpus).hours for name, estimate in estimates_by_library.items()
         }
-        row_hours = {
+        hours_by_row = {
             row.name: sum(estimate.estimate_resources(cores, min(gpus, 1)).hours for estimate in row_works)
             for row, row_works in zip(self.rows, self.estimate_rows(), strict=True)
         }
@@ -157,13 +157,13 @@ class ReproductionPlan:
             licences.setdefault(licence, []).append(name)
         return {
             "rows": sum(len(row.list_data()) for row in self.rows),
-            "download": downloads,
-            "download_bytes": sum(downloads.values()),
+            "download": download_bytes_by_file,
+            "download_bytes": sum(download_bytes_by_file.values()),
             "disk_bytes": sum(estimate.disk for estimate in estimates_by_library.values()),
             "passages": {name: _count_passages(self, name) for name in estimates_by_library},
-            "hours": round(sum([*library_hours.values(), *row_hours.values()]), 2),
-            "library_hours": {name: round(hours, 2) for name, hours in library_hours.items()},
-            "row_hours": {name: round(hours, 2) for name, hours in row_hours.items()},
+            "hours": round(sum([*hours_by_library.values(), *hours_by_row.values()]), 2),
+            "library_hours": {name: round(hours, 2) for name, hours in hours_by_library.items()},
+            "row_hours": {name: round(hours, 2) for name, hours in hours_by_row.items()},
             "cores": cores,
             "gpus": gpus,
             "licences": {licence: names for licence, names in licences.items() if licence},
@@ -258,10 +258,10 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
         n_questions = min(n_questions, _count_sample(n_questions, plan.fraction, _MIN_QUESTIONS))
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
     indexes = plan.reproduction.select_indexes(row.library, [row])
-    represented = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
-    if EXACT in row.retriever or set(represented.values()) != {"text"}:  # the query is encoded
+    row_kind_by_index = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
+    if EXACT in row.retriever or set(row_kind_by_index.values()) != {"text"}:  # the query is encoded
         operations += (model.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
-    token_indexes = [name for name, represents in represented.items() if represents == "tokens"]
+    token_indexes = [name for name, represents in row_kind_by_index.items() if represents == "tokens"]
     passages = _count_passages(plan, row.library)
     seconds = estimate_query_seconds(parse(row.retriever), passages, d, token_indexes)
     return WorkEstimate({}, {"evaluate": 0}, n_questions * operations, n_questions * seconds)
@@ -685,8 +685,8 @@ def _choose_build(
         local_vectors = [url.removeprefix("file://") for url in vectors]
         arguments = dump, local_vectors, run.store.url, encoder, recipe, ref
         build_imported = partial(import_library.fn, *arguments, beam_options=run.beam_options)
-        stamps = {url: get_stamp(url) for url in vectors}
-        return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": stamps}
+        stamp_by_url = {url: get_stamp(url) for url in vectors}
+        return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": stamp_by_url}
     limit = None if plan.fraction is None else _count_passages(plan, name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, limit, beam_options=run.beam_options)
     return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, limit)

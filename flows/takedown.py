@@ -166,17 +166,17 @@ def find_trainings_to_redact(
     redacted: Mapping[str, RedactResult],
 ) -> dict[str, ReusedTraining]:
     """Find the indexes that are updated by deletion; the others are built again."""
-    blobs = {part.name: list_part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
-    trainings = dict[str, ReusedTraining]()
+    blobs_by_part = {part.name: list_part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
+    training_by_index = dict[str, ReusedTraining]()
     for name, plan in plans.items():
         rows = [
-            RedactedRows(blobs[part][plan.over], result.files.get(plan.over))
+            RedactedRows(blobs_by_part[part][plan.over], result.files.get(plan.over))
             for part, result in redacted.items()
-            if plan.over in blobs[part]
+            if plan.over in blobs_by_part[part]
         ]
         if training := find_training_to_redact(store, old_manifest, name, plan, rows):
-            trainings[name] = training
-    return trainings
+            training_by_index[name] = training
+    return training_by_index
 
 
 @stage

@@ -126,10 +126,10 @@ def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = 
     meaning   source@20: share of sampled sentences whose own passage is among the first 20
     meaning   terms: number of different terms
     """
-    meanings = {name: _describe_metric(name) for values in metrics.values() for name in values}
+    meaning_by_metric = {name: _describe_metric(name) for values in metrics.values() for name in values}
     return [
         *(f"{label:<9} {name}: {format_numbers(values)}" for name, values in metrics.items()),
-        *(f"meaning   {name}: {meaning}" for name, meaning in meanings.items() if meaning),
+        *(f"meaning   {name}: {meaning}" for name, meaning in meaning_by_metric.items() if meaning),
     ]
 
 

@@ -186,10 +186,15 @@ def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
 
 def show_resources(needs: RunResources) -> None:
     """Write the estimate as an artifact of the run."""
-    stages = {
+    memory_by_stage = {
         f"memory, {stage}": format_bytes(size) for stage, size in needs.work.compute_stage_memory(needs.cores).items()
     }
-    rows = {**needs.work.sizes, **stages, "disk": format_bytes(needs.work.disk), "hours, about": f"{needs.hours:.1f}"}
+    rows = {
+        **needs.work.sizes,
+        **memory_by_stage,
+        "disk": format_bytes(needs.work.disk),
+        "hours, about": f"{needs.hours:.1f}",
+    }
     description = f"The run gets {format_bytes(needs.memory)} of memory, {needs.cores} × core, {needs.gpus} × GPU"
     artifacts.create_table(
         [{"what": requirement, "value": value} for requirement, value in rows.items()], "launch-needs", description

@@ -159,9 +159,9 @@ def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
     yield f"forecast  for {changed}, from the cost of {builds}"
     yield f"{'stage':<14}{'CPU s':>12}{'time, s':>12}{'CPU s per 1,000 changed':>26}"
     stages = forecast["stages"]
-    totals = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}
+    total_by_unit = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}
     per_passage = sum(stage["per_passage"].get("cpu", 0.0) for stage in stages.values())
-    for name, stage in {**stages, "total": {**totals, "per_passage": {"cpu": per_passage}}}.items():
+    for name, stage in {**stages, "total": {**total_by_unit, "per_passage": {"cpu": per_passage}}}.items():
         cpu, per_thousand = stage.get("cpu", math.nan), 1000 * stage["per_passage"].get("cpu", math.nan)
         yield f"{name:<14}{cpu:>12,.1f}{stage['seconds']:>12,.1f}{per_thousand:>26,.2f}"
 

@@ -121,17 +121,17 @@ def log(*, store: StoreUrl, ref: str = "latest", common: Common | None = None) -
     """
     catalog, name = Store.open(store).find_catalog(ref)
     moves, trusted_keys = catalog.refs.read_history(name)[::-1], TrustedKeys.from_environment()
-    signatures = {
+    signer_by_number = {
         move.number: _describe_signer(catalog.refs.find_signer(trusted_keys, name, move.number))
         for move in moves
         if trusted_keys
     }
     document = [
         {"number": move.number, catalog.noun: move.snapshot or None, "created_at": move.created_at, "note": move.note}
-        | ({"signed": signatures[move.number]} if trusted_keys else {})
+        | ({"signed": signer_by_number[move.number]} if trusted_keys else {})
         for move in moves
     ]
-    lines = ["  ".join(_iter_fields(ref, move, signatures.get(move.number))).rstrip() for move in moves]
+    lines = ["  ".join(_iter_fields(ref, move, signer_by_number.get(move.number))).rstrip() for move in moves]
     return Reply(document, "\n".join(lines) or f"ref {ref} has never been moved in {store}")
 
 

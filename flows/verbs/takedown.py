@@ -72,7 +72,7 @@ def _shorten_id(name: str) -> str:
 def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
     wiki_name = choose_wiki(store, pages, wiki) if pages else ""
     affected_snapshots = find_affected_snapshots(store, wiki_name, pages)
-    document: dict[str, Any] = {
+    reply_json: dict[str, Any] = {
         "dry_run": True,
         "wiki": wiki_name,
         "pages": list(pages),
@@ -91,16 +91,18 @@ def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> R
             for evaluation in list_evaluations(store, affected.manifest.id)
         ),
     }
-    deletion_lines = [f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in document["evaluations"]]
-    return Reply(document, "\n".join([*deletion_lines, *_iter_preview_lines(affected_snapshots, pages)]))
+    deletion_lines = [
+        f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in reply_json["evaluations"]
+    ]
+    return Reply(reply_json, "\n".join([*deletion_lines, *_iter_preview_lines(affected_snapshots, pages)]))
 
 
 def _iter_preview_lines(affected_snapshots: Sequence[AffectedSnapshot], pages: Sequence[str]) -> Iterator[str]:
-    titles = {
+    title_by_page = {
         occurrence.page: occurrence.title for affected in affected_snapshots for occurrence in affected.occurrences
     }
-    yield from (f"page      {page}: {title}" for page, title in sorted(titles.items()))
-    yield from (f"page      {page}: in no snapshot" for page in pages if page not in titles)
+    yield from (f"page      {page}: {title}" for page, title in sorted(title_by_page.items()))
+    yield from (f"page      {page}: in no snapshot" for page in pages if page not in title_by_page)
     for affected in affected_snapshots:
         refs_text = f", which is {', '.join(affected.refs)}" if affected.refs else ""
         passages_text = f"{affected.passages:,} of {affected.manifest.content.n:,} passages"

@@ -373,7 +373,7 @@ class PassageFile:
         """
         groups, stored_columns = [self._find_group(row) for row in rows], self.schema.names
         leaves = list_leaves(self._file.metadata, stored_columns)
-        passages: dict[int, Passage] = {}
+        passage_by_row: dict[int, Passage] = {}
         for group in sorted(set(groups)):
             start = self._starts[group]
             group_rows = sorted({row for row, row_group in zip(rows, groups, strict=True) if row_group == group})
@@ -383,8 +383,8 @@ class PassageFile:
                 self._check_decoded(
                     sum(compute_decoded_size(chunk) for column in table.columns for chunk in column.chunks)
                 )
-                passages.update(zip(group_rows, _to_passages(table), strict=True))
-        return [passages[row] for row in rows]
+                passage_by_row.update(zip(group_rows, _to_passages(table), strict=True))
+        return [passage_by_row[row] for row in rows]
 
     def _find_or_read_group(self, group: int, stored_columns: list[str], leaves: Sequence[int]) -> pa.Table:
         """Return a whole row group with dictionary-encoded texts, from the cache if it is there."""
@@ -420,10 +420,12 @@ class PassageFile:
 
         Returns the maximum bytes that one row may take from text dictionaries.
         """
-        unchecked = {group: [leaf for leaf in leaves if (group, leaf) not in self._checked_leaves] for group in groups}
-        if any(unchecked.values()):
+        unchecked_leaves_by_group = {
+            group: [leaf for leaf in leaves if (group, leaf) not in self._checked_leaves] for group in groups
+        }
+        if any(unchecked_leaves_by_group.values()):
             with self._translate_errors(), open_random_access(self._source) as read_range:
-                for group, group_leaves in unchecked.items():
+                for group, group_leaves in unchecked_leaves_by_group.items():
                     get_column = self._file.metadata.row_group(group).column
                     dictionary_bytes = check_pages(
                         read_range, map(get_column, group_leaves), min(self._max_decoded, _MAX_GROUP_BYTES)

@@ -143,22 +143,24 @@ class RangedPassages:
             StoreError: a range cannot be read, or does not match its digest.
         """
         with self._translate_errors():
-            groups = {
+            decoded_group_by_number = {
                 group: self._find_decoded_group(group, row) or self._read_group(group, self._find_cut(group, row))
                 for group, row in self._find_last_rows(rows).items()
             }
-            return [groups[row // self._group_rows].build_passage(row % self._group_rows) for row in rows]
+            return [
+                decoded_group_by_number[row // self._group_rows].build_passage(row % self._group_rows) for row in rows
+            ]
 
     def close(self) -> None:
         """Do nothing, because the snapshot closes the file."""
 
     def _find_last_rows(self, rows: Sequence[int]) -> dict[int, int]:
         """Return the highest requested row of each row group, counted from the group's start."""
-        last_rows = dict[int, int]()
+        last_row_by_group = dict[int, int]()
         for row in rows:
             group, row_in_group = divmod(row, self._group_rows)
-            last_rows[group] = max(last_rows.get(group, 0), row_in_group)
-        return last_rows
+            last_row_by_group[group] = max(last_row_by_group.get(group, 0), row_in_group)
+        return last_row_by_group
 
     def _find_decoded_group(self, group: int, row: int) -> _DecodedGroup | None:
         """Return a row group from the cache if the text of the row is decoded."""

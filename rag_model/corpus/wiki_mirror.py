@@ -211,8 +211,8 @@ def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
 
 def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> MirrorState:
     """Remove pages; return the new state."""
-    removals = {page: None for page in pages if _find_block(state.blocks, page) is not None}
-    return apply_changes(mirror, state, removals) if removals else state
+    removal_by_page = {page: None for page in pages if _find_block(state.blocks, page) is not None}
+    return apply_changes(mirror, state, removal_by_page) if removal_by_page else state
 
 
 def to_slice(block: Block, url: str) -> Slice:

@@ -99,11 +99,11 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     sizes = [path.stat().st_size for parent in pickle_folders for path in parent.glob("*.bin")]
     # The new files may be published, so they must not contain the path of a local folder.
     child = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(sizes, default=0))
-    replies = dict[str, dict[str, Any]]()
+    reply_by_file = dict[str, dict[str, Any]]()
     for pickle_folder in pickle_folders:
         target = destination / pickle_folder.relative_to(folder)
         target.mkdir(parents=True, exist_ok=True)
-        replies |= {
+        reply_by_file |= {
             (target / file).relative_to(destination).as_posix(): reply
             for file, reply in _convert_files(pickle_folder, target, child).items()
         }
@@ -116,10 +116,10 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
         _write_json(destination / RECORD_FILE, {"spec": spec.to_json()})
     return ConvertedWeights(
         hub_name or str(folder),
-        tuple(replies),
-        sum(len(reply["names"]) for reply in replies.values()),
-        sum(reply["bytes"] for reply in replies.values()),
-        {name: first_name for reply in replies.values() for name, first_name in reply["shared"].items()},
+        tuple(reply_by_file),
+        sum(len(reply["names"]) for reply in reply_by_file.values()),
+        sum(reply["bytes"] for reply in reply_by_file.values()),
+        {name: first_name for reply in reply_by_file.values() for name, first_name in reply["shared"].items()},
     )
 
 
@@ -167,16 +167,16 @@ def _iter_other_files(folder: Path) -> Iterator[Path]:
 def _convert_files(folder: Path, target: Path, child: ChildWorker) -> dict[str, dict[str, Any]]:
     """Convert the weights of one folder; return the child's reply by the name of the new file."""
     if (folder / PICKLE).is_file():
-        replies = {WEIGHTS: _convert_in_child(folder / PICKLE, target / WEIGHTS, child)}
+        reply_by_file = {WEIGHTS: _convert_in_child(folder / PICKLE, target / WEIGHTS, child)}
     else:
         shards = sorted(Path(shard).name for shard in read_shard_names(folder / PICKLE_INDEX))
-        replies = {}
+        reply_by_file = {}
         for number, shard in enumerate(shards, start=1):
             new_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            replies[new_name] = _convert_in_child(folder / shard, target / new_name, child)
-        _write_index(folder / PICKLE_INDEX, target / WEIGHTS_INDEX, replies)
+            reply_by_file[new_name] = _convert_in_child(folder / shard, target / new_name, child)
+        _write_index(folder / PICKLE_INDEX, target / WEIGHTS_INDEX, reply_by_file)
     read_tensor_headers(target)  # raises an error if a file is incomplete
-    return replies
+    return reply_by_file
 
 
 def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[str, Any]]) -> None:
@@ -299,10 +299,10 @@ def _count_bytes(tensor: Any) -> int:
 
 def _copy_shared_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return contiguous tensors that share no memory, as safetensors requires."""
-    storages = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
-    counts = Counter(storages.values())
+    storage_by_tensor = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
+    counts = Counter(storage_by_tensor.values())
     return {
-        name: (tensor.clone() if counts[storages[name]] > 1 else tensor).contiguous()
+        name: (tensor.clone() if counts[storage_by_tensor[name]] > 1 else tensor).contiguous()
         for name, tensor in tensors.items()
     }
 

@@ -71,10 +71,10 @@ class PairTokenizer:
         long. A question is truncated only if less than a quarter of the tokens would be left for
         the passage.
         """
-        truncated = {question: self._truncate_question(question) for question in set(questions)}
+        shortened_by_question = {question: self._truncate_question(question) for question in set(questions)}
         passages = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
         return self.tokenizer.encode_batch(
-            [(truncated[question], passage) for question, passage in zip(questions, passages, strict=True)]
+            [(shortened_by_question[question], passage) for question, passage in zip(questions, passages, strict=True)]
         )
 
     def pad_batch(self, pairs: "Sequence[Encoding]") -> PairBatch:

@@ -94,14 +94,14 @@ class MaskedLMTokenizer:
         max_tokens = read_max_tokens(folder)
         tokenizer = load_tokenizer(folder, max_tokens)
         tokenizer.no_truncation()
-        mask_ids = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
-        if not mask_ids:
+        id_by_mask = {token: token_id for token in MASKS if (token_id := tokenizer.token_to_id(token)) is not None}
+        if not id_by_mask:
             raise InputError(
                 f"the tokenizer of {folder} has no token {' or '.join(MASKS)}: give a masked "
                 "language model, such as BERT"
             )
         template = PairTemplate.from_encoding(tokenizer.encode("a", "a"))
-        mask_token, mask_id = next(iter(mask_ids.items()))
+        mask_token, mask_id = next(iter(id_by_mask.items()))
         return cls(tokenizer, template, mask_token, mask_id, find_pad_id(tokenizer, folder), max_tokens)
 
     @explain_tokenizer_errors()

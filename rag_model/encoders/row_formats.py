@@ -231,9 +231,9 @@ class SparseFormat(RaggedFormat[SparseVectors]):
 
 def get_row_format(name: RowFormatName, dim: int, dtype: Dtype, scale: int) -> RowFormat:
     """Return a row format by name; `dtype` applies to vectors, `scale` to term weights."""
-    formats: dict[RowFormatName, RowFormat] = {
+    format_by_kind: dict[RowFormatName, RowFormat] = {
         "vectors": VectorFormat(dim, dtype),
         "tokens": TokenFormat(dim, dtype),
         "sparse": SparseFormat(dim, scale),
     }
-    return formats[name]
+    return format_by_kind[name]

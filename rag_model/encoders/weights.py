@@ -217,8 +217,8 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
     """Return the tensors that determine a vector, by their names in the base class, as for
     `digest_weights`.
     """
-    split_names = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
-    used_tensors = {parts: tensor for parts, tensor in split_names.items() if not _UNUSED_PARTS & set(parts)}
+    tensor_by_name_parts = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
+    used_tensors = {parts: tensor for parts, tensor in tensor_by_name_parts.items() if not _UNUSED_PARTS & set(parts)}
     skip = 0
     for column in zip(*(parts[:-1] for parts in used_tensors), strict=False):
         if len(set(column)) > 1:

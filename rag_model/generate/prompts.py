@@ -220,14 +220,14 @@ def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
 
 
 def _concatenate(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
-    spans: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
+    spans_by_part: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
     offset = 0
     for name, text in parts:
         if name:
-            spans[name].append((offset, offset + len(text)))
+            spans_by_part[name].append((offset, offset + len(text)))
         offset += len(text)
     return RenderedPrompt(
-        "".join(text for _, text in parts), tuple(span for name in _TRUNCATION_ORDER for span in spans[name])
+        "".join(text for _, text in parts), tuple(span for name in _TRUNCATION_ORDER for span in spans_by_part[name])
     )
 
 

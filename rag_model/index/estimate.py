@@ -155,13 +155,13 @@ def choose_by_recall(recipes: Sequence[IndexRecipe], n: int, d: int) -> list[Ind
         UsageError: no recipe can.
     """
     target = recipes[0].recall_target or 0.0
-    recalls = {recipe.factory: estimate_max_recall(recipe.factory, d, n) or 0.0 for recipe in recipes}
-    suitable_recipes = [recipe for recipe in recipes if recalls[recipe.factory] >= target]
+    recall_by_factory = {recipe.factory: estimate_max_recall(recipe.factory, d, n) or 0.0 for recipe in recipes}
+    suitable_recipes = [recipe for recipe in recipes if recall_by_factory[recipe.factory] >= target]
     if not suitable_recipes:
-        closest_recipe = max(recipes, key=lambda recipe: recalls[recipe.factory])
+        closest_recipe = max(recipes, key=lambda recipe: recall_by_factory[recipe.factory])
         raise UsageError(
             f"no index reaches recall@20 {target:g}; {closest_recipe.factory} reaches about "
-            f"{recalls[closest_recipe.factory]:g}: lower the target, or use Flat, which is exact"
+            f"{recall_by_factory[closest_recipe.factory]:g}: lower the target, or use Flat, which is exact"
         )
     return suitable_recipes
 

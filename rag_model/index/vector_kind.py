@@ -78,9 +78,9 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         if not len(fit_sample.new_vectors):
             return FitResult(0, {})
         current_losses = self.losses(plan, trained, fit_sample.changed_vectors)
-        pairs = {name: (loss, losses[name]) for name, loss in current_losses.items() if name in losses}
+        loss_pair_by_name = {name: (loss, losses[name]) for name, loss in current_losses.items() if name in losses}
         recall = self.recalls(plan, trained, fit_sample.new_vectors, fit_sample.old_vectors)
-        return FitResult(len(fit_sample.new_vectors), pairs, recall)
+        return FitResult(len(fit_sample.new_vectors), loss_pair_by_name, recall)
 
     def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
         """Open a faiss file for few queries, whose candidates are read from a store by range."""

@@ -71,11 +71,13 @@ class RetrieverNeeds:
     def files(self, snapshot: Snapshot) -> dict[str, int]:
         """Return the size in bytes of each file of the snapshot that is read, except encoders."""
         content = snapshot.manifest.content
-        sizes = {path: size for name in self.index_names for path, size in index_file_sizes(snapshot, name).items()}
+        size_by_path = {
+            path: size for name in self.index_names for path, size in index_file_sizes(snapshot, name).items()
+        }
         for representation in self.vectors:
             paths = [content.rows_path(representation, part.name) for part in content.parts]
-            sizes |= {path: content.files[path].size for path in paths if path in content.files}
-        return sizes
+            size_by_path |= {path: content.files[path].size for path in paths if path in content.files}
+        return size_by_path
 
 
 class RetrieverContext:
@@ -221,10 +223,10 @@ class RetrieverContext:
         if not representations:
             raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
         question_space = encoder.space()
-        spaces = {name: content.space_of(name) for name in representations}
+        space_by_representation = {name: content.space_of(name) for name in representations}
         matching = [
             name
-            for name, space in spaces.items()
+            for name, space in space_by_representation.items()
             if space and Space.from_json(space).accepts_queries_of(question_space)
         ]
         if not matching:

@@ -53,8 +53,8 @@ class FusedRetriever(SnapshotRetriever):
         """Search every child retriever, and rank by the fused score; ties are ordered by row."""
         ranked_legs = tuple(leg.find(queries, max(DEPTH, k)) for leg in self._legs)
         rows, scores = self._fuse_lists(ranked_legs)
-        passages = {row: passage for ranked in ranked_legs for row, passage in ranked.passages.items()}
-        return RankedRows(self.name, rows, scores, legs=ranked_legs, passages=passages).truncate(k)
+        passage_by_row = {row: passage for ranked in ranked_legs for row, passage in ranked.passages.items()}
+        return RankedRows(self.name, rows, scores, legs=ranked_legs, passages=passage_by_row).truncate(k)
 
 
 def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows, Scores]:

@@ -205,8 +205,8 @@ def _rank(name: str, scored_lists: Sequence[tuple[Rows, Vectors]], legs: tuple[R
         rows[query, : len(query_rows)], scores[query, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, width)
-    passages = {row: passage for ranked in legs for row, passage in ranked.passages.items()}
-    return RankedRows(name, rows, scores, legs=legs, passages=passages)
+    passage_by_row = {row: passage for ranked in legs for row, passage in ranked.passages.items()}
+    return RankedRows(name, rows, scores, legs=legs, passages=passage_by_row)
 
 
 def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

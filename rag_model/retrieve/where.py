@@ -59,10 +59,10 @@ class FilteredRetriever(SnapshotRetriever):
             UsageError: the snapshot has no passage of the given kinds.
         """
         conditions = self._conditions.items()
-        masks = {field: self.snapshot.match_rows(field, values) for field, values in conditions}
-        if self.snapshot.n and not masks.get("kind", np.True_).any():
+        mask_by_field = {field: self.snapshot.match_rows(field, values) for field, values in conditions}
+        if self.snapshot.n and not mask_by_field.get("kind", np.True_).any():
             raise self._create_kind_error()
-        is_allowed = np.logical_and.reduce(list(masks.values()))
+        is_allowed = np.logical_and.reduce(list(mask_by_field.values()))
         n_allowed = max(int(is_allowed.sum()), 1)
         most = min(self.most, max(k, self._max_depth or self.most))
         depth = min(most, k * -(-len(is_allowed) // n_allowed))

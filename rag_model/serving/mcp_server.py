@@ -299,13 +299,13 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
             "from a search of this snapshot"
         )
     rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]
-    neighbours = dict(zip(rows, snapshot.passages(rows), strict=True))
-    page = neighbours[row].page_id
+    passage_by_row = dict(zip(rows, snapshot.passages(rows), strict=True))
+    page = passage_by_row[row].page_id
     previous_id, next_id = (
-        neighbour.id if (neighbour := neighbours.get(row + step)) and neighbour.page_id == page else None
+        neighbour.id if (neighbour := passage_by_row.get(row + step)) and neighbour.page_id == page else None
         for step in (-1, 1)
     )
-    return LocatedPassage(row, neighbours[row], previous_id, next_id)
+    return LocatedPassage(row, passage_by_row[row], previous_id, next_id)
 
 
 def _is_text(passage_id: str) -> bool:

@@ -239,7 +239,9 @@ class Supervisor:
         Raises:
             BookwheelError: The first snapshot cannot be served.
         """
-        handlers = {number: signal.signal(number, self._handle_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        handler_by_signal = {
+            number: signal.signal(number, self._handle_signal) for number in (signal.SIGINT, signal.SIGTERM)
+        }
         try:
             with temporary_folder("metrics") as folder:
                 self._metrics_folder = folder
@@ -250,7 +252,7 @@ class Supervisor:
         finally:
             for worker in self._workers.values():
                 worker.process.kill()
-            for number, handler in handlers.items():
+            for number, handler in handler_by_signal.items():
                 signal.signal(number, handler)
         if self._first_error is not None:
             raise self._first_error

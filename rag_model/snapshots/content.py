@@ -85,7 +85,7 @@ def assemble_content(
         if result.spans is not None:
             files[spans_path(name)] = result.spans
         parts.append(PartEntry(name, first, last, result.rows))
-    spaces = {
+    space_by_representation = {
         representation: {"kind": encoder.kind, "space": encoder.space.to_json()}
         for representation, encoder in encoders.items()
     }
@@ -95,7 +95,7 @@ def assemble_content(
         tuple(parts),
         files,
         recipe.content(),
-        spaces,
+        space_by_representation,
         {},
         recipe.default_retriever,
     )
@@ -138,11 +138,11 @@ def list_row_files(
     """Return the non-empty row files of each representation, in row order: the input of the
     indexes.
     """
-    vectors = {
+    vectors_by_representation = {
         representation: [result.vectors for result in reports if result.rows]
         for representation, reports in embeddings.items()
     }
-    return {TEXT: [result.passages for result in passages if result.rows]} | vectors
+    return {TEXT: [result.passages for result in passages if result.rows]} | vectors_by_representation
 
 
 def list_arithmetics(
@@ -210,8 +210,8 @@ def build_commits_provenance(encoders: Iterable[StoredEncoder]) -> dict[str, dic
     """Return the commits of the encoders from the hub, as a field of the provenance; empty if there
     are none.
     """
-    commits = {name: hub_name for encoder in encoders for name, hub_name in encoder.commits}
-    return {COMMITS: commits} if commits else {}
+    hub_name_by_encoder = {name: hub_name for encoder in encoders for name, hub_name in encoder.commits}
+    return {COMMITS: hub_name_by_encoder} if hub_name_by_encoder else {}
 
 
 def count_passages(

@@ -330,15 +330,16 @@ def store_chunker(store: Store, recipe: ChunkRecipe) -> StoredChunker:
         StoreError: the store is full or unwritable.
     """
     setting_files = list_setting_files(recipe.create_chunker())
-    stored_files = {
+    stored_files_by_setting = {
         setting: {name: store.blobs.put_file(file) for name, file in files.items()}
         for setting, files in setting_files.items()
     }
-    digests = {
-        setting: digest_files({name: ref.id for name, ref in refs.items()}) for setting, refs in stored_files.items()
+    digest_by_setting = {
+        setting: digest_files({name: ref.id for name, ref in refs.items()})
+        for setting, refs in stored_files_by_setting.items()
     }
-    blobs_by_setting = tuple((setting, tuple(refs.items())) for setting, refs in stored_files.items())
-    return StoredChunker(replace(recipe, settings={**recipe.settings, **digests}), blobs_by_setting)
+    blobs_by_setting = tuple((setting, tuple(refs.items())) for setting, refs in stored_files_by_setting.items())
+    return StoredChunker(replace(recipe, settings={**recipe.settings, **digest_by_setting}), blobs_by_setting)
 
 
 def fetch_setting_files(store: Store, files: SettingFiles) -> dict[str, Path]:

@@ -241,10 +241,10 @@ def _split_range(urls: Sequence[str], counts: Sequence[int], first: int, end: in
 
 def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
     """Return JSON values that change when a file of passages does."""
-    paths = {url: Path(url) for url in urls if Path(url).is_file()}
-    digests = {path: identity[0] for path, identity in vector_identities.items()}
-    digests |= digest_files([path for path in paths.values() if path not in digests])
-    return {url: [digests[paths[url]]] if url in paths else [url, get_size(url)] for url in urls}
+    path_by_url = {url: Path(url) for url in urls if Path(url).is_file()}
+    digest_by_path = {path: identity[0] for path, identity in vector_identities.items()}
+    digest_by_path |= digest_files([path for path in path_by_url.values() if path not in digest_by_path])
+    return {url: [digest_by_path[path_by_url[url]]] if url in path_by_url else [url, get_size(url)] for url in urls}
 
 
 def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator[pa.Table]:
@@ -265,9 +265,9 @@ def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator
 
 def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[str, int, str | None]]:
     """Yield the file, the row and the id of each vector; the id is None if the file has no ids."""
-    sources = {str(file.path): file for file in vectors.files}
+    source_by_path = {str(file.path): file for file in vectors.files}
     for path, first, end in task.vectors:
-        ids: Iterator[str | None] = sources[path].iter_ids(first, end) or repeat(None)
+        ids: Iterator[str | None] = source_by_path[path].iter_ids(first, end) or repeat(None)
         for row, vector_id in zip(range(first, end), ids, strict=False):
             yield path, row, vector_id
 
@@ -426,7 +426,7 @@ def _write_vectors(
 ) -> Iterator[bytes | memoryview]:
     """Write the vectors of kept rows as a `.npy` file; yield each block once it is written."""
     dtype, row = np.dtype(task.dtype), 0
-    sources = {str(file.path): file for file in vectors.files}
+    source_by_path = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
         raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
     header, shape = BytesIO(), (int(is_kept.sum()), task.dim)
@@ -435,7 +435,7 @@ def _write_vectors(
     out.write(header.getvalue())
     yield header.getvalue()
     for name, first, end in task.vectors:
-        source = VectorInput((sources[name],))
+        source = VectorInput((source_by_path[name],))
         advice = "correct it, or remove the passage and its vector"
         for _, block in iter_finite_rows(source, "refuse", first, end, advice):
             block_mask = is_kept[row : row + len(block)]

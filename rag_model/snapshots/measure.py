@@ -247,12 +247,12 @@ def read_sample(
     Raises:
         StoreError: a passage file is missing or damaged.
     """
-    sentences = dict(zip(previous.keys, previous.sentences, strict=True)) if previous else {}
-    new_rows = [row for row, key in keys_by_row.items() if key not in sentences]
+    sentence_by_key = dict(zip(previous.keys, previous.sentences, strict=True)) if previous else {}
+    new_rows = [row for row, key in keys_by_row.items() if key not in sentence_by_key]
     new_sentences = sample_sentences(snapshot.passages(new_rows), seed)
-    sentences.update(zip(map(keys_by_row.__getitem__, new_rows), new_sentences, strict=True))
+    sentence_by_key.update(zip(map(keys_by_row.__getitem__, new_rows), new_sentences, strict=True))
     keys = tuple(keys_by_row.values())
-    return QuerySample(tuple(keys_by_row), tuple(map(sentences.__getitem__, keys)), keys)
+    return QuerySample(tuple(keys_by_row), tuple(map(sentence_by_key.__getitem__, keys)), keys)
 
 
 def sample_queries(snapshot: Snapshot, recipe: GateRecipe) -> QuerySample:

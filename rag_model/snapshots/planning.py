@@ -108,13 +108,13 @@ def plan_parts(
         mirror = open_mirror(store, dump, recipe.site, source, parent.manifest if parent else None, say)
     files = find_dump_files(dump)
     urls = files.urls
-    formats = {url: detect_format(url) for url in urls}
-    if recipe.chunk.structures and not any(_extracts_structures(name) for name in formats.values()):
+    format_by_url = {url: detect_format(url) for url in urls}
+    if recipe.chunk.structures and not any(_extracts_structures(name) for name in format_by_url.values()):
         raise UsageError(
             f"{dump} has no pages of a wiki, so no {' or '.join(recipe.chunk.structures)} can be found in it: "
             "leave out --structures, or structures of the recipe"
         )
-    if limit is not None or all(can_plan_fast(name, url) for url, name in formats.items()):
+    if limit is not None or all(can_plan_fast(name, url) for url, name in format_by_url.items()):
         # this is cheap, because it reads only the offset index, or the first pages
         return _plan_into_store(store, dump, recipe, limit, boundaries, {}, mirror)
     inputs = {
@@ -122,7 +122,7 @@ def plan_parts(
         "store": store.url,  # a plan names its slices by URL, which change if the store moves
         "part_bytes": recipe.part_bytes,
         "code": CODE,
-        **get_plugin_identity({*formats.values()}),
+        **get_plugin_identity({*format_by_url.values()}),
         **({"dropped": dict(files.dropped)} if files.dropped else {}),
     }
     record = store.memo.find("plan", store.memo.compute_key(_with_boundaries(inputs, boundaries)))
@@ -195,9 +195,9 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
             for part in plan.parts:
                 for _ in get_part_format(part).read(part):
                     pass
-    slices = {(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}
-    if {url for url, _ in slices} <= {*urls}:
-        return plan, sum(slices.values())
+    length_by_slice = {(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}
+    if {url for url, _ in length_by_slice} <= {*urls}:
+        return plan, sum(length_by_slice.values())
     return plan, sum(map(get_size, urls))  # the slices are in compressed copies of the content
 
 
@@ -328,13 +328,13 @@ def collect_inputs(
     Raises:
         BookwheelError: a dump, an encoder or a question file cannot be read.
     """
-    stamps = {url: None if is_wiki_site(url) else get_stamp(url) for url in find_dump_files(dump).urls}
-    if None in stamps.values():
+    stamp_by_url = {url: None if is_wiki_site(url) else get_stamp(url) for url in find_dump_files(dump).urls}
+    if None in stamp_by_url.values():
         return None
     encoders = store_encoders(store, encoder, recipe, pins=pins)
     chunker = store_chunker(store, recipe.chunk)
     return {
-        "dump": stamps,
+        "dump": stamp_by_url,
         "limit": limit,
         "encoders": {
             name: [

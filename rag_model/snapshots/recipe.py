@@ -124,12 +124,12 @@ class Recipe:
         """Return the row type of each encoded representation: one vector, token vectors, or
         weighted terms.
         """
-        representations: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
+        kind_by_representation: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
         for name, representation in self.represent.items():
-            representations[name] = (
+            kind_by_representation[name] = (
                 _ROWS_BY_KIND[representation.kind] if representation.kind else _DEFAULT_TYPES.get(name, "vectors")
             )
-        return representations
+        return kind_by_representation
 
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.

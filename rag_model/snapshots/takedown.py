@@ -77,10 +77,10 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     Raises:
         StoreError: the store cannot be read or written; another run resumes.
     """
-    replacements: dict[str, str] = {}
+    replacement_by_snapshot: dict[str, str] = {}
     n_moves = 0
     while remaining := [
-        affected for affected in find_affected_snapshots(store) if affected.manifest.id not in replacements
+        affected for affected in find_affected_snapshots(store) if affected.manifest.id not in replacement_by_snapshot
     ]:
         for affected in remaining:
             old_id = affected.manifest.id
@@ -90,9 +90,9 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
                 if replacement is None
                 else publish_replacement(store, old_id, replacement)
             )
-            replacements[old_id] = store.takedowns.find_replacement(old_id) or ""
-            _delete_local_copies(store, affected, replacements[old_id])
-    return TakedownResult(replacements, n_moves, retire_replaced(store).evaluations)
+            replacement_by_snapshot[old_id] = store.takedowns.find_replacement(old_id) or ""
+            _delete_local_copies(store, affected, replacement_by_snapshot[old_id])
+    return TakedownResult(replacement_by_snapshot, n_moves, retire_replaced(store).evaluations)
 
 
 def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:

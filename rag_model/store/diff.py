@@ -178,20 +178,22 @@ def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     """Yield the changed articles of two tables, which contain all passages of their articles."""
     rows_before, rows_after = _list_new_rows(before, after), _list_new_rows(after, before)
     changed_ids = {row[0] for row in rows_before} & {row[0] for row in rows_after}
-    titles: dict[str, str] = {}
-    change_counts = defaultdict[str, Counter[Change]](Counter)
+    title_by_page: dict[str, str] = {}
+    change_counts_by_page = defaultdict[str, Counter[Change]](Counter)
     for identity, page, title in rows_before:
-        titles[page] = title
-        change_counts[page]["removed"] += identity not in changed_ids
+        title_by_page[page] = title
+        change_counts_by_page[page]["removed"] += identity not in changed_ids
     for identity, page, title in rows_after:
-        titles[page] = title
-        change_counts[page]["changed" if identity in changed_ids else "added"] += 1
-    pages = pa.array(change_counts, pa.string())
+        title_by_page[page] = title
+        change_counts_by_page[page]["changed" if identity in changed_ids else "added"] += 1
+    pages = pa.array(change_counts_by_page, pa.string())
     was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
     is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
-    for (page, counts), was_in_earlier, is_in_later in zip(change_counts.items(), was_present, is_present, strict=True):
+    for (page, counts), was_in_earlier, is_in_later in zip(
+        change_counts_by_page.items(), was_present, is_present, strict=True
+    ):
         change: Change = "added" if not was_in_earlier else "changed" if is_in_later else "removed"
-        yield ArticleChange(page, titles[page], change, dict(+counts))
+        yield ArticleChange(page, title_by_page[page], change, dict(+counts))
 
 
 def _list_new_rows(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
@@ -241,19 +243,19 @@ def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> Snapsh
         StoreError: a passage file is missing or damaged.
     """
     articles, passages = Counter(dict.fromkeys(CHANGES, 0)), Counter(dict.fromkeys(CHANGES, 0))
-    examples: dict[Change, list[ArticleChange]] = {change: [] for change in CHANGES}
+    examples_by_change: dict[Change, list[ArticleChange]] = {change: [] for change in CHANGES}
     for article in iter_article_changes(before, after):
         articles[article.change] += 1
         passages.update(article.passages)
-        if len(examples[article.change]) < limit:
-            examples[article.change].append(article)
+        if len(examples_by_change[article.change]) < limit:
+            examples_by_change[article.change].append(article)
     content_before, content_after = before.manifest.content, after.manifest.content
     return SnapshotDiff(
         before=before.id,
         after=after.id,
         articles=dict(articles),
         passages=dict(passages),
-        examples={change: tuple(changes) for change, changes in examples.items()},
+        examples={change: tuple(changes) for change, changes in examples_by_change.items()},
         settings=dict(iter_differences(_list_settings(content_before), _list_settings(content_after))),
         pull=_estimate_pull(before, after),
     )
@@ -262,11 +264,11 @@ def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> Snapsh
 def _list_settings(content: Content) -> dict[str, Any]:
     value = content.to_json()
     sections = {name: value[name] for name in ("corpus", "recipe", "indexes")}
-    spaces = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
+    space_by_representation = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
     return {
         **sections,
-        "space": spaces.pop(EMBEDDINGS, None),
-        "spaces": spaces,
+        "space": space_by_representation.pop(EMBEDDINGS, None),
+        "spaces": space_by_representation,
         "retriever": content.default_retriever,
     }
 
@@ -285,7 +287,7 @@ def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[
 
 def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
-    paths = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
+    path_by_blob = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
     overlap = Overlap.between(before, after)
     store = Store.open(after.location) if isinstance(after.location, str) else None
     steps = list_delta_steps(before.manifest.content, after.manifest.content)
@@ -293,7 +295,7 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     fetched_by_kind, reused_by_kind = Counter[str](), Counter[str]()
 
     def estimate_fetched(ref: BlobRef) -> int:
-        path = paths[ref]
+        path = path_by_blob[ref]
         if ref in files_before:
             return 0
         patch = overlap.find_patch(path) if overlap else None
@@ -307,7 +309,9 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
         return fetched_bytes
 
     ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
-    for (ref, path), fetched_bytes in zip(paths.items(), read_ahead(estimate_fetched, [*paths], ahead), strict=True):
+    for (ref, path), fetched_bytes in zip(
+        path_by_blob.items(), read_ahead(estimate_fetched, [*path_by_blob], ahead), strict=True
+    ):
         fetched_by_kind[file_kind(path)] += fetched_bytes
         reused_by_kind[file_kind(path)] += ref.size - fetched_bytes
     return {

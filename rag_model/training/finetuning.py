@@ -291,8 +291,8 @@ class Finetuning:
 
     def _write_curves_page(self, work: Path, stages: Sequence[str]) -> None:
         """Write the page with the curves so far, also when the training was refused."""
-        curves = {stage: read_training_curves(work / stage / METRICS) for stage in stages}
-        page = render_training_report(f"{self.objective.name}: the training", curves)
+        curves_by_stage = {stage: read_training_curves(work / stage / METRICS) for stage in stages}
+        page = render_training_report(f"{self.objective.name}: the training", curves_by_stage)
         with (
             suppress(OSError),
             atomic_write(work / CURVES_PAGE) as temporary,
@@ -444,10 +444,10 @@ def store_training_page(store: Store, model: str) -> str | None:
     """
     with suppress(StoreError):
         content = store.models.get(model).content
-        curves = {
+        curves_by_stage = {
             path.removesuffix(METRICS).removesuffix("-"): read_training_curves(store.blobs.get_local_path(blob))
             for path, blob in sorted(content.files.items())
             if path.endswith(METRICS)
         }
-        return store_report(store, model, render_training_report(f"{content.kind}: the training", curves))
+        return store_report(store, model, render_training_report(f"{content.kind}: the training", curves_by_stage))
     return None

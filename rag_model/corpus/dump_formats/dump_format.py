@@ -348,9 +348,11 @@ def get_plugin_identity(names: Iterable[str]) -> dict[str, Any]:
 
     Most built-in formats add none, because `chunk.VERSION` covers their code.
     """
-    versions = {name: get_format(name).version for name in sorted(names)}
-    versions = {name: version for name, version in versions.items() if version or not is_standard(name)}
-    return {"dump_formats": versions} if versions else {}
+    version_by_format = {name: get_format(name).version for name in sorted(names)}
+    version_by_format = {
+        name: version for name, version in version_by_format.items() if version or not is_standard(name)
+    }
+    return {"dump_formats": version_by_format} if version_by_format else {}
 
 
 def is_standard(name: str) -> bool:

@@ -166,13 +166,13 @@ class PageFormat:
             yield page
 
     def _read_newest(self, part: Part) -> Iterator[Page]:
-        newest: dict[int, tuple[int, int]] = {}
+        newest_version_by_page: dict[int, tuple[int, int]] = {}
         for page in self._iter_in_range(part):
             recency = get_recency(page.revised, page.rev_id)
-            newest[page.page_id] = max(recency, newest.get(page.page_id, recency))
+            newest_version_by_page[page.page_id] = max(recency, newest_version_by_page.get(page.page_id, recency))
         for page in self._iter_in_range(part):
-            if newest.get(page.page_id) == get_recency(page.revised, page.rev_id):
-                del newest[page.page_id]
+            if newest_version_by_page.get(page.page_id) == get_recency(page.revised, page.rev_id):
+                del newest_version_by_page[page.page_id]
                 yield page
 
     def _iter_in_range(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:
@@ -203,23 +203,26 @@ class PageFormat:
         """
         selected_runs: list[PageRun] = []
         # by id: (recency, whether it is an article)
-        newest: dict[int, tuple[tuple[int, int], bool]] = {}
+        newest_version_by_page: dict[int, tuple[tuple[int, int], bool]] = {}
         n_articles = 0
         for run in runs:
             selected_runs.append(run)
-            if not newest and is_ordered(selected_runs[-2:]):
+            if not newest_version_by_page and is_ordered(selected_runs[-2:]):
                 for page in self.read_slice(run.slice):
                     n_articles += self.classify(page, siteinfo) is page
                     if n_articles == limit:
                         return selected_runs, page.page_id
                 continue
-            unread_runs = [run] if newest else selected_runs
+            unread_runs = [run] if newest_version_by_page else selected_runs
             for page in chain.from_iterable(self.read_slice(run.slice) for run in unread_runs):
                 page_state = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
-                if page.page_id not in newest or page_state[0] > newest[page.page_id][0]:
-                    newest[page.page_id] = page_state
-            if len(newest) >= limit:
-                ids = sorted(page_id for page_id, (_, is_article) in newest.items() if is_article)
+                if (
+                    page.page_id not in newest_version_by_page
+                    or page_state[0] > newest_version_by_page[page.page_id][0]
+                ):
+                    newest_version_by_page[page.page_id] = page_state
+            if len(newest_version_by_page) >= limit:
+                ids = sorted(page_id for page_id, (_, is_article) in newest_version_by_page.items() if is_article)
                 if len(ids) >= limit:
                     return selected_runs, ids[limit - 1]
         return selected_runs, None

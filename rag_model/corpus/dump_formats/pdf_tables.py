@@ -171,10 +171,10 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
     tables: dict[int, Rows] = {}  # by the index of their first character
     for grid in grids:
         located_characters = ((i, grid.locate(character)) for i, character in prose.items() if character.text.strip())
-        cells = {i: cell for i, cell in located_characters if cell}
-        if cells and (rows := grid.read_rows(characters, cells)):
-            tables[min(cells)] = rows
-            for i in cells:
+        cell_by_character = {i: cell for i, cell in located_characters if cell}
+        if cell_by_character and (rows := grid.read_rows(characters, cell_by_character)):
+            tables[min(cell_by_character)] = rows
+            for i in cell_by_character:
                 del prose[i]
     if not tables:
         yield text_page.get_text_bounded()

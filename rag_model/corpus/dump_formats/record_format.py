@@ -296,10 +296,10 @@ def _take_batch(lines: Iterator[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 
 def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder: Path) -> None:
-    buckets = defaultdict[int, bytearray](bytearray)
+    bytes_by_bucket = defaultdict[int, bytearray](bytearray)
     for id_hash, line in batch:
-        buckets[bisect_right(starts, id_hash) - 1] += line
-    for i, lines in buckets.items():
+        bytes_by_bucket[bisect_right(starts, id_hash) - 1] += line
+    for i, lines in bytes_by_bucket.items():
         with _bucket_path(folder, i).open("ab") as file:
             file.write(gzip.compress(lines, 1, mtime=0))
 

@@ -249,35 +249,38 @@ class SiteFollower:
 
     def _fetch_outdated(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
         """List all pages, and fetch those that differ from the mirror."""
-        listed_pages: dict[int, _ListedPage] = {}
+        listed_page_by_id: dict[int, _ListedPage] = {}
         for pages in self._list_pages():
-            listed_pages |= pages
-        if not listed_pages:
+            listed_page_by_id |= pages
+        if not listed_page_by_id:
             raise InputError(
                 f"{self._client.url} lists no pages in the namespaces {sorted(self._namespaces)}: check the "
                 "namespaces, and that you may read them"
             )
         state = self._fill_empty_mirror(state, events, removed_ids)
         rendered_until = state.cursor.site_time if state.cursor and self._settings.text == HTML_MODEL else _MAX_ID
-        versions = {
+        version_by_page = {
             page.page_id: (page.rev_id, page.revised, page.title, page.metadata.wikidata)
             for page in self._read_pages(state)
         }
         outdated_ids = [
             page_id
-            for page_id, page in listed_pages.items()
-            if versions.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title) or page.touched > rendered_until
+            for page_id, page in listed_page_by_id.items()
+            if version_by_page.get(page_id, ())[:3] != (page.rev_id, page.revised, page.title)
+            or page.touched > rendered_until
         ]
-        deleted_pages = dict.fromkeys((page_id for page_id in versions if page_id not in listed_pages), None)
+        deleted_pages = dict.fromkeys(
+            (page_id for page_id in version_by_page if page_id not in listed_page_by_id), None
+        )
         # A page can get an item without an edit, and the pages of a dump have no items.
-        changed_items = {
+        item_by_changed_page = {
             page_id: page.item
-            for page_id, page in listed_pages.items()
-            if page_id in versions and versions[page_id][3] != page.item
+            for page_id, page in listed_page_by_id.items()
+            if page_id in version_by_page and version_by_page[page_id][3] != page.item
         }
-        del versions
-        if changed_items:
-            state = apply_stream(self._mirror, state, self._update_items(state, changed_items), record=False)
+        del version_by_page
+        if item_by_changed_page:
+            state = apply_stream(self._mirror, state, self._update_items(state, item_by_changed_page), record=False)
         state = remove_pages(self._mirror, apply_changes(self._mirror, state, deleted_pages), removed_ids)
         ids_to_fetch = sorted(page_id for page_id in outdated_ids if page_id not in removed_ids)
         return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), record=True)
@@ -318,19 +321,19 @@ class SiteFollower:
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
         """Yield complete pages by id; a site may split the properties of a page among replies."""
-        pages: dict[int, Reply] = {}
+        page_by_id: dict[int, Reply] = {}
         for reply in self._client.query_all(**parameters):
             for page in _get_rows(reply, "pages"):
                 if "pageid" not in page or page.get("missing"):
                     continue
                 page_id = self._read_number(page, "pageid")
-                pages[page_id] = {**pages.get(page_id, {}), **page}
-            complete_pages = {page_id: page for page_id, page in pages.items() if "revisions" in page}
-            pages = {page_id: page for page_id, page in pages.items() if page_id not in complete_pages}
-            if complete_pages:
-                yield complete_pages
-        if pages:
-            yield pages  # the client may not read their revisions
+                page_by_id[page_id] = {**page_by_id.get(page_id, {}), **page}
+            complete_page_by_id = {page_id: page for page_id, page in page_by_id.items() if "revisions" in page}
+            page_by_id = {page_id: page for page_id, page in page_by_id.items() if page_id not in complete_page_by_id}
+            if complete_page_by_id:
+                yield complete_page_by_id
+        if page_by_id:
+            yield page_by_id  # the client may not read their revisions
 
     def _fetch_pages(
         self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"

@@ -271,12 +271,12 @@ def _render_variant(choice: re.Match[str]) -> str:
     if flags & {"H", "T", "-", "N"} and "A" not in flags:
         return ""
     form_matches = [_FORM.fullmatch(form) for form in _FORM_END.split(forms) if form.strip()]
-    texts = {form[1]: form[2].strip() for form in form_matches if form}
-    if not all(form_matches) or not texts:
+    text_by_variant = {form[1]: form[2].strip() for form in form_matches if form}
+    if not all(form_matches) or not text_by_variant:
         return forms.strip()
     if "D" in flags:
-        return "; ".join(texts.values())
-    return texts[min(texts, key=lambda variant: _VARIANT_RANKS[variant])]
+        return "; ".join(text_by_variant.values())
+    return text_by_variant[min(text_by_variant, key=lambda variant: _VARIANT_RANKS[variant])]
 
 
 def _render_switch(word: re.Match[str]) -> str:

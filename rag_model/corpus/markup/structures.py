@@ -467,14 +467,14 @@ def _get_box_name(box: str) -> str:
 
 def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the visible fields of a box, with the marks for cleaning them in one call."""
-    angles: dict[str, dict[str, str]] = {}
+    angle_by_direction: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
         if angle := _ANGLE.match(key):
-            angles.setdefault(angle[1].lower()[:3], {})[angle[2].lower()[0]] = value
+            angle_by_direction.setdefault(angle[1].lower()[:3], {})[angle[2].lower()[0]] = value
         elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
             label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
             yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"
-    if coordinates := " ".join(filter(None, map(_format_angle, angles.values()))):
+    if coordinates := " ".join(filter(None, map(_format_angle, angle_by_direction.values()))):
         yield f"{_TEXT_MARK}\nCoordinates{_FIELD_MARK}\n{coordinates}\n"
 
 

@@ -173,8 +173,8 @@ def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
     The order is random because neighbours in a file are often about one article and share passages.
     """
     order = random.Random(seed).sample(range(len(hits)), len(hits))
-    successor = dict(zip(order, [*order[1:], order[0]], strict=True))
-    return [hits[successor[position]] for position in range(len(hits))]
+    next_by_question = dict(zip(order, [*order[1:], order[0]], strict=True))
+    return [hits[next_by_question[position]] for position in range(len(hits))]
 
 
 def measure_condition(
@@ -216,15 +216,17 @@ def describe_retrieval_worth(
         measure: the measure that decides whether an answer is correct.
         search_milliseconds: milliseconds per question by stage of retrieval; empty: unknown.
     """
-    results = {row.name: row for row in all_results}
-    if CLOSED_BOOK not in results or measure not in results[CLOSED_BOOK].differences:
+    result_by_name = {row.name: row for row in all_results}
+    if CLOSED_BOOK not in result_by_name or measure not in result_by_name[CLOSED_BOOK].differences:
         return ""
-    gain_over_closed_book = _negate_difference(results[CLOSED_BOOK].differences[measure])
+    gain_over_closed_book = _negate_difference(result_by_name[CLOSED_BOOK].differences[measure])
     ranges = [_describe_range(gain_over_closed_book, "closed book")]
-    if BM25 in results and measure in results[BM25].differences:
-        ranges.append(_describe_range(_negate_difference(results[BM25].differences[measure]), f"with {BM25}"))
+    if BM25 in result_by_name and measure in result_by_name[BM25].differences:
+        ranges.append(_describe_range(_negate_difference(result_by_name[BM25].differences[measure]), f"with {BM25}"))
     extra_costs = list(
-        _iter_extra_costs(results[OPEN_BOOK].costs, results[CLOSED_BOOK].costs, sum(search_milliseconds.values()))
+        _iter_extra_costs(
+            result_by_name[OPEN_BOOK].costs, result_by_name[CLOSED_BOOK].costs, sum(search_milliseconds.values())
+        )
     )
     cost = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
     return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(ranges)}{cost}"

@@ -421,8 +421,10 @@ class AnswerEvaluation:
     def collapse(self) -> CollapseStats:
         """The statistics of the open book's passages and answers that reveal a collapse."""
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
-        answers = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
+        answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
         shuffled = (
-            unchanged_share(answers[OPEN_BOOK], answers[SHUFFLED_PASSAGES]) if SHUFFLED_PASSAGES in answers else None
+            unchanged_share(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
+            if SHUFFLED_PASSAGES in answers_by_condition
+            else None
         )
         return measure_collapse(passage_ids, self.corpus_size, shuffled)

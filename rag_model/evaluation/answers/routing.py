@@ -117,24 +117,24 @@ def choose_route(
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> tuple[RouteSignal, RoutePoint]:
     """Return (signal, its best point), chosen as the module docstring describes."""
-    best: dict[RouteSignal, RoutePoint] = {}
+    best_point_by_signal: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
         right_scores = {score for score, value in zip(scores, weights_values, strict=True) if value > 0}
         points = list_route_points(scores, weights_values, passages_values)
         allowed_points = [point for point in points if point.least is None or point.least in right_scores]
-        best[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
-    routed_values = {
+        best_point_by_signal[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
+    routed_values_by_signal = {
         signal: [
             weights_value if point.least is not None and score >= point.least else passages_value
             for score, weights_value, passages_value in zip(
                 scores_by_signal[signal], weights_values, passages_values, strict=True
             )
         ]
-        for signal, point in best.items()
+        for signal, point in best_point_by_signal.items()
     }
-    gain = estimate_difference(routed_values["difference"], routed_values["weights"], resampling)
+    gain = estimate_difference(routed_values_by_signal["difference"], routed_values_by_signal["weights"], resampling)
     chosen_signal: RouteSignal = "difference" if gain.low > 0 else "weights"
-    return chosen_signal, best[chosen_signal]
+    return chosen_signal, best_point_by_signal[chosen_signal]
 
 
 class RoutedAnswers:
@@ -208,16 +208,16 @@ class RoutedAnswers:
             [value for value in column if value is not None]
             for column in zip(*(row for row in values if None not in row), strict=True)
         )
-        scores = {
+        scores_by_signal = {
             signal: list(compress(_score_questions(signal, closed_book, open_book), is_measured))
             for signal in ROUTE_SIGNALS
         }
         if self._route is None:
-            signal, point = choose_route(scores, weights_values, passages_values, self._resampling)
+            signal, point = choose_route(scores_by_signal, weights_values, passages_values, self._resampling)
             route = Route(signal, point.least, *self._subject)
         else:
             route = self._route
-            points = list_route_points(scores[route.signal], weights_values, passages_values)
+            points = list_route_points(scores_by_signal[route.signal], weights_values, passages_values)
             # The points are in descending order of the threshold.
             reached_points = [p for p in points if p.least is None or route.chooses_weights(p.least)]
             point = replace(reached_points[-1], least=route.least)

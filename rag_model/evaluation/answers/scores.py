@@ -275,11 +275,11 @@ def compare_answers(
     Questions are joined by id. Measures of a set, such as BLEU, are omitted, because they have no
     value per question.
     """
-    before_measures = {answer.question.id: answer.measures for answer in before}
+    measures_before_by_question = {answer.question.id: answer.measures for answer in before}
     measure_pairs = [
-        (answer.measures, before_measures[answer.question.id])
+        (answer.measures, measures_before_by_question[answer.question.id])
         for answer in after
-        if answer.question.id in before_measures
+        if answer.question.id in measures_before_by_question
     ]
     names = dict.fromkeys(
         name for after_measures, before_values in measure_pairs for name in after_measures if name in before_values

@@ -164,19 +164,21 @@ def _format_estimate(estimate: Estimate, sign: str) -> Node:
 
 def _cost_sections(report: AnswerReport) -> Iterator[Node]:
     """Yield the section with the costs of search and reading, by stage and ablation, if known."""
-    costs = {f"{row.name}, k = {row.k}" if row.name == OPEN_BOOK else row.name: row.costs for row in report.results}
+    costs_by_condition = {
+        f"{row.name}, k = {row.k}" if row.name == OPEN_BOOK else row.name: row.costs for row in report.results
+    }
     search_rows = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search_milliseconds.items()]
-    if not search_rows and not any(costs.values()):
+    if not search_rows and not any(costs_by_condition.values()):
         return
     title = to_sentence(report.retrieval_worth) if report.retrieval_worth else "What it costs"
     titles = ("stage", "ms a question", "tokens read", "tokens written")
-    stage_milliseconds = {stage: 1000 * seconds for stage, seconds in report.results[0].stages.items()}
-    search_rows += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in stage_milliseconds.items()]
-    if search_rows and stage_milliseconds:
+    milliseconds_by_stage = {stage: 1000 * seconds for stage, seconds in report.results[0].stages.items()}
+    search_rows += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in milliseconds_by_stage.items()]
+    if search_rows and milliseconds_by_stage:
         search_rows.append(
             (
                 _TOTAL_STAGE,
-                f"{sum(report.search_milliseconds.values()) + sum(stage_milliseconds.values()):.1f}",
+                f"{sum(report.search_milliseconds.values()) + sum(milliseconds_by_stage.values()):.1f}",
                 "–",
                 "–",
             )
@@ -197,7 +199,9 @@ def _cost_sections(report: AnswerReport) -> Iterator[Node]:
         if len(curve) > 1
         else ()
     )
-    yield section(title, table(titles, [*search_rows, *_iter_reading_rows(costs)]), note(explanation), *charts)
+    yield section(
+        title, table(titles, [*search_rows, *_iter_reading_rows(costs_by_condition)]), note(explanation), *charts
+    )
 
 
 def _iter_reading_rows(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[Child, ...]]:

@@ -203,13 +203,15 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
     charts = [_history_chart(unit, {"cost": plotted_costs})] if any(plotted_costs) else []
     columns_by_title = {unit: [f"{cost:,.1f}" for cost in costs]}
     for metric, title in _HISTORY_METRICS.items():
-        values = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in names}
-        known_values = {name: numbers for name, numbers in values.items() if any(n is not None for n in numbers)}
-        if known_values:
-            charts.append(_history_chart(title, known_values))
+        values_by_index = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in names}
+        known_values_by_index = {
+            name: numbers for name, numbers in values_by_index.items() if any(n is not None for n in numbers)
+        }
+        if known_values_by_index:
+            charts.append(_history_chart(title, known_values_by_index))
         columns_by_title |= {
             f"{name}: {title}": [_format_statistic(number) for number in numbers]
-            for name, numbers in known_values.items()
+            for name, numbers in known_values_by_index.items()
         }
     titles = ("build", "built", "snapshot", "passages", "changed", *columns_by_title)
     rows: list[Sequence[Child]] = [

@@ -355,8 +355,14 @@ def line_chart(
         _line_with_intervals(n, name, series_points, x, y)
         for n, (name, series_points) in enumerate(series.items(), start=1)
     ]
-    ordered_series = {name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()}
-    changes = [f"{name} from {points[0].y:g} to {points[-1].y:g}" for name, points in ordered_series.items() if points]
+    ordered_points_by_series = {
+        name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()
+    }
+    changes = [
+        f"{name} from {points[0].y:g} to {points[-1].y:g}"
+        for name, points in ordered_points_by_series.items()
+        if points
+    ]
     content = join(*levels, *labels, *dashes, _caption(across), *lines)
     return _svg(f"{what} by {across}", content, "; ".join(changes))
 

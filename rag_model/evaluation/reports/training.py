@@ -112,13 +112,13 @@ def _index_charts(curves: TrainingCurves) -> Iterator[Node]:
         if name.startswith("dev "):
             yield _line_chart(name, {name: points}, curves.index_moves)
     yield _line_chart("age of the index in steps", {"age": curves.series[_AGE]}, curves.index_moves)
-    seconds = {short: curves.series[name] for name, short in _SECONDS.items() if name in curves.series}
-    yield _line_chart("seconds to refresh the index in use", seconds, curves.index_moves)
+    seconds_by_label = {short: curves.series[name] for name, short in _SECONDS.items() if name in curves.series}
+    yield _line_chart("seconds to refresh the index in use", seconds_by_label, curves.index_moves)
     if _WAITED in curves.series:
         yield _line_chart("seconds waited so far", {"waited": curves.series[_WAITED]}, curves.index_moves)
 
 
 def _line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
-    points = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
+    points_by_series = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
     legends = [legend(series)] if len(series) > 1 else []
-    return tag("div", tag("h3", title), *legends, line_chart(points, title, "steps", marks=moves))
+    return tag("div", tag("h3", title), *legends, line_chart(points_by_series, title, "steps", marks=moves))

@@ -102,17 +102,17 @@ def read_gold_texts(
         results = [*run_tasks(store, [GoldTextTask(blob, ids_blob, column) for blob in blobs], runner)]
     except StoreError:
         results = [_find_texts(store.blobs.get_local_path(blob), column, ids) for blob in blobs]
-    texts: dict[str, list[str]] = {}
+    text_by_document: dict[str, list[str]] = {}
     for name, text in chain.from_iterable(results):
-        texts.setdefault(name, []).append(text)
-    if relevant_ids and not texts:
+        text_by_document.setdefault(name, []).append(text)
+    if relevant_ids and not text_by_document:
         example_id = getattr(snapshot.passages([snapshot.n - 1])[0], column) if snapshot.n else ""
         raise InputError(
             f"snapshot {snapshot.id[:12]} has none of the {len(relevant_ids):,} {judge.judged_by} "
             f"that the questions name, such as {min(relevant_ids)!r}: use ids of this corpus, such "
             f"as {example_id!r}, or judge by answers"
         )
-    return texts
+    return text_by_document
 
 
 def count_unknown(judge: RetrievalJudge, texts: dict[str, list[str]]) -> int:
@@ -130,18 +130,18 @@ def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[s
         MissingExtraError: PyStemmer is not installed.
     """
     stems = _build_stemmer()
-    passage_stems: dict[str, list[set[bytes]]] = {}
+    stems_by_passage: dict[str, list[set[bytes]]] = {}
     positions = []
     for position, question in enumerate(questions):
         question_stems = stems(question.text)
         relevant = [name for name, grade in grades[question.id].items() if grade > 0 and name in texts]
         for name in relevant:
-            if name not in passage_stems:
-                passage_stems[name] = [stems(text) for text in texts[name]]
+            if name not in stems_by_passage:
+                stems_by_passage[name] = [stems(text) for text in texts[name]]
         if relevant and all(
             len(question_stems & text_stems) <= MAX_SHARED_STEMS
             for name in relevant
-            for text_stems in passage_stems[name]
+            for text_stems in stems_by_passage[name]
         ):
             positions.append(position)
     return positions
@@ -169,23 +169,23 @@ def group_questions(
     Raises:
         InputError: The snapshot has none of the passages or pages that the questions name.
     """
-    positions: dict[str, list[int]] = {}
+    positions_by_group: dict[str, list[int]] = {}
     for position, question in enumerate(question_set.questions):
         if question.source:
-            positions.setdefault(f"source {question.source}", []).append(position)
+            positions_by_group.setdefault(f"source {question.source}", []).append(position)
     if judge.judged_by == "answers":
-        return QuestionGroups(positions)
+        return QuestionGroups(positions_by_group)
     texts, notes = read_gold_texts(snapshot, judge, runner), []
     if n_unknown := count_unknown(judge, texts):
         count = f"{n_unknown:,} of {len(question_set.questions):,} questions"
         notes.append(f"{count} name no {judge.judged_by} of this snapshot; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
-            positions[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts)
+            positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts)
         except MissingExtraError as error:
             notes.append(f"questions with {LOW_OVERLAP} are not reported separately: {error}")
     return QuestionGroups(
-        {name: group_positions for name, group_positions in positions.items() if group_positions}, tuple(notes)
+        {name: group_positions for name, group_positions in positions_by_group.items() if group_positions}, tuple(notes)
     )
 
 
@@ -387,11 +387,11 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
 
 
 def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
-    stages: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
+    stage_by_retriever: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
     for staged in measured:
         for stage in staged.stages[:-1]:
-            stages.setdefault(stage.name, stage)
+            stage_by_retriever.setdefault(stage.name, stage)
     return [
         _Candidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
-        for name, stage in stages.items()
+        for name, stage in stage_by_retriever.items()
     ]

@@ -161,12 +161,14 @@ class RetrievalJudge:
             return cls(resolved, patterns=patterns)
         if question_set.qrels:
             return cls(resolved, question_set.qrels, patterns)
-        grades = {question.id: _list_relevant_ids(question, resolved) for question in question_set.questions}
-        if unjudged := next((name for name, ids in grades.items() if not ids), None):
+        grades_by_question = {
+            question.id: _list_relevant_ids(question, resolved) for question in question_set.questions
+        }
+        if unjudged := next((name for name, ids in grades_by_question.items() if not ids), None):
             raise UsageError(
                 f"question {unjudged!r} names no {resolved}: name some for every question, or judge by answers"
             )
-        return cls(resolved, grades, patterns)
+        return cls(resolved, grades_by_question, patterns)
 
     def measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
@@ -218,8 +220,8 @@ class RetrievalJudge:
 
     def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":
-            grades = {str(rank): int(has_answer) for rank, has_answer in enumerate(outcome.has_answer)}
-            return Ranking(tuple(grades), grades)
+            grade_by_rank = {str(rank): int(has_answer) for rank, has_answer in enumerate(outcome.has_answer)}
+            return Ranking(tuple(grade_by_rank), grade_by_rank)
         rank = rank_pages if self.judged_by == "pages" else _rank_passages
         return _create_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
 
@@ -291,9 +293,11 @@ def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, 
     cut_outcomes = [RetrievalResult(outcome.question, outcome.hits[:k], outcome.has_answer[:k]) for outcome in outcomes]
     page_lists = [[hit.passage.page_id for hit in outcome.hits] for outcome in cut_outcomes]
     evidence_sets = [outcome.question.evidence for outcome in outcomes]
-    grades = {outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes}
+    grades_by_question = {
+        outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes
+    }
     run = {outcome.question.id: rank_pages(outcome.hits) for outcome in cut_outcomes}
-    gains = NDCG.compute([_create_ranking(run[name], grades[name]) for name in run], 10)
+    gains = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
     precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
     recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(page_lists, evidence_sets, strict=True)) / len(
         outcomes

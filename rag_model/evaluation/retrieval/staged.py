@@ -228,8 +228,8 @@ def _build_stage_results(
     Each passage is read once, and matched once per question.
     """
     rankings = [stage.ranked.truncate(depth) for stage in stages]
-    known_passages = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
-    passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), known_passages)
+    passage_by_row = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
+    passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), passage_by_row)
     stage_hits = [
         retriever.build_hits(replace(ranking, legs=(), products=None, passages=passages)) for ranking in rankings[:-1]
     ]
@@ -264,7 +264,7 @@ def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetri
     def combine(stage: RetrieverStage) -> StageMetrics:
         parts = list(stage.iter_stages())
         child_files = {path for part in parts[:-1] for path in part.files}
-        files = {path: size for part in parts for path, size in part.files.items()}
+        size_by_path = {path: size for part in parts for path, size in part.files.items()}
         milliseconds = [costs.stages.get(label_by_id[id(part)], 0.0) for part in parts]
         return StageMetrics(
             name=label_by_id[id(stage)],
@@ -272,8 +272,8 @@ def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetri
             milliseconds=milliseconds[-1],
             search_milliseconds=sum(milliseconds),
             total_milliseconds=sum(milliseconds) + costs.encoding(stage),
-            bytes=sum(size for path, size in files.items() if path not in child_files),
-            total_bytes=sum(files.values()) + _count_encoder_bytes(stage),
+            bytes=sum(size for path, size in size_by_path.items() if path not in child_files),
+            total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )
 
     *_, final_stage = lists.stages

@@ -302,17 +302,17 @@ class VectorInput:
 
     def identify_files(self) -> dict[Path, list[Any]]:
         """Return JSON values that identify the content of each file; reads all files once."""
-        id_files = {
+        id_file_by_path = {
             file.path: file.id_file
             for file in self.files
             if isinstance(file, FaissFlatSource) and file.id_file.exists()
         }
-        digests = digest_files([*(file.path for file in self.files), *id_files.values()])
+        digests = digest_files([*(file.path for file in self.files), *id_file_by_path.values()])
         return {
             file.path: [
                 digests[file.path],
                 getattr(file, "column", None),
-                digests[id_files[file.path]] if file.path in id_files else None,
+                digests[id_file_by_path[file.path]] if file.path in id_file_by_path else None,
             ]
             for file in self.files
         }

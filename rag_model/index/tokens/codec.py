@@ -352,8 +352,8 @@ def codec_from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str], 
     Raises:
         InputError: they do not describe a codec.
     """
-    kinds = {kind.__name__: kind for kind in (ResidualBits, ResidualProducts)}
+    codec_by_name = {kind.__name__: kind for kind in (ResidualBits, ResidualProducts)}
     try:
-        return kinds[metadata["codec"]].from_arrays(arrays)
+        return codec_by_name[metadata["codec"]].from_arrays(arrays)
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise InputError(f"{path} does not contain a codec of token vectors: build it again") from error

@@ -300,8 +300,8 @@ class TokenKind(UnshardedKind[TokenPlan]):
             "scatter": 2 * part_bytes + centroid_bytes + (64 << 20),
             "merge": 32 << 20,
         }
-        memory = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
-        return ResourceEstimate(memory, size + PROCESS_BYTES, size, 3 * size)
+        memory_by_stage = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
+        return ResourceEstimate(memory_by_stage, size + PROCESS_BYTES, size, 3 * size)
 
     def seconds(self, plan: TokenPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds that a task of a stage takes on one core."""

@@ -105,12 +105,12 @@ class LocalWriter:
             UsageError: a prompt is too long.
             StoppedError: `should_stop` returned True.
         """
-        completions: dict[int, Completion] = {}
+        completion_by_position: dict[int, Completion] = {}
         for positions in self._iter_batches(prompts):
-            completions.update(
+            completion_by_position.update(
                 zip(positions, self._complete_batch(prompts, positions, should_stop, on_text), strict=True)
             )
-        return [completions[position] for position in range(len(prompts))]
+        return [completion_by_position[position] for position in range(len(prompts))]
 
     @torch.inference_mode()
     def log_likelihood(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
@@ -122,7 +122,7 @@ class LocalWriter:
         """
         if len(prompts) != len(texts):
             raise UsageError(f"{len(prompts)} prompts and {len(texts)} texts: give one text per prompt")
-        log_likelihoods: dict[int, float] = {}
+        log_likelihood_by_position: dict[int, float] = {}
         for positions in self._iter_batches(prompts):
             batch_texts = [texts[row] for row in positions]
             generator, contexts = self._encode_prompts(
@@ -132,8 +132,10 @@ class LocalWriter:
             targets = generator.encode_targets(batch_texts)
             # (b, 1, t) -> (b, t)
             log_p = target_log_p(generator.logits(contexts, targets), targets.tokens)[0][:, 0]
-            log_likelihoods.update(zip(positions, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True))
-        return [log_likelihoods[row] for row in range(len(prompts))]
+            log_likelihood_by_position.update(
+                zip(positions, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True)
+            )
+        return [log_likelihood_by_position[row] for row in range(len(prompts))]
 
     def _complete_batch(
         self,

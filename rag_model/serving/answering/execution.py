@@ -72,7 +72,7 @@ def search_batch(
     slot: SnapshotSlot, observer: Observer, requests: Sequence[QueuedRequest[SearchResult]]
 ) -> list[SearchResult | BookwheelError]:
     """Search for all requests of a batch, together for each retriever."""
-    replies: dict[int, SearchResult | BookwheelError] = {}
+    reply_by_position: dict[int, SearchResult | BookwheelError] = {}
     with ExitStack() as stack:
         if any(request.loaded is None for request in requests):
             current = stack.enter_context(slot.acquire())
@@ -81,8 +81,8 @@ def search_batch(
         for (_, retriever), positions in _group_positions(list(keys)).items():
             group = [requests[position] for position in positions]
             results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group)
-            replies.update(zip(positions, results, strict=True))
-    return [replies[position] for position in range(len(requests))]
+            reply_by_position.update(zip(positions, results, strict=True))
+    return [reply_by_position[position] for position in range(len(requests))]
 
 
 def answer_batch(
@@ -95,7 +95,7 @@ def answer_batch(
     """
     with slot.acquire() as loaded:
         model = "" if loaded.model is None else loaded.model.id
-        replies: dict[int, AnswerResult | BookwheelError] = {}
+        reply_by_position: dict[int, AnswerResult | BookwheelError] = {}
         for (retriever, k), positions in _group_positions(
             [(request.retriever, request.k) for request in requests]
         ).items():
@@ -109,10 +109,10 @@ def answer_batch(
                 if len(positions) > 1:
                     # The batcher repeats the requests one by one to find the faulty one.
                     raise
-                replies[positions[0]] = error
+                reply_by_position[positions[0]] = error
                 continue
             except StoppedError as stopped:
-                replies.update(dict.fromkeys(positions, ClientGoneError(str(stopped))))
+                reply_by_position.update(dict.fromkeys(positions, ClientGoneError(str(stopped))))
                 continue
             notify(observer.on_answer, loaded, batch_answers)
             attributes = {
@@ -123,10 +123,10 @@ def answer_batch(
             notify(add_answer_stages, group, start_ns, attributes)
             answers = iter(batch_answers)
             for position in positions:
-                replies[position] = AnswerResult(
+                reply_by_position[position] = AnswerResult(
                     loaded.id, model, [next(answers) for _ in requests[position].questions]
                 )
-        return [replies[position] for position in range(len(requests))]
+        return [reply_by_position[position] for position in range(len(requests))]
 
 
 def _search_with_retriever(
@@ -139,20 +139,20 @@ def _search_with_retriever(
     start_time, start_ns = time.perf_counter(), time.time_ns()
     queries = Queries(_list_questions(requests))
     starts = [0, *accumulate(len(request.questions) for request in requests)]
-    replies: dict[int, SearchResult | BookwheelError] = {}
+    reply_by_position: dict[int, SearchResult | BookwheelError] = {}
     for k, positions in _group_positions([request.k for request in requests]).items():
         if _are_abandoned(requests[position] for position in positions):
-            replies.update(dict.fromkeys(positions, ClientGoneError("the client has disconnected")))
+            reply_by_position.update(dict.fromkeys(positions, ClientGoneError("the client has disconnected")))
             continue
         rows = [row for position in positions for row in range(starts[position], starts[position + 1])]
         try:
             hits = iter(loaded.search(queries if len(rows) == len(queries) else queries.subset(rows), k, retriever))
         except UsageError as error:  # no such retriever, or it returns fewer than k passages
-            replies.update(dict.fromkeys(positions, error))
+            reply_by_position.update(dict.fromkeys(positions, error))
             continue
         for position in positions:
-            replies[position] = SearchResult(loaded.id, [next(hits) for _ in requests[position].questions])
-    results = [replies[position] for position in range(len(requests))]
+            reply_by_position[position] = SearchResult(loaded.id, [next(hits) for _ in requests[position].questions])
+    results = [reply_by_position[position] for position in range(len(requests))]
     if any(request.trace is not None for request in requests):
         attributes = {
             "bookwheel.snapshot": loaded.id,

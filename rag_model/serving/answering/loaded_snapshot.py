@@ -659,9 +659,9 @@ def _list_resource_files(
     content = snapshot.manifest.content
     indexes = [name for name in retriever_needs.index_names if not _takes_text(snapshot, name)]
     folders = {f"{question_encoder_path(content.representation_of(name))}/" for name in indexes}
-    sizes = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
+    size_by_path = {path: ref.size for path, ref in content.files.items() if path.startswith(tuple(folders))}
     counts_indexes = settings.in_memory or settings.memory_bytes is not None
-    return sizes | (_list_index_files(snapshot, retriever_needs.index_names) if counts_indexes else {})
+    return size_by_path | (_list_index_files(snapshot, retriever_needs.index_names) if counts_indexes else {})
 
 
 def _are_pulled(snapshot: Snapshot, paths: Sequence[str]) -> bool:

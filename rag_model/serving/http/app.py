@@ -362,22 +362,24 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
 
         async def run(query: RetrieveRequest) -> bytes:
             options = messages.read_retrieve_options(request.scope["query_string"])
-            texts = {
+            text_by_position = {
                 position: text[: service.settings.max_question_chars]
                 for position, text in enumerate(query.questions)
                 if has_visible_text(text)
             }
             with service.hold(options.snapshot) as loaded:
                 hit_lists = await service.retrieve(
-                    list(texts.values()), query.topk, options.expression, _get_client(request), loaded
+                    list(text_by_position.values()), query.topk, options.expression, _get_client(request), loaded
                 )
-            hits_by_position = dict(zip(texts, hit_lists, strict=True))
+            hits_by_position = dict(zip(text_by_position, hit_lists, strict=True))
             ordered_hits = [hits_by_position.get(position, []) for position in range(len(query.questions))]
             format_reply = partial(
                 messages.format_retrieve_reply, query, loaded.id, ordered_hits, as_msgpack=as_msgpack
             )
             # A long reply is formatted in a thread, so that the event loop serves other requests.
-            return format_reply() if len(texts) <= _MAX_LOOP_QUERIES else await asyncio.to_thread(format_reply)
+            return (
+                format_reply() if len(text_by_position) <= _MAX_LOOP_QUERIES else await asyncio.to_thread(format_reply)
+            )
 
         media_type = MSGPACK_TYPE if as_msgpack else JSON_TYPE
         max_bytes = service.settings.max_retrieve_body_bytes
@@ -575,11 +577,11 @@ def _describe_endpoint(
     if other_media_type:
         other_replies = {200: {"content": {other_media_type: {"schema": {"type": "string"}}}}}
     schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
-    error_replies = {
+    reply_by_status = {
         status: {"model": Problem} for status in (400, 401, 403, 408, 410, 413, 415, 421, 422, 429, 500, 502, 503, 504)
     }
     return {
         "response_model": reply_model,
-        "responses": {**error_replies, **other_replies},
+        "responses": {**reply_by_status, **other_replies},
         "openapi_extra": {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     }

@@ -100,19 +100,19 @@ def _read_token_digests(path: Path) -> tuple[bytes, ...]:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give a readable file") from error
-    numbered_lines = {number: line.strip() for number, line in enumerate(lines, start=1)}
-    tokens = {number: token for number, token in numbered_lines.items() if token and not token.startswith(b"#")}
-    if wrong_line := next((number for number, token in tokens.items() if not _PRINTABLE.fullmatch(token)), None):
+    line_by_number = {number: line.strip() for number, line in enumerate(lines, start=1)}
+    token_by_line = {number: token for number, token in line_by_number.items() if token and not token.startswith(b"#")}
+    if wrong_line := next((number for number, token in token_by_line.items() if not _PRINTABLE.fullmatch(token)), None):
         raise UsageError(
             f"the token in line {wrong_line} of {path} holds a space or a character other than "
             "printable ASCII: use `openssl rand -hex 32`"
         )
-    if short_line := next((number for number, token in tokens.items() if len(token) < _MIN_TOKEN_LENGTH), None):
+    if short_line := next((number for number, token in token_by_line.items() if len(token) < _MIN_TOKEN_LENGTH), None):
         raise UsageError(
             f"the token in line {short_line} of {path} has less than {_MIN_TOKEN_LENGTH} "
             "characters, so it can be guessed: use `openssl rand -hex 32`"
         )
-    return tuple(hashlib.sha256(token).digest() for token in tokens.values())
+    return tuple(hashlib.sha256(token).digest() for token in token_by_line.values())
 
 
 @dataclass(frozen=True, slots=True)

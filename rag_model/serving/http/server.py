@@ -299,11 +299,11 @@ class ServiceServer(uvicorn.Server):
         # Only the main thread may set signal handlers.
         is_main_thread = threading.current_thread() is threading.main_thread()
         signals = (signal.SIGINT, signal.SIGTERM) if is_main_thread else ()
-        previous_handlers = {signal_number: signal.signal(signal_number, self.handle_exit) for signal_number in signals}
+        handler_by_signal = {signal_number: signal.signal(signal_number, self.handle_exit) for signal_number in signals}
         try:
             yield
         finally:
-            for signal_number, previous_handler in previous_handlers.items():
+            for signal_number, previous_handler in handler_by_signal.items():
                 signal.signal(signal_number, previous_handler)
 
 

@@ -345,15 +345,15 @@ class SlidingWindows:
 
     def compute_metrics(self) -> QualityMetrics:
         """Compute the metrics of the windows."""
-        collapse = {
+        collapse_by_verb = {
             verb: measure_collapse(list(passage_ids.values()), self.corpus)
             for verb, passage_ids in self._passages_by_verb.items()
             if len(passage_ids) >= self.settings.min_samples
         }
         if len(self._recalls) < self.settings.min_samples:
-            return QualityMetrics(collapse, drift=self.drift)
+            return QualityMetrics(collapse_by_verb, drift=self.drift)
         recalls = np.array(self._recalls)
-        return QualityMetrics(collapse, float(recalls.mean()), percentile5(recalls), self.drift)
+        return QualityMetrics(collapse_by_verb, float(recalls.mean()), percentile5(recalls), self.drift)
 
     def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, value: _Value) -> None:
         digest = blake2b(question.encode(errors="replace"), digest_size=16).digest()

@@ -162,16 +162,16 @@ def materialize_snapshot(
         StoreError: a blob is missing or damaged.
         OSError: the folder cannot be written.
     """
-    paths = {ref: path for path, ref in files.items()}
-    passages = {ref for ref, path in paths.items() if file_kind(path) == "passages"}
+    path_by_blob = {ref: path for path, ref in files.items()}
+    passages = {ref for ref, path in path_by_blob.items() if file_kind(path) == "passages"}
     with _open_previous(puller.dest) as previous:
-        phases: list[Iterable[BlobRef]] = [paths]
+        phases: list[Iterable[BlobRef]] = [path_by_blob]
         strategies = _fetch_only(puller)
         if previous is not None and previous.id != manifest.id:
-            strategies = _SnapshotUpdate(puller, manifest, paths, previous, derive).strategies
+            strategies = _SnapshotUpdate(puller, manifest, path_by_blob, previous, derive).strategies
             index_paths = {*map(manifest.content.index_file, manifest.content.indexes)}
-            indexes = {ref for ref, path in paths.items() if path in index_paths}
-            phases = [passages, paths.keys() - passages - indexes, indexes]
+            indexes = {ref for ref, path in path_by_blob.items() if path in index_paths}
+            phases = [passages, path_by_blob.keys() - passages - indexes, indexes]
 
         def materialize(ref: BlobRef) -> int:
             fetched_bytes = puller.materialize(ref, strategies(ref))
@@ -206,8 +206,8 @@ class _SnapshotUpdate:
         self._embedded = list_embedded_files(self._content)
         self._target = _open_incomplete(manifest, puller.dest)
         self._overlap = Overlap.between(previous, self._target) or Overlap(previous, self._target, ())
-        vectors = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
-        self._vectors = {name: pulled for name, pulled in vectors.items() if pulled}
+        vectors_by_representation = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
+        self._vectors = {name: pulled for name, pulled in vectors_by_representation.items() if pulled}
 
     def strategies(self, ref: BlobRef) -> Sequence[Strategy]:
         """Return the strategies for a file, in the order in which they are tried."""

@@ -101,12 +101,14 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
 def list_embedded_files(content: Content) -> dict[str, VectorTable]:
     """Return the indexes that end in vectors which the embeddings also have: path -> table."""
     tables = find_vector_tables(content)
-    widths = {table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)}
+    row_bytes_by_representation = {
+        table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)
+    }
     return {
         path: table
         for path, table in tables.items()
         if not _is_embeddings(path)
-        and table.row_bytes in _list_widened(widths.get(table.representation, 0))
+        and table.row_bytes in _list_widened(row_bytes_by_representation.get(table.representation, 0))
         and all(embeddings_path(part.name, table.representation) in tables for part in table.parts if part.rows)
     }
 

@@ -110,13 +110,20 @@ class _ExpirePlanner:
             (self.store.models, view.models),
         ):
             logs = group_moves(files)
-            newest = {ref: (ref, max(moves)) for ref, moves in logs.items()}
-            names = read_named(catalog, [*newest.values()])
-            keep = {ref: self.policy.keep if names[move] else 1 for ref, move in newest.items()}
-            expired_numbers = {ref: self._find_expired(moves, cutoff, keep[ref]) for ref, moves in logs.items()}
-            expired_moves += [moves[number] for ref, moves in logs.items() for number in sorted(expired_numbers[ref])]
+            newest_move_by_ref = {ref: (ref, max(moves)) for ref, moves in logs.items()}
+            names = read_named(catalog, [*newest_move_by_ref.values()])
+            n_kept_by_ref = {ref: self.policy.keep if names[move] else 1 for ref, move in newest_move_by_ref.items()}
+            expired_numbers_by_ref = {
+                ref: self._find_expired(moves, cutoff, n_kept_by_ref[ref]) for ref, moves in logs.items()
+            }
+            expired_moves += [
+                moves[number] for ref, moves in logs.items() for number in sorted(expired_numbers_by_ref[ref])
+            ]
             kept_moves = [
-                (ref, number) for ref, moves in logs.items() for number in moves if number not in expired_numbers[ref]
+                (ref, number)
+                for ref, moves in logs.items()
+                for number in moves
+                if number not in expired_numbers_by_ref[ref]
             ]
             names |= read_named(catalog, [move for move in kept_moves if move not in names])
             needed_paths |= {catalog.manifest_path(identity) for identity in names.values() if identity}

@@ -137,11 +137,11 @@ class _GarbagePlanner:
 
     def _iter_ended_runs(self, cutoff: float) -> Iterator[StoredFile]:
         """Yield the reports of runs whose newest report is old."""
-        runs: dict[str, list[StoredFile]] = defaultdict(list)
+        files_by_run: dict[str, list[StoredFile]] = defaultdict(list)
         for file in self.store.files.iter_tree("runs"):
             if run := _RUN.fullmatch(file.path):
-                runs[run[1]].append(file)
-        for files in runs.values():
+                files_by_run[run[1]].append(file)
+        for files in files_by_run.values():
             if all(file.modified < cutoff for file in files):
                 yield from files
 

@@ -254,11 +254,11 @@ class _MemoRecord:
 
 
 def _list_records(store: Store) -> list[_MemoRecord]:
-    generations: dict[tuple[str, str], dict[int, StoredFile]] = defaultdict(dict)
+    generations_by_name: dict[tuple[str, str], dict[int, StoredFile]] = defaultdict(dict)
     for file in store.files.iter_tree("memo"):
         if match := RECORD_PATH.fullmatch(file.path):
-            generations[match[1], match[2]][int(match[3] or 1)] = file
-    return list(store.files.map_concurrently(lambda item: _read_record(store, *item), [*generations.items()]))
+            generations_by_name[match[1], match[2]][int(match[3] or 1)] = file
+    return list(store.files.map_concurrently(lambda item: _read_record(store, *item), [*generations_by_name.items()]))
 
 
 def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapping[int, StoredFile]) -> _MemoRecord:
@@ -313,11 +313,11 @@ def _read_current(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[st
 
 def group_moves(files: Iterable[StoredFile]) -> dict[str, dict[int, StoredFile]]:
     """Return the files of refs' moves by ref and number."""
-    logs: dict[str, dict[int, StoredFile]] = defaultdict(dict)
+    log_by_ref: dict[str, dict[int, StoredFile]] = defaultdict(dict)
     for file in files:
         if move := MOVE_PATH.fullmatch(file.path):
-            logs[move[2]][int(move[3])] = file
-    return logs
+            log_by_ref[move[2]][int(move[3])] = file
+    return log_by_ref
 
 
 def read_named(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:

@@ -97,17 +97,20 @@ def _check_version(
 
 
 def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRef], str | None]) -> list[StoreProblem]:
-    paths: dict[BlobRef, list[str]] = defaultdict(list)
+    paths_by_blob: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
-        paths[ref].append(path)
+        paths_by_blob[ref].append(path)
     verdicts = read_ahead(
         partial(check, store),
-        [*paths],
+        [*paths_by_blob],
         _THREADS if check is _check_hash else store.files.concurrency,
     )
-    results = list(zip(paths, verdicts, strict=True))
+    results = list(zip(paths_by_blob, verdicts, strict=True))
     return [
-        StoreProblem(path, ref.id, problem) for ref, problem in results if problem is not None for path in paths[ref]
+        StoreProblem(path, ref.id, problem)
+        for ref, problem in results
+        if problem is not None
+        for path in paths_by_blob[ref]
     ]
 
 
@@ -123,9 +126,13 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
     all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parents)
     steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
     refs = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
-    delta_paths = {ref: path for (path, _), ref in zip(steps, refs, strict=True) if ref}
-    verdicts = zip(delta_paths, read_ahead(partial(_check_hash, store), [*delta_paths], _THREADS), strict=True)
-    return [StoreProblem(f"the delta of {delta_paths[ref]}", ref.id, problem) for ref, problem in verdicts if problem]
+    delta_path_by_blob = {ref: path for (path, _), ref in zip(steps, refs, strict=True) if ref}
+    verdicts = zip(
+        delta_path_by_blob, read_ahead(partial(_check_hash, store), [*delta_path_by_blob], _THREADS), strict=True
+    )
+    return [
+        StoreProblem(f"the delta of {delta_path_by_blob[ref]}", ref.id, problem) for ref, problem in verdicts if problem
+    ]
 
 
 def _check_size(store: Store, ref: BlobRef) -> str | None:

@@ -171,14 +171,14 @@ def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
     comparable = [build for build in _take_comparable(builds) if build.changed is not None]
     if not comparable:
         return {}
-    stages: dict[str, dict[str, Any]] = {}
+    costs_by_stage: dict[str, dict[str, Any]] = {}
     for stage in dict.fromkeys(stage for build in comparable for stage in build.seconds):
         fits = dict(_iter_forecasts(comparable, stage))
-        stages[stage] = {
+        costs_by_stage[stage] = {
             **{unit: round(fit.estimate(changed), 3) for unit, fit in fits.items()},
             "per_passage": {unit: round(fit.per_passage, 7) for unit, fit in fits.items()},
         }
-    return {"builds": len(comparable), "changed": changed, "stages": stages}
+    return {"builds": len(comparable), "changed": changed, "stages": costs_by_stage}
 
 
 def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:

@@ -129,20 +129,24 @@ def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
 def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove:
     """Return the newest earlier move to another snapshot; skip the moves that were rolled back."""
     # Older moves may have expired.
-    moves = {move.number: move for move in catalog.refs.read_history(ref)}
+    move_by_number = {move.number: move for move in catalog.refs.read_history(ref)}
     number_before, trusted_keys = current.number, TrustedKeys.from_environment()
 
     if trusted_keys:  # the note of an unsigned move is not followed
-        moves = {number: move for number, move in moves.items() if catalog.refs.find_signer(trusted_keys, ref, number)}
+        move_by_number = {
+            number: move
+            for number, move in move_by_number.items()
+            if catalog.refs.find_signer(trusted_keys, ref, number)
+        }
     while (
-        number_before in moves
-        and (match := _ROLLBACK.fullmatch(moves[number_before].note))
+        number_before in move_by_number
+        and (match := _ROLLBACK.fullmatch(move_by_number[number_before].note))
         and int(match[1]) < number_before
     ):
         number_before = int(match[1])
-    for number in sorted(moves, reverse=True):
-        if number < number_before and moves[number].snapshot not in {current.snapshot, ""}:
-            return moves[number]
+    for number in sorted(move_by_number, reverse=True):
+        if number < number_before and move_by_number[number].snapshot not in {current.snapshot, ""}:
+            return move_by_number[number]
     condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
     raise UsageError(
         f"ref {ref} named no other {catalog.noun} before {current.snapshot[:12]}{condition}: `log "

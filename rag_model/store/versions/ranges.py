@@ -113,8 +113,8 @@ class SnapshotRanges:
         """
         with self.cache.hold():
             self.prefetch(ranges)
-            files = {path: self.file(path) for path in {path for path, _, _ in ranges}}
-            return [files[path].read_loaded(start, end) for path, start, end in ranges]
+            file_by_path = {path: self.file(path) for path in {path for path, _, _ in ranges}}
+            return [file_by_path[path].read_loaded(start, end) for path, start, end in ranges]
 
     def close(self) -> None:
         """Close all files."""

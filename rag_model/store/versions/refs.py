@@ -132,12 +132,14 @@ class Refs:
     def _apply_takedowns(self, moves: list[RefMove]) -> list[RefMove]:
         """Return the moves with the ids of taken-down snapshots replaced by their replacements."""
         replaced = self._takedowns.list_replaced() if moves else frozenset()
-        replacements = {
+        replacement_by_snapshot = {
             move.snapshot: self._takedowns.find_replacement(move.snapshot)
             for move in moves
             if move.snapshot in replaced
         }
-        return [replace(move, snapshot=replacements.get(move.snapshot, move.snapshot) or "") for move in moves]
+        return [
+            replace(move, snapshot=replacement_by_snapshot.get(move.snapshot, move.snapshot) or "") for move in moves
+        ]
 
     def _read_moves(self, name: str, selection: slice) -> list[RefMove]:
         """Read a selection of the listed moves; list them again if one has expired meanwhile."""

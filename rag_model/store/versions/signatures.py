@@ -85,15 +85,15 @@ class TrustedKeys:
             raise UsageError(
                 f"the trust file {path} cannot be read ({cause}): check --trust or {TRUST_VARIABLE}"
             ) from error
-        keys: dict[str, Any] = {}
+        key_by_name: dict[str, Any] = {}
         for number, words in enumerate(lines, start=1):
             if words and not words[0].startswith("#"):
-                if len(words) != 2 or words[0] in keys:
+                if len(words) != 2 or words[0] in key_by_name:
                     raise UsageError(f"{path}, line {number} must have a new name and a public key: correct it")
-                keys[words[0]] = _parse_public_key(words[1], f"{path}, line {number}")
-        if not keys:
+                key_by_name[words[0]] = _parse_public_key(words[1], f"{path}, line {number}")
+        if not key_by_name:
             raise UsageError(f"the trust file {path} names no key: add lines of a name and a public key")
-        return cls(keys, str(path))
+        return cls(key_by_name, str(path))
 
     def require_signing_key(self, work: str) -> None:
         """Check that the environment has the private key for one of these public keys.

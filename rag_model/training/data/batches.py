@@ -166,7 +166,10 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     )
     check_teacher_scores(all_scores)
     offsets = np.cumsum([0, *batch.lengths])
-    scores = {
+    scores_by_example = {
         example.id: tuple(all_scores[offsets[row] : offsets[row + 1]].tolist()) for row, example in enumerate(scorable)
     }
-    return [replace(example, scores=scores[example.id]) if example.id in scores else example for example in shortened]
+    return [
+        replace(example, scores=scores_by_example[example.id]) if example.id in scores_by_example else example
+        for example in shortened
+    ]

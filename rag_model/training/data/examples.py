@@ -200,8 +200,10 @@ def build_passage(title: str, text: str, identity: str = "", page: str = "") -> 
 
 def index_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str, int]]:
     """Return the distinct passages, in order, and the position of each by hash."""
-    distinct = {passage.hash: passage for passage in passages}
-    return list(distinct.values()), {passage_hash: position for position, passage_hash in enumerate(distinct)}
+    passage_by_hash = {passage.hash: passage for passage in passages}
+    return list(passage_by_hash.values()), {
+        passage_hash: position for position, passage_hash in enumerate(passage_by_hash)
+    }
 
 
 def _list_content(example: Example) -> list[Any]:
@@ -325,27 +327,27 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
     question_set = read_questions(folder, split)
     relevant_ids = {doc for grades in question_set.qrels.values() for doc, grade in grades.items() if grade > 0}
     needed_ids = relevant_ids | {question.own_document for question in question_set.questions}
-    documents: dict[str, Passage] = {}
+    document_by_id: dict[str, Passage] = {}
     corpus = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
     for location, value in _iter_objects(corpus):
         try:
             if (identity := str(value["_id"])) in needed_ids:
-                documents[identity] = build_passage(
+                document_by_id[identity] = build_passage(
                     _check_string(value.get("title", "")), _check_string(value["text"]), identity
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
                 f"{location} is not a document in BEIR's format ({_describe_mismatch(error)}): correct it"
             ) from error
-    if absent_ids := sorted(relevant_ids - documents.keys()):
+    if absent_ids := sorted(relevant_ids - document_by_id.keys()):
         raise InputError(f"{corpus} lacks document {absent_ids[0]!r}, which {split}.tsv lists: fetch it again")
     return [
         Example(
             question.id,
             question.text,
             question.answers,
-            tuple(documents[doc] for doc in _list_relevant(question_set.qrels[question.id])),
-            own_document=documents.get(question.own_document),
+            tuple(document_by_id[doc] for doc in _list_relevant(question_set.qrels[question.id])),
+            own_document=document_by_id.get(question.own_document),
         )
         for question in question_set.questions
     ]

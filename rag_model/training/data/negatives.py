@@ -189,14 +189,14 @@ class CheckTask(PartTask):
         arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
         numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, starts = np.unique(rows, return_index=True)
-        checkers = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
+        checker_by_question = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
         with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
             passages = chain.from_iterable(
                 zip(*(column.to_pylist() for column in batch), strict=True) for batch in batches
             )
             checks = [
-                checkers[number].check(*passage)
+                checker_by_question[number].check(*passage)
                 for passage, passage_numbers in zip(passages, np.split(numbers, starts[1:]), strict=True)
                 for number in passage_numbers.tolist()
             ]

@@ -75,13 +75,13 @@ class PassageLister:
         """Return the examples with the texts of their passages, to be scored by a generator."""
         rows = sorted({row for passage_list in lists for row in passage_list.rows})
         passages = read_passages(self.memory.snapshot, rows, self.runner)
-        texts = {row: (passage.title, passage.text) for row, passage in passages.items()}
+        text_by_row = {row: (passage.title, passage.text) for row, passage in passages.items()}
         return [
             ScoringExample(
                 passage_list.example.id,
                 passage_list.example.text,
                 passage_list.example.answer,
-                tuple(texts[row] for row in passage_list.rows),
+                tuple(text_by_row[row] for row in passage_list.rows),
                 passage_list.example.source is not None,
             )
             for passage_list in lists

@@ -199,8 +199,8 @@ def _corrupt_error(folder: Path, reason: str) -> InputError:
 
 def list_checkpoints(root: Path) -> list[Path]:
     """List the checkpoints in `root`, newest first, damaged ones included."""
-    folders = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
-    return [folders[step] for step in sorted(folders, reverse=True)]
+    folder_by_step = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    return [folder_by_step[step] for step in sorted(folder_by_step, reverse=True)]
 
 
 @contextmanager
@@ -242,8 +242,8 @@ def _make_contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _list_parameter_names(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """Return the names of the optimizer's parameters, in the optimizer's order."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    name_by_parameter = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [name_by_parameter[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -252,11 +252,11 @@ def _moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def _load_moments(moments: Mapping[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    indexes = {name: index for index, name in enumerate(_list_parameter_names(module, optimizer))}
+    index_by_name = {name: index for index, name in enumerate(_list_parameter_names(module, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for path, value in moments.items():
         name, _, key = path.rpartition("/")
-        state.setdefault(indexes[name], {})[key] = value
+        state.setdefault(index_by_name[name], {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -168,8 +168,8 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
         for part, _, local in partition.split(numbers)
     ]
     passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
-    statements = dict(zip(numbers.tolist(), starmap(Statement, passage_leads), strict=True))
-    return sorted((statements[number] for number in reservoir.values()), key=lambda statement: statement.id)
+    statement_by_number = dict(zip(numbers.tolist(), starmap(Statement, passage_leads), strict=True))
+    return sorted((statement_by_number[number] for number in reservoir.values()), key=lambda statement: statement.id)
 
 
 def digest_statements(statements: list[Statement]) -> str:

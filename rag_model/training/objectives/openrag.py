@@ -273,20 +273,21 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             self._search_labels(*example_and_passages)
             for example_and_passages in zip(examples, ranked_passages, strict=True)
         ]
-        labels: dict[int, OnlineLabels] = {}
+        labels_by_question: dict[int, OnlineLabels] = {}
         verdicts_by_index: dict[int, Verdict | None] = dict.fromkeys(range(len(searches)))
         while verdicts_by_index:
-            passages: dict[int, Passage] = {}
+            passage_by_index: dict[int, Passage] = {}
             for index, verdict in verdicts_by_index.items():
                 try:
-                    passages[index] = searches[index].send(verdict)
+                    passage_by_index[index] = searches[index].send(verdict)
                 except StopIteration as stop:
-                    labels[index] = stop.value
+                    labels_by_question[index] = stop.value
             verdicts = self._judge_pairs(
-                [(examples[index].question, passage) for index, passage in passages.items()], self._online.scorer
+                [(examples[index].question, passage) for index, passage in passage_by_index.items()],
+                self._online.scorer,
             )
-            verdicts_by_index = dict(zip(passages, verdicts, strict=True))
-        return [labels[index] for index in range(len(searches))]
+            verdicts_by_index = dict(zip(passage_by_index, verdicts, strict=True))
+        return [labels_by_question[index] for index in range(len(searches))]
 
     def _search_labels(
         self, example: Example, ranked_passages: Sequence[Passage]

@@ -189,8 +189,10 @@ class CandidateRetriever:
         )
         candidate_lists = []
         for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, retrieved.hits, strict=True):
-            passages = {hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)}
-            candidate_lists.append([NULL, *list(passages.values())[: self._width - 1]])
+            passage_by_hash = {
+                hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)
+            }
+            candidate_lists.append([NULL, *list(passage_by_hash.values())[: self._width - 1]])
         return Candidates(candidate_lists, self._width)
 
 

@@ -125,15 +125,15 @@ class RankingEvaluator:
 
     def _find_own_rows(self) -> dict[int, list[int]]:
         """Return the pool's rows of each example's own document, by the example's index."""
-        own_documents = {
+        own_document_by_example = {
             index: example.own_document for index, example in enumerate(self.examples) if example.own_document
         }
         rows_by_page: dict[str, list[int]] = {}
-        for row, passage in enumerate(self.pool if own_documents else ()):
+        for row, passage in enumerate(self.pool if own_document_by_example else ()):
             rows_by_page.setdefault(passage.page_id, []).append(row)
         return {
             index: [*rows_by_page.get(doc.id, ()), *([self.rows[doc.hash]] if doc.hash in self.rows else [])]
-            for index, doc in own_documents.items()
+            for index, doc in own_document_by_example.items()
         }
 
     def _exclude_own_document(self, index: int, scores: Vectors) -> Vectors:
