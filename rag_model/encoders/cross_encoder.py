@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.encoders.files import CONFIG, find_onnx_file, list_tokenizer_files, read_max_tokens, read_optional_json
-from rag_model.encoders.tokens import batch_by_length, find_pad_id, load_tokenizer, pad_rows, run_batches
+from rag_model.encoders.tokens import batch_by_length, find_pad_id, load_tokenizer, pad_length, pad_rows, run_batches
 from rag_model.encoders.weights import WEIGHTS, WEIGHTS_INDEX, list_weight_files
 from rag_model.errors import InputError
 from rag_model.extras import require
@@ -77,9 +77,11 @@ class PairTokenizer:
             [(shortened_by_question[question], passage) for question, passage in zip(questions, passages, strict=True)]
         )
 
-    def pad_batch(self, pairs: "Sequence[Encoding]") -> PairBatch:
-        """Pad encoded pairs to the length of the longest one."""
-        width = max(len(pair.ids) for pair in pairs)
+    def pad_batch(self, pairs: "Sequence[Encoding]", multiple: int = 1) -> PairBatch:
+        """Pad encoded pairs to the length of the longest one, rounded up to a multiple of `multiple`
+        tokens, but not beyond `max_length`.
+        """
+        width = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
         ids, is_token = pad_rows([pair.ids for pair in pairs], width, self.pad_id)
         return PairBatch(ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], width, 0)[0])
 

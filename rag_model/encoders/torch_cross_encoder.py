@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.encoders.cross_encoder import CrossEncoder, PairBatch, PairTokenizer, check_is_cross_encoder
 from rag_model.encoders.files import CONFIG, read_json_object, resolve_folder
-from rag_model.encoders.model import CUDA_BATCH_TOKENS, choose_inference_dtype, parse_dtype, resolve_device
+from rag_model.encoders.model import (
+    CUDA_BATCH_TOKENS,
+    choose_inference_dtype,
+    parse_dtype,
+    resolve_device,
+    training_length_multiple,
+)
 from rag_model.encoders.pretrained import check_body_is_complete, load_weights, refuse_missing_tensors
 from rag_model.encoders.tokens import copy_tokenizer
 from rag_model.encoders.weights import list_weight_files
@@ -152,7 +158,9 @@ class TrainableCrossEncoder(nn.Module):
         batch.
         """
         titles, texts = [passage.title for passage in passages], [passage.text for passage in passages]
-        return self._model.forward(self._tokens.pad_batch(self._tokens.encode(questions, titles, texts)))
+        # A GPU selects kernels for each new length, so batches of many lengths train slowly at first.
+        multiple = training_length_multiple(next(self.parameters()).device)
+        return self._model.forward(self._tokens.pad_batch(self._tokens.encode(questions, titles, texts), multiple))
 
     def scores(self, questions: Sequence[str], passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
         """Return the (n,) float32 logits of n pairs without gradient and without dropout, as

@@ -133,6 +133,17 @@ def test_memory_is_bounded_by_the_tokens_of_a_batch(scorer: CrossEncoder) -> Non
     assert len(bounded.sizes) > 5
 
 
+def test_padding_to_a_multiple_changes_no_score(folder: Path) -> None:
+    scorer = CrossEncoder.load(folder, device="cpu")
+    pairs = scorer.tokens.encode(QUESTIONS, TITLES, TEXTS)
+    longest = max(len(pair.ids) for pair in pairs)
+    padded = scorer.tokens.pad_batch(pairs, longest - 1)
+    assert padded.input_ids.shape[1] == min(2 * (longest - 1), scorer.tokens.max_length)
+    assert scorer.tokens.pad_batch(pairs, 10_000).input_ids.shape[1] == scorer.tokens.max_length
+    unpadded = scorer.model.logits(scorer.tokens.pad_batch(pairs))
+    np.testing.assert_allclose(scorer.model.logits(padded), unpadded, atol=1e-5)
+
+
 def test_a_long_question_leaves_room_for_the_passage(scorer: CrossEncoder) -> None:
     long = "who wrote the king " * 2_000
     one, other = scorer.scores([long, long], ["", ""], ["the river", "music and war"])
