@@ -108,6 +108,19 @@ class Partition:
             yield part, span, rows[span] - self.starts[part]
 
 
+def view_windows(array: NDArray[Any], width: int) -> NDArray[np.void]:
+    """Return a view of a contiguous array whose item i is the bytes of the `width` items from i on.
+
+    Copying such items by their positions takes a tenth of the time of copying item by item.
+    """
+    return np.ndarray((max(0, len(array) - width + 1),), f"V{width * array.itemsize}", array, 0, array.strides)
+
+
+def gather_windows(array: NDArray[Any], starts: Rows, width: int) -> NDArray[Any]:
+    """Return (m, width) copies of the items of a contiguous array from each of `starts`, (m,), on."""
+    return view_windows(array, width)[starts].view(array.dtype).reshape(-1, width)
+
+
 def concatenated_ranges(counts: Rows) -> Rows:
     """Return the numbers 0 … c-1 for each count c, concatenated."""
     ends = np.cumsum(counts)

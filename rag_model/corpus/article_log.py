@@ -122,7 +122,7 @@ def compute_element_key(basis: bytes, element: bytes, metadata: Metadata = NO_ME
     """Return the 16-byte key of a page, given its XML element and its page-table metadata."""
     hasher = hashlib.sha256(basis)
     hasher.update(element)
-    if metadata != NO_METADATA:
+    if metadata is not NO_METADATA and metadata != NO_METADATA:
         hasher.update(format_metadata(metadata).encode())
     return hasher.digest()[:_KEY_BYTES]
 

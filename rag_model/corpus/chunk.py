@@ -226,7 +226,7 @@ def chunk_part(
                 for spans_of_passage in result.spans or [find_spans(passage.text) for passage in result.passages]:
                     span_writer.write(spans_of_passage)
             if article.key:
-                template_digest = table.compute_digest(result.templates)
+                template_digest = table.compute_digest(result.templates) if result.templates else b""
                 article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
         tally.check_quarantine(part, recipe)
     lengths = Counter[int]()
@@ -420,7 +420,8 @@ def _chunk_pages(
         else:
             tally.record_time(page)
             tally.count_article(result, is_reused=reused is not None)
-            tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
+            if result.templates:  # an update with nothing takes as long as finding an article
+                tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _Article(result, str(page.page_id), key, page.revised)
 
 

@@ -284,14 +284,7 @@ def iterate_results(dump_format: object, member: str, call: Callable[[], Iterabl
             names the format.
     """
     with explain_format_errors(dump_format, member):
-        results = check_result(dump_format, member, call(), Iterable)
-    iterator, end = iter(results), object()
-    while True:
-        with explain_format_errors(dump_format, member):
-            result: Any = next(iterator, end)
-        if result is end:
-            return
-        yield result
+        yield from check_result(dump_format, member, call(), Iterable)
 
 
 def is_from_bookwheel(dump_format: object) -> bool:

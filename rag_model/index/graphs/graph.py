@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import concatenated_ranges
+from rag_model.arrays import concatenated_ranges, gather_windows, view_windows
 from rag_model.errors import InputError
 from rag_model.index.factory import HnswSpec, parse_factory
 from rag_model.index.files import engine
@@ -60,9 +60,7 @@ def bottom_links(index: FaissIndex, first: int, last: int) -> Links:
     """Return a copy of the bottom lists of nodes [first, last): (m, 2M) int32, -1 where empty."""
     width = int(index.hnsw.nb_neighbors(0))
     starts = engine.view_array(index.hnsw.offsets)[first:last].astype(np.int64)
-    slots = starts[:, None] + np.arange(width)  # (m, 1) + (2M,) -> (m, 2M)
-    links: Links = engine.view_array(index.hnsw.neighbors).take(slots)
-    return links
+    return gather_windows(engine.view_array(index.hnsw.neighbors), starts, width)
 
 
 def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric: Metric) -> Vectors:
@@ -256,7 +254,8 @@ def lay_out_slots(
     slots = count_slots(levels, n_links)
     starts = np.cumsum(slots) - slots
     block = np.full(int(slots.sum()), -1, np.int32)
-    block[starts[:, None] + np.arange(bottom.shape[1])] = bottom  # (b, 1) + (2M,) -> (b, 2M)
+    windows = view_windows(block, bottom.shape[1])
+    windows[starts] = np.ascontiguousarray(bottom, np.int32).view(windows.dtype)[:, 0]
     nodes, targets, counts = upper
     begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)  # (u,) -> (sum of counts,)
     block[begins + concatenated_ranges(counts)] = targets

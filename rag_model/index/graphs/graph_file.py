@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 import numpy.typing as npt
 
+from rag_model.arrays import gather_windows, view_windows
 from rag_model.errors import InputError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import HEADER, FaissIndex, Rows, faiss
@@ -134,17 +135,12 @@ class GraphFile:
             raise InputError(
                 f"node {unknown_nodes[0]} is not in a graph of {self.n:,} nodes: build or fetch the index again"
             )
-        links: Links = self.links[self._list_slots(nodes)]
-        return links
+        return gather_windows(self.links, self.offsets[nodes], self.width)
 
     def set_bottom(self, nodes: Rows, links: Links) -> None:
         """Write the nodes' bottom lists, (m, 2M) int32, into the file."""
-        self.links[self._list_slots(nodes)] = links
-
-    def _list_slots(self, nodes: Rows | Links) -> Rows:
-        # (m, 1) + (2M,) -> (m, 2M)
-        slots: Rows = self.offsets[nodes][:, None] + np.arange(self.width)
-        return slots
+        windows = view_windows(self.links, self.width)
+        windows[self.offsets[nodes]] = np.ascontiguousarray(links, self.links.dtype).view(windows.dtype)[:, 0]
 
 
 def _skip_array(file: BinaryIO, size: int) -> None:

@@ -88,13 +88,12 @@ class ReachabilityTree:
 
     def _expand(self, front: Links) -> Links:
         """Mark the unreached nodes that `front` links to; return them, ascending."""
-        targets = self._graph.bottom(front)  # (f, 2M)
-        is_new = (targets >= 0) & (self._parent[targets] < 0)
-        # (f, 1) -> (f, 2M) -> (new,)
-        sources = np.broadcast_to(front[:, None], targets.shape)[is_new]
-        nodes, first = np.unique(targets[is_new], return_index=True)
-        self._parent[nodes] = sources[first]
-        return nodes
+        targets = self._graph.bottom(front).ravel()  # (f, 2M) -> (f 2M,)
+        slots = np.flatnonzero((targets >= 0) & (self._parent.take(targets) < 0))[::-1]
+        new_targets = targets[slots]
+        # The last of several values for the same target stays: its first source.
+        self._parent[new_targets] = front[slots // self._graph.width]
+        return np.unique(new_targets)
 
 
 def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:

@@ -122,10 +122,9 @@ def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
     # stable: sources of equal similarity ascend
     order = link_positions[np.argsort(keys, kind="stable")]
     reverse_keys, member = similarity[order] << np.uint64(32) | source[order], member[order]
-    # position of each link within its member
-    rank = np.arange(len(member)) - np.searchsorted(member, member)
-    is_nearest = rank < IN_LINKS
-    begins = np.searchsorted(member[is_nearest], np.arange(n_members + 1))
+    firsts = np.searchsorted(member, np.arange(n_members + 1))
+    is_nearest = np.arange(len(member)) - firsts.take(member) < IN_LINKS
+    begins = np.concatenate([[0], np.cumsum(np.minimum(np.diff(firsts), IN_LINKS))])
     return CrossLinks(out, begins, reverse_keys[is_nearest])
 
 

@@ -338,7 +338,8 @@ def load_graph(
     nodes = _number_nodes(members)
     index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
     slots = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_slots(present_levels, links))])
-    neighbors = np.empty(int(slots[-1]), np.int32)
+    index.hnsw.neighbors.resize(int(slots[-1]))
+    neighbors = engine.view_array(index.hnsw.neighbors)
     storage = faiss.downcast_index(index.storage)
     storage.codes.resize(count * plan.d * 4)
     stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
@@ -350,7 +351,6 @@ def load_graph(
         stored_vectors[first:last] = vectors[loaded_members[first:last]]
     storage.ntotal = index.ntotal = count
     faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
-    faiss.copy_array_to_vector(neighbors, index.hnsw.neighbors)
     faiss.copy_array_to_vector(levels, index.hnsw.levels)
     index.hnsw.entry_point, index.hnsw.max_level = upper.entry, upper.top
     return index

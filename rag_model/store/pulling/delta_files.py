@@ -110,7 +110,7 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
     Raises:
         OSError: `out` cannot be written.
     """
-    base_bytes, target_bytes = _map_bytes(base), _map_bytes(target)
+    base_bytes, target_bytes = map_bytes(base), map_bytes(target)
     steps, offset = [], 0
     for position, start, length in _iter_stretches(base_bytes, target_bytes, expected):
         steps.append((position - offset, start, length))
@@ -142,7 +142,7 @@ def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
         raise InputError(message)
     raw_path = out.with_name("raw")
     unpack_file(splice, count * _STEP_BYTES + literal_bytes, raw_path, _HEAD.size)
-    base_bytes, unpacked = _map_bytes(base), _map_bytes(raw_path)
+    base_bytes, unpacked = map_bytes(base), map_bytes(raw_path)
     steps = unpacked[: count * _STEP_BYTES].view("<i8").reshape(-1, 3)
     _check_steps(steps, len(base_bytes), literal_bytes, size, message)
     with atomic_write(out) as temporary, temporary.open("wb") as file:
@@ -258,7 +258,8 @@ def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
     return size
 
 
-def _map_bytes(path: Path) -> Bytes:
+def map_bytes(path: Path) -> Bytes:
+    """Return the bytes of a file, memory-mapped."""
     return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
 
 

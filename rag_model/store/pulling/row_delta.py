@@ -29,6 +29,7 @@ from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError
 from rag_model.store.pulling.delta_files import (
     apply_splice,
+    map_bytes,
     pack_planes,
     unpack_file,
     unpack_planes,
@@ -60,13 +61,12 @@ class FileWithLists:
 
     def write_rest(self, out: Path) -> int:
         """Write the bytes outside of the lists, and return their number."""
-        with self.path.open("rb") as source, out.open("wb") as file:
-            _copy_bytes(source, file, self.lists.start)
-            for number in np.flatnonzero(self.lists.gaps).tolist():
-                source.seek(int(self.lists.starts[number + 1] - self.lists.gaps[number]))
-                file.write(source.read(int(self.lists.gaps[number])))
-            source.seek(self.lists.end)
-            _copy_bytes(source, file, self.size - self.lists.end)
+        numbers, data = np.flatnonzero(self.lists.gaps), map_bytes(self.path).data
+        ends, gaps = self.lists.starts[numbers + 1].tolist(), self.lists.gaps[numbers].tolist()
+        with out.open("wb") as file:
+            file.write(data[: self.lists.start])
+            file.writelines(data[end - gap : end] for end, gap in zip(ends, gaps, strict=True))
+            file.write(data[self.lists.end : max(self.lists.end, self.size)])
             return file.tell()
 
 
@@ -176,10 +176,10 @@ class _Prediction:
             slots, codes = slots[chosen_slots], codes[chosen_slots]
         if len(slots) and not -1 <= slots.min() <= slots.max() < len(self._target_rows) - 1:
             raise ValueError("a list of the base has a row that the base does not have")
-        rows = self._target_rows[slots]
-        is_live = rows >= 0
+        rows = self._target_rows.take(slots)
+        is_live = np.flatnonzero(rows >= 0)
         lists = np.repeat(present.astype(np.int32), self._base.lengths[numbers])
-        return rows[is_live], lists[is_live], codes[is_live]
+        return rows.take(is_live), lists.take(is_live), codes[is_live]
 
 
 class _ListReader:
@@ -274,7 +274,7 @@ def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbe
 def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots, (s,), and of the removed predicted numbers, (p,)."""
     changed = _find_changed_lists(block, slots, codes)
-    in_changed, predicted_in_changed = changed[block.slot_lists], changed[block.lists]
+    in_changed, predicted_in_changed = changed.take(block.slot_lists), changed.take(block.lists)
     inserted, removed = np.zeros_like(in_changed), np.zeros_like(predicted_in_changed)
     if changed.any():
         inserted[in_changed], removed[predicted_in_changed] = _find_edits(
@@ -292,7 +292,7 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
     filled_lists = block.slot_lists[is_filled]
     counts, predicted_counts = (np.diff(np.searchsorted(lists, edges)) for lists in (filled_lists, block.lists))
     changed: Bools = counts != predicted_counts
-    same, predicted_same = ~changed[filled_lists], ~changed[block.lists]
+    same, predicted_same = ~changed.take(filled_lists), ~changed.take(block.lists)
     differs = slots[is_filled][same] != block.predicted[predicted_same]
     if codes.shape[1]:
         differs |= (codes[is_filled][same] != block.codes[predicted_same]).any(axis=1)
