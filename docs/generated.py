@@ -2,14 +2,16 @@
 
 import inspect
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from cyclopts.docs.markdown import generate_markdown_docs
 
 from flows.cli import app
-from rag_model.training.objectives.objective import get_objective, list_objective_names
-from rag_model.training.settings import list_deviations
+from rag_model.training.objectives.objective import Objective, get_objective, list_objective_names
+from rag_model.training.settings import parse_field_comments, render_value
 
 _HEAD = """# Commands
 
@@ -27,6 +29,7 @@ too. All other defaults are those of the paper or of its authors' code.
 
 | objective | setting | default | paper or code | reason |
 | --- | --- | --- | --- | --- |"""
+_DEVIATION = re.compile(r"(?:^|; )([^;]*?),? ?instead of ([^;]*?), because ([^;]*)")
 _CODE_SPAN = re.compile(r"(`+[^`]*`+)")
 _ITEM = re.compile(r"\s*([*-]|\d+\.)\s")
 
@@ -64,6 +67,39 @@ def write_deviations(path: Path) -> None:
         for (setting, published, reason), (objectives, values) in rows.items()
     ]
     _write_if_changed(path, "\n".join([_DEVIATIONS_HEAD, *lines]) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """A default of an objective that differs from its paper or the authors' code."""
+
+    name: str  # name of the setting
+    value: str  # the default
+    published: str  # the value of the paper or the code
+    reason: str
+
+
+def list_deviations(objective: Objective[Any]) -> list[Deviation]:
+    """Return the deviations that the comments of an objective's settings give.
+
+    A comment has a clause `VALUE instead of PUBLISHED, because REASON`; clauses end at a semicolon.
+    Without VALUE the value is the field's default. In a table's comment, VALUE is `NAME = VALUE`.
+    """
+    return list(_iter_deviations(objective.settings()))
+
+
+def _iter_deviations(settings: Any) -> Iterator[Deviation]:
+    comments = parse_field_comments(type(settings))
+    for setting in fields(settings):
+        value = getattr(settings, setting.name)
+        for default, published, reason in _DEVIATION.findall(comments.get(setting.name, "")):
+            if is_dataclass(value):
+                name, _, table_value = default.partition(" = ")
+                yield Deviation(name, table_value, published, reason)
+            else:
+                yield Deviation(setting.name, default or render_value(value), published, reason)
+        if is_dataclass(value):
+            yield from _iter_deviations(value)
 
 
 def _list_objectives(objectives: list[str], names: tuple[str, ...]) -> str:

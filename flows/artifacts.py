@@ -125,13 +125,14 @@ def _format_metrics(comparison: dict[str, Any]) -> dict[str, str]:
     intervals, differences = comparison["intervals"], comparison.get("differences", {})
     return {
         name: f"{value:.3f} [{intervals[name][0]:.3f}, {intervals[name][1]:.3f}]"
-        + (
-            f", {differences[name]['value']:+.3f} [{differences[name]['low']:+.3f}, {differences[name]['high']:+.3f}]"
-            if name in differences
-            else ""
-        )
+        + (f", {format_paired_difference(differences[name])}" if name in differences else "")
         for name, value in comparison["metrics"].items()
     }
+
+
+def format_paired_difference(difference: Mapping[str, float]) -> str:
+    """Format a difference and its confidence interval."""
+    return f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
 
 
 def create_table(rows: list[dict[str, Any]], key: str, description: str) -> None:

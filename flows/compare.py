@@ -10,7 +10,7 @@ Requires: the extra model if an index is searched by vectors.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 from beam_jobs import corpus
 from beam_jobs.launch import Launch, OnProgress
 from flows import artifacts
-from flows.evaluation_records import REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
+from flows.evaluation_records import REPORT, ROWS, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CompareOutcome
 from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
@@ -116,28 +116,27 @@ def compare(
     with clock("compare"):
         outcome = compare_and_report(run, timed_metrics, clock, report)
     with clock("record"):
-        recorded = record_comparison(run, outcome, questions)
-    page = outcome.report or recorded.report
-    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason, report=page)
+        outcome = record_comparison(run, outcome, questions)
     artifacts.show_retrievers(outcome)
     return outcome
 
 
+@dataclass(slots=True)
 class ComparisonRun:
     """The pinned inputs of a run, and its results."""
 
-    def __init__(
-        self, store: Store, snapshot: Snapshot, names: Sequence[str], retrievers: Sequence[SnapshotRetriever], k: int
-    ) -> None:
-        """Hold a pinned snapshot and its retrievers."""
-        self.store, self.snapshot, self.names, self.retrievers, self.k = store, snapshot, names, retrievers, k
-        self.subject: EvaluationSubject | None = None
-        self.rankings: list[StageRankings] = []
-        self.standings: list[RetrieverComparison] = []
-        self.question_set = QuestionSet(())
-        self.batches = QueryBatches(())
-        self.judge = RetrievalJudge("answers")
-        self.groups = QuestionGroups()
+    store: Store
+    snapshot: Snapshot
+    names: Sequence[str]  # expressions of the retrievers
+    retrievers: Sequence[SnapshotRetriever]
+    k: int  # number of passages at which retrieval is measured
+    subject: EvaluationSubject
+    question_set: QuestionSet
+    batches: QueryBatches
+    judge: RetrievalJudge
+    groups: QuestionGroups
+    rankings: list[StageRankings] = field(default_factory=list)
+    standings: list[RetrieverComparison] = field(default_factory=list)
 
 
 @stage
@@ -163,15 +162,14 @@ def open_retrievers_on_questions(
         raise UsageError(f"the retriever {duplicate} is given twice: leave one out")
     opened_retrievers = open_retrievers(snapshot, list(retrievers) or None, encoder=encoder)
     depth = min(retriever.choose_depth(k, DEFAULT_DEPTH) for retriever in opened_retrievers)
-    run = ComparisonRun(target, snapshot, names, opened_retrievers, depth)
-    for retriever in run.retrievers:
+    for retriever in opened_retrievers:
         retriever.check_depth(depth)  # check all of them before the first search
-    runner = partial(corpus.run, launch=Launch.new(target.url))
-    run.question_set, run.judge = question_set, judge
-    run.groups = group_questions(snapshot, question_set, judge, runner)
-    run.batches = QueryBatches(question_set.questions)
-    run.subject = retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
-    return run
+    groups = group_questions(snapshot, question_set, judge, partial(corpus.run, launch=Launch.new(target.url)))
+    subject = retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
+    batches = QueryBatches(question_set.questions)
+    return ComparisonRun(
+        target, snapshot, names, opened_retrievers, depth, subject, question_set, batches, judge, groups
+    )
 
 
 @stage
@@ -243,9 +241,8 @@ def compare_and_report(
 
 
 @stage
-def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> FlowEvaluation:
-    """Record the evaluation in the store, unless it is recorded already."""
-    assert run.subject is not None
+def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> CompareOutcome:
+    """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
     ids = tuple(question.id for question in run.question_set.questions)
     values = MeasureValues(
         ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}
@@ -258,7 +255,7 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
     new_evaluation = NewEvaluation(
         metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome.advice)
     )
-    return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome.seconds)
+    return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome)
 
 
 def _write_record_files(run: ComparisonRun, advice: str, folder: Path) -> None:

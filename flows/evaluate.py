@@ -17,15 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from beam_jobs.launch import OnProgress
 from flows import artifacts
-from flows.evaluation_records import KILT, REPORT, ROWS, FlowEvaluation, NewEvaluation, store_evaluation, to_metrics
+from flows.evaluation_records import KILT, REPORT, ROWS, NewEvaluation, store_evaluation, to_metrics
 from flows.outcome import CollapseRefusedError, EvaluateOutcome
 from flows.parameters import Url
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.digest import digest_folder
 from rag_model.encoders.model import list_inference_inputs
-from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.abstaining import describe_abstention
 from rag_model.evaluation.answers.examination import (
     AnswerCache,
@@ -101,18 +99,16 @@ def evaluate(
         with clock("open"):
             run = prepare_answer_run(target, model, questions, ref, settings, asks)
         with clock("retrieve") as on_progress:
-            retrieve_passages(run, on_progress)
+            retrieve_passages(run.examination, on_progress)
         for condition in run.examination.conditions():
             with clock(condition.name) as on_progress:
-                answer_under_condition(run, condition, on_progress)
+                answer_under_condition(run.examination, condition, on_progress)
         outcome = run.build_outcome(clock.seconds, report)
         write_files(run, outcome, rows, kilt)
-        recorded = record_answers(run, outcome, questions)
-    page = outcome.report or recorded.report
-    outcome = replace(outcome, evaluation=recorded.evaluation, unrecorded=recorded.reason, report=page)
+        outcome = record_answers(run, outcome, questions)
     artifacts.show_answers(outcome)
     if outcome.refusal:
-        raise CollapseRefusedError(outcome)
+        raise CollapseRefusedError(outcome.refusal, outcome)
     return outcome
 
 
@@ -259,16 +255,8 @@ def _model_identity(model: str) -> object:
     return digest_folder(Path(model)) if Path(model).is_dir() else model
 
 
-@stage
-def retrieve_passages(run: AnswerRun, on_progress: OnProgress) -> None:
-    """Retrieve for every question as many passages as the measured conditions need."""
-    run.examination.retrieve(on_progress)
-
-
-@stage
-def answer_under_condition(run: AnswerRun, condition: Condition, on_progress: OnProgress) -> None:
-    """Answer the questions under one condition, reuse recorded answers, and measure all of them."""
-    run.examination.answer_condition(condition, on_progress)
+retrieve_passages = stage(AnswerEvaluation.retrieve, "retrieve_passages")
+answer_under_condition = stage(AnswerEvaluation.answer_condition, "answer_under_condition")
 
 
 @stage
@@ -284,8 +272,8 @@ def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt
 
 
 @stage
-def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> FlowEvaluation:
-    """Record the evaluation in the store, unless it is recorded already."""
+def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> EvaluateOutcome:
+    """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
     evaluation = run.examination
     values = MeasureValues(
         tuple(question.id for question in evaluation.question_set.questions),
@@ -296,7 +284,7 @@ def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> 
     new_evaluation = NewEvaluation(
         metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome)
     )
-    return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome.seconds)
+    return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome)
 
 
 def _write_record_files(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) -> None:

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from flows.outcome import CompareOutcome, EvaluateOutcome, ReproduceOutcome
 from rag_model.errors import StoreError
 from rag_model.evaluation.records import VALUES_FILE, MeasureValues
 from rag_model.evaluation.reports.run_files import store_report
@@ -20,13 +21,7 @@ from rag_model.store.versions.evaluations import is_recorded, record_evaluation
 OUTCOME, ROWS, REPORT, KILT = "outcome.json", "rows.jsonl", "report.html", "kilt.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class FlowEvaluation:
-    """The id of a recorded evaluation, or the reason why it was not recorded."""
-
-    evaluation: str | None  # full id; None: it is not in the store
-    reason: str = ""  # one sentence that says why it is not in the store
-    report: str | None = None  # URL of its page in the store
+RecordedOutcome = TypeVar("RecordedOutcome", EvaluateOutcome, CompareOutcome, ReproduceOutcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,44 +39,42 @@ def store_evaluation(
     subject: EvaluationSubject,
     new_evaluation: NewEvaluation,
     questions: str,
-    seconds: Mapping[str, float],
-) -> FlowEvaluation:
-    """Record an evaluation in the store, unless it is recorded.
+    outcome: RecordedOutcome,
+) -> RecordedOutcome:
+    """Record an evaluation in the store, unless it is recorded; return the outcome with its id.
 
-        If the store cannot be written, the result says why. `questions` is the path of the question
-        file,
-    whose name is recorded; `seconds` are the durations of the stages.
+    The outcome also gets the URL of the evaluation's page, unless the report is in another place.
+    If the store cannot be written, the outcome says why. `questions` is the path of the question
+    file, whose name is recorded.
     """
-    if is_recorded(store, subject):
-        return _publish_evaluation_page(store, subject.id)
-    provenance = {
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "questions": Path(questions).name,
-        "n": len(new_evaluation.values.questions),
-        "seconds": dict(seconds),
-        "version": version("bookwheel"),
-    }
-    with temporary_folder("evaluation") as work_folder:
-        new_evaluation.write(work_folder)
-        new_evaluation.values.write(work_folder / VALUES_FILE)
-        (work_folder / OUTCOME).write_text(
-            json.dumps(dict(new_evaluation.outcome), ensure_ascii=False, indent=1), encoding="utf-8"
-        )
-        try:
-            record = record_evaluation(
-                store, subject, new_evaluation.metrics, {path.name: path for path in work_folder.iterdir()}, provenance
+    if not is_recorded(store, subject):
+        provenance = {
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "questions": Path(questions).name,
+            "n": len(new_evaluation.values.questions),
+            "seconds": dict(outcome.seconds),
+            "version": version("bookwheel"),
+        }
+        with temporary_folder("evaluation") as work_folder:
+            new_evaluation.write(work_folder)
+            new_evaluation.values.write(work_folder / VALUES_FILE)
+            (work_folder / OUTCOME).write_text(
+                json.dumps(dict(new_evaluation.outcome), ensure_ascii=False, indent=1), encoding="utf-8"
             )
-            return _publish_evaluation_page(store, record.evaluation)
-        except StoreError as error:
-            return FlowEvaluation(None, str(error))
+            files = {path.name: path for path in work_folder.iterdir()}
+            try:
+                record_evaluation(store, subject, new_evaluation.metrics, files, provenance)
+            except StoreError as error:
+                return replace(outcome, unrecorded=str(error))
+    return replace(outcome, evaluation=subject.id, report=outcome.report or _publish_page(store, subject.id))
 
 
-def _publish_evaluation_page(store: Store, evaluation: str) -> FlowEvaluation:
-    """Write the report of a recorded evaluation as a page, and return the evaluation with its URL."""
+def _publish_page(store: Store, evaluation: str) -> str | None:
+    """Write the report of a recorded evaluation as a page; return its URL, or None if it fails."""
     with suppress(StoreError, KeyError, ValueError):  # the page is only a copy of the report
         page = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
-        return FlowEvaluation(evaluation, report=store_report(store, evaluation, page.decode()))
-    return FlowEvaluation(evaluation)
+        return store_report(store, evaluation, page.decode())
+    return None
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:

@@ -10,8 +10,8 @@ Requires: the extras model and train; a store that this machine can write to.
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from rag_model.snapshots.existing import REENCODED
 from rag_model.store.objects.cache import cache_folder
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.models import StoredModel
+from rag_model.store.versions.moves import tag
 from rag_model.store.versions.refs import check_ref_name
 from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 from rag_model.training.checkpoint_uploads import CheckpointUploader, TrainingIdentity, restore_checkpoint
@@ -192,16 +193,11 @@ def finetune(
     # keeps `gc` from deleting its snapshot
     with target.intents.hold(f"finetune-{secrets.token_hex(8)}"):
         with clock("prepare"):
-            job = prepare_training(
-                target,
-                kind,
-                train,
-                dev,
-                ref,
-                TrainingRequest(NamedModels(encoder, generator, teacher), recipe or {}, max_steps, tuple(beam_options)),
-            )
+            models = NamedModels(encoder, generator, teacher)
+            job = prepare_training(target, kind, train, dev, ref, models, recipe or {}, max_steps, tuple(beam_options))
         check_equal_inputs(job, processes)
-        with hold_snapshot(job):
+        with closing(SnapshotLease(target)) as lease:
+            lease.hold(job.snapshot.id)  # keeps `expire` and `gc` from deleting it
             check_ref(job, name)
             result = processes.share(job.find_result)
             if result is None:
@@ -213,36 +209,47 @@ def finetune(
                 return None
             result, stored_model = published
             index = rebuild_index(job, result, name, beam_options, clock)
-    outcome = _build_outcome(job, result, stored_model, name, index, clock)
+    outcome = FinetuneOutcome(
+        model=result.model,
+        kind=kind,
+        name=name,
+        number=stored_model.move.number,
+        snapshot=job.snapshot.id,
+        steps=result.steps,
+        best_step=result.best_step,
+        metrics={"before": result.before, "after": result.after},
+        trained="train" in clock.seconds,
+        seconds=clock.seconds,
+        index=index,
+        report=store_training_page(target, result.model),
+    )
     show_training(outcome)
     return outcome
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingRequest:
-    """The initial models of a training, and its settings."""
-
-    models: NamedModels
-    tables: Tables
-    max_steps: int | None
-    beam_options: tuple[str, ...] = ()
-
-
 @stage
 def prepare_training(
-    store: Store, kind: str, train: str | None, dev: str | None, ref: str, request: TrainingRequest
+    store: Store,
+    kind: str,
+    train: str | None,
+    dev: str | None,
+    ref: str,
+    models: NamedModels,
+    tables: Tables,
+    max_steps: int | None,
+    beam_options: tuple[str, ...] = (),
 ) -> Finetuning:
     """Pin the snapshot, resolve the models, read the examples, and complete the settings."""
     objective, snapshot = get_objective(kind), Snapshot.from_store(store, ref)
-    if request.models.teacher is not None and "teacher" not in objective.options:
+    if models.teacher is not None and "teacher" not in objective.options:
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
     # Take only the objective's models, because the settings may name others for another verb.
-    model_names = {option: getattr(request.models, option) for option in objective.options}
+    model_names = {option: getattr(models, option) for option in objective.options}
     origins = objective.origins(store, snapshot, NamedModels(**model_names)).pin()
     origins.check_trainable()
-    settings = parse_settings(kind, request.tables, request.max_steps, unit_vectors=origins.has_unit_vectors())
+    settings = parse_settings(kind, tables, max_steps, unit_vectors=origins.has_unit_vectors())
     examples = _read_examples(objective, train, dev, settings.loop)
-    launch = Launch.new(store.url, request.beam_options)
+    launch = Launch.new(store.url, beam_options)
     runner, indexer = partial(corpus.run, launch=launch), partial(corpus.build_index, snapshot=snapshot, launch=launch)
     job = Job(store, snapshot, origins, settings, examples, runner=runner, indexer=indexer)
     return Finetuning(objective, job)
@@ -257,17 +264,6 @@ def _read_examples(objective: Objective[Any], train: str | None, dev: str | None
     if train is not None or dev is not None:
         raise UsageError(f"{objective.name} learns from the snapshot's own text: leave --train and --dev out")
     return {"train": (), "dev": ()}
-
-
-@contextmanager
-def hold_snapshot(job: Finetuning) -> Iterator[None]:
-    """Keep the training's snapshot from `expire` and `gc` within the block."""
-    lease = SnapshotLease(job.store)
-    lease.hold(job.snapshot.id)
-    try:
-        yield
-    finally:
-        lease.close()
 
 
 def check_ref(job: Finetuning, name: str) -> None:
@@ -299,7 +295,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
 
 def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
     """Move the model ref to the model of an earlier run with the same inputs."""
-    stored_model = job.tag_model(result, name)
+    stored_model = StoredModel(result.model, tag(job.store, f"{MODEL_PREFIX}{result.model}", name))
     job.store.trainings.delete(job.key)  # left by a run that was killed after it had published
     return result, stored_model
 
@@ -307,12 +303,6 @@ def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> 
 def name_rebuild_ref(job: Finetuning) -> str:
     """Return the ref that names the snapshots and the encoders of a training's moving index."""
     return f"refresh-{job.key[:12]}"
-
-
-def get_rebuild_devices(job: Finetuning) -> str:
-    """Return the GPUs for rebuilds, as in CUDA_VISIBLE_DEVICES."""
-    moving = getattr(job.job.settings, "moving", None)
-    return moving.devices if isinstance(moving, MovingSettings) else ""
 
 
 def rebuild_index(
@@ -393,10 +383,11 @@ def train_model(
     """Train, or continue an interrupted training."""
     settings = job.job.settings
     moving = getattr(settings, "moving", None)
+    devices = moving.devices if isinstance(moving, MovingSettings) else ""  # GPUs for rebuilds
     watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
     uploads = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
     with (
-        open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, get_rebuild_devices(job)) as rebuild,
+        open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, devices) as rebuild,
         uploads or nullcontext(),
     ):
         return job.run(folder, watch, rebuild, uploads.enqueue if uploads else None)
@@ -418,27 +409,3 @@ def show_training(outcome: FinetuneOutcome) -> None:
     log(f"{table_description}, on snapshot {outcome.snapshot}: {measures}")
     if outcome.report:
         artifacts.create_link(outcome.report, "The training", key="finetune-report")
-
-
-def _build_outcome(
-    job: Finetuning,
-    result: FinetuningResult,
-    stored_model: StoredModel,
-    name: str,
-    index: str | None,
-    clock: StageClock,
-) -> FinetuneOutcome:
-    return FinetuneOutcome(
-        model=result.model,
-        kind=job.objective.name,
-        name=name,
-        number=stored_model.move.number,
-        snapshot=job.snapshot.id,
-        steps=result.steps,
-        best_step=result.best_step,
-        metrics={"before": dict(result.initial_measures), "after": dict(result.best_measures)},
-        trained="train" in clock.seconds,
-        seconds=clock.seconds,
-        index=index,
-        report=store_training_page(job.store, result.model),
-    )

@@ -10,7 +10,7 @@ examples or questions, the models' files and the store.
 from typing import Any
 
 from flows.evaluate import evaluate
-from flows.finetune import TrainingRequest, finetune, prepare_training
+from flows.finetune import finetune, prepare_training
 from flows.machine.pools import create_launch_flow
 from rag_model.encoders.files import resolve_folder
 from rag_model.resources import WorkEstimate, estimates
@@ -29,14 +29,8 @@ def estimate_training_run(
     Reads settings and examples as the fine-tuning does.
     """
     models = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
-    job = prepare_training(
-        Store.open(store),
-        kind,
-        train,
-        dev,
-        ref,
-        TrainingRequest(models, parameters["recipe"] or {}, parameters["max_steps"]),
-    )
+    settings = parameters["recipe"] or {}, parameters["max_steps"]
+    job = prepare_training(Store.open(store), kind, train, dev, ref, models, *settings)
     content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
     if encoder is None or not job.objective.result.rebuilds:
         return of_training(job)

@@ -1,7 +1,7 @@
 """The outcomes of flows as plain values, for the command line and the Prefect UI."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self
 
@@ -174,28 +174,16 @@ class CompareOutcome:
 
         `retrievers` has the metrics by expression, `compared` all results by expression.
         """
-        is_comparison = len(self.standings) > 1
-        all_retrievers = {
-            "retrievers": {name: comparison["metrics"] for name, comparison in self.standings.items()},
-            "compared": self.standings,
-        }
+        first, standings = self.first_retriever, self.standings
+        metrics = {name: comparison["metrics"] for name, comparison in standings.items()}
         return {
-            "snapshot": self.snapshot,
-            "retriever": self.first_retriever,
-            # the older name of `retriever`, from when every retriever was an index
-            "index": self.first_retriever,
-            "k": self.k,
-            "n": self.n,
-            "judged_by": self.judged_by,
-            **self.standings[self.first_retriever],
-            **(all_retrievers if is_comparison else {}),
-            "measure": self.measure,
-            "advice": self.advice,
+            **{entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "standings"},
             "notes": list(self.notes),
-            "seconds": self.seconds,
-            "report": self.report,
-            "evaluation": self.evaluation,
-            "unrecorded": self.unrecorded,
+            "retriever": first,
+            # the older name of `retriever`, from when every retriever was an index
+            "index": first,
+            **standings[first],
+            **({"retrievers": metrics, "compared": standings} if len(standings) > 1 else {}),
         }
 
 
@@ -204,11 +192,6 @@ class CollapseRefusedError(CollapsedError):
 
     `outcome` has all results.
     """
-
-    def __init__(self, outcome: EvaluateOutcome) -> None:
-        """Set the message from the collapse, and keep the outcome."""
-        super().__init__(outcome.refusal)
-        self.outcome = outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +224,13 @@ class ReleaseOutcome:
 class ReleaseRefusedError(RefusedError):
     """The candidate is built and evaluated, but the ref did not move; `outcome` describes it."""
 
-    def __init__(self, outcome: ReleaseOutcome, reason: str) -> None:
-        """Set the message from the reason, and keep the outcome."""
+    @classmethod
+    def of(cls, outcome: ReleaseOutcome, reason: str) -> Self:
+        """Return the error for a candidate that is refused for a reason."""
         commands = f"`show evaluation:{outcome.evaluation[:12]}`"
         if outcome.present and outcome.present != outcome.evaluation:
             commands += f" or `diff evaluation:{outcome.present[:12]} evaluation:{outcome.evaluation[:12]}`"
-        super().__init__(f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; see {commands}")
-        self.outcome = outcome
+        return cls(f"{outcome.ref} did not move to snapshot {outcome.snapshot[:12]}: {reason}; see {commands}", outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,16 +252,6 @@ class ReproduceOutcome:
 class ReproductionRefusedError(RefusedError):
     """A value differs from the published one; `outcome` has the whole table."""
 
-    def __init__(self, outcome: ReproduceOutcome, reason: str) -> None:
-        """Set the message, and keep the outcome."""
-        super().__init__(reason)
-        self.outcome = outcome
-
 
 class ReproductionIncompleteError(BookwheelError):
     """A row could not be measured; `outcome` has the table with all other rows."""
-
-    def __init__(self, outcome: ReproduceOutcome, reason: str) -> None:
-        """Set the message, and keep the outcome."""
-        super().__init__(reason)
-        self.outcome = outcome

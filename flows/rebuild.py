@@ -48,10 +48,6 @@ class RebuildTask:
     beam_options: tuple[str, ...]
     lease: str  # path of the lease that the training holds until it ends
 
-    def write(self, folder: Path) -> None:
-        """Write the task for `main`."""
-        (folder / ORDER).write_text(json.dumps(asdict(self)), encoding="utf-8")
-
 
 def main(folder: Path) -> None:
     """Run the task of a folder, and write its outcome there."""
@@ -178,7 +174,7 @@ class RebuildLauncher:
         try:
             (order.folder / OUTCOME).unlink(missing_ok=True)
             task = RebuildTask(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lease)
-            task.write(order.folder)
+            (order.folder / ORDER).write_text(json.dumps(asdict(task)), encoding="utf-8")
             child = RebuildProcess(order.folder, self._environment)
         except OSError as error:
             raise ResourceError(

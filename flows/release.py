@@ -161,12 +161,11 @@ def release(
                 withdrawn,
             )
         with clock("move"):
-            new_move = move_refs(
-                target,
-                verdict,
-                ReleaseCandidate(ref, snapshot, training, candidate_model, candidate_evaluation.manifest.id),
-                current_move,
-            )
+            note = f"release, evaluation {candidate_evaluation.manifest.id[:12]}"
+            model_ref = None if training is None else training.ref
+            new_move = current_move
+            if verdict.passed:
+                new_move = move_refs(target, snapshot, ref, candidate_model, model_ref, current_move, note)
         done["move"] = verdict.passed and new_move != current_move
     outcome = ReleaseOutcome(
         ref=ref,
@@ -182,19 +181,8 @@ def release(
     )
     artifacts.show_release(outcome)
     if not verdict.passed:
-        raise ReleaseRefusedError(outcome, verdict.reason)
+        raise ReleaseRefusedError.of(outcome, verdict.reason)
     return outcome
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseCandidate:
-    """The evaluated snapshot and model that may be released."""
-
-    ref: str  # the ref of the snapshot
-    snapshot: str  # full id
-    training: ReleaseTraining | None
-    model: str | None  # full id, if it was trained
-    evaluation: str  # full id
 
 
 def check_release_request(model: str | None, training: ReleaseTraining | None) -> None:
@@ -290,15 +278,15 @@ def judge_candidate(
 
 @stage
 def move_refs(
-    store: Store, verdict: GateVerdict, candidate: ReleaseCandidate, current_move: RefMove | None
+    store: Store,
+    snapshot: str,
+    ref: str,
+    model: str | None,
+    model_ref: str | None,
+    current_move: RefMove | None,
+    note: str,
 ) -> RefMove | None:
-    """Move the model's ref and then the snapshot's, if the candidate is accepted.
-
-    Return the ref's current move.
-    """
-    if not verdict.passed:
-        return current_move
-    note = f"release, evaluation {candidate.evaluation[:12]}"
-    if candidate.training is not None:
-        tag(store, f"{MODEL_PREFIX}{candidate.model}", candidate.training.ref, note)
-    return advance(store, candidate.snapshot, candidate.ref, current_move, note)
+    """Move the ref of a model that was trained, and then the snapshot's; return the ref's move."""
+    if model_ref is not None:
+        tag(store, f"{MODEL_PREFIX}{model}", model_ref, note)
+    return advance(store, snapshot, ref, current_move, note)

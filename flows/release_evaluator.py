@@ -126,7 +126,8 @@ class ReleaseEvaluator:
         try:
             return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)
         except CollapseRefusedError as error:
-            return error.outcome
+            outcome: EvaluateOutcome = error.outcome
+            return outcome
 
     def _read_collapse(self, manifest: EvaluationManifest) -> str:
         try:

@@ -25,7 +25,7 @@ import torch
 from beam_jobs.launch import OnProgress
 from flows import artifacts
 from flows.add_index import add_index
-from flows.evaluation_records import REPORT, FlowEvaluation, NewEvaluation, store_evaluation
+from flows.evaluation_records import REPORT, NewEvaluation, store_evaluation
 from flows.import_library import import_library
 from flows.outcome import ReproduceOutcome, ReproductionIncompleteError, ReproductionRefusedError
 from flows.parameters import Url, read_file
@@ -316,37 +316,32 @@ def reproduce(
                 on_progress(number, len(tasks))
         with clock("table"):
             lines = run.list_lines()
-            recorded = record_table(run, lines, clock.seconds)
-    outcome = ReproduceOutcome(
-        reproduction=plan.reproduction.name,
-        snapshots=run.snapshots,
-        lines=[{**asdict(line), "difference": line.difference, "verdict": line.verdict} for line in lines],
-        summary=summarize_verdicts(lines),
-        notes=tuple(run.list_notes()),
-        new=sum(evaluation.is_new for evaluation in run.evaluations.values()),
-        seconds=clock.seconds,
-        evaluation=recorded.evaluation,
-        unrecorded=recorded.reason,
-        report=recorded.report,
-    )
+            outcome = ReproduceOutcome(
+                reproduction=plan.reproduction.name,
+                snapshots=run.snapshots,
+                lines=[{**asdict(line), "difference": line.difference, "verdict": line.verdict} for line in lines],
+                summary=summarize_verdicts(lines),
+                notes=tuple(run.list_notes()),
+                new=sum(evaluation.is_new for evaluation in run.evaluations.values()),
+                seconds=clock.seconds,
+            )
+            outcome = record_table(run, lines, outcome)
     artifacts.show_reproduction(outcome)
     if run.failures:
         (row_name, data), error = next(iter(run.failures.items()))
         raise ReproductionIncompleteError(
-            outcome,
             f"{format_count(len(run.failures), 'row')} of {len(tasks):,} failed, such as {row_name} on {data}: {error}",
+            outcome,
         )
     deviating_lines = [line for line in lines if line.verdict in {"higher", "lower"}]
     if deviating_lines:
         example_line = deviating_lines[0]
         raise ReproductionRefusedError(
+            f"{format_count(len(deviating_lines), 'value')} of {len(lines):,} differ from the published ones by more "
+            f"than the tolerance and the interval, such as {example_line.measure} of {example_line.row} on "
+            f"{example_line.data}: {example_line.value:.2f}, published {example_line.published:.2f}; see "
+            f"{outcome.report}",
             outcome,
-            f"{format_count(len(deviating_lines), 'value')} of {len(lines):,} differ from the "
-            f"published ones by more than "
-            f"the tolerance and the interval, such as {example_line.measure} of "
-            f"{example_line.row} on {example_line.data}: "
-            f"{example_line.value:.2f}, published {example_line.published:.2f}; see "
-            f"{recorded.report}",
         )
     return outcome
 
@@ -719,8 +714,8 @@ def evaluate_row(run: ReproductionRun, row: Row, data: str, evaluator: ReleaseEv
 
 
 @stage
-def record_table(run: ReproductionRun, lines: Sequence[TableLine], seconds: Mapping[str, float]) -> FlowEvaluation:
-    """Record the table in the store as an evaluation, unless it is recorded already."""
+def record_table(run: ReproductionRun, lines: Sequence[TableLine], outcome: ReproduceOutcome) -> ReproduceOutcome:
+    """Record the table as an evaluation, unless it is recorded already; see `store_evaluation`."""
     evaluations = {f"{line.row}, {line.data}": line.evaluation for line in lines if not line.failure}
     settings = {
         "reproduction": run.plan.reproduction.name,
@@ -745,12 +740,12 @@ def record_table(run: ReproductionRun, lines: Sequence[TableLine], seconds: Mapp
         run.plan.reproduction.title,
         datetime.now(UTC).isoformat(timespec="seconds"),
         lines,
-        run.list_notes(),
+        outcome.notes,
         {**{f"library {name}": snapshot for name, snapshot in run.snapshots.items()}, **evaluations},
     )
-    outcome = {"lines": [asdict(line) | {"verdict": line.verdict} for line in lines]}
-    new_evaluation = NewEvaluation(metrics, MeasureValues((), {}), outcome, partial(_write_table, report))
-    return store_evaluation(run.store, subject, new_evaluation, run.plan.reproduction.name, seconds)
+    table = {"lines": [asdict(line) | {"verdict": line.verdict} for line in lines]}
+    new_evaluation = NewEvaluation(metrics, MeasureValues((), {}), table, partial(_write_table, report))
+    return store_evaluation(run.store, subject, new_evaluation, run.plan.reproduction.name, outcome)
 
 
 def _write_table(report: ReproductionReport, folder: Path) -> None:

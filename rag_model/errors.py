@@ -25,6 +25,13 @@ class BookwheelError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str = "", outcome: Any = None) -> None:
+        """Set the message; `outcome` has the results of a flow that ends with this error although
+        it has written them. It is None for other errors, and for one from another process.
+        """
+        super().__init__(message)
+        self.outcome = outcome
+
 
 class InputError(BookwheelError):
     """An input (dump, question file, encoder, index) is missing, corrupt or mislabelled."""
@@ -95,14 +102,10 @@ class RefusedError(BookwheelError):
 
 
 class GateRefusedError(RefusedError):
-    """The gate refused a snapshot: the snapshot is published, but the ref did not move."""
+    """The gate refused a snapshot: the snapshot is published, but the ref did not move.
 
-    def __init__(self, message: str, outcome: Any = None) -> None:
-        """Store the outcome that describes the snapshot; None if the error comes from another
-        process.
-        """
-        super().__init__(message)
-        self.outcome = outcome
+    `outcome` describes the snapshot.
+    """
 
 
 def error_to_dict(error: BookwheelError) -> dict[str, str]:

@@ -7,17 +7,22 @@ from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
 
+from flows.artifacts import format_paired_difference
 from flows.command.reading import AbstainBelow, MaxTokens, PromptOptions, RouteSource, load_route
 from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
-from flows.outcome import CompareOutcome, EvaluateOutcome
+from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
+from flows.stage import run_flow
 from rag_model.errors import UsageError, format_count
 from rag_model.evaluation.answers.ablation import OPEN_BOOK, AblationSettings
+from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.evaluation.reports.page import format_bytes
 from rag_model.evaluation.reports.run_files import check_paths
 from rag_model.evaluation.retrieval.staged import ENCODER
+from rag_model.generate.decoding import DecodingSettings
 from rag_model.reading.confidence import Threshold
 from rag_model.reading.reader import ReaderName
+from rag_model.reading.routing import Route
 from rag_model.retrieve.expression import choose_expressions
 
 _DEFAULT_RISK = 0.2  # maximum share of wrong answers among those given
@@ -111,37 +116,58 @@ def evaluate(
     retrievers, prompt_options = choose_expressions(index, retriever), prompt_options or PromptOptions()
     if model is None:
         model_options: dict[str, Any] = {"--ablations": ablations, "--kilt": kilt, "--asks": asks, "--reader": reader}
-        model_options |= {"--label": label}
-        model_options |= {"--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
-        model_options |= {"--route": route, "--choose-route": choose_route}
-        model_options |= {"--max-tokens": max_tokens is not None}
+        model_options |= {"--label": label, "--abstain": abstain, "--risk": risk, "--abstain-below": abstain_below}
+        model_options |= {"--route": route, "--choose-route": choose_route, "--max-tokens": max_tokens is not None}
         model_options |= dict.fromkeys(prompt_options.list_given(), True)
         _refuse_options(model_options, "needs a model: give one with --model")
-        search_settings = {"k": k, "judged_by": judge, "patterns": answers == "patterns"}
-        return _evaluate_retrievers(
-            store, questions, retrievers, ref, search_settings | {"encoder": encoder}, report, (trec, dpr, rows)
-        )
+        from flows.compare import RunFiles, compare  # noqa: PLC0415 - `--help` does not need it
+
+        run_files = RunFiles(*map(_to_text, (trec, dpr, rows)))
+        arguments = k, judge, answers == "patterns", encoder, _to_text(report), run_files
+        comparison = run_flow(compare, store, questions, retrievers, ref, *arguments)
+        return Reply(comparison.to_json(), format_comparison(comparison))
     advice = "only applies to retrieval without a model: leave it out, or leave out --model"
     _refuse_options({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, advice)
     if len(retrievers) > 1:
         raise UsageError(
             f"a model answers from one retriever, and {len(retrievers)} are given: give one, or leave out --model"
         )
-    settings: dict[str, Any] = {"kind": answers, "k": k, "depth": max(_DEFAULT_DEPTH, k or 0), "judged_by": judge}
-    settings["retriever"] = retrievers[0] if retrievers else None
-    settings["readers"], settings["concat"] = reader, prompt_options.build_settings(reader, model)
-    settings["ablations"] = AblationSettings() if ablations else None
+    concat = prompt_options.build_settings(reader, model)
     if risk is not None and abstain is None:
         raise UsageError("--risk needs --abstain, which chooses the threshold: give --abstain too")
-    settings["labels"] = _parse_labels(label)
-    settings["risk"] = (_DEFAULT_RISK if risk is None else risk) if abstain is not None else None
-    settings["threshold"] = None if abstain_below is None else Threshold.parse(abstain_below)
-    settings["route"] = load_route(route, reader, store, is_chosen_later=choose_route is not None)
-    settings["choose_route"] = choose_route is not None
-    check_paths(*(None if path is None else str(path) for path in (abstain, choose_route)), questions=questions)
-    output_files = {"rows": rows, "kilt": kilt, "report": report, "asks": asks}
-    settings["decoding"] = {"beams": beams, "max_new_tokens": max_tokens}
-    return _evaluate_model(store, model, questions, ref, settings, output_files, (abstain, choose_route))
+    from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415 - as above
+
+    settings = EvaluationSettings(
+        kind=answers,
+        k=k,
+        depth=max(_DEFAULT_DEPTH, k or 0),
+        judged_by=judge,
+        retriever=retrievers[0] if retrievers else None,
+        readers=reader,
+        concat=concat,
+        ablations=AblationSettings() if ablations else None,
+        labels=_parse_labels(label),
+        risk=None if abstain is None else _DEFAULT_RISK if risk is None else risk,
+        threshold=None if abstain_below is None else Threshold.parse(abstain_below),
+        route=load_route(route, reader, store, is_chosen_later=choose_route is not None),
+        choose_route=choose_route is not None,
+        decoding=DecodingSettings(beams, max_tokens),
+    )
+    check_paths(*map(_to_text, (abstain, choose_route)), questions=questions)
+    files = {"rows": _to_text(rows), "kilt": _to_text(kilt), "report": _to_text(report)}
+    try:
+        outcome, refusal = run_flow(evaluate_flow, store, model, questions, ref, settings, **files, asks=asks), ""
+    except CollapseRefusedError as error:
+        outcome, refusal = error.outcome, str(error)
+    if abstain is not None:
+        refusal = _write_threshold(outcome, abstain) or refusal
+    if choose_route is not None and outcome.routing is not None:
+        _write_route(outcome, choose_route)
+    return Reply({**asdict(outcome), "index": outcome.retriever}, _format_outcome(outcome), refusal)
+
+
+def _to_text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def _parse_labels(options: Sequence[str]) -> dict[str, str]:
@@ -159,62 +185,6 @@ def _refuse_options(options: dict[str, Any], advice: str) -> None:
             raise UsageError(f"{name} {advice}")
 
 
-def _evaluate_retrievers(
-    store: str,
-    questions: str,
-    retrievers: Sequence[str],
-    ref: str,
-    search_settings: dict[str, Any],
-    report: Path | None,
-    paths: tuple[Path | None, Path | None, Path | None],
-) -> Reply:
-    from flows.compare import RunFiles, compare  # noqa: PLC0415
-    from flows.stage import run_flow  # noqa: PLC0415
-
-    files = RunFiles(*(None if path is None else str(path) for path in paths))
-    page = None if report is None else str(report)
-    outcome = run_flow(compare, store, questions, retrievers, ref, **search_settings, report=page, files=files)
-    return Reply(outcome.to_json(), format_comparison(outcome))
-
-
-def _evaluate_model(
-    store: str,
-    model: str,
-    questions: str,
-    ref: str,
-    settings: dict[str, Any],
-    output_files: dict[str, Path | str | None],
-    chosen_files: tuple[Path | None, Path | None],
-) -> Reply:
-    """Evaluate a model, and write the chosen threshold and the chosen route to `chosen_files`."""
-    # These imports load torch and Prefect, which `--help` does not need.
-    from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415
-    from flows.outcome import CollapseRefusedError  # noqa: PLC0415
-    from flows.stage import run_flow  # noqa: PLC0415
-    from rag_model.evaluation.answers.settings import EvaluationSettings  # noqa: PLC0415
-    from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
-
-    evaluation_settings = EvaluationSettings(**{**settings, "decoding": DecodingSettings(**settings["decoding"])})
-    file_arguments = {name: None if path is None else str(path) for name, path in output_files.items()}
-    try:
-        outcome, refusal = (
-            run_flow(evaluate_flow, store, model, questions, ref, evaluation_settings, **file_arguments),
-            "",
-        )
-    except CollapseRefusedError as error:
-        outcome, refusal = error.outcome, str(error)
-    abstain, choose_route = chosen_files
-    if abstain is not None:
-        refusal = _write_threshold(outcome, abstain) or refusal
-    if choose_route is not None and outcome.routing is not None:
-        from rag_model.reading.routing import Route  # noqa: PLC0415 - as above
-
-        statistics = {name: value for name, value in outcome.routing.items() if name != "route"}
-        provenance = _describe_choice(outcome) | {"evaluation": outcome.evaluation}
-        Route(**outcome.routing["route"]).write(choose_route, **statistics, **provenance)
-    return Reply({**asdict(outcome), "index": outcome.retriever}, _format_outcome(outcome), refusal)
-
-
 def _write_threshold(outcome: EvaluateOutcome, path: Path) -> str:
     """Write the chosen threshold; return the reason in one sentence if none was chosen."""
     abstention = outcome.abstaining or {}
@@ -227,6 +197,14 @@ def _write_threshold(outcome: EvaluateOutcome, path: Path) -> str:
     return ""
 
 
+def _write_route(outcome: EvaluateOutcome, path: Path) -> None:
+    """Write the chosen route."""
+    routing = outcome.routing or {}
+    statistics = {name: value for name, value in routing.items() if name != "route"}
+    provenance = _describe_choice(outcome) | {"evaluation": outcome.evaluation}
+    Route(**routing["route"]).write(path, **statistics, **provenance)
+
+
 def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
     """Return the snapshot, retriever and number of questions with which a threshold or route was
     chosen.
@@ -236,10 +214,7 @@ def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
 
 def _format_differences(row: dict[str, Any]) -> list[str]:
     """Format the differences of another reader to the first one, and its costs."""
-    differences = ", ".join(
-        f"{name} {difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
-        for name, difference in row["against_open"].items()
-    )
+    differences = ", ".join(f"{name} {format_paired_difference(value)}" for name, value in row["against_open"].items())
     return [f"  minus the first reader: {differences}", *([f"  {format_costs(row['costs'])}"] if row["costs"] else [])]
 
 
@@ -345,7 +320,7 @@ def _iter_retriever_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
         if differences := comparison.get("differences"):
             yield (
                 f"  minus {outcome.first_retriever}",
-                *(_format_difference(differences[name]) for name in names),
+                *(format_paired_difference(differences[name]) for name in names),
                 "",
                 "",
             )
@@ -372,12 +347,8 @@ def _iter_group_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
         for expression, comparison in outcome.standings.items():
             group = comparison["groups"][name]
             differences = group.get("differences")
-            difference = _format_difference(differences[outcome.measure]) if differences else ""
+            difference = format_paired_difference(differences[outcome.measure]) if differences else ""
             yield name, f"{group['n']:,}", expression, f"{group['metrics'][outcome.measure]:.3f}", difference
-
-
-def _format_difference(difference: Mapping[str, float]) -> str:
-    return f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
 
 
 def _align_columns(rows: Iterator[Sequence[str]]) -> Iterator[str]:

@@ -153,7 +153,7 @@ def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
         raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
     if not questions:
         raise InputError(f"{name} contains no questions: give a file with at least one")
-    _check_unique_ids(questions, name)
+    check_unique_ids((question.id for question in questions), name, "questions")
     _check_encodable(questions, name)
     return questions
 
@@ -187,12 +187,17 @@ def _guess_parser(first: str) -> LineParser:
     return _parse_dpr if "\t" in first else _parse_lines
 
 
-def _check_unique_ids(questions: Iterable[Question], name: str) -> None:
-    ids: set[str] = set()
-    for question in questions:
-        if question.id in ids:
-            raise InputError(f"{name} contains two questions with the id {question.id!r}: make the ids unique")
-        ids.add(question.id)
+def check_unique_ids(ids: Iterable[str], source: str, noun: str) -> None:
+    """Check that the ids of the questions or examples of a source are unique; `noun` is "questions".
+
+    Raises:
+        InputError: two have the same id.
+    """
+    seen_ids: set[str] = set()
+    for identity in ids:
+        if identity in seen_ids:
+            raise InputError(f"{source} contains two {noun} with the id {identity!r}: make the ids unique")
+        seen_ids.add(identity)
 
 
 def _check_encodable(questions: Iterable[Question], name: str) -> None:

@@ -1,18 +1,19 @@
 """The identity of an evaluation: everything that determines its metrics, with ids for refs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rag_model.digest import digest_folder, digest_json
+from rag_model.digest import digest_json
 from rag_model.encoders.files import ENDPOINT_PREFIX, pin_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.measures.measure import installed_versions
 from rag_model.evaluation.questions import QuestionSet, digest_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
+from rag_model.reading.routing import identify_model
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.evaluation_manifest import EvaluationSubject
@@ -97,25 +98,17 @@ def answers_subject(
     if "auto" not in settings.readers:
         # Settings that do not apply are left out, so that older evaluations keep their ids.
         settings_json = {name: value for name, value in settings_json.items() if name not in _ROUTE_SETTINGS}
+    model_id = identify_model(model)
     if model.startswith(ENDPOINT_PREFIX):
         settings_json["endpoint"] = _describe_endpoint(model)
-    return EvaluationSubject(
-        snapshot.id, _identify_model(model, settings_json), digest_questions(question_set), settings_json
-    )
+        model_id = digest_json(settings_json["endpoint"])
+    return EvaluationSubject(snapshot.id, model_id, digest_questions(question_set), settings_json)
 
 
 def _describe_measures() -> dict[str, Any]:
     """Return the versions of plugin measures; {} without any, so that ids do not change."""
     versions = installed_versions()
     return {"measures": versions} if versions else {}
-
-
-def _identify_model(model: str, settings_json: Mapping[str, Any]) -> str:
-    """Return the model's id, or the digest of its folder or of its endpoint's settings."""
-    if "endpoint" in settings_json:
-        return digest_json(settings_json["endpoint"])
-    folder = Path(model)
-    return digest_json(digest_folder(folder)) if folder.is_dir() else model
 
 
 def _describe_endpoint(model: str) -> dict[str, Any]:
@@ -144,4 +137,4 @@ def resolve_retriever_models(
 def _resolve_model(store: Store, name: str) -> str:
     if name.startswith(MODEL_PREFIX):
         return store.models.resolve_trusted(name.removeprefix(MODEL_PREFIX))
-    return digest_json(digest_folder(Path(name))) if Path(name).is_dir() else pin_name(name)
+    return identify_model(name) if Path(name).is_dir() else pin_name(name)

@@ -92,7 +92,7 @@ class Threshold:
         Raises:
             InputError: the file cannot be written.
         """
-        text = json.dumps({"signal": self.signal, "least": self.least, **chosen}, ensure_ascii=False, indent=1)
+        text = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
         write_user_file(path, [text, "\n"])
 
     def apply(self, answer: Answer) -> Answer:

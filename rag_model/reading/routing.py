@@ -20,7 +20,7 @@ et al. choose theirs on a dev set. A threshold applies to one model and one read
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, get_args
 
@@ -126,12 +126,8 @@ class Route:
         Raises:
             InputError: the file cannot be written.
         """
-        text = json.dumps({**self.to_json(), **chosen}, ensure_ascii=False, indent=1)
+        text = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
         write_user_file(path, [text, "\n"])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the route as a JSON object."""
-        return {"signal": self.signal, "least": self.least, "model": self.model, "reader": self.reader}
 
     def explain_mismatch(self, model: str, reader: str) -> str:
         """Explain in one sentence why the route does not apply to a model and a reader.
@@ -188,7 +184,7 @@ class AutoReader(RetrievingReader):
     @property
     def decides(self) -> dict[str, Any]:
         """The settings of the wrapped reader and the route, for memo keys."""
-        return {**self._reader.decides, "route": self.route.to_json()}
+        return {**self._reader.decides, "route": asdict(self.route)}
 
     def answer(
         self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS

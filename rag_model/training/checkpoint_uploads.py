@@ -28,7 +28,6 @@ from rag_model.training.loop.checkpoint import (
     TrainerState,
     list_checkpoints,
     read_checkpoint,
-    read_digests,
     read_state,
 )
 
@@ -160,7 +159,7 @@ class CheckpointUploader:
             _link_or_copy(path, folder / name, immutable=immutable)
         for path in _list_newest_checkpoints(identity.folder):
             name = path.relative_to(identity.folder)
-            digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_digests(path).items()}
+            digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_state(path)[0].items()}
         created = timestamp.isoformat(timespec="seconds")
         return _PendingUpload(
             folder, TrainingProgress(identity.kind, identity.snapshot, stage, step, n_steps, created), digests
@@ -235,7 +234,7 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
         yield record, True
         yield record.parent / METRICS, False
     for checkpoint in _list_newest_checkpoints(folder):
-        best_folder = checkpoint.parent.parent / read_state(checkpoint).best.folder
+        best_folder = checkpoint.parent.parent / read_state(checkpoint)[1].best.folder
         yield from (
             (path, True) for subfolder in (checkpoint, best_folder) for path in subfolder.rglob("*") if path.is_file()
         )

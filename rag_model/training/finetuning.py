@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -31,16 +31,14 @@ from rag_model.resources import CORE_FLOPS, WorkEstimate, estimate_weight_bytes
 from rag_model.retrieve.attribution import describe_licence
 from rag_model.store.objects.memo import Memo
 from rag_model.store.recorded_tasks import OnProgress
-from rag_model.store.store import MODEL_PREFIX, Store
+from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import detect_model_parts
 from rag_model.store.versions.models import ModelMetadata, StoredModel, put_model
-from rag_model.store.versions.moves import tag
 from rag_model.store.versions.trainings import TRAINING_STAGE
 from rag_model.training.data.examples import digest_examples
 from rag_model.training.loop.checkpoint import METRICS
 from rag_model.training.loop.loop import ReportCallback, TrainingResult, resolve_precision, train
 from rag_model.training.loop.processes import find_processes
-from rag_model.training.loop.task import DescribedTask
 from rag_model.training.moving_index import Rebuilder
 from rag_model.training.objectives.objective import (
     TRAINED_COPIES,
@@ -68,15 +66,10 @@ class StageSummary:
 class Card:
     """The contents of a model card."""
 
-    kind: str  # the objective's name
     result: ModelDescription
-    initial_models: Mapping[str, str]  # digests of the initial models' files, by part
-    snapshot: str  # full id
-    passages_source: str  # source of the snapshot's passages, and their licence
-    example_digests: Mapping[str, str]  # digests of the examples, by name of their set
-    recipe: Mapping[str, Any]
+    inputs: Mapping[str, Any]  # `Finetuning.inputs`
+    corpus: Mapping[str, Any]  # of the snapshot's manifest: the source of the passages
     trained: TrainingResult  # combined result of all stages
-    language: str = ""
     stages: Sequence[StageSummary] = ()  # empty if there is only one stage
     # by part, where a model comes from: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -84,18 +77,19 @@ class Card:
 
 def write_card(card: Card) -> str:
     """Return the card as Markdown with a YAML head; equal cards give equal texts."""
+    kind, language = card.inputs["kind"], str(card.corpus.get("language") or "")
     head = {
         "library_name": "bookwheel",
         "pipeline_tag": card.result.pipeline_tag,
-        "tags": ["bookwheel", "retrieval-augmented-generation", card.kind],
-        **({"language": card.language} if card.language else {}),
+        "tags": ["bookwheel", "retrieval-augmented-generation", kind],
+        **({"language": language} if language else {}),
     }
     lines = [
         "---",
         # A JSON value is a YAML value.
         *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()),
         "---",
-        f"# {card.kind}, trained by bookwheel",
+        f"# {kind}, trained by bookwheel",
         "",
         card.result.summary,
         "",
@@ -115,27 +109,29 @@ def write_card(card: Card) -> str:
         "## Recipe",
         "",
         "```json",
-        json.dumps(card.recipe, indent=2, ensure_ascii=False),
+        json.dumps(card.inputs["recipe"], indent=2, ensure_ascii=False),
         "```",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _list_origin_rows(card: Card) -> list[Sequence[str]]:
+    licence = describe_licence(str(card.corpus.get("licence") or ""))
+    corpus = card.corpus.get("base") or card.corpus.get("dbname") or card.corpus.get("kind") or "unknown"
     return [
         *(
             (f"began as ({part})", f"{source}, {digest}" if HubName.parse(source) else digest)
-            for part, digest in card.initial_models.items()
+            for part, digest in card.inputs["models"].items()
             for source in [card.sources.get(part, "")]
         ),
-        ("snapshot", card.snapshot),
-        ("its text", card.passages_source),
+        ("snapshot", card.inputs["snapshot"]),
+        ("its text", ", ".join(part for part in (corpus, licence) if part)),
         *(
             (f"asked from step {searched.step:,}", searched.snapshot)
             for searched in card.trained.searched_snapshots
             if searched.step
         ),
-        *((f"examples ({name})", digest) for name, digest in card.example_digests.items()),
+        *((f"examples ({name})", digest) for name, digest in card.inputs["examples"].items()),
     ]
 
 
@@ -163,23 +159,8 @@ class FinetuningResult:
     model: str  # full id
     steps: int
     best_step: int  # step of the published weights; 0: no step improved the goal
-    initial_measures: Mapping[str, float]  # on the dev set
-    best_measures: Mapping[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
-        return {
-            "model": self.model,
-            "steps": self.steps,
-            "best_step": self.best_step,
-            "before": dict(self.initial_measures),
-            "after": dict(self.best_measures),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back the result of `to_json`."""
-        return cls(value["model"], value["steps"], value["best_step"], value["before"], value["after"])
+    before: dict[str, float]  # measures of the initial weights on the dev set
+    after: dict[str, float]  # measures of the published weights
 
 
 class Finetuning:
@@ -241,7 +222,7 @@ class Finetuning:
             self.store.models.get(record.stats["model"])
         except StoreError:
             return None
-        return FinetuningResult.from_json(record.stats)
+        return FinetuningResult(**record.stats)
 
     def run(
         self,
@@ -266,14 +247,18 @@ class Finetuning:
         """
         processes = find_processes()
         stage_results, summaries = list[TrainingResult](), list[StageSummary]()
+
+        def report_scoring(done: int, total: int) -> None:
+            if report is not None:
+                report("score", done, total, {})
+
         for stage in self.objective.stages(replace(self.prepare(work), rebuild=rebuild)):
             if stage.name and report is not None:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
             # The seed determines weights that the folder lacks, such as a pooler's.
             torch.manual_seed(stage.loop.seed)
             previous_best = stage_results[-1].best_folder if stage_results else None
-            create_task = partial(stage.task, previous_best, _build_scoring_callback(report))
-            task = processes.run_after_first(create_task)
+            task = processes.run_after_first(partial(stage.task, previous_best, report_scoring))
             try:
                 on_stage_checkpoint = (
                     partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
@@ -284,8 +269,7 @@ class Finetuning:
                     self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
             self.objective.check(task, result.best_measures)
             stage_results.append(result)
-            description = task.trained_on if isinstance(task, DescribedTask) else ""
-            summaries.append(StageSummary(stage.name, result, description))
+            summaries.append(StageSummary(stage.name, result, getattr(task, "trained_on", "")))
         self._stage_summaries = summaries
         return _combine_stages(stage_results)
 
@@ -310,26 +294,26 @@ class Finetuning:
         """
         folder = trained.best_folder
         self._check_parts(folder)
-        (folder / "README.md").write_text(write_card(self._build_card(trained)), encoding="utf-8")
+        stages = self._stage_summaries if len(self._stage_summaries) > 1 else ()
+        corpus, sources = self.snapshot.manifest.content.corpus, self.job.origins.list_sources()
+        card = Card(self.objective.result, self.inputs, corpus, trained, stages, sources)
+        (folder / "README.md").write_text(write_card(card), encoding="utf-8")
         for stage in self._stage_summaries:
             shutil.copyfile(work / stage.name / METRICS, folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
-        metrics = {"before": dict(trained.initial_measures), "after": dict(trained.best_measures)}
+        before, after = dict(trained.initial_measures), dict(trained.best_measures)
         space = self.objective.space(self.job, folder)
-        provenance = self._build_provenance(seconds, trained)
         trained_model = ModelMetadata(
-            self.objective.name, space.to_json() if space else None, self._build_lineage(), metrics, provenance
+            self.objective.name,
+            space.to_json() if space else None,
+            {name: value for name, value in self.inputs.items() if name != "kind"},
+            {"before": before, "after": after},
+            self._build_provenance(seconds, trained),
         )
         stored_model = put_model(self.store, folder, trained_model, name)
-        result = FinetuningResult(
-            stored_model.model, trained.steps, trained.best_step, trained.initial_measures, trained.best_measures
-        )
+        result = FinetuningResult(stored_model.model, trained.steps, trained.best_step, before, after)
         files = self.store.models.get(stored_model.model).content.files
-        self.store.memo.write_record(STAGE, self.key, files, result.to_json(), self.inputs)
+        self.store.memo.write_record(STAGE, self.key, files, asdict(result), self.inputs)
         return result, stored_model
-
-    def tag_model(self, outcome: FinetuningResult, name: str) -> StoredModel:
-        """Move the model ref `name` to a model that is already in the store."""
-        return StoredModel(outcome.model, tag(self.store, f"{MODEL_PREFIX}{outcome.model}", name))
 
     def _check_parts(self, folder: Path) -> None:
         parts = detect_model_parts(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
@@ -339,9 +323,6 @@ class Finetuning:
                 f"{', '.join(sorted(missing_parts))} in {folder}: write them in its `save`, or "
                 "remove them from `result.parts`"
             )
-
-    def _build_lineage(self) -> dict[str, Any]:
-        return {name: value for name, value in self.inputs.items() if name != "kind"}
 
     def _build_provenance(self, seconds: Mapping[str, float], trained: TrainingResult) -> dict[str, Any]:
         return {
@@ -356,24 +337,6 @@ class Finetuning:
             "seconds": dict(seconds),
             "versions": get_versions(*_RECORDED_PACKAGES),
         }
-
-    def _build_card(self, trained: TrainingResult) -> Card:
-        corpus = self.snapshot.manifest.content.corpus
-        licence = describe_licence(str(corpus.get("licence") or ""))
-        source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
-        return Card(
-            kind=self.objective.name,
-            result=self.objective.result,
-            initial_models=self.inputs["models"],
-            snapshot=self.snapshot.id,
-            passages_source=", ".join(part for part in (source, licence) if part),
-            example_digests=self.inputs["examples"],
-            recipe=json.loads(json.dumps(self.inputs["recipe"])),
-            trained=trained,
-            language=str(corpus.get("language") or ""),
-            stages=self._stage_summaries if len(self._stage_summaries) > 1 else (),
-            sources=self.job.origins.list_sources(),
-        )
 
 
 def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -> WorkEstimate:
@@ -426,10 +389,6 @@ def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
     return replace(
         last, steps=n_previous_steps + last.steps, best_step=best_step, initial_measures=stages[0].initial_measures
     )
-
-
-def _build_scoring_callback(report: ReportCallback | None) -> OnProgress:
-    return lambda done, total: None if report is None else report("score", done, total, {})
 
 
 def store_training_page(store: Store, model: str) -> str | None:

@@ -1,6 +1,6 @@
 """Choose the initial models of a fine-tuning (encoders, generator, teacher), with their digests."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from rag_model.errors import UsageError
 from rag_model.retrieve.models import resolve_encoders, resolve_part, resolve_part_folder
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import QUESTION_ENCODER
-from rag_model.store.versions.model_manifest import CROSS_ENCODER, GENERATOR, MASKED_LM
+from rag_model.store.versions.model_manifest import COLBERT, CROSS_ENCODER, GENERATOR, MASKED_LM, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 
 TEACHER = "teacher"  # the teacher's name among the parts of `InitialModels`
@@ -72,19 +72,56 @@ class InitialModels:
         return "question" in self.names and read_encoder_spec(resolve_folder(self.names["question"])).normalize
 
 
-def choose_bi_encoder(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-    """Return the initial bi-encoder: the named encoders, else the one that the snapshot carries.
+def choose_models(
+    store: Store, snapshot: Snapshot, named_models: NamedModels, parts: Collection[str], options: Collection[str]
+) -> InitialModels:
+    """Return the initial models of a training that saves these parts and accepts these options.
+
+    * A question and a passage encoder: the named encoders, else the one that the snapshot carries.
+      If no passage encoder is saved, only the question encoder.
+    * A cross-encoder or a ColBERT: the named model, else the snapshot's encoder. A transformer
+      without a head, or an encoder without a projection, gets a new one.
+    * A masked language model: the named generator, else the passage encoder with a new head over
+      its vocabulary. Any other training that accepts a generator needs a named one.
+    * The teacher, a cross-encoder: the named one, which is needed if the option is accepted.
+
+    `model:NAME` names a model of the store that has this part.
 
     Raises:
+        InputError: there is no such folder.
         StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named model, or the snapshot's, encodes only questions.
+        UsageError: the named encoder, or the snapshot's, encodes only questions; a generator or a
+            teacher is missing; or the named model of the store has no such part.
     """
-    encoder = named_models.encoder
+    encoder, names = named_models.encoder, dict[str, str]()
+    for part in sorted({CROSS_ENCODER, COLBERT} & {*parts}):
+        names[part] = str(
+            snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, part)
+        )
+    if PASSAGE in parts:
+        names |= _choose_bi_encoder(store, snapshot, encoder)
+    elif QUESTION in parts:
+        folder = str(snapshot.folder(QUESTION_ENCODER))
+        names[QUESTION] = folder if encoder is None else resolve_encoders(store, encoder).question
+    if MASKED_LM in parts:
+        names[MASKED_LM] = resolve_part(store, named_models.generator or names[PASSAGE], MASKED_LM)
+    elif GENERATOR in options:
+        if named_models.generator is None:
+            raise UsageError("there is no generator: name one with --generator, a folder, a hub name or model:NAME")
+        names[GENERATOR] = resolve_part(store, named_models.generator, GENERATOR)
+    if TEACHER in options:
+        if named_models.teacher is None:
+            raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
+        names[TEACHER] = str(resolve_part_folder(store, named_models.teacher, CROSS_ENCODER))
+    return InitialModels(names)
+
+
+def _choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> dict[str, str]:
     if encoder is not None:
         names = resolve_encoders(store, encoder)
         if names.passage is None:
             raise UsageError(f"{encoder} has no passage encoder to train: name a folder, or a DPR model")
-        return InitialModels({"question": names.question, "passage": names.passage})
+        return {QUESTION: names.question, PASSAGE: names.passage}
     folder = snapshot.folder(QUESTION_ENCODER)
     encoder_space = compute_space(folder, read_encoder_spec(folder))
     if snapshot.space is None or encoder_space.digest != Space.from_json(snapshot.space).digest:
@@ -92,85 +129,7 @@ def choose_bi_encoder(store: Store, snapshot: Snapshot, named_models: NamedModel
             f"snapshot {snapshot.id[:12]} carries only the question encoder of a pair: name the "
             "passage encoder with --encoder"
         )
-    return InitialModels({"question": str(folder), "passage": str(folder)})
-
-
-def choose_rag_models(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-    """Return the initial models of RAG: the named or the snapshot's question encoder, a generator.
-
-    Raises:
-        StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: no generator is named, or the named model of the store has none.
-    """
-    encoder = named_models.encoder
-    question = str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
-    return InitialModels({"question": question, GENERATOR: choose_generator(store, named_models)})
-
-
-def choose_generator(store: Store, named_models: NamedModels) -> str:
-    """Return the name of the named generator.
-
-    Raises:
-        StoreError: the store has no such model.
-        UsageError: no generator is named, or the named model of the store has none.
-    """
-    if named_models.generator is None:
-        raise UsageError("there is no generator: name one with --generator, a folder, a hub name or model:NAME")
-    return resolve_part(store, named_models.generator, GENERATOR)
-
-
-def choose_end_to_end_models(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-    """Return the initial models of end-to-end RAG: those of `choose_bi_encoder`, and a generator.
-
-    Raises:
-        StoreError: see `choose_bi_encoder`.
-        UsageError: see `choose_bi_encoder`, or no generator is named.
-    """
-    encoders = choose_bi_encoder(store, snapshot, named_models).names
-    return InitialModels({**encoders, GENERATOR: choose_generator(store, named_models)})
-
-
-def choose_part(store: Store, snapshot: Snapshot, encoder: str | None, part: str) -> InitialModels:
-    """Return the initial cross-encoder or ColBERT: the named model, else the snapshot's encoder.
-
-    A transformer without a head, or an encoder without a projection, gets a new one. `model:NAME`
-    names a model of the store that has this part.
-
-    Raises:
-        InputError: there is no such folder.
-        StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named model of the store has no such part.
-    """
-    folder = snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, part)
-    return InitialModels({part: str(folder)})
-
-
-def choose_realm_models(store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-    """Return the initial models of REALM: a bi-encoder and a masked language model.
-
-    The named generator is the masked language model. Without a name it is the passage encoder with
-    a new head over its vocabulary.
-
-    Raises:
-        StoreError: the store has no such model, or the snapshot carries no encoder.
-        UsageError: the named encoder, or the snapshot's, encodes only questions.
-    """
-    names = choose_bi_encoder(store, snapshot, named_models).names
-    reader = named_models.generator or names["passage"]
-    return InitialModels({**names, MASKED_LM: resolve_part(store, reader, MASKED_LM)})
-
-
-def add_teacher(store: Store, origins: InitialModels, teacher: str | None) -> InitialModels:
-    """Return the initial models with a teacher, which is a cross-encoder, added.
-
-    Raises:
-        InputError: there is no such folder.
-        StoreError: the store has no such model.
-        UsageError: no teacher is named, or the named model of the store is not a cross-encoder.
-    """
-    if teacher is None:
-        raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
-    return InitialModels({**origins.names, TEACHER: str(resolve_part_folder(store, teacher, CROSS_ENCODER))})
+    return {QUESTION: str(folder), PASSAGE: str(folder)}
 
 
 def digest_folder(folder: Path) -> str:

@@ -23,11 +23,10 @@ written as a comment.
 import ast
 import inspect
 import io
-import re
 import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
@@ -39,7 +38,6 @@ from rag_model.training.objectives.objective import Objective, TrainingSettings,
 Tables = Mapping[str, Mapping[str, Any]]  # settings by table
 
 _WIDTH = 44  # column at which comments start
-_DEVIATION = re.compile(r"(?:^|; )([^;]*?),? ?instead of ([^;]*?), because ([^;]*)")
 
 
 def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> TrainingSettings:
@@ -115,39 +113,6 @@ def parse_field_comments(kind: type[Any]) -> dict[str, str]:
     return comments
 
 
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """A default of an objective that differs from its paper or the authors' code."""
-
-    name: str  # name of the setting
-    value: str  # the default
-    published: str  # the value of the paper or the code
-    reason: str
-
-
-def list_deviations(objective: Objective[Any]) -> list[Deviation]:
-    """Return the deviations that the comments of an objective's settings give.
-
-    A comment has a clause `VALUE instead of PUBLISHED, because REASON`; clauses end at a semicolon.
-    Without VALUE the value is the field's default. In a table's comment, VALUE is `NAME = VALUE`.
-    """
-    return list(_iter_deviations(objective.settings()))
-
-
-def _iter_deviations(settings: Any) -> Iterator[Deviation]:
-    comments = parse_field_comments(type(settings))
-    for setting in fields(settings):
-        value = getattr(settings, setting.name)
-        for default, published, reason in _DEVIATION.findall(comments.get(setting.name, "")):
-            if is_dataclass(value):
-                name, _, table_value = default.partition(" = ")
-                yield Deviation(name, table_value, published, reason)
-            else:
-                yield Deviation(setting.name, default or _render_value(value), published, reason)
-        if is_dataclass(value):
-            yield from _iter_deviations(value)
-
-
 def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(kind))
@@ -193,16 +158,17 @@ def _is_choice(kind: Any) -> bool:
 
 
 def _render_setting(name: str, value: Any, default: Any, description: str, unit_value: Any) -> str:
-    override_note = f"instead of {_render_value(default)} elsewhere" if value != default else ""
+    override_note = f"instead of {render_value(default)} elsewhere" if value != default else ""
     unit_note = (
-        f"{_render_value(unit_value)} if the encoder's vectors have length 1" if unit_value not in (None, value) else ""
+        f"{render_value(unit_value)} if the encoder's vectors have length 1" if unit_value not in (None, value) else ""
     )
     comment = "; ".join(part for part in (override_note, unit_note, description) if part)
-    setting = f"{name} = {_render_value(value)}"
+    setting = f"{name} = {render_value(value)}"
     if value is None or unit_note:
         setting = f"# {setting}" if value is not None else f"# {name} ="
     return f"{setting:<{_WIDTH}}  # {comment}" if comment else setting
 
 
-def _render_value(value: Any) -> str:
+def render_value(value: Any) -> str:
+    """Return the value of a setting in TOML; None is `none`."""
     return tomli_w.dumps({"x": value}).partition("=")[2].strip() if value is not None else "none"

@@ -88,16 +88,16 @@ def write_batch(folder: Path, stage: str) -> None:
         form, passages = task._generator.prompt_template, task._read_passages(batch, task._recipe.k)
         batch_rows = [
             [
-                [form.render(training_example.example.text, passage).text for passage in example_passages],
-                " " + training_example.example.answer,
+                [form.render(training_example.text, passage).text for passage in example_passages],
+                " " + training_example.answer,
             ]
             for training_example, example_passages in zip(batch, passages, strict=True)
         ]
     else:
         batch_rows = [
             [
-                scored_list.passage_list.example.text,
-                list(scored_list.passage_list.rows),
+                scored_list.text,
+                list(scored_list.rows),
                 scored_list.scores.log_p,
                 scored_list.scores.tokens,
             ]

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.generated import as_restructured_text, write_commands, write_deviations
+from docs.generated import as_restructured_text, list_deviations, write_commands, write_deviations
 from flows.cli import app
 from rag_model.training.objectives.objective import list_objectives
-from rag_model.training.settings import list_deviations
 
 
 def test_the_page_of_commands_has_every_command_and_option(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from prefect.client.orchestration import get_client
 
-from flows.finetune import TrainingRequest, prepare_training
+from flows.finetune import prepare_training
 from flows.machine.local import find_free_ports
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import ResourceError, UsageError
@@ -521,8 +521,8 @@ def test_dev_examples_are_drawn_and_are_part_of_the_inputs(
     store = Store.open(str(library))
 
     def prepared(**loop: int) -> Finetuning:
-        named = TrainingRequest(NamedModels(), {"loop": loop}, None)
-        return prepare_training(store, "dpr", str(given["train"]), str(given["dev"]), "latest", named)
+        files = str(given["train"]), str(given["dev"])
+        return prepare_training(store, "dpr", *files, "latest", NamedModels(), {"loop": loop}, None)
 
     drawn, other, every = prepared(dev_examples=2), prepared(dev_examples=2, seed=5), prepared()
     assert [len(one.job.examples["dev"]) for one in (drawn, other, every)] == [2, 2, 4]

@@ -44,15 +44,10 @@ class AbstentionReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values, without the curves."""
-        threshold = None if self.threshold is None else asdict(self.threshold)
-        operating_point = (
-            None
-            if self.operating_point is None
-            else {"coverage": self.operating_point.coverage, "risk": self.operating_point.risk}
-        )
+        point = self.operating_point
         return {
-            "threshold": threshold,
-            "at": operating_point,
+            "threshold": self.threshold and asdict(self.threshold),
+            "at": point and {"coverage": point.coverage, "risk": point.risk},
             "wanted_risk": self.risk_limit,
             "areas": dict(self.areas),
         }

@@ -35,7 +35,7 @@ from rag_model.evaluation.answers.ablation import (
 )
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
 from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, unchanged_share
-from rag_model.evaluation.answers.readings import PassageReader, Reading, describe_problems, read_answers
+from rag_model.evaluation.answers.readings import Reading, describe_problems, read_answers
 from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers, RoutingReport
 from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
 from rag_model.evaluation.answers.settings import EvaluationSettings
@@ -87,7 +87,7 @@ class AnswerCache:
 
     store: Store
     # opens the reader; called for every batch that is not cached
-    open_reader: Callable[[], PassageReader]
+    open_reader: Callable[[], Reader]
     inputs: Mapping[str, Any]  # part of the cache key: snapshot, model and decoding settings
 
     def __call__(self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None) -> list[Reading]:

@@ -8,25 +8,14 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rag_model.errors import UsageError
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer, AnswerProblem, Memory, Statement, TokenUsage, name_memory
 from rag_model.reading.confidence import add_closed_book
+from rag_model.reading.reader import Reader
 from rag_model.retrieve.hits import Hit
-
-
-class PassageReader(Protocol):
-    """Interface that answers questions from given passages, such as
-    `rag_model.reading.reader.Reader`.
-    """
-
-    def answer_from(self, questions: Sequence[str], hits: Sequence[Sequence[Hit]]) -> Sequence[Answer]:
-        """Return one answer per question, in order, from the given passages, or without passages if
-        there are none.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +75,7 @@ class Reading:
         return self.context[number - 1]
 
 
-def read_answers(reader: PassageReader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
+def read_answers(reader: Reader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
     """Answer each question from its hits and return the readings, in order.
 
     The seconds of an answer are the sum of its stages if the reader measures them, or else an equal
@@ -142,7 +131,7 @@ def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
     )
 
 
-def _add_closed_book(reader: PassageReader, answers: Sequence[Answer]) -> Sequence[Answer]:
+def _add_closed_book(reader: Reader, answers: list[Answer]) -> list[Answer]:
     """Return the answers with their closed-book likelihood, if the reader computes likelihoods."""
     likelihood_reader: Any = reader
     if not hasattr(reader, "log_likelihood"):

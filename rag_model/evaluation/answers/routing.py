@@ -19,7 +19,7 @@ questions.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -59,7 +59,7 @@ class RoutingReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         return {
-            "route": self.route.to_json(),
+            "route": asdict(self.route),
             "chosen": self.is_chosen,
             "measure": self.measure,
             "auto": self.point.value,

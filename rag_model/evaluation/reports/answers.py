@@ -28,6 +28,7 @@ from rag_model.evaluation.reports.page import (
     note,
     pair,
     render_document,
+    run_summary,
     section,
     table,
     tag,
@@ -71,7 +72,8 @@ def render_answer_report(report: AnswerReport) -> str:
 
 def _sections(report: AnswerReport) -> Iterator[Node]:
     open_book = report.results[0]
-    yield _header(report, len(open_book.scored))
+    ids = {"model": report.model, "snapshot": report.snapshot}
+    yield header("How the model answers", run_summary(len(open_book.scored), report.created_at, **ids))
     yield section(*_collapse_verdict(report), class_="verdict no" if report.collapsed else "verdict")
     yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_book.metrics.items())
     yield _measures_section(report, open_book)
@@ -85,18 +87,6 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     if wrong:
         yield _wrong_answers_section(wrong, len(open_book.scored), report.max_wrong)
     yield from lineage_section(report.lineage)
-
-
-def _header(report: AnswerReport, n_questions: int) -> Node:
-    summary = tag(
-        "p",
-        f"{format_count(n_questions, 'question')}, model ",
-        tag("code", report.model),
-        ", snapshot ",
-        tag("code", report.snapshot),
-        f", {report.created_at}",
-    )
-    return header("How the model answers", summary)
 
 
 def _collapse_verdict(report: AnswerReport) -> tuple[str, Node]:

@@ -15,6 +15,7 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Literal
 
+from rag_model.errors import format_count
 from rag_model.index.quality.results import OperatingPoint
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -96,6 +97,12 @@ def section(title: str, *content: Child, class_: str | None = None) -> Node:
 def header(title: str, *content: Child) -> Node:
     """Return the header of the page: its title and the text below it."""
     return tag("header", tag("h1", title), *content)
+
+
+def run_summary(n_questions: int, created_at: str, **ids: str) -> Node:
+    """Return the line below a title: the questions, the models and snapshots by name, the time."""
+    children = [child for name, identity in ids.items() for child in (f", {name} ", tag("code", identity))]
+    return tag("p", format_count(n_questions, "question"), *children, f", {created_at}")
 
 
 def note(*content: Child) -> Node:

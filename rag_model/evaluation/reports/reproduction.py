@@ -12,6 +12,7 @@ from rag_model.evaluation.reports.page import (
     lineage_section,
     note,
     render_document,
+    run_summary,
     section,
     table,
     tag,
@@ -108,7 +109,7 @@ def render_reproduction_page(report: ReproductionReport) -> str:
 
 def _sections(report: ReproductionReport) -> Iterator[Node]:
     n_questions = sum({line.data: line.questions for line in report.lines}.values())
-    yield header(report.title, tag("p", f"{format_count(n_questions, 'question')}, {report.created_at}"))
+    yield header(report.title, run_summary(n_questions, report.created_at))
     verdicts = {line.verdict for line in report.lines}
     is_bad, is_good = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
     colour = "verdict no" if is_bad else "verdict" if is_good else None

@@ -23,6 +23,7 @@ from rag_model.evaluation.reports.page import (
     note,
     pair,
     render_document,
+    run_summary,
     section,
     table,
     tag,
@@ -78,12 +79,7 @@ def _sections(report: RetrievalReport) -> Iterator[Node]:
 
 
 def _header(report: RetrievalReport) -> Node:
-    summary = tag(
-        "p",
-        f"{format_count(report.questions, 'question')}, snapshot ",
-        tag("code", report.snapshot),
-        f", {report.created_at}",
-    )
+    summary = run_summary(report.questions, report.created_at, snapshot=report.snapshot)
     notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
     return header("Retrieval", summary, *notes)
 

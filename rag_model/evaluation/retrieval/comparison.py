@@ -199,8 +199,12 @@ class GroupMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics as JSON values."""
-        differences = {"differences": _differences_to_json(self.differences)} if self.differences else {}
-        return {"n": self.n, **_estimates_to_json(self.metrics), **differences}
+        differences = {name: asdict(estimate) for name, estimate in self.differences.items()}
+        return {
+            "n": self.n,
+            **_estimates_to_json(self.metrics),
+            **({"differences": differences} if differences else {}),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,10 +264,6 @@ def _estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     }
 
 
-def _differences_to_json(differences: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: asdict(estimate) for name, estimate in differences.items()}
-
-
 def compare_retrievers(
     measured: Sequence[RetrieverMetrics],
     judge: RetrievalJudge,
@@ -285,7 +285,7 @@ def compare_retrievers(
             RetrieverComparison(
                 staged,
                 _estimate_group(values, baseline, all_positions),
-                _get_rank_metrics(staged, judge, k),
+                rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {},
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(staged.stages)],
                 {
                     name: _estimate_group(values, baseline, group_positions)
@@ -311,10 +311,6 @@ def _estimate_group(
         for name, column in group_values.items()
     }
     return GroupMetrics(len(positions), estimates, estimate_means(differences))
-
-
-def _get_rank_metrics(staged: RetrieverMetrics, judge: RetrievalJudge, k: int) -> dict[str, float]:
-    return rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {}
 
 
 @dataclass(frozen=True, slots=True)

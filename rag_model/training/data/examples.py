@@ -18,6 +18,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -30,12 +31,13 @@ from rag_model.corpus.records import Passage
 from rag_model.corpus.source import add_client_errors
 from rag_model.digest import digest_chunks
 from rag_model.errors import InputError, format_error
-from rag_model.evaluation.questions import read_questions
+from rag_model.evaluation.questions import check_unique_ids, read_questions
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
 
 _CHUNK = 1 << 20  # characters read at a time
 _MAX_VALUE_LENGTH = 1 << 26  # characters of one value
+_NOUN = "training examples"
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
 _READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
@@ -58,6 +60,26 @@ def iter_json_values(file: TextIO, name: str) -> Iterator[tuple[str, Any]]:
     if character == "[":
         return _ArrayReader(file, name, 1 + n_blank_lines).iter_values()
     return _iter_lines(file, name, n_blank_lines, character.strip())
+
+
+def iter_json_file(url: str, noun: str = _NOUN) -> Iterator[tuple[str, Any]]:
+    """Yield the values of `iter_json_values` of a file, which is unpacked; `noun` is its content.
+
+    Raises:
+        InputError: the file cannot be read; see also `iter_json_values`.
+    """
+    with _open_text(url, noun) as file:
+        yield from iter_json_values(file, url)
+
+
+@contextmanager
+def _open_text(url: str, noun: str) -> Iterator[TextIO]:
+    refuse_secret(url)
+    try:
+        with fsspec.open(url, "rt", encoding="utf-8-sig", compression="infer") as file:
+            yield file
+    except add_client_errors(*_READ_ERRORS) as error:
+        raise InputError(f"{url} cannot be read as {noun} ({format_error(error)}): check the file") from error
 
 
 def _iter_lines(file: TextIO, name: str, n_blank_lines: int, head: str) -> Iterator[tuple[str, Any]]:
@@ -168,11 +190,7 @@ def read_examples(source: str | Path, split: str = "train", negatives: int = 30)
     examples = _read_beir(Path(path), split) if Path(path).is_dir() else list(_read_file(path, negatives))
     if not examples:
         raise InputError(f"{path} holds no examples: give a file with at least one")
-    seen_ids: set[str] = set()
-    for example in examples:
-        if example.id in seen_ids:
-            raise InputError(f"{path} holds two examples with the id {example.id!r}: make the ids unique")
-        seen_ids.add(example.id)
+    check_unique_ids((example.id for example in examples), path, "examples")
     return examples
 
 
@@ -213,12 +231,12 @@ def _list_content(example: Example) -> list[Any]:
 
 
 def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
-    parse_row = next((_detect_format(value) for _, value in _iter_objects(url)), None) if _is_json(url) else None
+    parse_row = next((_detect_format(value) for _, value in iter_json_file(url)), None) if _is_json(url) else None
     if parse_row is None:
         for question in read_questions(url).questions:
             yield Example(question.id, question.text, question.answers)
         return
-    for number, (location, value) in enumerate(_iter_objects(url)):
+    for number, (location, value) in enumerate(iter_json_file(url)):
         try:
             example = parse_row(value, str(number), n_negatives)
             json.dumps(_list_texts(example), ensure_ascii=False).encode()
@@ -238,31 +256,8 @@ def _detect_format(value: Any) -> RowParser | None:
 
 
 def _is_json(url: str) -> bool:
-    with _open_text(url) as file:
-        try:
-            return str(file.read(1 << 12)).lstrip()[:1] in {"{", "["}
-        except add_client_errors(*_READ_ERRORS) as error:
-            raise _unreadable_error(url, error) from error
-
-
-def _iter_objects(url: str) -> Iterator[tuple[str, Any]]:
-    with _open_text(url) as file:
-        try:
-            yield from iter_json_values(file, url)
-        except add_client_errors(*_READ_ERRORS) as error:
-            raise _unreadable_error(url, error) from error
-
-
-def _open_text(url: str) -> Any:
-    refuse_secret(url)
-    try:
-        return fsspec.open(url, "rt", encoding="utf-8-sig", compression="infer").open()
-    except add_client_errors(*_READ_ERRORS) as error:
-        raise _unreadable_error(url, error) from error
-
-
-def _unreadable_error(url: str, error: Exception) -> InputError:
-    return InputError(f"{url} cannot be read as training examples ({format_error(error)}): check the file")
+    with _open_text(url, _NOUN) as file:
+        return str(file.read(1 << 12)).lstrip()[:1] in {"{", "["}
 
 
 def _describe_mismatch(error: Exception) -> str:
@@ -329,7 +324,7 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
     needed_ids = relevant_ids | {question.own_document for question in question_set.questions}
     document_by_id: dict[str, Passage] = {}
     corpus = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
-    for location, value in _iter_objects(corpus):
+    for location, value in iter_json_file(corpus):
         try:
             if (identity := str(value["_id"])) in needed_ids:
                 document_by_id[identity] = build_passage(

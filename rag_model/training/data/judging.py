@@ -193,9 +193,10 @@ class JudgeBlock(ScoreBlock):
         examples = [Example("", question, tuple(answers)) for question, answers, _ in content["questions"]]
         settings = JudgeSettings(**{**content["settings"], "choices": tuple(content["settings"]["choices"])})
         judge = Judge(load_stored_generator(store.url, self.model, self.dtype, self.cpu), examples, settings)
+        passage_lists = [[Passage(**values) for values in passages] for _, _, passages in content["questions"]]
         return [
-            [(verdict.right, verdict.log_p) for verdict in _judge_question(judge, question, map(_to_passage, passages))]
-            for question, _, passages in content["questions"]
+            [(verdict.right, verdict.log_p) for verdict in judge_passages(judge, example.question, passages)]
+            for example, passages in zip(examples, passage_lists, strict=True)
         ]
 
 
@@ -246,19 +247,8 @@ def iter_judged(
     for task, block_verdicts in zip(blocks, verdicts_by_block, strict=True):
         questions = json.loads(store.blobs.read(task.content))["questions"]
         for (_, _, passages), verdicts in zip(questions, block_verdicts, strict=True):
-            yield next(remaining_examples), [*map(_to_passage, passages)], [Verdict(*verdict) for verdict in verdicts]
-
-
-def _to_passage(fields_by_name: Mapping[str, Any]) -> Passage:
-    return Passage(**fields_by_name)
-
-
-def _judge_question(judge: PairScorer, question: str, passages: Iterable[Passage]) -> list[Verdict]:
-    """Judge the passages of a question; the batches do not depend on other questions."""
-    remaining_passages, verdicts = iter(passages), list[Verdict]()
-    while batch := list(islice(remaining_passages, _BATCH)):
-        verdicts += judge_passages(judge, question, batch)
-    return verdicts
+            judged_passages = [Passage(**passage_fields) for passage_fields in passages]
+            yield next(remaining_examples), judged_passages, [Verdict(*verdict) for verdict in verdicts]
 
 
 def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:
@@ -267,24 +257,26 @@ def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]
     Raises:
         InputError: a score is not finite.
     """
-    return judge_pairs(judge, [question] * len(passages), passages)
+    return judge_pairs(judge, [(question, passage) for passage in passages], _BATCH)
 
 
-def judge_pairs(judge: PairScorer, questions: Sequence[str], passages: Sequence[Passage]) -> list[Verdict]:
-    """Return the judge's verdicts on each question with the passage at the same position.
+def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_size: int) -> list[Verdict]:
+    """Return the judge's verdicts on pairs of a question and a passage, `batch_size` at a time.
 
     Raises:
         InputError: a score is not finite.
     """
-    if not passages:
-        return []
-    scores = judge.scores(
-        list(questions), [passage.title for passage in passages], [passage.text for passage in passages]
-    )
-    for question, score in zip(questions, scores, strict=True):
-        if not np.isfinite(score).all():
-            raise InputError(f"the generator's score of question {question!r} is not finite: fetch the model again")
-    return [Verdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
+    verdicts = list[Verdict]()
+    for start in range(0, len(pairs), batch_size):
+        questions, passages = zip(*pairs[start : start + batch_size], strict=True)
+        scores = judge.scores(
+            list(questions), [passage.title for passage in passages], [passage.text for passage in passages]
+        )
+        for question, score in zip(questions, scores, strict=True):
+            if not np.isfinite(score).all():
+                raise InputError(f"the generator's score of question {question!r} is not finite: fetch the model again")
+        verdicts += [Verdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
+    return verdicts
 
 
 @dataclass(frozen=True, slots=True)

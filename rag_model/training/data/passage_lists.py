@@ -1,7 +1,7 @@
 """Retrieve the passages of examples once, as rows of the snapshot, and record them in the memo."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rag_model.evaluation.subject import resolve_retriever_models
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.store import Store
-from rag_model.training.data.answer_scores import ScoringExample
+from rag_model.training.data.answer_scores import AnswerScores, ScoringExample
 from rag_model.training.data.memory import PassageMemory, read_passages
 from rag_model.training.data.texts import passages_overlap
 
@@ -25,25 +25,20 @@ VERSION = 1  # increase it when the same inputs would give different lists
 _AT_ONCE = 256  # number of examples per search
 _READ_AT_ONCE = 4_096  # examples whose passages are in memory at the same time
 _EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
+NO_SCORES = AnswerScores((), 0)  # of a list that no generator has scored
 _NO_ROW = -1  # padding after the end of a list
 
 
 @dataclass(frozen=True, slots=True)
-class RetrievalExample:
-    """An input x and its output y, before retrieval."""
+class PassageList:
+    """An input x with its output y, the rows of its passages, and a generator's scores of them."""
 
     id: str
     text: str  # x
     answer: str  # y
     source: Passage | None = None  # source passage of a plain text; excluded from its own results
-
-
-@dataclass(frozen=True, slots=True)
-class PassageList:
-    """An example with the rows of its retrieved passages."""
-
-    example: RetrievalExample
-    rows: tuple[int, ...]  # rows of the snapshot, best first
+    rows: tuple[int, ...] = ()  # of the snapshot, best first; empty before retrieval
+    scores: AnswerScores = NO_SCORES  # of the passages, in the order of the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class PassageLister:
     identity: str = ""  # digest of the encoder's files
     runner: TaskRunner | None = None  # reads passages on workers; None: this process reads them
 
-    def retrieve_lists(self, examples: Sequence[RetrievalExample], k: int) -> list[PassageList]:
+    def retrieve_lists(self, examples: Sequence[PassageList], k: int) -> list[PassageList]:
         """Return the examples, in order, with up to `k` passages each.
 
         The list of a plain text excludes its source passage and passages that overlap it. Examples
@@ -65,11 +60,8 @@ class PassageLister:
         """
         rows = self._retrieve_rows(examples, k) if self.store is None else self._retrieve_once(self.store, examples, k)
         row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
-        return [
-            PassageList(example, example_rows)
-            for example, example_rows in zip(examples, row_lists, strict=True)
-            if example_rows
-        ]
+        pairs = zip(examples, row_lists, strict=True)
+        return [replace(example, rows=example_rows) for example, example_rows in pairs if example_rows]
 
     def to_scoring_examples(self, lists: Sequence[PassageList]) -> list[ScoringExample]:
         """Return the examples with the texts of their passages, to be scored by a generator."""
@@ -77,17 +69,12 @@ class PassageLister:
         passages = read_passages(self.memory.snapshot, rows, self.runner)
         text_by_row = {row: (passage.title, passage.text) for row, passage in passages.items()}
         return [
-            ScoringExample(
-                passage_list.example.id,
-                passage_list.example.text,
-                passage_list.example.answer,
-                tuple(text_by_row[row] for row in passage_list.rows),
-                passage_list.example.source is not None,
-            )
-            for passage_list in lists
+            ScoringExample(example.id, example.text, example.answer, passages, example.source is not None)
+            for example in lists
+            for passages in [tuple(text_by_row[row] for row in example.rows)]
         ]
 
-    def _retrieve_once(self, store: Store, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
+    def _retrieve_once(self, store: Store, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
         inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
@@ -109,7 +96,7 @@ class PassageLister:
         rows: npt.NDArray[np.int64] = np.load(store.blobs.get_local_path(record.outputs["lists"]), allow_pickle=False)
         return rows
 
-    def _retrieve_rows(self, examples: Sequence[RetrievalExample], k: int) -> npt.NDArray[np.int64]:
+    def _retrieve_rows(self, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
         rows = np.full((len(examples), k), _NO_ROW, np.int64)
         depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
         for start in range(0, len(examples), _READ_AT_ONCE):
@@ -128,7 +115,7 @@ class PassageLister:
                 rows[index, : len(list_rows)] = list_rows
         return rows
 
-    def _find_rows(self, examples: Sequence[RetrievalExample], k: int) -> list[list[int]]:
+    def _find_rows(self, examples: Sequence[PassageList], k: int) -> list[list[int]]:
         texts = [example.text for example in examples]
         rows: list[list[int]] = self.memory.find_rows(texts, self.encoder.encode_questions(texts), k).tolist()
         return rows

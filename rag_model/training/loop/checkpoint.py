@@ -148,7 +148,7 @@ def read_checkpoint(folder: Path) -> TrainerState:
     Raises:
         InputError: a file is missing or damaged.
     """
-    digests, state = _read_state_file(folder)
+    digests, state = read_state(folder)
     try:
         damaged_names = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
     except (OSError, ValueError, TypeError) as error:
@@ -158,25 +158,14 @@ def read_checkpoint(folder: Path) -> TrainerState:
     return state
 
 
-def read_state(folder: Path) -> TrainerState:
-    """Return the state of a checkpoint without checking the other files, which may be large.
+def read_state(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
+    """Return the digests of a checkpoint's weights and moments by file name, and its state.
+
+    The files themselves, which may be large, are not checked.
 
     Raises:
         InputError: the state is missing or damaged.
     """
-    return _read_state_file(folder)[1]
-
-
-def read_digests(folder: Path) -> Mapping[str, str]:
-    """Return the recorded digests of a checkpoint's weights and moments, by file name.
-
-    Raises:
-        InputError: the state is missing or damaged.
-    """
-    return _read_state_file(folder)[0]
-
-
-def _read_state_file(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
     try:
         record = parse_json((folder / _STATE).read_bytes(), finite=False)
         digests, state = dict(record["files"]), TrainerState.from_json(record["standing"])
@@ -326,7 +315,7 @@ class TrainingFolder:
 
 def _list_best_folders(checkpoint: Path) -> list[str]:
     try:
-        return [read_state(checkpoint).best.folder]
+        return [read_state(checkpoint)[1].best.folder]
     except InputError:  # `resume` reports it
         return []
 

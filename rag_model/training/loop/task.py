@@ -32,7 +32,11 @@ class Goal:
 
 
 class Task(Protocol[Batch]):
-    """One training task. Only the weights are state; the recipe determines everything else."""
+    """One training task. Only the weights are state; the recipe determines everything else.
+
+    A task that is one of several stages may have a property `trained_on`: one sentence for the
+    model card, which names the examples and the snapshot.
+    """
 
     @property
     def module(self) -> nn.Module:
@@ -79,16 +83,6 @@ class Task(Protocol[Batch]):
 
     def save(self, folder: Path) -> None:
         """Write the trained model to `folder`, an existing empty folder."""
-        ...
-
-
-@runtime_checkable
-class DescribedTask(Protocol):
-    """Optional property of a `Task` that is one of several stages, for the model card."""
-
-    @property
-    def trained_on(self) -> str:
-        """Return one sentence that names the examples and the snapshot."""
         ...
 
 

@@ -32,7 +32,6 @@ from rag_model.training.data.batches import (
     Missing,
     add_teacher_scores,
     build_list_batch,
-    keep_complete_examples,
 )
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import (
@@ -61,12 +60,12 @@ from rag_model.training.objectives.objective import (
 )
 from rag_model.training.objectives.task_bases import (
     GroupRecipe,
-    GroupTask,
+    ListTask,
     count_teacher_operations,
     load_teacher,
     mine_passages,
 )
-from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_part
+from rag_model.training.origins import TEACHER, InitialModels, NamedModels, choose_models
 
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.05)
@@ -141,7 +140,7 @@ class InitialColbert:
         return cls(TokenModel.from_encoder(folder, recipe.dim, seed=recipe.seed, device=device), tokenizer, folder)
 
 
-class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
+class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
     """Train a `TokenModel` on lists of passages whose first passage is the positive."""
 
     kind = "colbert"
@@ -173,10 +172,6 @@ class ColbertTask(GroupTask[ListBatch, TokenModel, ColbertRecipe]):
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data, encoder and teacher, and the encoder's spec."""
         return {**super().recipe(), "spec": self._initial.tokenizer.spec.to_json()}
-
-    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that have a positive and a negative."""
-        return keep_complete_examples(examples, self._recipe.missing)
 
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> ListBatch:
         """Return the examples' lists with the recipe's number of negatives."""
@@ -293,8 +288,8 @@ class Colbert(Objective[ColbertTraining]):
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the named encoder, else the snapshot's, and the teacher if one is named."""
-        models = choose_part(store, snapshot, named_models.encoder, PART)
-        return models if named_models.teacher is None else add_teacher(store, models, named_models.teacher)
+        options = self.options if named_models.teacher is not None else {"encoder"}
+        return choose_models(store, snapshot, named_models, self.result.parts, options)
 
     def prepare(self, job: Job[ColbertTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""

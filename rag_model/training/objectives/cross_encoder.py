@@ -12,9 +12,7 @@ from torch import Tensor
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.torch_cross_encoder import TrainableCrossEncoder
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
-from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import CROSS_ENCODER as PART
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import ListBatch, Missing, build_list_batch
 from rag_model.training.data.negatives import NegativesRecipe, estimate_mining_bytes
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
@@ -28,7 +26,6 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import GroupRecipe, ListTask, MiningObjective
-from rag_model.training.origins import InitialModels, NamedModels, choose_part
 
 GoalName = Literal["MRR", "Success@1", "loss"]
 LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
@@ -104,10 +101,6 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         pipeline_tag="text-ranking",
         parts=frozenset({PART}),
     )
-
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the named model, else the snapshot's encoder; see `choose_part`."""
-        return choose_part(store, snapshot, named_models.encoder, PART)
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""

@@ -1,34 +1,27 @@
 """DPR: train a bi-encoder with in-batch negatives and hard negatives (Karpukhin et al. 2020)."""
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
-from rag_model.errors import UsageError
 from rag_model.training.data.batches import (
     DprBatch,
     Missing,
     build_dpr_batch,
-    keep_complete_examples,
     mask_other_positives,
     passage_keys,
 )
-from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
 from rag_model.training.objectives.objective import Job, ModelDescription, TrainingCosts
-from rag_model.training.objectives.task_bases import BiEncoder, GroupTask, MiningObjective, PairRecipe, pair_costs
-from rag_model.training.origins import choose_bi_encoder
+from rag_model.training.objectives.task_bases import BiEncoder, ContrastTask, MiningObjective, PairRecipe, pair_costs
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 
@@ -61,64 +54,15 @@ class DprTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-class DprTask(GroupTask[DprBatch, BiEncoder, DprRecipe]):
+class DprTask(ContrastTask[BiEncoder, DprRecipe]):
     """Train a `BiEncoder` on examples with positives."""
 
     kind = "dpr"
-
-    def __init__(
-        self,
-        encoder: BiEncoder,
-        train: Sequence[Example],
-        dev: Sequence[Example],
-        recipe: DprRecipe,
-        corpus: Sequence[Passage] = (),
-    ) -> None:
-        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
-
-        Raises:
-            InputError: no training example has a positive passage; or one has none, and the recipe
-                refuses that.
-            UsageError: there is no dev example.
-        """
-        if not dev:
-            raise UsageError("there is no dev example to select the best weights with: give a dev file")
-        super().__init__(encoder, train, dev, recipe, corpus)
-        self.dropped = len(train) - len(self.train)
-        if recipe.goal != "Success@20" and not self._ranking.with_positives:
-            raise UsageError(f"goal {recipe.goal} needs dev examples with passages: use Success@20, or mine them")
-
-    @classmethod
-    def load(
-        cls,
-        question: str | Path,
-        passage: str | Path | None,
-        train: Sequence[Example],
-        dev: Sequence[Example],
-        recipe: DprRecipe,
-        corpus: Sequence[Passage] = (),
-    ) -> Self:
-        """Load the encoders as the recipe says; without `passage` both start from `question`.
-
-        Raises:
-            InputError: an encoder cannot be loaded; see `__init__`.
-            UsageError: the encoders do not fit each other or the recipe; see `__init__`.
-        """
-        encoder = BiEncoder.load(question, passage, shared=recipe.shared, frozen=recipe.freeze_passages)
-        return cls(encoder, train, dev, recipe, corpus)
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and encoders, and the encoders' specs."""
         specs = {"question": self.module.question.spec.to_json(), "passage": self.module.passage.spec.to_json()}
         return {**super().recipe(), "encoders": self.module.digests(), "specs": specs}
-
-    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that have a positive."""
-        return keep_complete_examples(examples, self._recipe.without_positive, needs_negatives=False)
-
-    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
-        """Return a batch of the examples with the recipe's number of hard negatives."""
-        return build_dpr_batch(examples, self._recipe.hard_negatives, rng)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
@@ -171,7 +115,6 @@ class Dpr(MiningObjective[DprTraining]):
     summary = "a question and a passage encoder"
     options = frozenset({"encoder"})
     settings = DprTraining
-    origins = staticmethod(choose_bi_encoder)
     tempered = "dpr"
     result = ModelDescription(
         summary="A pair of encoders, for questions and for passages, trained to tell each question's passage from "
@@ -183,10 +126,10 @@ class Dpr(MiningObjective[DprTraining]):
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; passages of the snapshot are also ranked for dev questions."""
-        names, settings = job.origins.names, job.settings
-        corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
-        examples = job.examples["train"], job.examples["dev"]
-        return DprTask.load(names["question"], names.get("passage"), *examples, settings.dpr, corpus)
+        names, recipe = job.origins.names, job.settings.dpr
+        encoders = recipe.load_encoders(names["question"], names["passage"])
+        corpus = sample_passages(job.snapshot, job.settings.negatives.ranked, job.runner)
+        return DprTask(encoders, job.examples["train"], job.examples["dev"], recipe, corpus)
 
     def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding the questions and passages of a batch, and of mining."""

@@ -6,17 +6,14 @@ passages that an older index returns. A second loss is -log p(s|z) of statements
 reconstructs s from the passages retrieved for s, without those that contain s verbatim.
 """
 
-import lzma
 import random
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fsspec
 import numpy as np
 from torch import Tensor
 
@@ -24,21 +21,19 @@ from rag_model.arrays import Partition
 from rag_model.corpus.chunkers.article_words import ends_sentence
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
-from rag_model.corpus.source import add_client_errors
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.errors import InputError, UsageError, format_error
+from rag_model.errors import InputError, UsageError
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, Variant
 from rag_model.resources import PASSAGE_TOKENS, PROMPT_TOKENS, estimate_weight_bytes
-from rag_model.secrets import refuse_secret
 from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.examples import Example, iter_json_values
+from rag_model.training.data.examples import Example, iter_json_file
 from rag_model.training.data.memory import RetrievedBatch, drop_source_passages, rerank
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
@@ -61,10 +56,8 @@ from rag_model.training.objectives.rag import (
     RagTraining,
     to_numpy,
 )
-from rag_model.training.origins import choose_end_to_end_models
 
 _MIN_WORDS = 5  # minimum words of a statement; shorter leads are headings and broken text
-_READ_ERRORS = (OSError, EOFError, ImportError, ValueError, lzma.LZMAError, zlib.error)
 LOOP = LoopSettings(
     epochs=10,  # paper: 10
     accumulation=8,  # paper: batches of 4, 8 times
@@ -96,17 +89,12 @@ def read_statements(source: str) -> list[Statement]:
         InputError: the file is unreadable, a line has no statement (the message names its number),
             or there is no line.
     """
-    refuse_secret(source)
     statements: list[Statement] = []
-    try:
-        with fsspec.open(source, "rt", encoding="utf-8-sig", compression="infer").open() as file:
-            for number, (location, value) in enumerate(iter_json_values(file, source)):
-                text = value.get("statement") if isinstance(value, dict) else None
-                if not isinstance(text, str) or not text.strip():
-                    raise InputError(f'{location} has no statement: write {{"statement": "…"}} on each line')
-                statements.append(Statement(str(value.get("id", number)), " ".join(text.split())))
-    except add_client_errors(*_READ_ERRORS) as error:
-        raise InputError(f"statements {source} cannot be read ({format_error(error)}): check the file") from error
+    for number, (location, value) in enumerate(iter_json_file(source, "statements")):
+        text = value.get("statement") if isinstance(value, dict) else None
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f'{location} has no statement: write {{"statement": "…"}} on each line')
+        statements.append(Statement(str(value.get("id", number)), " ".join(text.split())))
     if not statements:
         raise InputError(f"{source} holds no statement: give a file with at least one")
     return statements
@@ -420,7 +408,6 @@ class End2EndObjective(Objective[End2EndTraining]):
     summary = "a RAG model whose passage encoder is also trained, with an index that is rebuilt"
     options = frozenset({"encoder", "generator"})
     settings = End2EndTraining
-    origins = staticmethod(choose_end_to_end_models)
     tempered = "rag"
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a generator, trained together over retrieved passages, "
@@ -475,11 +462,12 @@ class End2EndObjective(Objective[End2EndTraining]):
             + statement_count * k * generator.operations_per_token * (PROMPT_TOKENS + _STATEMENT_TOKENS)
         )
         steps = settings.loop.count_steps(rag_costs.batches, 1)
-        return TrainingCosts(
-            {**rag_costs.stage_bytes, "train": rag_costs.stage_bytes["train"] + extra_bytes},
-            rag_costs.batches,
-            step_operations + rerank_operations,
-            rag_costs.evaluation_operations + passage_operations * len(job.examples["dev"]) * candidate_count,
+        return replace(
+            rag_costs,
+            stage_bytes={**rag_costs.stage_bytes, "train": rag_costs.stage_bytes["train"] + extra_bytes},
+            step_operations=step_operations + rerank_operations,
+            evaluation_operations=rag_costs.evaluation_operations
+            + passage_operations * len(job.examples["dev"]) * candidate_count,
             rebuild_operations=passage_operations * job.snapshot.n,
             # one at the end, for the published weights
             rebuilds=settings.moving.count_rebuilds(steps) + 1,

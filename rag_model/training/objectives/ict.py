@@ -34,7 +34,6 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.task_bases import BiEncoder, GroupRecipe, RankingEvaluator, TextTask
-from rag_model.training.origins import choose_bi_encoder
 
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-4, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
@@ -139,7 +138,6 @@ class IctObjective(Objective[IctTraining]):
     summary = "a question and a passage encoder, from the sentences of the snapshot"
     options = frozenset({"encoder"})
     settings = IctTraining
-    origins = staticmethod(choose_bi_encoder)
     tempered = "ict"
     takes_examples = False
     result = ModelDescription(

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from rag_model.encoders.architecture import Architecture
 from rag_model.resources import estimate_weight_bytes
-from rag_model.store.store import Store
-from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import (
     ListBatch,
     Missing,
@@ -37,7 +35,7 @@ from rag_model.training.objectives.task_bases import (
     mine_passages,
     pair_costs,
 )
-from rag_model.training.origins import TEACHER, InitialModels, NamedModels, add_teacher, choose_bi_encoder
+from rag_model.training.origins import TEACHER
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 LOOP = LoopSettings(epochs=25, learning_rate=7e-6, schedule="constant", warmup_share=0.0)
@@ -127,10 +125,6 @@ class MarginMse(Objective[MarginMseTraining]):
         parts=frozenset({"question", "passage"}),
     )
 
-    def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
-        """Return the encoders, as for DPR, and the teacher."""
-        return add_teacher(store, choose_bi_encoder(store, snapshot, named_models), named_models.teacher)
-
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
         teacher = load_teacher(job)  # first, so that a wrong teacher fails early
@@ -144,10 +138,8 @@ class MarginMse(Objective[MarginMseTraining]):
         """Load the encoders; passages of the snapshot are also ranked for dev questions."""
         names, settings = job.origins.names, job.settings
         recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
-        encoder = BiEncoder.load(
-            names["question"], names.get("passage"), shared=recipe.shared, frozen=recipe.freeze_passages
-        )
-        return MarginMseTask(encoder, job.examples["train"], job.examples["dev"], recipe, corpus, job.digests)
+        encoders = recipe.load_encoders(names["question"], names["passage"])
+        return MarginMseTask(encoders, job.examples["train"], job.examples["dev"], recipe, corpus, job.digests)
 
     def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding a batch, of mining, and of the teacher's scores."""

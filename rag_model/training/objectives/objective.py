@@ -29,7 +29,7 @@ from rag_model.training.data.temporary_index import Indexer
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures, Task
 from rag_model.training.moving_index import Rebuilder
-from rag_model.training.origins import InitialModels, NamedModels
+from rag_model.training.origins import InitialModels, NamedModels, choose_models
 
 # divisor for scores of unit vectors; sentence-transformers multiplies by 20
 UNIT_TEMPERATURE = 0.05
@@ -146,11 +146,13 @@ class Objective(Protocol[S]):
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the initial models; `named_models` names only models that `options` accepts.
 
+        By default they are those of `choose_models` for the parts of `result`, and for `options`.
+
         Raises:
             StoreError: the store has no such model, or the snapshot carries none.
             UsageError: a named model cannot be trained, or a required name is missing.
         """
-        ...
+        return choose_models(store, snapshot, named_models, self.result.parts, self.options)
 
     def inputs(self, job: Job[S]) -> Mapping[str, Any]:
         """Return further inputs that determine the model, as JSON values.

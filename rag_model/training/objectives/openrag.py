@@ -68,8 +68,8 @@ from rag_model.training.objectives.sidr import (
     estimate_sidr_costs,
     sidr_loss,
 )
-from rag_model.training.objectives.task_bases import CUTOFFS, GroupRecipe, GroupTask, rank_of_first_answer
-from rag_model.training.origins import InitialModels, NamedModels, choose_bi_encoder, choose_generator
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, measure_success, rank_of_first_answer
+from rag_model.training.origins import InitialModels, NamedModels
 
 GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
@@ -195,14 +195,11 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
                 "online_positives": float(sum(example_labels.positive is not None for example_labels in labels)),
                 "online_negatives": float(sum(example_labels.negative is not None for example_labels in labels)),
             }
-            batch = build_dpr_batch(
-                [
-                    _apply_online_labels(*example_and_labels)
-                    for example_and_labels in zip(batch.examples, labels, strict=True)
-                ],
-                1,
-                None,
-            )
+            examples = [
+                _move_to_front(example, example_labels.positive, example_labels.negative)
+                for example, example_labels in zip(batch.examples, labels, strict=True)
+            ]
+            batch = build_dpr_batch(examples, 1, None)
         recipe = self._recipe
         loss, loss_measures = sidr_loss(
             self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways
@@ -224,15 +221,10 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
             rank_of_first_answer(*example_and_ranking)
             for example_and_ranking in zip(examples, ranked_passages, strict=True)
         ]
-        depths = [k for k in CUTOFFS if k <= self._recipe.proposed]
         return {
             "right": sum(verdict.right for verdict in verdicts) / len(examples),
             "nll": -float(np.mean([verdict.log_p for verdict in verdicts])) if verdicts else float("nan"),
-            **{
-                f"Success@{k}": sum(answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks)
-                / len(answer_ranks)
-                for k in depths
-            },
+            **measure_success(answer_ranks, self._recipe.proposed),
             "questions": float(len(self._pools)),
             "all_right": float(self._pools.all_right),
             "all_wrong": float(self._pools.all_wrong),
@@ -308,12 +300,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         return OnlineLabels(positive, None, n_judged)
 
     def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[Verdict]:
-        """Return the verdicts on (question, passage) pairs, judged in batches."""
-        verdicts = list[Verdict]()
-        for first in range(0, len(pairs), _ONLINE_BATCH):
-            questions, passages = zip(*pairs[first : first + _ONLINE_BATCH], strict=True)
-            verdicts += judge_pairs(scorer or self._online.judge, questions, passages)
-        return verdicts
+        return judge_pairs(scorer or self._online.judge, pairs, _ONLINE_BATCH)
 
     def _is_helpful(self, example: Example, verdict: Verdict) -> bool | None:
         if self._online.settings.choices:
@@ -333,26 +320,16 @@ def _find_pool_label(example: Example, passage: Passage) -> bool | None:
 
 def _draw_from_pools(example: Example, rng: random.Random) -> Example:
     """Return the example with a random passage moved to the front of each pool."""
-    positive, negative = rng.choice(example.positives), rng.choice(example.negatives)
-    return replace(
-        example,
-        positives=_move_to_front(positive, example.positives),
-        negatives=_move_to_front(negative, example.negatives),
+    return _move_to_front(example, rng.choice(example.positives), rng.choice(example.negatives))
+
+
+def _move_to_front(example: Example, positive: Passage | None, negative: Passage | None) -> Example:
+    """Return the example with these passages at the front of its pools; None keeps the first."""
+    positives, negatives = (
+        (passage or pool[0], *(other for other in pool if other.hash != (passage or pool[0]).hash))
+        for passage, pool in ((positive, example.positives), (negative, example.negatives))
     )
-
-
-def _apply_online_labels(example: Example, labels: OnlineLabels) -> Example:
-    """Return the example with the passages found online at the front of its pools."""
-    positives = _move_to_front(labels.positive or example.positives[0], example.positives)
-    return replace(
-        example,
-        positives=positives,
-        negatives=_move_to_front(labels.negative or example.negatives[0], example.negatives),
-    )
-
-
-def _move_to_front(passage: Passage, pool: Sequence[Passage]) -> tuple[Passage, ...]:
-    return (passage, *(other for other in pool if other.hash != passage.hash))
+    return replace(example, positives=positives, negatives=negatives)
 
 
 class OpenRag(Objective[OpenRagTraining]):
@@ -378,13 +355,12 @@ class OpenRag(Objective[OpenRagTraining]):
         Raises:
             UsageError: one of them is not named, or the encoder is not a SiDR.
         """
-        generator = choose_generator(store, named_models)
         if named_models.encoder is None:
             raise UsageError("there is no SiDR to train: train one with `finetune sidr`, and name it with --encoder")
-        names = choose_bi_encoder(store, snapshot, named_models).names
-        if not is_sparse_encoder(resolve_folder(names[QUESTION])):
+        models = super().origins(store, snapshot, named_models)
+        if not is_sparse_encoder(resolve_folder(models.names[QUESTION])):
             raise UsageError(f"{named_models.encoder} is not a SiDR: train one with `finetune sidr`")
-        return InitialModels({**names, GENERATOR: generator})
+        return models
 
     def prepare(self, job: Job[OpenRagTraining]) -> Examples:
         """Return the training examples with pools that the generator judged, and the dev examples.
@@ -418,9 +394,7 @@ class OpenRag(Objective[OpenRagTraining]):
         recipe, generator, judge = job.settings.openrag, models[GENERATOR], job.settings.judge
         loss_recipe = SidrRecipe(batch_size=recipe.batch_size, terms=recipe.terms)
         sidr_training = estimate_sidr_costs(job, loss_recipe, recipe.answered * recipe.proposed, models)
-        pair_tokens = (
-            PROMPT_TOKENS + sum(2 for _ in judge.choices) if judge.choices else PROMPT_TOKENS + judge.max_new_tokens
-        )
+        pair_tokens = PROMPT_TOKENS + (2 * len(judge.choices) or judge.max_new_tokens)
         # For each pair the generator generates an answer, and scores the gold one.
         pair_operations = 2.0 * pair_tokens * generator.operations_per_token
         proposed_count = recipe.batch_size * min(recipe.proposed, job.snapshot.n)

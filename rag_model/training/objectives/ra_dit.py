@@ -25,7 +25,7 @@ from rag_model.store.recorded_tasks import OnProgress
 from rag_model.training.data.answer_scores import score_answers
 from rag_model.training.data.examples import Example, digest_examples
 from rag_model.training.data.memory import PassageMemory
-from rag_model.training.data.passage_lists import PassageList, PassageLister, RetrievalExample
+from rag_model.training.data.passage_lists import PassageList, PassageLister
 from rag_model.training.data.texts import draw_text_examples
 from rag_model.training.loop.loop import choose_frozen_dtype
 from rag_model.training.loop.loop_settings import LoopSettings
@@ -39,9 +39,9 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
     TrainingStage,
 )
-from rag_model.training.objectives.ra_dit_tasks import DevSet, LmTask, RaDitTraining, RetrieverTask, ScoredList
-from rag_model.training.objectives.rag import ANSWER_TOKENS, LOGITS_COPIES
-from rag_model.training.origins import choose_rag_models, digest_folder
+from rag_model.training.objectives.ra_dit_tasks import DevSet, LmTask, RaDitTraining, RetrieverTask
+from rag_model.training.objectives.rag import ANSWER_TOKENS, estimate_reading_bytes
+from rag_model.training.origins import digest_folder
 
 LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
 _MIN_PASSAGES = 2  # minimum passages of a snapshot on which a retriever is trained
@@ -54,7 +54,6 @@ class RaDit(Objective[RaDitTraining]):
     summary = "a generator tuned to read retrieved passages, then a question encoder tuned to its preferences"
     options = frozenset({"encoder", "generator"})
     settings = RaDitTraining
-    origins = staticmethod(choose_rag_models)
     tempered = "ra_dit"
     result = ModelDescription(
         summary="A generator tuned to answer from retrieved passages, one at a time, and a question encoder tuned to "
@@ -103,11 +102,9 @@ def _open_lister(job: Job[RaDitTraining], question: TrainableEncoder) -> Passage
     return PassageLister(memory, question, expression, store, encoder_digest, job.runner)
 
 
-def _list_answered(examples: Sequence[Example]) -> list[RetrievalExample]:
+def _list_answered(examples: Sequence[Example]) -> list[PassageList]:
     """Return the examples that have an answer, each with its first answer."""
-    return [
-        RetrievalExample(example.id, example.question, example.answers[0]) for example in examples if example.answers
-    ]
+    return [PassageList(example.id, example.question, example.answers[0]) for example in examples if example.answers]
 
 
 def _build_data_identity(job: Job[RaDitTraining]) -> dict[str, Any]:
@@ -145,11 +142,8 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
     labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared_recipe.k, settings.lm.k))
     text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared_recipe.k)
     dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared_recipe.k)
-    all_lists = [
-        *(PassageList(passage_list.example, passage_list.rows[: shared_recipe.k]) for passage_list in labelled_lists),
-        *text_lists,
-        *dev_lists,
-    ]
+    shortened_lists = [replace(example, rows=example.rows[: shared_recipe.k]) for example in labelled_lists]
+    all_lists = [*shortened_lists, *text_lists, *dev_lists]
     load_scoring_generator = partial(_load_generator, job, scoring_model)
     generator_digest = _digest_generator(job, scoring_model)
     all_scores = score_answers(
@@ -161,17 +155,11 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         on_progress,
         frozen_dtype,
     )
-    scored_lists = [ScoredList(*list_and_scores) for list_and_scores in zip(all_lists, all_scores, strict=True)]
-    train = [
-        scored_list
-        for scored_list in scored_lists[: len(labelled_lists) + len(text_lists)]
-        if len(scored_list.passage_list.rows) > 1
-    ]
+    scored_lists = [replace(example, scores=scores) for example, scores in zip(all_lists, all_scores, strict=True)]
+    n_train = len(labelled_lists) + len(text_lists)
+    train = [scored_list for scored_list in scored_lists[:n_train] if len(scored_list.rows) > 1]
     scores_digest = digest_json(
-        [
-            [scored_list.passage_list.rows, scored_list.scores.log_p, scored_list.scores.tokens]
-            for scored_list in scored_lists
-        ]
+        [[scored_list.rows, scored_list.scores.log_p, scored_list.scores.tokens] for scored_list in scored_lists]
     )
     data_identity = {**_build_data_identity(job), "texts": len(text_lists), "scores": scores_digest}
     return RetrieverTask(
@@ -179,21 +167,21 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progre
         load_answering_generator,
         lister.memory,
         train,
-        (dev, scored_lists[len(labelled_lists) + len(text_lists) :]),
+        (dev, scored_lists[n_train:]),
         recipe,
         shared_recipe,
         data_identity,
     )
 
 
-def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[RetrievalExample]:
+def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
     recipe, n_texts, seed = job.settings.retriever, job.settings.count_texts(n_labelled), job.settings.ra_dit.seed
     if not n_texts:
         return []  # The generator's tokenizer need not be loaded.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
     return [
-        RetrievalExample(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts
+        PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts
     ]
 
 
@@ -213,10 +201,6 @@ def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str = "f
 def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
     recipe, question, generator = job.settings.lm, models["question"], models["generator"]
     context_count, tokens = recipe.batch_size * min(recipe.k, job.snapshot.n), PROMPT_TOKENS + ANSWER_TOKENS
-    activations = (
-        generator.estimate_activation_bytes(context_count, tokens)
-        + LOGITS_COPIES * FLOAT32_BYTES * context_count * ANSWER_TOKENS * generator.vocabulary
-    )
     weight_bytes = (
         estimate_weight_bytes(question)
         + TRAINED_COPIES * estimate_weight_bytes(generator)
@@ -225,7 +209,7 @@ def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architectur
     n_batches = max(1, -(-len(_list_answered(job.examples["train"])) // recipe.batch_size))
     step_operations = TRAINING_PASSES * context_count * tokens * generator.operations_per_token
     return TrainingCosts(
-        {"lm": weight_bytes + activations},
+        {"lm": weight_bytes + estimate_reading_bytes(generator, context_count)},
         n_batches,
         step_operations,
         _count_evaluation_operations(job, generator),

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.rag_folder import save_rag
 from rag_model.retrieve.expression import choose_expression
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.answer_scores import AnswerScores
 from rag_model.training.data.batches import shuffle_batches
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import PassageMemory, RetrievedBatch
@@ -59,11 +58,10 @@ LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.067, dev_exampl
 """R-ft: 1e-5, one epoch, DRAGON's 1,237 warm-up steps, here as DPR's share; evaluated every 500
 steps. Both stages use the same dev examples: the paper's (appendix D) are at most 2,500 per task.
 """
-LmBatch = tuple[PassageList, ...]
+PassageLists = tuple[PassageList, ...]
 _UNIFORM_SHARE = 0.99  # a target is uniform if its entropy exceeds this share of log k
 _AT_ONCE = 256  # lists evaluated together
 _log = logging.getLogger(__name__)
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,26 +194,38 @@ class DevSet:
         return nlls
 
 
-class StageTask(Generic[Item]):
+class StageTask:
     """Base of the tasks of both stages: their recipe and their batches."""
 
     kind: str  # name of the stage in the recipe
-    _train: tuple[Item, ...]
-    _recipe: "LmRecipe | RetrieverRecipe"
-    _shared_recipe: RaDitRecipe
-    _data_identity: Mapping[str, Any]
+
+    def __init__(
+        self,
+        module: nn.Module,
+        train: Sequence[PassageList],
+        recipe: "LmRecipe | RetrieverRecipe",
+        shared_recipe: RaDitRecipe,
+        data_identity: Mapping[str, Any] | None,
+    ) -> None:
+        """Set the data; `data_identity` holds the digests of data and models."""
+        self.module, self._train, self._shared_recipe = module, tuple(train), shared_recipe
+        self._recipe, self._data_identity = recipe, dict(data_identity or {})
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, and the digests of data and models."""
         settings = [asdict(self._shared_recipe), asdict(self._recipe)]
         return {"kind": self.kind, "settings": settings, **self._data_identity}
 
-    def batches(self, epoch: int) -> Sequence[tuple[Item, ...]]:
+    def batches(self, epoch: int) -> Sequence[PassageLists]:
         """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
         return shuffle_batches(self._train, self._recipe.batch_size, self._shared_recipe.seed, epoch)
 
+    def ids(self, batch: PassageLists) -> Sequence[str]:
+        """Return the ids of the batch's examples."""
+        return [passage_list.id for passage_list in batch]
 
-class LmTask(StageTask[PassageList]):
+
+class LmTask(StageTask):
     """LM-ft, the first stage: a generator learns to answer from passages of the initial retriever.
 
         L = -Σ_i Σ_j log p_LM(y_i | c_ij ∘ x_i)    Lin et al. 2023, section 2.3, eq. 3; j = 1 … 3
@@ -248,11 +258,9 @@ class LmTask(StageTask[PassageList]):
         """
         if not train:
             raise InputError("no training example has an answer: give a file of questions with answers")
-        self.module: nn.Module = generator.module
+        super().__init__(generator.module, train, recipe, shared_recipe, data_identity)
         self.goal = Goal.of("nll")
-        self._question, self._generator, self._snapshot = question, generator, snapshot
-        self._train, self._dev, self._recipe, self._shared_recipe = tuple(train), dev, recipe, shared_recipe
-        self._data_identity = dict(data_identity or {})
+        self._question, self._generator, self._snapshot, self._dev = question, generator, snapshot, dev
 
     @property
     def trained_on(self) -> str:
@@ -260,17 +268,13 @@ class LmTask(StageTask[PassageList]):
         questions, snapshot = f"{len(self._train):,} questions", self._snapshot.id[:12]
         return f"Trained on {questions}, each after {self._recipe.k} passages of snapshot {snapshot}."
 
-    def ids(self, batch: LmBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [passage_list.example.id for passage_list in batch]
-
-    def loss(self, batch: LmBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+    def loss(self, batch: PassageLists) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean over examples of eq. 3, and `token_nll` in nats per answer token."""
         k = min(self._recipe.k, max(len(passage_list.rows) for passage_list in batch))
         contexts = self._generator.encode_contexts(
-            [passage_list.example.text for passage_list in batch], self._read_passages(batch, k)
+            [passage_list.text for passage_list in batch], self._read_passages(batch, k)
         )
-        targets = self._generator.encode_targets([passage_list.example.answer for passage_list in batch])
+        targets = self._generator.encode_targets([passage_list.answer for passage_list in batch])
         # (b, k, t)
         log_p, _ = target_log_p(self._generator.logits(contexts, targets), targets.tokens)
         has_passage = torch.tensor(
@@ -290,7 +294,7 @@ class LmTask(StageTask[PassageList]):
         rag = Rag(self._question, self._generator, self._shared_recipe.model_settings())
         save_rag(rag, folder, Space.from_json(self._snapshot.space or {}))
 
-    def _read_passages(self, batch: LmBatch, k: int) -> list[list[Passage]]:
+    def _read_passages(self, batch: PassageLists, k: int) -> list[list[Passage]]:
         """Return k passages per example; short lists repeat their first, which the loss masks."""
         row_lists = [
             (*passage_list.rows[:k], *passage_list.rows[:1] * (k - len(passage_list.rows))) for passage_list in batch
@@ -332,18 +336,7 @@ def compute_entropy(log_p: Tensor, mask: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).masked_fill(~mask, 0).sum(1)
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredList:
-    """A list of passages with the generator's scores."""
-
-    passage_list: PassageList
-    scores: AnswerScores
-
-
-RetrieverBatch = tuple[ScoredList, ...]
-
-
-class RetrieverTask(StageTask[ScoredList]):
+class RetrieverTask(StageTask):
     """R-ft, the second stage: a question encoder learns which passages make the answer likely.
 
     The loss is KL(p_R ‖ p_LSR), Lin et al. 2023, section 2.4: see `retriever_loss`. Lists and the
@@ -359,8 +352,8 @@ class RetrieverTask(StageTask[ScoredList]):
         question: TrainableEncoder,
         load_generator: Callable[[], Generator],
         memory: PassageMemory,
-        train: Sequence[ScoredList],
-        dev: tuple[DevSet, Sequence[ScoredList]],
+        train: Sequence[PassageList],
+        dev: tuple[DevSet, Sequence[PassageList]],
         recipe: RetrieverRecipe,
         shared_recipe: RaDitRecipe,
         data_identity: Mapping[str, Any] | None = None,
@@ -377,12 +370,10 @@ class RetrieverTask(StageTask[ScoredList]):
                 "no training example has an answer and two passages or more: give questions with "
                 "answers, and a snapshot of two passages or more"
             )
-        self.module: nn.Module = question
+        super().__init__(question, train, recipe, shared_recipe, data_identity)
         self.goal = Goal.of(recipe.goal)
         self._question, self._load_generator, self._memory = question, load_generator, memory
-        self._train, self._recipe, self._shared_recipe = tuple(train), recipe, shared_recipe
         self._dev_set, self._dev_lists = dev[0], tuple(dev[1])
-        self._data_identity = dict(data_identity or {})
         self._warn_if_uniform()
 
     @cached_property
@@ -395,23 +386,17 @@ class RetrieverTask(StageTask[ScoredList]):
     @property
     def trained_on(self) -> str:
         """Sentence for the model card."""
-        n_texts = sum(scored_list.passage_list.example.source is not None for scored_list in self._train)
-        counts, snapshot = (
-            f"{len(self._train) - n_texts:,} questions and {n_texts:,} plain texts",
-            self._memory.snapshot.id,
-        )
+        n_texts = sum(scored_list.source is not None for scored_list in self._train)
+        counts = f"{len(self._train) - n_texts:,} questions and {n_texts:,} plain texts"
+        snapshot = self._memory.snapshot.id
         scoring = f"scored by the {self._recipe.scored_by} generator"
         return (
             f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scoring}."
         )
 
-    def ids(self, batch: RetrieverBatch) -> Sequence[str]:
-        """Return the ids of the batch's examples."""
-        return [scored_list.passage_list.example.id for scored_list in batch]
-
-    def loss(self, batch: RetrieverBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
+    def loss(self, batch: PassageLists) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean of KL(p_R ‖ p_LSR), and the mean entropies of p_LSR and p_R in nats."""
-        question_vectors = self._question([scored_list.passage_list.example.text for scored_list in batch])  # (b, d)
+        question_vectors = self._question([scored_list.text for scored_list in batch])  # (b, d)
         losses, target_entropy, retriever_entropy = self._compute_losses(question_vectors, batch)
         return mean_over_processes(losses.sum(), len(batch)), {
             "target_entropy": target_entropy.mean(),
@@ -423,9 +408,8 @@ class RetrieverTask(StageTask[ScoredList]):
         kl_losses, target_entropies = list[Tensor](), list[Tensor]()
         for start in range(0, len(self._dev_lists), _AT_ONCE):
             batch = self._dev_lists[start : start + _AT_ONCE]
-            question_vectors = torch.from_numpy(
-                self._question.encode_questions([scored_list.passage_list.example.text for scored_list in batch])
-            )
+            vectors = self._question.encode_questions([scored_list.text for scored_list in batch])
+            question_vectors = torch.from_numpy(vectors)
             losses, entropies, _ = self._compute_losses(question_vectors, batch)
             kl_losses.append(losses)
             target_entropies.append(entropies)
@@ -440,7 +424,7 @@ class RetrieverTask(StageTask[ScoredList]):
         rag = Rag(self._question, self.generator, self._shared_recipe.model_settings())
         save_rag(rag, folder, Space.from_json(self._memory.snapshot.space or {}))
 
-    def compute_target(self, batch: Sequence[ScoredList]) -> tuple[Tensor, Tensor]:
+    def compute_target(self, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor]:
         """Return (b, k) float32 log p_LSR, computed in float64, and the (b, k) passage mask."""
         log_p_lists = [scored_list.scores.log_p for scored_list in batch]
         k = max(map(len, log_p_lists))
@@ -452,7 +436,7 @@ class RetrieverTask(StageTask[ScoredList]):
         scores = compute_preference_scores(log_p, tokens, self._recipe.preference)
         return compute_log_target(scores, mask, self._recipe.preference_temperature).float(), mask
 
-    def _compute_losses(self, question_vectors: Tensor, batch: Sequence[ScoredList]) -> tuple[Tensor, Tensor, Tensor]:
+    def _compute_losses(self, question_vectors: Tensor, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the (b,) losses, and the (b,) entropies of target and retriever."""
         target, mask = (tensor.to(question_vectors.device) for tensor in self.compute_target(batch))
         with torch.autocast(question_vectors.device.type, enabled=False):
@@ -463,26 +447,17 @@ class RetrieverTask(StageTask[ScoredList]):
         log_p = (scores.detach() / self._shared_recipe.temperature).masked_fill(~mask, -torch.inf).log_softmax(1)
         return losses, compute_entropy(target, mask), compute_entropy(log_p.masked_fill(~mask, 0), mask)
 
-    def _fetch_vectors(self, batch: Sequence[ScoredList], k: int) -> Any:
+    def _fetch_vectors(self, batch: Sequence[PassageList], k: int) -> Any:
         """Return (b, k, d) float32 vectors of the snapshot; short lists repeat their first."""
-        rows = [
-            [
-                *scored_list.passage_list.rows,
-                *[scored_list.passage_list.rows[0]] * (k - len(scored_list.passage_list.rows)),
-            ]
-            for scored_list in batch
-        ]
+        rows = [[*row_list, *[row_list[0]] * (k - len(row_list))] for row_list in (example.rows for example in batch)]
         return self._memory.fetch_vectors(np.array(rows, np.int64))
 
     def _warn_if_uniform(self) -> None:
         """Warn if most targets are uniform, because the encoder would unlearn to choose."""
         is_uniform = list[bool]()
         for start in range(0, len(self._train), _AT_ONCE):
-            batch = [
-                scored_list
-                for scored_list in self._train[start : start + _AT_ONCE]
-                if len(scored_list.scores.log_p) > 1
-            ]
+            examples = self._train[start : start + _AT_ONCE]
+            batch = [example for example in examples if len(example.scores.log_p) > 1]
             if batch:
                 target, mask = self.compute_target(batch)
                 is_uniform += (compute_entropy(target, mask) > _UNIFORM_SHARE * mask.sum(1).log()).tolist()

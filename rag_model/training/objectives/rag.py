@@ -60,7 +60,6 @@ from rag_model.training.objectives.objective import (
     Objective,
     TrainingCosts,
 )
-from rag_model.training.origins import choose_rag_models
 
 RetrievalTiming = Literal["batch", "once"]
 AnswerTargets = Literal["each", "first"]
@@ -68,7 +67,7 @@ GoalName = Literal["nll", "EM", "F1"]
 FrozenPart = Literal["none", "question", "generator"]
 _AT_ONCE = 256  # questions
 ANSWER_TOKENS = 25
-LOGITS_COPIES = 4  # copies of the logits: logits, their logarithms, and the gradients of both
+_LOGITS_COPIES = 4  # copies of the logits: logits, their logarithms, and the gradients of both
 LOOP = LoopSettings(
     epochs=100,
     learning_rate=3e-5,
@@ -420,6 +419,12 @@ def _build_pairs(examples: Sequence[Example], recipe: RagRecipe) -> list[Questio
     return pairs
 
 
+def estimate_reading_bytes(generator: Architecture, n_contexts: int) -> int:
+    """Return the memory to train a generator on answers from contexts: activations and logits."""
+    logits_bytes = _LOGITS_COPIES * FLOAT32_BYTES * n_contexts * ANSWER_TOKENS * generator.vocabulary
+    return generator.estimate_activation_bytes(n_contexts, PROMPT_TOKENS + ANSWER_TOKENS) + logits_bytes
+
+
 def to_numpy(vectors: Tensor) -> Vectors:
     """Return vectors as a float32 array, without gradient."""
     array: Vectors = vectors.detach().float().cpu().numpy()
@@ -431,7 +436,6 @@ class RagObjective(Objective[RagTraining]):
 
     options = frozenset({"encoder", "generator"})
     settings = RagTraining
-    origins = staticmethod(choose_rag_models)
     tempered = "rag"
 
     def __init__(self, marginal: Variant, when_summed: str) -> None:
@@ -463,10 +467,8 @@ class RagObjective(Objective[RagTraining]):
         recipe, question, generator = job.settings.rag, models["question"], models["generator"]
         k = min(recipe.k, job.snapshot.n)
         n_contexts = recipe.batch_size * k
-        activation_bytes = generator.estimate_activation_bytes(
-            n_contexts, PROMPT_TOKENS + ANSWER_TOKENS
-        ) + question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
-        logits = LOGITS_COPIES * FLOAT32_BYTES * n_contexts * ANSWER_TOKENS * generator.vocabulary
+        activation_bytes = estimate_reading_bytes(generator, n_contexts)
+        activation_bytes += question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
         weight_bytes = TRAINED_COPIES * estimate_weight_bytes(question, generator) + estimate_retriever_bytes(
             job.snapshot, recipe.expression
         )
@@ -474,7 +476,7 @@ class RagObjective(Objective[RagTraining]):
         n_pairs = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
         n_dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
         stages = {
-            "train": weight_bytes + activation_bytes + logits,
+            "train": weight_bytes + activation_bytes,
             "answer": weight_bytes + estimate_decoding_bytes(generator, n_contexts, recipe.max_new_tokens),
         }
         n_batches = max(1, -(-n_pairs // recipe.batch_size))

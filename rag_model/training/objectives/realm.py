@@ -54,7 +54,6 @@ from rag_model.training.objectives.realm_model import (
     mask_text,
 )
 from rag_model.training.objectives.task_bases import BiEncoder, TextTask
-from rag_model.training.origins import choose_realm_models
 
 Masks = Literal["salient", "random"]
 GoalName = Literal["nll", "utility"]
@@ -292,7 +291,6 @@ class RealmObjective(Objective[RealmTraining]):
     summary = "a question encoder, a passage encoder and a masked language model, from the snapshot's text"
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
-    origins = staticmethod(choose_realm_models)
     tempered = "realm"
     version = 1  # version 1 reads passages without titles, and `token` divides by masks
     takes_examples = False

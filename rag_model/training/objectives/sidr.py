@@ -5,9 +5,8 @@ contrasts term weights with term weights, and term weights with binary bags of t
 index may hold either. Training changes the weights, but not the bags.
 """
 
-import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -38,10 +37,7 @@ from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
 from rag_model.training.data.batches import (
     DprBatch,
     Missing,
-    build_dpr_batch,
-    keep_complete_examples,
 )
-from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import (
     NegativesRecipe,
     estimate_mining_bytes,
@@ -57,8 +53,7 @@ from rag_model.training.objectives.objective import (
     ModelDescription,
     TrainingCosts,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, MiningObjective
-from rag_model.training.origins import InitialModels, choose_bi_encoder
+from rag_model.training.objectives.task_bases import ContrastTask, GroupRecipe, MiningObjective
 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
 BAG = "bag_"  # prefix of measures by bags
@@ -308,43 +303,15 @@ class SidrPair(nn.Module):
         return torch.sparse_coo_tensor(indexes, weights.flatten(), size, check_invariants=True).coalesce()
 
 
-class SidrTask(GroupTask[DprBatch, SidrPair, SidrRecipe]):
+class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
     """Train a `SidrPair` on examples with positives."""
 
     kind = "sidr"
-
-    def __init__(
-        self,
-        pair: SidrPair,
-        train: Sequence[Example],
-        dev: Sequence[Example],
-        recipe: SidrRecipe,
-        corpus: Sequence[Passage] = (),
-        digests: Mapping[str, str] | None = None,
-    ) -> None:
-        """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
-
-        Raises:
-            InputError: no training example has a positive passage; or one has none, and the recipe
-                refuses that.
-            UsageError: there is no dev example, or none with a passage that the goal needs.
-        """
-        super().__init__(pair, train, dev, recipe, corpus, digests)
-        if not self.goal.larger and not self._ranking.with_positives:
-            raise UsageError(f"goal {recipe.goal} needs dev examples with passages: use Success@20, or mine them")
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and encoders, and the encoders' specs."""
         pair = {"question": self.module.question, "passage": self.module.passage}
         return {**super().recipe(), "specs": {name: encoder.spec.to_json() for name, encoder in pair.items()}}
-
-    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples that have a positive."""
-        return keep_complete_examples(examples, self._recipe.without_positive, needs_negatives=False)
-
-    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
-        """Return a batch of the examples with the recipe's number of hard negatives."""
-        return build_dpr_batch(examples, self._recipe.hard_negatives, rng)
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the texts of all processes, and the measures of `sidr_loss`."""
@@ -389,7 +356,6 @@ class Sidr(MiningObjective[SidrTraining]):
     summary = "a question and a passage encoder of weighted terms, which search an index of weights or of bags"
     options = frozenset({"encoder"})
     settings = SidrTraining
-    origins = staticmethod(choose_bi_encoder)
     result = ModelDescription(
         summary="A pair of encoders of weighted terms, for questions and for passages, trained to tell each question's "
         "passage from others by its weights, and by its bag of tokens alone (SiDR, Zhou et al. "
@@ -405,29 +371,15 @@ class Sidr(MiningObjective[SidrTraining]):
         """Load the encoders; passages of the snapshot are also ranked for dev questions."""
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
-        pair = load_initial_pair(job.origins, settings.sidr)
+        folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])
+        pair = SidrPair.load(*folders, settings.sidr)
         return SidrTask(pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
 
     def costs(self, job: Job[SidrTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of computing all term weights of a batch, and of mining."""
         costs = estimate_sidr_costs(job, job.settings.sidr, job.settings.negatives.ranked, models)
-        return TrainingCosts(
-            {**costs.stage_bytes, "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives)},
-            costs.batches,
-            costs.step_operations,
-            costs.evaluation_operations,
-        )
-
-
-def load_initial_pair(origins: InitialModels, recipe: SidrRecipe) -> SidrPair:
-    """Load the initial encoders of a training.
-
-    Raises:
-        InputError: an encoder cannot be loaded.
-        UsageError: the encoders do not fit each other or the recipe.
-    """
-    question, passage = (resolve_folder(origins.names[part]) for part in ("question", "passage"))
-    return SidrPair.load(question, passage, recipe)
+        mining_bytes = estimate_mining_bytes(job.snapshot, job.settings.negatives)
+        return replace(costs, stage_bytes={**costs.stage_bytes, "mine": mining_bytes})
 
 
 def estimate_sidr_costs(

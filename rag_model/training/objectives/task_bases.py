@@ -1,8 +1,9 @@
 """Base classes of tasks and recipes, the bi-encoder and the teacher.
 
 * `BiEncoder`: one encoder for questions and one for passages, or one for both
-* `GroupRecipe`, `GroupTask`: batches are groups of examples (DPR, ColBERT, SiDR, OpenRAG);
-  `ListTask`: each example is a list of a positive and negatives (cross-encoder, MarginMSE)
+* `GroupRecipe`, `GroupTask`: batches are groups of examples (OpenRAG); `ContrastTask`: with
+  in-batch negatives (DPR, SiDR); `ListTask`: each example is a list of a positive and negatives
+  (ColBERT, cross-encoder, MarginMSE)
 * `MiningObjective`: mined passages are added to the examples (DPR, cross-encoder, SiDR)
 * `PairRecipe`, `pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
 * `TextTask`: batches are passages of the snapshot (ICT, REALM)
@@ -39,6 +40,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import (
     DprBatch,
     ListBatch,
+    build_dpr_batch,
     build_list_batch,
     group_examples,
     keep_complete_examples,
@@ -108,12 +110,8 @@ class RankingEvaluator:
             answer_ranks.append(self._rank_first_answer(example, pool_scores))
             if example.positives:
                 positive_ranks.append(int((pool_scores > pool_scores[self.rows[example.positives[0].hash]]).sum()) + 1)
-        success = {
-            f"Success@{k}": sum(answer_rank is not None and answer_rank <= k for answer_rank in answer_ranks)
-            / len(answer_ranks)
-            for k in CUTOFFS
-        }
-        return {**({"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}), **success}
+        average_rank = {"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}
+        return {**average_rank, **measure_success(answer_ranks)}
 
     def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether one of an example's first `k` passages answers it; k <= 20."""
@@ -150,6 +148,15 @@ class RankingEvaluator:
         top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
         ranked_passages = [self.pool[row] for row in top_rows[np.argsort(-scores[top_rows], kind="stable")]]
         return rank_of_first_answer(example, ranked_passages)
+
+
+def measure_success(answer_ranks: Sequence[int | None], depth: int = CUTOFFS[-1]) -> dict[str, float]:
+    """Return `Success@k` for each cutoff up to `depth`, from the rank of each first answer."""
+    return {
+        f"Success@{k}": sum(rank is not None and rank <= k for rank in answer_ranks) / len(answer_ranks)
+        for k in CUTOFFS
+        if k <= depth
+    }
 
 
 def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
@@ -199,6 +206,10 @@ class GroupTask(ABC, Generic[B, M, R]):
         self.train = self.keep_complete(train)
         self.goal = Goal.of(recipe.goal)
         self._dev, self._corpus, self._digests = dev, tuple(corpus), dict(digests or {})
+        self.check_data()
+
+    def check_data(self) -> None:
+        """Check the examples, of which `train` has only the complete ones; raise if they do not fit."""
 
     @cached_property
     def _ranking(self) -> RankingEvaluator:
@@ -240,6 +251,35 @@ class GroupTask(ABC, Generic[B, M, R]):
         """Build a batch of examples; negatives are drawn with `rng`."""
 
 
+class ContrastTask(GroupTask[DprBatch, M, R]):
+    """Base of tasks that contrast positives with the negatives of a batch and rank dev passages.
+
+    The recipe has the settings `without_positive` and `hard_negatives`.
+    """
+
+    def check_data(self) -> None:
+        """Check that dev examples select the best weights.
+
+        Raises:
+            UsageError: there is no dev example, or none with a passage that the goal needs.
+        """
+        if not self._dev:
+            raise UsageError("there is no dev example to select the best weights with: give a dev file")
+        if not self.goal.larger and not self._ranking.with_positives:
+            goal = self._recipe.goal
+            raise UsageError(f"goal {goal} needs dev examples with passages: use Success@20, or mine them")
+
+    def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
+        """Return the examples that have a positive."""
+        recipe: Any = self._recipe
+        return keep_complete_examples(examples, recipe.without_positive, needs_negatives=False)
+
+    def build_batch(self, examples: Sequence[Example], rng: random.Random) -> DprBatch:
+        """Return a batch of the examples with the recipe's number of hard negatives."""
+        recipe: Any = self._recipe
+        return build_dpr_batch(examples, recipe.hard_negatives, rng)
+
+
 class ListTask(GroupTask[ListBatch, M, R]):
     """Base of tasks whose batches are lists of a positive and the recipe's number of negatives.
 
@@ -267,6 +307,10 @@ class PairRecipe(GroupRecipe):
     # divides the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too
     # little
     temperature: float = 1.0
+
+    def load_encoders(self, question: str | Path, passage: str | Path | None = None) -> "BiEncoder":
+        """Load the encoders as the settings say; see `BiEncoder.load`."""
+        return BiEncoder.load(question, passage, shared=self.shared, frozen=self.freeze_passages)
 
 
 def pair_costs(

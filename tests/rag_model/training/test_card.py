@@ -11,22 +11,24 @@ from rag_model.training.loop.checkpoint import SearchedSnapshot
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.objective import get_objective, list_objective_names
 
+INPUTS = {
+    "kind": "dpr",
+    "snapshot": "f" * 64,
+    "models": {"question": "sha256:aa", "passage": "sha256:bb"},
+    "recipe": {"loop": {"learning_rate": 2e-05}, "dpr": {"batch_size": 8}},
+    "examples": {"train": "sha256:cc", "dev": "sha256:dd"},
+}
 CARD = Card(
-    kind="dpr",
     result=get_objective("dpr").result,
-    initial_models={"question": "sha256:aa", "passage": "sha256:bb"},
-    snapshot="f" * 64,
-    passages_source="https://en.wikipedia.org/wiki/Main_Page, CC BY-SA 4.0",
-    example_digests={"train": "sha256:cc", "dev": "sha256:dd"},
-    recipe={"loop": {"learning_rate": 2e-05}, "dpr": {"batch_size": 8}},
+    inputs=INPUTS,
+    corpus={"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0", "language": "en"},
     trained=TrainingResult(1200, {"loss": 3.25}, {"loss": 1.5, "Success@20": 0.5}, Path("best"), best_step=1000),
-    language="en",
 )
 
 
 @pytest.mark.parametrize("kind", list_objective_names())
 def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
-    text = write_card(replace(CARD, kind=kind, result=get_objective(kind).result))
+    text = write_card(replace(CARD, inputs=INPUTS | {"kind": kind}, result=get_objective(kind).result))
     _, head, body = text.split("---\n", 2)
     read = yaml.safe_load(head)
     assert (read["library_name"], read["language"]) == ("bookwheel", "en")
@@ -38,12 +40,12 @@ def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
 
 
 def test_no_text_breaks_the_table() -> None:
-    text = write_card(replace(CARD, passages_source="a | b\nc"))
-    assert "| its text | a \\| b c |" in text
+    text = write_card(replace(CARD, corpus={"base": "a | b\nc", "licence": "d"}))
+    assert "| its text | a \\| b c, d |" in text
 
 
 def test_snapshots_that_were_asked_later_are_named() -> None:
-    searched = SearchedSnapshot(0, CARD.snapshot), SearchedSnapshot(1500, "e" * 64)
+    searched = SearchedSnapshot(0, "f" * 64), SearchedSnapshot(1500, "e" * 64)
     text = write_card(replace(CARD, trained=replace(CARD.trained, searched_snapshots=searched)))
     assert f"| asked from step 1,500 | {'e' * 64} |" in text
     assert "asked from step 0" not in text

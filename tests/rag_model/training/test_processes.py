@@ -86,7 +86,7 @@ def without_dropout(module: nn.Module) -> None:
 
 def build_dpr(given: Path, processes: int) -> Task[Any]:
     recipe = DprRecipe(batch_size=8 // processes, temperature=0.1)
-    return DprTask.load(given / "tiny", None, LISTS, LISTS, recipe)
+    return DprTask(recipe.load_encoders(given / "tiny"), LISTS, LISTS, recipe)
 
 
 def build_colbert(given: Path, processes: int) -> Task[Any]:

@@ -10,7 +10,7 @@ from rag_model.store.objects.memo import NotRecordedError
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import ScoringExample
 from rag_model.training.data.memory import PassageMemory
-from rag_model.training.data.passage_lists import PassageLister, RetrievalExample
+from rag_model.training.data.passage_lists import PassageList, PassageLister
 from tests.fixtures.tiny import save_cross_encoder
 from tests.fixtures.tiny_snapshot import publish_tiny
 
@@ -27,7 +27,7 @@ def lister(tiny: Path, tmp_path: Path) -> PassageLister:
 
 
 def test_they_are_what_the_retriever_finds(lister: PassageLister) -> None:
-    asked = [RetrievalExample(f"q{x}", f"who was king of city {x}?", x) for x in "abc"]
+    asked = [PassageList(f"q{x}", f"who was king of city {x}?", x) for x in "abc"]
     found = lister.retrieve_lists(asked, 2)
     texts = [one.text for one in asked]
     hits = lister.memory.retrieve(texts, lister.encoder.encode_questions(texts), 2).hits
@@ -39,15 +39,15 @@ def test_they_are_what_the_retriever_finds(lister: PassageLister) -> None:
 
 def test_a_text_is_not_found_for_itself(lister: PassageLister) -> None:
     source = lister.memory.snapshot.passages([2])[0]
-    (found,) = lister.retrieve_lists([RetrievalExample("text", source.text[:12], source.text[12:], source)], 10)
+    (found,) = lister.retrieve_lists([PassageList("text", source.text[:12], source.text[12:], source)], 10)
     assert sorted(found.rows) == [0, 1, 3, 4, 5]
     assert lister.to_scoring_examples([found])[0].is_plain_text
-    (few,) = lister.retrieve_lists([RetrievalExample("text", source.text[:12], source.text[12:], source)], 3)
+    (few,) = lister.retrieve_lists([PassageList("text", source.text[:12], source.text[12:], source)], 3)
     assert few.rows == found.rows[:3], "as many as wanted, although its own was found too"
 
 
 def test_another_model_behind_a_name_of_the_retriever_gives_other_lists(lister: PassageLister, tmp_path: Path) -> None:
-    judge, asked = save_cross_encoder(tmp_path / "judge"), [RetrievalExample("q", "who was king of city a?", "a")]
+    judge, asked = save_cross_encoder(tmp_path / "judge"), [PassageList("q", "who was king of city a?", "a")]
     reranking = replace(lister, retriever=f"rerank(exact, {judge}, 3)")
     reranking = replace(reranking, memory=PassageMemory(lister.memory.snapshot, lister.encoder, reranking.retriever))
     found = reranking.retrieve_lists(asked, 2)
@@ -60,7 +60,7 @@ def test_another_model_behind_a_name_of_the_retriever_gives_other_lists(lister: 
 
 
 def test_they_are_found_once(lister: PassageLister) -> None:
-    asked = [RetrievalExample("q", "who was king of city a?", "a")]
+    asked = [PassageList("q", "who was king of city a?", "a")]
     store = lister.store
     assert store is not None
     found = lister.retrieve_lists(asked, 2)
@@ -82,6 +82,6 @@ def test_a_snapshot_of_one_passage_has_a_list_for_questions_alone(tiny: Path, tm
     lister = PassageLister(PassageMemory(snapshot, encoder), encoder, None)
     source = snapshot.passages([0])[0]
     found = lister.retrieve_lists(
-        [RetrievalExample("q", "who?", "a"), RetrievalExample("text", "the king", " was a.", source)], 4
+        [PassageList("q", "who?", "a"), PassageList("text", "the king", " was a.", source)], 4
     )
-    assert [(one.example.id, one.rows) for one in found] == [("q", (0,))]
+    assert [(one.id, one.rows) for one in found] == [("q", (0,))]

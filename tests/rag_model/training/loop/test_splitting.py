@@ -22,7 +22,8 @@ from tests.fixtures.toy_task import LineTask, limit_rows, settings
 
 
 def build_dpr(folder: Path, kings: list[Example]) -> Any:
-    return DprTask.load(folder, None, kings, kings, DprRecipe(batch_size=6, temperature=0.1))
+    recipe = DprRecipe(batch_size=6, temperature=0.1)
+    return DprTask(recipe.load_encoders(folder), kings, kings, recipe)
 
 
 def build_cross_encoder(folder: Path, kings: list[Example]) -> Any:

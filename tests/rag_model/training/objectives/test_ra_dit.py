@@ -24,6 +24,7 @@ from rag_model.training.data.answer_scores import AnswerScores
 from rag_model.training.data.blocks import ScoreBlock
 from rag_model.training.data.examples import Example
 from rag_model.training.data.memory import PassageMemory
+from rag_model.training.data.passage_lists import PassageList
 from rag_model.training.finetuning import Finetuning, estimate_work
 from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
@@ -37,7 +38,6 @@ from rag_model.training.objectives.ra_dit_tasks import (
     RaDitTraining,
     RetrieverRecipe,
     RetrieverTask,
-    ScoredList,
 )
 from rag_model.training.origins import InitialModels, NamedModels
 from tests.fixtures.tiny_generators import save_bart, save_llama
@@ -136,7 +136,7 @@ def test_both_stages_make_one_model_that_answers(
     assert set(trained.initial_measures) == {"nll", "Success@4", "distinct", "spread"} < set(trained.best_measures)
     assert trained.steps == 20
     found, _ = run.publish(trained, tmp_path / "run", "reader", {})
-    assert found.initial_measures["nll"] == dev[0]["nll"]
+    assert found.before["nll"] == dev[0]["nll"]
     folder = store.get_model_folder("reader")
     assert {"lm-metrics.jsonl", "retriever-metrics.jsonl"} <= {path.name for path in folder.iterdir()}
     card = (folder / "README.md").read_text()
@@ -216,10 +216,10 @@ def test_the_first_loss_is_that_of_transformers(job_of: Any, models: dict[str, P
     model, generator = AutoModelForCausalLM.from_pretrained(models["llama"]).eval(), task._generator
     total, tokens = 0.0, 0
     for one, passages in zip(batch, task._read_passages(batch, 3), strict=True):
-        answer = generator.tokenizer(" " + one.example.answer, add_special_tokens=False)["input_ids"]
+        answer = generator.tokenizer(" " + one.answer, add_special_tokens=False)["input_ids"]
         answer.append(generator.end_token)
         for passage in passages:
-            prompt = generator.encode_contexts([one.example.text], [[passage]]).tokens[0].tolist()
+            prompt = generator.encode_contexts([one.text], [[passage]]).tokens[0].tolist()
             labels = torch.tensor([[*[-100] * len(prompt), *answer]])
             with torch.no_grad():
                 given = model(input_ids=torch.tensor([[*prompt, *answer]]), labels=labels)
@@ -300,9 +300,9 @@ def test_a_stage_may_begin_where_another_run_ended(job_of: Any, store: Store, tm
         RA_DIT.origins(store, first.snapshot, NamedModels())
 
 
-def scored(task: RetrieverTask, *log_p: float, tokens: int = 1) -> tuple[ScoredList, ...]:
+def scored(task: RetrieverTask, *log_p: float, tokens: int = 1) -> tuple[PassageList, ...]:
     """The task's first batch, with other scores."""
-    return tuple(ScoredList(one.passage_list, AnswerScores(log_p, tokens)) for one in task.batches(0)[0])
+    return tuple(replace(one, scores=AnswerScores(log_p, tokens)) for one in task.batches(0)[0])
 
 
 def test_a_generator_that_does_not_care_is_told(job_of: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -384,9 +384,7 @@ def test_a_model_that_is_broken_from_the_start_is_named_rather_than_the_examples
 
 def test_a_loss_that_is_not_finite_names_the_examples(job_of: Any, tmp_path: Path) -> None:
     task = retriever_of(job_of(stages="retriever"))
-    poisoned = [
-        ScoredList(one.passage_list, AnswerScores((math.nan,) * 4, 1)) for batch in task.batches(0) for one in batch
-    ]
+    poisoned = [replace(one, scores=AnswerScores((math.nan,) * 4, 1)) for batch in task.batches(0) for one in batch]
     task._train = tuple(poisoned)
     with pytest.raises(RefusedError, match="the loss of step 1 is nan, of examples"):
         train(task, LOOP, tmp_path / "retriever")
