@@ -24,9 +24,7 @@ def show_build(outcome: BuildOutcome) -> None:
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
     move_sentence = f"{outcome.ref}@{outcome.number} names it now" if outcome.number else f"{outcome.ref} did not move"
     table_description = f"Snapshot {(outcome.snapshot or '')[:12]} is published: {move_sentence}"
-    create_table(rows, key="reindex-counts", description=table_description)
-    if outcome.report:
-        create_link(outcome.report, "Build report", key="reindex-report")
+    create_table(rows, "reindex-counts", table_description, outcome.report, "Build report")
 
 
 def log_build(outcome: BuildOutcome) -> None:
@@ -65,9 +63,7 @@ def show_answers(outcome: EvaluateOutcome) -> None:
     ]
     rows += [{"what": f"collapse: {name}", "value": f"{value:,.3g}"} for name, value in outcome.collapse.items()]
     table_description = f"Model {outcome.model_label} on snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions"
-    create_table(rows, key="evaluate-figures", description=table_description)
-    if outcome.report:
-        create_link(to_address(outcome.report), "How it answers", key="evaluate-report")
+    create_table(rows, "evaluate-figures", table_description, outcome.report, "How it answers")
 
 
 def show_retrievers(outcome: CompareOutcome) -> None:
@@ -83,9 +79,7 @@ def show_retrievers(outcome: CompareOutcome) -> None:
         f"Retrievers of snapshot {outcome.snapshot[:12]}, {outcome.n:,} questions judged by "
         f"{outcome.judged_by}: {outcome.advice}"
     )
-    create_table(rows, key="compare-figures", description=table_description)
-    if outcome.report:
-        create_link(to_address(outcome.report), "How passages are found", key="compare-report")
+    create_table(rows, "compare-figures", table_description, outcome.report, "How passages are found")
 
 
 def show_release(outcome: ReleaseOutcome) -> None:
@@ -106,9 +100,7 @@ def show_reproduction(outcome: ReproduceOutcome) -> None:
     """Write the table of a reproduction, and the link to its page."""
     columns = ("row", "data", "measure", "published", "value", "difference", "verdict")
     rows = [{column: line[column] for column in columns} for line in outcome.lines]
-    create_table(rows, key="reproduce-table", description=f"{outcome.reproduction}, {outcome.summary}")
-    if outcome.report:
-        create_link(to_address(outcome.report), "The table", key="reproduce-report")
+    create_table(rows, "reproduce-table", f"{outcome.reproduction}, {outcome.summary}", outcome.report, "The table")
 
 
 def _iter_retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -135,12 +127,16 @@ def format_paired_difference(difference: Mapping[str, float]) -> str:
     return f"{difference['value']:+.3f} [{difference['low']:+.3f}, {difference['high']:+.3f}]"
 
 
-def create_table(rows: list[dict[str, Any]], key: str, description: str) -> None:
-    """Write a table as an artifact of the run."""
+def create_table(
+    rows: list[dict[str, Any]], key: str, description: str, report: str | None = None, title: str = ""
+) -> None:
+    """Write a table as an artifact of the run, and the link `title` to its report, if there is one."""
     if in_run():
         from prefect.artifacts import create_table_artifact  # noqa: PLC0415 - takes most of a second
 
         create_table_artifact(rows, key=key, description=description)
+    if report:
+        create_link(to_address(report), title, f"{key.partition('-')[0]}-report")
 
 
 def to_address(page: str) -> str:

@@ -404,8 +404,6 @@ def show_training(outcome: FinetuneOutcome) -> None:
         for name, value in initial_metrics.items()
     ]
     table_description = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
-    artifacts.create_table(rows, key="finetune-measures", description=table_description)
+    artifacts.create_table(rows, "finetune-measures", table_description, outcome.report, "The training")
     measures = "; ".join(f"{row['what']} {row['before']}, then {row['after']}" for row in rows)
     log(f"{table_description}, on snapshot {outcome.snapshot}: {measures}")
-    if outcome.report:
-        artifacts.create_link(outcome.report, "The training", key="finetune-report")

@@ -224,6 +224,23 @@ def choose_expression(index: str | None, retriever: str | None) -> str | None:
     return choose_expressions([] if index is None else [index], [] if retriever is None else [retriever])[0]
 
 
+class RetrieverChoice:
+    """Base of settings that name a retriever: by an expression, or by its short form, an index."""
+
+    __slots__ = ()
+    retriever: str | None
+    index: str | None
+
+    @property
+    def expression(self) -> str | None:
+        """The expression of the retriever; None: the snapshot's default.
+
+        Raises:
+            UsageError: see `choose_expression`.
+        """
+        return choose_expression(self.index, self.retriever)
+
+
 def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tuple[str, ...]:
     """Return the expressions of `--index` or `--retriever`, where each option may be repeated.
 

@@ -80,7 +80,7 @@ def write_card(card: Card) -> str:
     kind, language = card.inputs["kind"], str(card.corpus.get("language") or "")
     head = {
         "library_name": "bookwheel",
-        "pipeline_tag": card.result.pipeline_tag,
+        "pipeline_tag": card.result.hub_task,
         "tags": ["bookwheel", "retrieval-augmented-generation", kind],
         **({"language": language} if language else {}),
     }

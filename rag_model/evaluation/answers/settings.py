@@ -13,11 +13,11 @@ from rag_model.reading.confidence import Signal, Threshold
 from rag_model.reading.reader import ReaderName
 from rag_model.reading.routing import Route
 from rag_model.reading.settings import PromptSettings, ReaderSettings
-from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationSettings:
+class EvaluationSettings(RetrieverChoice):
     """The settings of an evaluation; the defaults are those of the RAG paper's open-domain
     tables.
     """
@@ -66,11 +66,6 @@ class EvaluationSettings:
         if self.route is not None and self.choose_route:
             raise UsageError("both a route and its choice are given: give --route to measure it, or --choose-route")
         choose_expression(self.index, self.retriever)
-
-    @property
-    def expression(self) -> str | None:
-        """The expression of the retriever to measure; None: the snapshot's default."""
-        return choose_expression(self.index, self.retriever)
 
     def reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
         """Return the settings of each reader by its name, in order.

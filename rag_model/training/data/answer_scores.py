@@ -6,7 +6,6 @@ of examples by the digest of its texts. These scores dominate the cost of RA-DIT
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar
@@ -26,13 +25,12 @@ from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import build_link_tree
 from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
-from rag_model.training.data.blocks import Files, ScoreBlock, score_blocks
+from rag_model.training.data.blocks import Files, ScoreBlock, put_blocks, score_blocks
 
 # examples per block: with 10 passages each, one minute on one core for 135 million weights
 BLOCK = 32
 PLAIN_TEXT_PROMPT = "Background: {title}\n{text}\n\n{question}"
 """Prompt for plain text, of which Lin et al. 2023, appendix C, give `Background: {passage}`."""
-_THREADS = 32  # blocks uploaded at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +89,7 @@ def score_answers(
         InputError: a score is not finite.
     """
     example_groups = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
-    with ThreadPoolExecutor(_THREADS) as executor:  # uploads to an object store mostly wait
-        blocks = list(executor.map(partial(_put_block, store, identity, dtype), example_groups))
+    blocks = put_blocks(partial(_put_block, store, identity, dtype), example_groups)
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )

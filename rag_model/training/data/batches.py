@@ -7,6 +7,7 @@ ranked or to be scored by a teacher.
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -134,13 +135,10 @@ def keep_complete_examples(
     Raises:
         InputError: an example lacks one and `missing` is "refuse"; or no example is complete.
     """
-    complete_examples = [
-        example for example in examples if example.positives and (example.negatives or not needs_negatives)
-    ]
-    if missing == "refuse" and len(complete_examples) < len(examples):
-        first_incomplete = next(
-            example for example in examples if not (example.positives and (example.negatives or not needs_negatives))
-        )
+    is_complete = [bool(example.positives and (example.negatives or not needs_negatives)) for example in examples]
+    complete_examples = list(compress(examples, is_complete))
+    if missing == "refuse" and not all(is_complete):
+        first_incomplete = examples[is_complete.index(False)]
         missing_kind = "negative" if first_incomplete.positives else "positive"
         raise InputError(f"example {first_incomplete.id} has no {missing_kind} passage: find one by mining, or drop it")
     if not complete_examples:

@@ -5,12 +5,12 @@ does not load the model if all blocks are recorded.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from rag_model.extras import require
 from rag_model.resources import CORE_FLOPS
@@ -21,11 +21,13 @@ from rag_model.store.store import Store
 # (name, blob) of each file of a model; hashable, because it is part of a cache key
 Files = tuple[tuple[str, BlobRef], ...]
 
+Content = TypeVar("Content")
+Block = TypeVar("Block")
 TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
 # libraries that several distributions provide, such as onnxruntime-gpu
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
-_LOOKUP_THREADS = 32  # on an object store, look-ups mostly wait
+_THREADS = 32  # on an object store, uploads and look-ups mostly wait
 _TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together
 _OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight of four bytes
 # bytes of a worker without its weights: torch, transformers, and a batch's logits
@@ -89,6 +91,12 @@ class ScoreBlock(RecordedTask):
         """
 
 
+def put_blocks(put_block: Callable[[Content], Block], contents: Iterable[Content]) -> list[Block]:
+    """Return the block that `put_block` stores for each content; several are stored at a time."""
+    with ThreadPoolExecutor(_THREADS) as executor:
+        return list(executor.map(put_block, contents))
+
+
 def score_blocks(
     store: Store,
     blocks: Sequence[ScoreBlock],
@@ -109,7 +117,7 @@ def score_blocks(
     Raises:
         InputError: see `ScoreBlock.compute`.
     """
-    with ThreadPoolExecutor(_LOOKUP_THREADS) as executor:
+    with ThreadPoolExecutor(_THREADS) as executor:
         all_recorded = all(executor.map(partial(_is_recorded, store), blocks))
     if not all_recorded:
         files = put_model_files()

@@ -11,7 +11,6 @@ and its block is scored again.
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
@@ -35,13 +34,13 @@ from rag_model.training.data.blocks import (
     TORCH_LIBRARIES,
     Files,
     ScoreBlock,
+    put_blocks,
     score_blocks,
 )
 
 _Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts of a block
 SCORES_FILE = "scores.jsonl"
 BLOCK = 1_024  # pairs: a cross-encoder's sorting window, so that blocks do not change its scores
-_THREADS = 32  # blocks uploaded at the same time
 
 
 class CachedPairScorer:
@@ -175,9 +174,7 @@ class WorkerPairScorer:
         """
         n_pairs = len(questions)
         spans = [slice(first, first + self.block) for first in range(0, n_pairs, self.block)]
-        with ThreadPoolExecutor(_THREADS) as executor:  # uploads to an object store mostly wait
-            put_block = partial(self._put_block, questions, titles, texts)
-            blocks = list(executor.map(put_block, spans))
+        blocks = put_blocks(partial(self._put_block, questions, titles, texts), spans)
 
         def report(n_finished: int, _: int) -> None:
             self.on_progress(min(n_finished * self.block, n_pairs), n_pairs)

@@ -282,7 +282,6 @@ class Colbert(Objective[ColbertTraining]):
         "scores if it had a teacher (Santhanam et al. 2022).",
         usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
         '[represent.tokens] encoder = "model:NAME" and [index.tokens] factory = "MaxSim"',
-        pipeline_tag="sentence-similarity",
         parts=frozenset({PART}),
     )
 

@@ -98,7 +98,6 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         summary="A cross-encoder, which reads a question and a passage together, trained to rank each question's "
         "passage above those that a retriever confuses with it (Gao et al. 2021).",
         usage="bookwheel search 'QUESTION' --store STORE --retriever 'rerank(hnsw, model:NAME, 50)'",
-        pipeline_tag="text-ranking",
         parts=frozenset({PART}),
     )
 

@@ -120,7 +120,6 @@ class Dpr(MiningObjective[DprTraining]):
         summary="A pair of encoders, for questions and for passages, trained to tell each question's passage from "
         "others (DPR, Karpukhin et al. 2020).",
         usage="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
-        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
 

@@ -414,7 +414,6 @@ class End2EndObjective(Objective[End2EndTraining]):
         "beside an index that was rebuilt as they learned (Siriwardhana et al. 2023). Its own "
         "index is the snapshot of its name.",
         usage="bookwheel answer --model NAME --ref NAME --store STORE 'QUESTION'",
-        pipeline_tag="question-answering",
         parts=frozenset({"question", "passage", "generator"}),
         rebuilds=True,
     )

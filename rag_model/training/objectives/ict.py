@@ -144,7 +144,6 @@ class IctObjective(Objective[IctTraining]):
         summary="A pair of encoders, for questions and for passages, trained to find the passage that a sentence was "
         "taken from (inverse cloze, Lee et al. 2019).",
         usage="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
-        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
 

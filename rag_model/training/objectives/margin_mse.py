@@ -121,7 +121,6 @@ class MarginMse(Objective[MarginMseTraining]):
         summary="A pair of encoders, for questions and for passages, trained to differ in their scores as a "
         "cross-encoder does (MarginMSE, Hofstätter et al. 2020).",
         usage="bookwheel reindex --encoder model:NAME --dump DUMP --store STORE",
-        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
 

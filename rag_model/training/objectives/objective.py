@@ -22,7 +22,7 @@ from rag_model.errors import BookwheelError, UsageError
 from rag_model.plugins import Registry
 from rag_model.store.recorded_tasks import OnProgress, TaskRunner
 from rag_model.store.store import Store
-from rag_model.store.versions.model_manifest import PASSAGE, QUESTION
+from rag_model.store.versions.model_manifest import CROSS_ENCODER, GENERATOR, PASSAGE, QUESTION
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import Example
 from rag_model.training.data.temporary_index import Indexer
@@ -86,11 +86,18 @@ class ModelDescription:
 
     summary: str  # one or two sentences for the card, with the paper
     usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
-    # tag of the Hugging Face hub: sentence-similarity, question-answering, text-ranking, …
-    pipeline_tag: str
     parts: frozenset[str]  # folders that `Task.save` writes; see `store.versions.model_manifest`
     # whether the passage encoder is trained, so that passages are encoded again at the end
     rebuilds: bool = False
+    # task of the Hugging Face hub, such as text-generation; empty: it follows from the parts
+    pipeline_tag: str = ""
+
+    @property
+    def hub_task(self) -> str:
+        """The task of the Hugging Face hub."""
+        tags = {GENERATOR: "question-answering", CROSS_ENCODER: "text-ranking"}
+        part_tags = [tag for part, tag in tags.items() if part in self.parts]
+        return self.pipeline_tag or (part_tags or ["sentence-similarity"])[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +233,7 @@ OBJECTIVES: Registry[Objective[Any]] = Registry(
         "ict": f"{_PACKAGE}.ict:ICT",
         "realm": f"{_PACKAGE}.realm:REALM",
     },
+    Objective,
 )
 
 
@@ -245,13 +253,9 @@ def get_objective(name: str) -> Objective[Any]:
             or two packages register it.
         UsageError: there is no such objective.
     """
-    objective: Any = OBJECTIVES.find(name)
+    objective = OBJECTIVES.find(name)
     if objective is None:
         raise UsageError(f"there is no objective {name!r}: choose one of {', '.join(list_objective_names())}")
-    if not isinstance(objective, Objective):
-        raise OBJECTIVES.wrong_plugin_error(
-            name, f"is {type(objective).__name__}", "register an instance of a subclass of Objective"
-        )
     if objective.name != name:
         raise OBJECTIVES.wrong_plugin_error(name, f"has the name {objective.name!r}", "register it by that name")
     return objective

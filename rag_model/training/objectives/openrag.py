@@ -345,7 +345,6 @@ class OpenRag(Objective[OpenRagTraining]):
         "before.",
         usage="bookwheel export model:NAME DIR --store STORE, then bookwheel search QUESTION --store STORE --retriever "
         "bag --question-encoder DIR/question",
-        pipeline_tag="sentence-similarity",
         parts=frozenset({QUESTION, PASSAGE}),
     )
 

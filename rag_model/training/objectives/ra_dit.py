@@ -59,7 +59,6 @@ class RaDit(Objective[RaDitTraining]):
         summary="A generator tuned to answer from retrieved passages, one at a time, and a question encoder tuned to "
         "find the passages that make the generator's answers likely (RA-DIT, Lin et al. 2023).",
         usage="bookwheel answer --model NAME --store STORE 'QUESTION'",
-        pipeline_tag="question-answering",
         parts=frozenset({"question", "generator"}),
     )
 
@@ -180,9 +179,7 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
         return []  # The generator's tokenizer need not be loaded.
     tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
-    return [
-        PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts
-    ]
+    return [PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts]
 
 
 def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:

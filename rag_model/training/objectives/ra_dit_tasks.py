@@ -34,7 +34,7 @@ from rag_model.generate.generator import Generator
 from rag_model.generate.likelihood import log_prior, sequence_likelihood, target_log_p
 from rag_model.generate.rag import Rag, RagSettings
 from rag_model.generate.rag_folder import save_rag
-from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.expression import RetrieverChoice
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import shuffle_batches
 from rag_model.training.data.examples import Example
@@ -102,7 +102,7 @@ class RetrieverRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class RaDitRecipe:
+class RaDitRecipe(RetrieverChoice):
     """Settings of both stages."""
 
     stages: Stages = "both"  # paper: both; table 6 has either alone
@@ -118,11 +118,6 @@ class RaDitRecipe:
 
     def __post_init__(self) -> None:
         self.model_settings()  # checks k and temperature
-
-    @property
-    def expression(self) -> str | None:
-        """Retriever expression for the passages; None: the snapshot's default."""
-        return choose_expression(self.index, self.retriever)
 
     def model_settings(self) -> RagSettings:
         """Return the settings of the trained model: eq. 2, each passage alone, weighted by p_R."""

@@ -43,7 +43,7 @@ from rag_model.resources import (
     estimate_weight_bytes,
 )
 from rag_model.resources.estimates import estimate_retriever_bytes
-from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import Missing, shuffle_batches
@@ -80,7 +80,7 @@ up for 500 steps; Adam's hyperparameters and schedule are the defaults of `LoopS
 
 
 @dataclass(frozen=True, slots=True)
-class RagRecipe:
+class RagRecipe(RetrieverChoice):
     """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
     k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
@@ -120,11 +120,6 @@ class RagRecipe:
         if self.weighed_by == "scores" and self.frozen == "generator":
             raise UsageError('with weighed_by = "scores" only the generator is trained: set frozen = "none"')
 
-    @property
-    def expression(self) -> str | None:
-        """Retriever expression for the passages; None: the snapshot's default."""
-        return choose_expression(self.index, self.retriever)
-
     def model_settings(self, kind: Variant) -> RagSettings:
         """Return the settings of the model to train."""
         return RagSettings(
@@ -162,33 +157,27 @@ def measure_retrieved(
     return success, {"distinct": float(collapse.distinct), "spread": collapse.spread}
 
 
-class AnswerEvaluator:
-    """Evaluates a RAG model's answers to dev questions, given the retrieved passages."""
+def measure_answers(
+    reader: MarginalReader, examples: Sequence[Example], hits: Sequence[list[Hit]], seed: int
+) -> dict[str, float]:
+    """Return `EM`, `F1` and `unchanged` of the answers to dev questions; `hits` starts with theirs.
 
-    def __init__(self, rag: Rag, dev: Sequence[Example], max_new_tokens: int, batch: int, seed: int) -> None:
-        """Set the dev questions, if any; `seed` determines how questions exchange passages."""
-        self._dev, self._seed = tuple(dev), seed
-        self._reader = MarginalReader(None, rag, DecodingSettings(max_new_tokens=max_new_tokens), batch=batch)
-
-    def evaluate(self, hits: Sequence[list[Hit]]) -> dict[str, float]:
-        """Return `EM`, `F1` and `unchanged`; `hits` starts with the hits of the questions.
-
-        `unchanged` is the share of answers that stay equal with another question's passages; it
-        needs two questions or more.
-        """
-        if not self._dev:
-            return {}
-        questions, dev_hits = [example.question for example in self._dev], hits[: len(self._dev)]
-        answers = [answer.text for answer in self._reader.answer_from(questions, dev_hits)]
-        pairs = [(answer, example.answers) for answer, example in zip(answers, self._dev, strict=True)]
-        measures = {
-            "EM": sum(exact_match(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
-            "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
-        }
-        if len(answers) > 1:
-            new_answers = self._reader.answer_from(questions, shuffle_hits(dev_hits, self._seed))
-            measures["unchanged"] = unchanged_share(answers, [answer.text for answer in new_answers])
-        return measures
+    `unchanged` is the share of answers that stay equal with another question's passages, which
+    `seed` chooses; it needs two questions or more.
+    """
+    if not examples:
+        return {}
+    questions, dev_hits = [example.question for example in examples], hits[: len(examples)]
+    answers = [answer.text for answer in reader.answer_from(questions, dev_hits)]
+    pairs = [(answer, example.answers) for answer, example in zip(answers, examples, strict=True)]
+    measures = {
+        "EM": sum(exact_match(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
+        "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
+    }
+    if len(answers) > 1:
+        new_answers = reader.answer_from(questions, shuffle_hits(dev_hits, seed))
+        measures["unchanged"] = unchanged_share(answers, [answer.text for answer in new_answers])
+    return measures
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +224,8 @@ class RagTask:
         self._memory = PassageMemory(snapshot, question, recipe.expression)
         self._snapshot = snapshot
         self._data_identity = {"snapshot": snapshot.id, "models": dict(initial_digests or {})}
-        answered_examples = [pair.example for pair in self._dev[: recipe.answered]]
-        self._answer_evaluator = AnswerEvaluator(
-            rag, answered_examples, recipe.max_new_tokens, recipe.batch_size, recipe.seed
-        )
+        decoding = DecodingSettings(max_new_tokens=recipe.max_new_tokens)
+        self._reader = MarginalReader(None, rag, decoding, batch=recipe.batch_size)
         self._initial_hits = self._retrieve_initial_hits() if recipe.retrieve == "once" else {}
 
     def recipe(self) -> Mapping[str, Any]:
@@ -316,7 +303,7 @@ class RagTask:
         examples = [pair.example for pair in self._dev]
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
         success, collapse_stats = measure_retrieved(examples, retrieved, self._snapshot.n, limits)
-        answers = self._answer_evaluator.evaluate(retrieved.hits)
+        answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieved.hits, self._recipe.seed)
         return {"nll": self._compute_nll(retrieved), **success, **answers, **collapse_stats}
 
     def save(self, folder: Path) -> None:
@@ -447,7 +434,6 @@ class RagObjective(Objective[RagTraining]):
             summary="A question encoder and a generator, trained together over retrieved passages that are summed over "
             f"{when_summed} (RAG-{marginal.capitalize()}, Lewis et al. 2020).",
             usage="bookwheel answer --model NAME --store STORE 'QUESTION'",
-            pipeline_tag="question-answering",
             parts=frozenset({"question", "generator"}),
         )
 

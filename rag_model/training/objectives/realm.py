@@ -23,7 +23,7 @@ from rag_model.errors import UsageError
 from rag_model.evaluation.answers.collapse import measure_collapse
 from rag_model.resources import FLOAT32_BYTES, PASSAGE_TOKENS, estimate_weight_bytes
 from rag_model.resources.estimates import estimate_retriever_bytes
-from rag_model.retrieve.expression import choose_expression
+from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 from rag_model.store.recorded_tasks import TaskRunner
 from rag_model.store.versions.model_manifest import MASKED_LM
 from rag_model.store.versions.snapshot import Snapshot
@@ -71,7 +71,7 @@ _LOGITS = 3  # copies of the logits at masks: logits, their exponentials, and a 
 
 
 @dataclass(frozen=True, slots=True)
-class RealmRecipe:
+class RealmRecipe(RetrieverChoice):
     """Settings of REALM. "Paper" is Guu et al. 2020, "code" google-research's language/realm."""
 
     # salient spans or random wordpieces; paper: 38.2 and 32.3 EM (Natural Questions, dev)
@@ -104,11 +104,6 @@ class RealmRecipe:
         if self.random_share > 1:
             raise UsageError(f"random_share of [realm] is {self.random_share}: use a share of at most 1")
         choose_expression(self.index, self.retriever)
-
-    @property
-    def expression(self) -> str | None:
-        """Retriever expression for the candidates; None: the snapshot's default."""
-        return choose_expression(self.index, self.retriever)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +294,6 @@ class RealmObjective(Objective[RealmTraining]):
         "a text from passages that are retrieved for it and summed over (REALM, Guu et al. 2020). "
         "Its own index is the snapshot of its name.",
         usage="bookwheel search 'QUESTION' --ref NAME --store STORE",
-        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage", MASKED_LM}),
         rebuilds=True,
     )

@@ -363,7 +363,6 @@ class Sidr(MiningObjective[SidrTraining]):
         usage="bookwheel reindex --dump DUMP --store STORE --recipe FILE, where the recipe has "
         '[represent.bag] kind = "bag", encoder = "model:NAME" and [index.bag] factory = "Impact1", over = "bag"; or '
         '[represent.sparse] encoder = "model:NAME" and [index.sidr] factory = "Impact"',
-        pipeline_tag="sentence-similarity",
         parts=frozenset({"question", "passage"}),
     )
 
