@@ -66,7 +66,8 @@ def store_evaluation(
                 record_evaluation(store, subject, new_evaluation.metrics, files, provenance)
             except StoreError as error:
                 return replace(outcome, unrecorded=str(error))
-    return replace(outcome, evaluation=subject.id, report=outcome.report or _publish_page(store, subject.id))
+    page = _publish_page(store, subject.id)
+    return replace(outcome, evaluation=subject.id, report=outcome.report or page)
 
 
 def _publish_page(store: Store, evaluation: str) -> str | None:
