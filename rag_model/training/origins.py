@@ -101,8 +101,9 @@ def choose_models(
     if PASSAGE in parts:
         names |= _choose_bi_encoder(store, snapshot, encoder)
     elif QUESTION in parts:
-        folder = str(snapshot.folder(QUESTION_ENCODER))
-        names[QUESTION] = folder if encoder is None else resolve_encoders(store, encoder).question
+        names[QUESTION] = (
+            str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
+        )
     if MASKED_LM in parts:
         names[MASKED_LM] = resolve_part(store, named_models.generator or names[PASSAGE], MASKED_LM)
     elif GENERATOR in options:
