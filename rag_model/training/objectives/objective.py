@@ -86,11 +86,11 @@ class ModelDescription:
 
     summary: str  # one or two sentences for the card, with the paper
     usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
-    parts: frozenset[str]  # folders that `Task.save` writes; see `store.versions.model_manifest`
-    # whether the passage encoder is trained, so that passages are encoded again at the end
-    rebuilds: bool = False
     # task of the Hugging Face hub, such as text-generation; empty: it follows from the parts
     pipeline_tag: str = ""
+    parts: frozenset[str] = frozenset()  # folders that `Task.save` writes; see `store.versions.model_manifest`
+    # whether the passage encoder is trained, so that passages are encoded again at the end
+    rebuilds: bool = False
 
     @property
     def hub_task(self) -> str:
