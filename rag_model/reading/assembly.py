@@ -66,13 +66,13 @@ def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
 
 def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
     """Return one run per distinct text, with the positions of all hits with that text."""
-    positions_by_article: dict[str, list[int]] = {}
+    positions_by_text: dict[str, list[int]] = {}
     for position, hit in enumerate(hits):
         if text := _write_on_line(hit.passage):
-            positions_by_article.setdefault(text, []).append(position)
+            positions_by_text.setdefault(text, []).append(position)
     return [
         PassageRun(hits[hit_positions[0]], tuple(hit_positions), text, hits[hit_positions[0]].passage)
-        for text, hit_positions in positions_by_article.items()
+        for text, hit_positions in positions_by_text.items()
     ]
 
 

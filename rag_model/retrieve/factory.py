@@ -262,8 +262,8 @@ class RetrieverFactory:
         Raises:
             UsageError: a name is unknown, or a builder rejects its call.
         """
-        leg = self.leg(tree)
-        return leg.retriever if leg.depth is None else DeepRetriever(leg)
+        child = self.leg(tree)
+        return child.retriever if child.depth is None else DeepRetriever(child)
 
     def leg(self, node: Node) -> Leg:
         """Return a child retriever, from an index or a call, with or without a depth.

@@ -32,29 +32,29 @@ Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 class FusedRetriever(SnapshotRetriever):
     """A `Retriever` that fuses the ranked lists of its child retrievers."""
 
-    def __init__(self, name: str, legs: Sequence[Leg], fuse_lists: Fusion) -> None:
+    def __init__(self, name: str, children: Sequence[Leg], fuse_lists: Fusion) -> None:
         """Create a fusion of two or more child retrievers of one snapshot, with different names.
 
         Args:
             name: spelling of the fusion in an expression, without depths.
-            legs: child retrievers; each is searched to its own depth, or else to the maximum of 100
+            children: child retrievers; each is searched to its own depth, or else to the maximum of 100
                 and `k` passages.
             fuse_lists: returns the fused rows, -1 after the last, and their scores.
         """
-        super().__init__(legs[0].retriever.snapshot, name)
-        self._legs, self._fuse_lists = tuple(legs), fuse_lists
+        super().__init__(children[0].retriever.snapshot, name)
+        self._children, self._fuse_lists = tuple(children), fuse_lists
 
     @property
     def most(self) -> int:
         """The sum over all child retrievers, at most the number of passages."""
-        return min(self.snapshot.n, sum(leg.most for leg in self._legs))
+        return min(self.snapshot.n, sum(child.most for child in self._children))
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search every child retriever, and rank by the fused score; ties are ordered by row."""
-        ranked_legs = tuple(leg.find(queries, max(DEPTH, k)) for leg in self._legs)
-        rows, scores = self._fuse_lists(ranked_legs)
-        passage_by_row = {row: passage for ranked in ranked_legs for row, passage in ranked.passages.items()}
-        return RankedRows(self.name, rows, scores, legs=ranked_legs, passages=passage_by_row).truncate(k)
+        child_rankings = tuple(child.find(queries, max(DEPTH, k)) for child in self._children)
+        rows, scores = self._fuse_lists(child_rankings)
+        passage_by_row = {row: passage for ranked in child_rankings for row, passage in ranked.passages.items()}
+        return RankedRows(self.name, rows, scores, legs=child_rankings, passages=passage_by_row).truncate(k)
 
 
 def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows, Scores]:
@@ -73,7 +73,7 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     """
     q = len(lists[0])
     rows = np.hstack(lists)  # (q, sum of k_i)
-    contributions = [w / (k + np.arange(1, leg.shape[1] + 1)) for leg, w in zip(lists, weights, strict=True)]
+    contributions = [w / (k + np.arange(1, child.shape[1] + 1)) for child, w in zip(lists, weights, strict=True)]
     contribution_grid = np.broadcast_to(np.concatenate(contributions), rows.shape)
     is_hit = rows >= 0
     row_range = int(rows.max(initial=0)) + 1
@@ -148,11 +148,11 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     call.check_options("k", "weights")
     if len(call.arguments) < 2:
         raise call.error("rrf fuses two or more retrievers: name them, as in rrf(hnsw, ivfpq)")
-    legs = _build_legs(call.arguments, factory)
+    children = _build_children(call.arguments, factory)
     k = call.get_int("k", RRF_K, 1, _MAX_K)
-    weights = call.get_floats("weights", len(legs), _MAX_WEIGHT) or (1.0,) * len(legs)
-    name = f"rrf({', '.join(leg.name for leg in legs)})"
-    return FusedRetriever(name, legs, lambda lists: fuse([ranked.rows for ranked in lists], k, weights))
+    weights = call.get_floats("weights", len(children), _MAX_WEIGHT) or (1.0,) * len(children)
+    name = f"rrf({', '.join(child.name for child in children)})"
+    return FusedRetriever(name, children, lambda lists: fuse([ranked.rows for ranked in lists], k, weights))
 
 
 def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
@@ -165,7 +165,7 @@ def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetrie
     call.check_options("alpha", "normalization")
     if len(call.arguments) + ("alpha" in call.options) != 3:
         raise call.error("interpolate takes two retrievers and the weight of the second: interpolate(exact, bm25, 1.3)")
-    legs = _build_legs(call.arguments[:2], factory)
+    children = _build_children(call.arguments[:2], factory)
     alpha = call.get_number("alpha" if "alpha" in call.options else 2)
     if not 0 <= alpha <= _MAX_WEIGHT:
         raise call.error(f"alpha of interpolate is {alpha}: give a number from 0 to {_MAX_WEIGHT:,.0f}")
@@ -175,14 +175,14 @@ def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetrie
             f"normalization of interpolate is {normalization}: give true or false"
         )
     normalize = normalization == "true"
-    name = f"interpolate({legs[0].name}, {legs[1].name}, {alpha}{', normalization=true' if normalize else ''})"
-    return FusedRetriever(name, legs, lambda lists: interpolate(lists[0], lists[1], alpha, normalize=normalize))
+    name = f"interpolate({children[0].name}, {children[1].name}, {alpha}{', normalization=true' if normalize else ''})"
+    return FusedRetriever(name, children, lambda lists: interpolate(lists[0], lists[1], alpha, normalize=normalize))
 
 
-def _build_legs(arguments: Sequence[Node], factory: RetrieverFactory) -> list[Leg]:
-    legs: list[Leg] = []
+def _build_children(arguments: Sequence[Node], factory: RetrieverFactory) -> list[Leg]:
+    children: list[Leg] = []
     for argument in arguments:
-        legs.append(factory.leg(argument))
-        if legs[-1].name in [leg.name for leg in legs[:-1]]:
-            raise argument.error(f"the retriever {legs[-1].name} is given twice: give it a larger weight instead")
-    return legs
+        children.append(factory.leg(argument))
+        if children[-1].name in [child.name for child in children[:-1]]:
+            raise argument.error(f"the retriever {children[-1].name} is given twice: give it a larger weight instead")
+    return children

@@ -36,19 +36,19 @@ _MAX_ROUNDS = 4
 class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
-    def __init__(self, leg: Leg, scorer: PairScorer, model: str, depth: int = _RERANK_DEPTH) -> None:
-        """Score the first `depth` hits of `leg` with `scorer`, which an expression names
+    def __init__(self, child: Leg, scorer: PairScorer, model: str, depth: int = _RERANK_DEPTH) -> None:
+        """Score the first `depth` hits of `child` with `scorer`, which an expression names
         `model`.
         """
-        super().__init__(leg.retriever.snapshot, f"rerank({leg.name}, {model})")
+        super().__init__(child.retriever.snapshot, f"rerank({child.name}, {model})")
         self.depth_advice = "or increase its third argument, as in rerank(A, MODEL, 100)"
-        self.exact_products = leg.retriever.exact_products
-        self._leg, self._scorer, self._depth = leg, scorer, depth
+        self.exact_products = child.retriever.exact_products
+        self._child, self._scorer, self._depth = child, scorer, depth
 
     @property
     def most(self) -> int:
         """The number of passages that are scored."""
-        return min(self._depth, self._leg.most)
+        return min(self._depth, self._child.most)
 
     @property
     def files(self) -> Mapping[str, int]:
@@ -63,8 +63,8 @@ class RerankedRetriever(SnapshotRetriever):
         Raises:
             InputError: a score is not finite.
         """
-        leg_rows = self._leg.find(queries, self._depth)
-        candidates = leg_rows.truncate(self._depth)
+        child_ranking = self._child.find(queries, self._depth)
+        candidates = child_ranking.truncate(self._depth)
         passages = self.read_passages(candidates.rows, candidates.passages)
         is_hit = candidates.rows >= 0  # (q, depth)
         pair_passages = [passages[row] for row in candidates.rows[is_hit].tolist()]
@@ -83,7 +83,7 @@ class RerankedRetriever(SnapshotRetriever):
         order = np.lexsort((candidates.rows, -scores), axis=1)
         products = None if candidates.products is None else np.take_along_axis(candidates.products, order, 1)
         rows, scores = np.take_along_axis(candidates.rows, order, 1), np.take_along_axis(scores, order, 1)
-        return RankedRows(self.name, rows, scores, products, (leg_rows,), passages).truncate(k)
+        return RankedRows(self.name, rows, scores, products, (child_ranking,), passages).truncate(k)
 
 
 def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
@@ -97,10 +97,10 @@ def build_rerank(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
         raise call.error(
             "rerank takes a retriever, a model and the number of passages to score: rerank(hnsw, MODEL, 50)"
         )
-    leg = factory.leg(call.arguments[0])
+    child = factory.leg(call.arguments[0])
     depth = call.get_int(2, _RERANK_DEPTH, 1, _MAX_RERANK_DEPTH)
     scorer = factory.scorer(call.arguments[1])
-    return RerankedRetriever(leg, scorer, str(call.arguments[1]), depth)
+    return RerankedRetriever(child, scorer, str(call.arguments[1]), depth)
 
 
 class MaxSimRetriever(SnapshotRetriever):
@@ -110,7 +110,7 @@ class MaxSimRetriever(SnapshotRetriever):
 
     def __init__(
         self,
-        leg: Leg,
+        child: Leg,
         tokens: IndexTokens,
         graph: IndexLinks | None = None,
         depth: int = MAXSIM_DEPTH,
@@ -119,7 +119,7 @@ class MaxSimRetriever(SnapshotRetriever):
         """Create a retriever that scores at most `depth` passages per query.
 
         Args:
-            leg: child retriever of the first candidates; it is searched to its own depth, or else
+            child: child retriever of the first candidates; it is searched to its own depth, or else
                 to half of `depth`, but at least to `k`.
             tokens: the index of token vectors, with its question encoder.
             graph: the graph whose neighbours are added to the candidates; None: no neighbours are
@@ -128,14 +128,14 @@ class MaxSimRetriever(SnapshotRetriever):
             n_rounds: number of times that neighbours of the best candidates are added; the rounds
                 share the part of `depth` that the first candidates leave.
         """
-        super().__init__(leg.retriever.snapshot, f"maxsim({leg.name}, {tokens.name})")
-        self._leg, self._tokens, self._depth = leg, tokens, depth
+        super().__init__(child.retriever.snapshot, f"maxsim({child.name}, {tokens.name})")
+        self._child, self._tokens, self._depth = child, tokens, depth
         self._graph, self._rounds = graph, n_rounds if graph is not None else 0
 
     @property
     def most(self) -> int:
         """The number of passages that are scored."""
-        candidates = self.snapshot.n if self._rounds else self._leg.most
+        candidates = self.snapshot.n if self._rounds else self._child.most
         return min(self._depth, candidates)
 
     @property
@@ -149,14 +149,14 @@ class MaxSimRetriever(SnapshotRetriever):
         row.
         """
         # The candidates may have few neighbours, so at least k candidates are retrieved.
-        leg_depth = max(self._depth // 2, min(k, self._depth)) if self._rounds else self._depth
-        leg_rows = self._leg.find(queries, leg_depth)
-        candidates = leg_rows.truncate(self._depth)
+        child_depth = max(self._depth // 2, min(k, self._depth)) if self._rounds else self._depth
+        child_ranking = self._child.find(queries, child_depth)
+        candidates = child_ranking.truncate(self._depth)
         vectors = self._tokens.encode(queries)  # (q, l, d)
         scored_candidates = [
             self._score_candidates(query, rows[rows >= 0]) for query, rows in zip(vectors, candidates.rows, strict=True)
         ]
-        legs = [leg_rows]
+        legs = [child_ranking]
         if self._graph is not None:
             n_first = (candidates.rows >= 0).sum(axis=1).tolist()
             neighbours = [
@@ -225,11 +225,11 @@ def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
             "maxsim takes a retriever, an index over token vectors and the number of passages to "
             "score: maxsim(hnsw:100, tokens, 500)"
         )
-    leg = factory.leg(call.arguments[0])
+    child = factory.leg(call.arguments[0])
     tokens = factory.tokens(call.arguments[1])
     depth = call.get_int(
         2, min(MAXSIM_DEPTH, factory.max_depth or MAXSIM_DEPTH), 1, factory.max_depth or MAX_MAXSIM_DEPTH
     )
     rounds = call.get_int("rounds", _ROUNDS, 0, _MAX_ROUNDS)
     graph = factory.graph(call.options.get("graph")) if rounds else None
-    return MaxSimRetriever(leg, tokens, graph, depth, rounds)
+    return MaxSimRetriever(child, tokens, graph, depth, rounds)

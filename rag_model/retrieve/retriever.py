@@ -353,20 +353,20 @@ class DeepRetriever(SnapshotRetriever):
 
     is_stage = False
 
-    def __init__(self, leg: Leg) -> None:
-        """Create a retriever that searches `leg` to its own depth."""
-        super().__init__(leg.retriever.snapshot, leg.name)
-        self.exact_products = leg.retriever.exact_products
-        self._leg = leg
+    def __init__(self, child: Leg) -> None:
+        """Create a retriever that searches `child` to its own depth."""
+        super().__init__(child.retriever.snapshot, child.name)
+        self.exact_products = child.retriever.exact_products
+        self._child = child
 
     @property
     def most(self) -> int:
         """The maximum number of passages of the child retriever."""
-        return self._leg.most
+        return self._child.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search to the child retriever's depth and return the first `k` rows."""
-        return self._leg.find(queries, k).truncate(k)
+        return self._child.find(queries, k).truncate(k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,9 +458,9 @@ class StageTimer:
 
 def _iter_extra_stages(ranked: RankedRows, legs: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
     """Yield stages for the lists that a retriever computed itself, such as graph neighbours."""
-    leg_names = {leg.name for leg in legs}
+    child_names = {leg.name for leg in legs}
     yield from (
         RetrieverStage(ranked_list.name, ranked_list, 0.0)
         for ranked_list in ranked.legs
-        if ranked_list.name not in leg_names
+        if ranked_list.name not in child_names
     )

@@ -31,26 +31,26 @@ class FilteredRetriever(SnapshotRetriever):
     def __init__(
         self,
         name: str,
-        leg: Leg,
+        child: Leg,
         conditions: Mapping[str, tuple[str, ...]],
         max_depth: int | None,
     ) -> None:
-        """Create a filter of the hits of `leg`.
+        """Create a filter of the hits of `child`.
 
         Args:
             name: spelling of this retriever in an expression.
-            leg: child retriever; it is searched to its own depth, or else to the necessary depth.
+            child: child retriever; it is searched to its own depth, or else to the necessary depth.
             conditions: allowed values of the returned passages, by column.
             max_depth: maximum depth of the child retriever; None: unlimited.
         """
-        super().__init__(leg.retriever.snapshot, name)
-        self.exact_products = leg.retriever.exact_products
-        self._leg, self._conditions, self._max_depth = leg, conditions, max_depth
+        super().__init__(child.retriever.snapshot, name)
+        self.exact_products = child.retriever.exact_products
+        self._child, self._conditions, self._max_depth = child, conditions, max_depth
 
     @property
     def most(self) -> int:
         """The maximum number of hits of the child retriever, because all of its hits may match."""
-        return self._leg.most
+        return self._child.most
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search the child retriever until each query has `k` matching hits or no hits are left.
@@ -67,7 +67,7 @@ class FilteredRetriever(SnapshotRetriever):
         most = min(self.most, max(k, self._max_depth or self.most))
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
         while True:
-            ranked = self._leg.find(queries, depth)
+            ranked = self._child.find(queries, depth)
             is_match = (ranked.rows >= 0) & is_allowed[ranked.rows]
             is_exhausted = ranked.rows.shape[1] < depth or bool((ranked.rows[:, -1] < 0).all())
             if depth >= most or is_exhausted or int(is_match.sum(axis=1).min()) >= min(k, n_allowed):
@@ -115,15 +115,15 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
         raise call.options["kind"].error(
             f"there is no kind {unknown[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}"
         )
-    leg = factory.leg(call.arguments[0] if call.arguments else parse(factory.default_expression))
-    recipe = leg.retriever.snapshot.manifest.content.recipe.get("chunk", {})
+    child = factory.leg(call.arguments[0] if call.arguments else parse(factory.default_expression))
+    recipe = child.retriever.snapshot.manifest.content.recipe.get("chunk", {})
     if missing := sorted({*conditions} - {"kind", "title", *recipe.get("metadata", ())}):
         raise call.error(
             f"the passages of this snapshot have no {missing[0]}: "
             f'add metadata = ["{missing[0]}"] to [chunk] of the recipe and rebuild the snapshot'
         )
     max_depth = None if factory.max_depth is None else _MAX_REQUEST_DEPTH
-    return FilteredRetriever(str(replace(call, depth=None)), leg, conditions, max_depth)
+    return FilteredRetriever(str(replace(call, depth=None)), child, conditions, max_depth)
 
 
 def _parse_values(node: Node) -> tuple[str, ...]:
