@@ -525,12 +525,12 @@ def measurement_from_json(report: Mapping[str, Any]) -> IndexMeasurement:
         np.array(report["recalls"], np.float64),
         [OperatingPoint(**point) for point in report["curve"]],
         OperatingPoint(**setting) if setting else None,
-        _health_from_json(health) if health else None,
+        _parse_health(health) if health else None,
         report["metrics"],
     )
 
 
-def _health_from_json(values: Mapping[str, Any]) -> IndexHealth:
+def _parse_health(values: Mapping[str, Any]) -> IndexHealth:
     graph, lists = values["graph"], values["lists"]
     return IndexHealth(
         values["kind"],

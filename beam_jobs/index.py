@@ -337,14 +337,14 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
             build.plan,
             require_blob(result.blob),
             {**result.stats, **build.shard_metrics},
-            _reusable_training(store, build),
+            _find_reusable_training(store, build),
             build_shards_entry(store, build.shards) if build.shards and build.plan.shards else None,
         )
         for build, result in merged_results
     ]
 
 
-def _reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobRef, TrainingStats] | None:
+def _find_reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobRef, TrainingStats] | None:
     """Return the trained file that later builds may reuse, and its statistics; None if there is
     none.
     """

@@ -288,11 +288,11 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
                 return kind.carry(plan, *files, parent_pieces, out)
         return kind.scatter(plan, *files, out)
 
-    inputs = _scatter_inputs(task.rows, trained, task.number)
+    inputs = _get_scatter_inputs(task.rows, trained, task.number)
     return asdict(_run_once(store, "scatter", piece_inputs(plan), make, **inputs))
 
 
-def _scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
+def _get_scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
     """Return the inputs that determine a part's piece, except the plan."""
     return {"vectors": rows.id, "trained": trained.id, "number": number}
 
@@ -301,7 +301,7 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
     """Return the parent's recorded pieces for a part's pages, made with the same trained file."""
     trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
     for parent_part in task.parent_parts:
-        inputs = {**piece_inputs(task.build.plan), **_scatter_inputs(parent_part.rows, trained, parent_part.number)}
+        inputs = {**piece_inputs(task.build.plan), **_get_scatter_inputs(parent_part.rows, trained, parent_part.number)}
         record = store.memo.find("scatter", store.memo.compute_key(inputs))
         if record is not None and store.blobs.exists(parent_part.rows):
             # The piece is verified, because its contents are published again.

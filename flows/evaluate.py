@@ -183,7 +183,7 @@ def prepare_answer_run(
     )
     inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
-        "model": _model_identity(model_id),
+        "model": _get_model_identity(model_id),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
         "versions": {name: version(name) for name in ("torch", "transformers")},
         **list_inference_inputs(),
@@ -250,7 +250,7 @@ def _prepare_ablations(
     return open_other_retrievers(retriever.snapshot, store, settings.expression, encoder), whole_corpus
 
 
-def _model_identity(model: str) -> object:
+def _get_model_identity(model: str) -> object:
     """Return a model's id, or for a folder, which may change, the digest of all files."""
     return digest_folder(Path(model)) if Path(model).is_dir() else model
 

@@ -71,7 +71,7 @@ def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, An
         if is_dataclass(value) and "properties" in property_schema:
             properties[name] = _describe_defaults(property_schema, value)
         else:
-            default = f"by default {json.dumps(value, default=_default_to_json)}"
+            default = f"by default {json.dumps(value, default=_convert_default_to_json)}"
             properties[name] = {
                 **property_schema,
                 "description": "; ".join(filter(None, (comments.get(name), default))),
@@ -81,7 +81,7 @@ def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, An
     return {**header, "properties": properties, "additionalProperties": False}
 
 
-def _default_to_json(value: Any) -> Any:
+def _convert_default_to_json(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 

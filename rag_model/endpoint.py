@@ -153,43 +153,47 @@ class EndpointErrors:
     def unreachable(self, reason: object) -> FailedAttemptError:
         """Return the error for a failed or broken connection."""
         detail = self._sanitize(str(reason) or type(reason).__name__)
-        return self._failed_attempt(
+        return self._create_failed_attempt(
             f"cannot be reached ({detail}): check the base URL, and that it runs", is_transient=True
         )
 
     def timed_out(self, action: str, seconds: float) -> FailedAttemptError:
         """Return the error for a timeout."""
-        return self._failed_attempt(
+        return self._create_failed_attempt(
             f"{action} within {seconds:g} s: ask again later, or give it more time", is_transient=True
         )
 
     def redirect(self, location: str) -> FailedAttemptError:
         """Return the error for a redirect; key and prompt are not sent to another address."""
         host = self._sanitize(_get_host(location) or "another path")
-        return self._failed_attempt(f"redirects to {host}, which is not followed: set that base URL if you trust it")
+        return self._create_failed_attempt(
+            f"redirects to {host}, which is not followed: set that base URL if you trust it"
+        )
 
     def reply_too_large(self, max_bytes: int) -> FailedAttemptError:
         """Return the error for a reply with too many bytes."""
-        return self._failed_attempt(
+        return self._create_failed_attempt(
             f"sent more than {max_bytes} bytes for one answer: check that it is an API for {self.product}"
         )
 
     def not_expected(self, reason: object) -> FailedAttemptError:
         """Return the error for a reply that violates the protocol."""
-        return self._failed_attempt(
+        return self._create_failed_attempt(
             f"sent a reply that is not {self.one_product} ({self._sanitize(str(reason))}): check "
             "that the base URL ends with the path of its API, such as /v1"
         )
 
     def reply_incomplete(self) -> FailedAttemptError:
         """Return the error for a stream that ended too early."""
-        return self._failed_attempt("ended its answer half-way: ask again", is_transient=True)
+        return self._create_failed_attempt("ended its answer half-way: ask again", is_transient=True)
 
     def streamed_error(self, message: str) -> FailedAttemptError:
         """Return the error for an error object in a stream."""
         if _PROMPT_TOO_LONG.search(message):
-            return self._prompt_too_long(message)
-        return self._failed_attempt(f"failed while it wrote ({self._sanitize(message)}): ask again", is_transient=True)
+            return self._create_prompt_error(message)
+        return self._create_failed_attempt(
+            f"failed while it wrote ({self._sanitize(message)}): ask again", is_transient=True
+        )
 
     def bad_status(self, status: int, body: bytes, wait_seconds: float | None) -> FailedAttemptError:
         """Return the error for an HTTP status."""
@@ -197,30 +201,30 @@ class EndpointErrors:
         detail = self.quote(message)
         if status in {401, 403}:
             problem = "accepts no request without a key" if not self.endpoint.key else "does not accept the key"
-            return self._failed_attempt(
+            return self._create_failed_attempt(
                 f"{problem} ({status}): set {self.endpoint.key_variable} to a key that may use {self.model}"
             )
         if status == 404:
-            return self._failed_attempt(
+            return self._create_failed_attempt(
                 f"has no model {self.model}, or no {self.product} at this address{detail}: check both"
             )
         is_too_large = status == 500 and _INPUT_TOO_LARGE.search(message)  # as llama.cpp replies
         if is_too_large or (
             status in {400, 413, 422} and _PROMPT_TOO_LONG.search(message or ("too large" if status == 413 else ""))
         ):
-            return self._prompt_too_long(message)
+            return self._create_prompt_error(message)
         if status == 429 and code == _NO_QUOTA:
-            return self._failed_attempt(
+            return self._create_failed_attempt(
                 f"has no budget left for this key{detail}: increase the budget, or use another key"
             )
         if status in _TRANSIENT_STATUSES:
             problem = "is busy" if status == 429 else "failed"
-            return self._failed_attempt(
+            return self._create_failed_attempt(
                 f"{problem} ({status}){detail}: ask again later", is_transient=True, wait_seconds=wait_seconds
             )
-        return self._failed_attempt(f"refused the request ({status}){detail}: check the model's settings")
+        return self._create_failed_attempt(f"refused the request ({status}){detail}: check the model's settings")
 
-    def _prompt_too_long(self, message: str) -> FailedAttemptError:
+    def _create_prompt_error(self, message: str) -> FailedAttemptError:
         return FailedAttemptError(
             PromptTooLongError(
                 f"{self.input_name} is longer than {self.model} at {self.endpoint.host} "
@@ -228,7 +232,7 @@ class EndpointErrors:
             )
         )
 
-    def _failed_attempt(
+    def _create_failed_attempt(
         self, problem: str, *, is_transient: bool = False, wait_seconds: float | None = None
     ) -> FailedAttemptError:
         return FailedAttemptError(

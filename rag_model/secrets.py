@@ -70,18 +70,20 @@ def refuse_secret(url: str) -> None:
     """
     text = _INVISIBLE.sub("", url)  # libraries ignore these characters too
     if scheme_only := _SCHEME_WITHOUT_HOST.match(text):
-        raise _secret_error(scheme_only["scheme"].lower(), "has no host after //")
+        raise _create_secret_error(scheme_only["scheme"].lower(), "has no host after //")
     urls = [url_match for url_match in map(_URL.match, text.split("::")) if url_match]
     for link in urls:
         scheme = link["scheme"].lower()
         if _has_user(link["host"]):
-            raise _secret_error(scheme, "names a user or a password")
+            raise _create_secret_error(scheme, "names a user or a password")
         parameters = list(_iter_parameters(scheme, link["rest"]))
         if not HARMLESS_PARAMETERS.issuperset(parameters) or len(set(parameters)) < len(parameters):
-            raise _secret_error(scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS_PARAMETERS))}")
+            raise _create_secret_error(
+                scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS_PARAMETERS))}"
+            )
     if user := _USER_ANYWHERE.search(text):
         scheme = urls[-1]["scheme"] if urls else user["scheme"]
-        raise _secret_error(scheme.lower(), "names a user or a password")
+        raise _create_secret_error(scheme.lower(), "names a user or a password")
 
 
 def build_secret_pattern() -> str:
@@ -195,7 +197,7 @@ def _iter_parameters(scheme: str, url_rest: str) -> Iterator[str]:
     yield from (parameter.partition("=")[0] for parameter in parameters)
 
 
-def _secret_error(scheme: str, problem: str) -> UsageError:
+def _create_secret_error(scheme: str, problem: str) -> UsageError:
     variable = _VARIABLES.get(scheme) or f"FSSPEC_{re.sub(r'[^A-Z0-9]', '_', scheme.upper())} (fsspec settings as JSON)"
     return UsageError(
         f"the {scheme} URL {problem}, which may be a secret and would be written into logs and "

@@ -180,7 +180,7 @@ def index(
     if represents != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     outcome = index_vectors(request)
-    return Reply(_outcome_to_json(outcome), _format_outcome(outcome))
+    return Reply(_convert_outcome_to_json(outcome), _format_outcome(outcome))
 
 
 def _determine_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
@@ -198,7 +198,7 @@ def _determine_size(request: IndexRequest, n: int | None, d: int | None) -> tupl
     return n or vector_input.n, d or vector_input.d
 
 
-def _outcome_to_json(outcome: IndexOutcome) -> dict[str, Any]:
+def _convert_outcome_to_json(outcome: IndexOutcome) -> dict[str, Any]:
     plan, evaluation = outcome.plan, outcome.evaluation
     return {
         "index": str(outcome.out),

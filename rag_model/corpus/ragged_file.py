@@ -256,7 +256,7 @@ class RaggedFile(Generic[RowsT]):
                 blocks = _read_blocks(source)
                 self._batches = [_RemoteBatch(source, block, schema, self.build_rows) for block in blocks]
         except (OSError, LookupError, AttributeError, ValueError, struct.error, pa.ArrowException) as error:
-            raise self._incomplete_error() from error
+            raise self._create_incomplete_error() from error
         self._partition = Partition(map(len, self._batches))
         self.n = self._partition.n  # passages
 
@@ -284,9 +284,9 @@ class RaggedFile(Generic[RowsT]):
                 [self._batches[number].take(batch_rows) for number, _, batch_rows in self._partition.split(rows)]
             )
         except (ValueError, pa.ArrowException) as error:
-            raise self._incomplete_error() from error
+            raise self._create_incomplete_error() from error
 
-    def _incomplete_error(self) -> InputError:
+    def _create_incomplete_error(self) -> InputError:
         return InputError(f"{self.path} is not a complete file of {self.content_name}: encode its part again")
 
 

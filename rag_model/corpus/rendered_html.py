@@ -89,7 +89,7 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
         if event == "start":
             depth += 1
             if depth > _MAX_DEPTH:
-                raise _nesting_error()
+                raise _create_nesting_error()
             if replacement := _get_replacement(element):
                 texts.append(replacement)
                 skipped_element = element
@@ -147,11 +147,11 @@ def _iter_elements(text: str) -> Any:
     except etree.ParseError:  # the text has no element and no words
         root = None
     if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
-        raise _nesting_error()
+        raise _create_nesting_error()
     return iter(()) if root is None else etree.iterwalk(root, events=("start", "end"))
 
 
-def _nesting_error() -> UnparsablePageError:
+def _create_nesting_error() -> UnparsablePageError:
     return UnparsablePageError(f"the page nests more than {_MAX_DEPTH} elements of HTML")
 
 

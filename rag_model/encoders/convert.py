@@ -264,23 +264,23 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if type(error).__name__ == "UnpicklingError":
             named = _GLOBAL.search(str(error))
             contents = named[1] if named else "an unknown instruction"
-            raise _contents_error(path, contents) from error
+            raise _create_contents_error(path, contents) from error
         raise InputError(
             f"pickled weights {path} are truncated or corrupt ({format_error(error)[:200]}): fetch the model again"
         ) from error
     if not isinstance(state, dict):
-        raise _contents_error(path, f"a {type(state).__name__}")
+        raise _create_contents_error(path, f"a {type(state).__name__}")
     if not state:
-        raise _contents_error(path, "an empty table")
+        raise _create_contents_error(path, "an empty table")
     first_names, tensors, shared = dict[Any, str](), dict[str, Any](), dict[str, str]()
     for name, tensor in state.items():
         if not isinstance(name, str) or name == "__metadata__":
-            raise _contents_error(path, f"the key {ascii(name)[:60]}")
+            raise _create_contents_error(path, f"the key {ascii(name)[:60]}")
         is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
         is_plain = is_tensor and tensor.layout == torch.strided
         if not is_plain or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
             type_name = type(tensor).__name__
-            raise _contents_error(path, f"{ascii(name)[:60]}, a {type_name} that is not a plain tensor")
+            raise _create_contents_error(path, f"{ascii(name)[:60]}, a {type_name} that is not a plain tensor")
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         identity = memory if tensor.numel() else name
         if (first_name := first_names.setdefault(identity, name)) == name:
@@ -289,7 +289,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             shared[name] = first_name
     size, n_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
     if n_bytes > _MAX_EXPANSION * size:
-        raise _contents_error(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
+        raise _create_contents_error(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
     return tensors, shared
 
 
@@ -312,7 +312,7 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError from error
 
 
-def _contents_error(path: Path, contents: str) -> InputError:
+def _create_contents_error(path: Path, contents: str) -> InputError:
     return InputError(
         f"pickled weights {path} contain {contents}, but only a table of tensors is accepted, "
         "because "

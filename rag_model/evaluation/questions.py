@@ -341,10 +341,12 @@ def _choose_sentence(passage: Passage, seed: int) -> str:
 
 def digest_questions(question_set: QuestionSet) -> str:
     """Return the digest of the parsed questions, which does not depend on the file format."""
-    return digest_json([[_question_to_json(question) for question in question_set.questions], question_set.qrels])
+    return digest_json(
+        [[_convert_question_to_json(question) for question in question_set.questions], question_set.qrels]
+    )
 
 
-def _question_to_json(question: Question) -> dict[str, Any]:
+def _convert_question_to_json(question: Question) -> dict[str, Any]:
     fields = {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
     if not question.own_document:  # keeps the identity of evaluations without this field
         del fields["own_document"]

@@ -129,7 +129,7 @@ class _TargetLogP(torch.autograd.Function):
         """Return the log softmax and the sums; save the logits unchanged, and log Σ exp of each
         row.
         """
-        norms, sums = (logits.new_zeros(len(logits), dtype=_wide_dtype(logits.dtype)) for _ in range(2))
+        norms, sums = (logits.new_zeros(len(logits), dtype=_choose_wide_dtype(logits.dtype)) for _ in range(2))
         for rows in _split_rows(logits):
             row_logits = _to_wide(logits[rows])
             norms[rows] = row_logits.logsumexp(-1)
@@ -173,10 +173,10 @@ def _sum_mixture_log_p(prior: Tensor, logits: Tensor) -> Tensor:
 
 
 def _to_wide(values: Tensor) -> Tensor:
-    return values.to(_wide_dtype(values.dtype))
+    return values.to(_choose_wide_dtype(values.dtype))
 
 
-def _wide_dtype(dtype: torch.dtype) -> torch.dtype:
+def _choose_wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype for sums over a vocabulary: float32 for half precision, else `dtype`."""
     return torch.promote_types(dtype, torch.float32)
 

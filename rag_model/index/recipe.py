@@ -201,11 +201,10 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
     factory = _complete_factory(parse_factory(recipe.factory), n, d, notes)
     check_dimensions(factory, d)
     cells = _choose_cells(recipe, factory, n, notes)
-    sample = min(n, recipe.train_sample or _default_train_sample(factory))
-    if sample < _min_train_sample(factory):
-        raise UsageError(
-            f"train_sample is {sample} but {factory} needs {_min_train_sample(factory)} vectors or more: raise it"
-        )
+    sample = min(n, recipe.train_sample or _compute_train_sample(factory))
+    min_sample = _compute_min_train_sample(factory)
+    if sample < min_sample:
+        raise UsageError(f"train_sample is {sample} but {factory} needs {min_sample} vectors or more: raise it")
     return VectorPlan(
         kind=structure_of(str(factory)),
         factory=str(without_vector_refinement(factory)),
@@ -292,12 +291,12 @@ def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list
     return min(cells, max_cells)
 
 
-def _default_train_sample(factory: FactorySpec) -> int:
+def _compute_train_sample(factory: FactorySpec) -> int:
     lists = factory.lists or 1 if isinstance(factory, IvfSpec) else 1
     return max(PQ_SAMPLE, POINTS_PER_LIST * lists)
 
 
-def _min_train_sample(factory: FactorySpec) -> int:
+def _compute_min_train_sample(factory: FactorySpec) -> int:
     """Return the number of vectors that k-means needs to have a point per centroid."""
     if not isinstance(factory, IvfSpec):
         return 1

@@ -292,17 +292,17 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "answer": answer.text,
         "memory": answer.memory,
         "ended": answer.ended,
-        "log_likelihood": _none_unless_finite(answer.log_likelihood),
+        "log_likelihood": _replace_infinite_float(answer.log_likelihood),
         "passages": passages,
         "tokens": [{"text": token.text, "posterior": list(token.posterior)} for token in answer.tokens],
     }
     if answer.closed_book is not None:
-        fields["closed_book_log_likelihood"] = _none_unless_finite(answer.closed_book)
+        fields["closed_book_log_likelihood"] = _replace_infinite_float(answer.closed_book)
     if answer.confidence is not None:
-        confidence = {**asdict(answer.confidence), "score": _none_unless_finite(answer.confidence.score)}
+        confidence = {**asdict(answer.confidence), "score": _replace_infinite_float(answer.confidence.score)}
         fields |= {"abstained": answer.abstained, "confidence": confidence}
     if answer.route is not None:
-        fields["route"] = {**asdict(answer.route), "score": _none_unless_finite(answer.route.score)}
+        fields["route"] = {**asdict(answer.route), "score": _replace_infinite_float(answer.route.score)}
     if answer.problem is not None:
         fields["problem"] = asdict(answer.problem)
     if answer.usage is not None:
@@ -316,7 +316,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     return fields
 
 
-def _none_unless_finite(number: float | None) -> float | None:
+def _replace_infinite_float(number: float | None) -> float | None:
     """Return a number, or None instead of an infinity, which JSON cannot represent."""
     return number if number is not None and math.isfinite(number) else None
 

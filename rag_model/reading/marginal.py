@@ -88,7 +88,7 @@ class MarginalReader(RetrievingReader):
         generator = self.rag.generator
         if callbacks.should_stop is not None:
             generator = make_stoppable(generator, callbacks.should_stop)
-        with _evaluation_mode(self.rag):
+        with _enter_evaluation_mode(self.rag):
             for positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in positions]
                 answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
@@ -113,7 +113,7 @@ class MarginalReader(RetrievingReader):
         check_hit_lists(texts, hits)
         likelihood_by_position: dict[int, float] = {}
         generator = self.rag.generator
-        with _evaluation_mode(self.rag):
+        with _enter_evaluation_mode(self.rag):
             for positions, batch_hits in self._iter_batches(hits):
                 batch_questions = [questions[position] for position in positions]
                 contexts, scores = self._encode(generator, batch_questions, batch_hits)
@@ -206,7 +206,7 @@ def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str
 
 
 @contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
+def _enter_evaluation_mode(module: nn.Module) -> Iterator[None]:
     """Turn dropout off, and restore the mode at the end, because training also generates
     answers.
     """

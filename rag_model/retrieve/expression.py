@@ -298,7 +298,9 @@ class _Parser:
         if isinstance(node, WordList):
             raise node.error("a list is not a retriever: name an index or a call")
         if self._peek_mark() is not None:
-            raise self._error_at_next("the retriever should end here: check for a missing bracket or comma before it")
+            raise self._create_error_at_next(
+                "the retriever should end here: check for a missing bracket or comma before it"
+            )
         assert isinstance(node, Word | Call)
         return node
 
@@ -335,17 +337,17 @@ class _Parser:
 
     def _parse_argument(self, bracket: int, nesting: int) -> Node:
         if self._next >= len(self._tokens):
-            raise self._unclosed_error(bracket)
+            raise self._create_unclosed_error(bracket)
         return self._parse_node(nesting + 1)
 
     def _skip_comma(self, bracket: int) -> None:
         if self._next >= len(self._tokens):
-            raise self._unclosed_error(bracket)
+            raise self._create_unclosed_error(bracket)
         if not self._next_is(","):
-            raise self._error_at_next("a comma or a closing bracket is missing before this")
+            raise self._create_error_at_next("a comma or a closing bracket is missing before this")
         self._next += 1
 
-    def _unclosed_error(self, bracket: int) -> UsageError:
+    def _create_unclosed_error(self, bracket: int) -> UsageError:
         offset, mark = self._tokens[bracket][:2]
         return expression_error(
             self._text, offset, f"the bracket {mark!r} is not closed: add {')' if mark == '(' else ']'!r}"
@@ -372,7 +374,7 @@ class _Parser:
             if items:
                 self._skip_comma(bracket)
             if self._next >= len(self._tokens):
-                raise self._unclosed_error(bracket)
+                raise self._create_unclosed_error(bracket)
             items.append(self._parse_word())
         self._next += 1
         return WordList(self._text, offset, tuple(items))
@@ -384,7 +386,7 @@ class _Parser:
             )
         offset, text, quoted = self._tokens[self._next]
         if not quoted and text in "(),=[]":
-            raise self._error_at_next(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
+            raise self._create_error_at_next(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
         self._next += 1
         return Word(self._text, offset, text)
 
@@ -398,7 +400,7 @@ class _Parser:
         _, text, quoted = self._tokens[self._next]
         return text if not quoted and text in "(),=[]" else ""
 
-    def _error_at_next(self, message: str) -> UsageError:
+    def _create_error_at_next(self, message: str) -> UsageError:
         return expression_error(self._text, self._tokens[self._next][0], message)
 
 

@@ -192,7 +192,7 @@ class InstalledRetriever(SnapshotRetriever):
         """The maximum depth of the inner retriever."""
         most = CALLS.call(self._call_name, lambda: self._inner.most)
         if type(most) is not int or most < 1:
-            raise self._wrong_result(f"has `most` {most!r:.60}", "return a whole number of at least 1")
+            raise self._create_wrong_result_error(f"has `most` {most!r:.60}", "return a whole number of at least 1")
         return most
 
     @property
@@ -204,12 +204,14 @@ class InstalledRetriever(SnapshotRetriever):
         """Return the rows of the inner retriever after checking them."""
         ranked: Any = CALLS.call(self._call_name, self._inner.find, queries, k)
         if not isinstance(ranked, RankedRows):
-            raise self._wrong_result(f"returned {ranked!r:.60}", "return RankedRows")
+            raise self._create_wrong_result_error(f"returned {ranked!r:.60}", "return RankedRows")
         if problem := _find_row_problem(ranked, len(queries), k, self.snapshot.n):
-            raise self._wrong_result(f"returned {problem}", f"return up to {k} rows and scores for each query")
+            raise self._create_wrong_result_error(
+                f"returned {problem}", f"return up to {k} rows and scores for each query"
+            )
         return ranked
 
-    def _wrong_result(self, problem: str, expected: str) -> InputError:
+    def _create_wrong_result_error(self, problem: str, expected: str) -> InputError:
         return CALLS.wrong_plugin_error(self._call_name, problem, expected)
 
 

@@ -82,9 +82,9 @@ class SnapshotMetrics:
         `distances` is the number of distance computations per query. `repaired` counts the graph
         nodes that were unreachable before the repair, `unreachable` those that still are.
         """
-        return {index: self._index_metrics(index) for index in self.recalls}
+        return {index: self._collect_index_metrics(index) for index in self.recalls}
 
-    def _index_metrics(self, index: str) -> dict[str, Any]:
+    def _collect_index_metrics(self, index: str) -> dict[str, Any]:
         recalls = self.recalls[index].recalls
         metrics: dict[str, Any] = {
             f"recall@{self.k}": round(float(recalls.mean()), 4),
@@ -125,7 +125,7 @@ def measure_snapshot(
     return SnapshotMetrics(
         min(recipe.k, snapshot.n),
         {
-            name: IndexRecalls(_full_factory(content.indexes[name]), measurement.recalls)
+            name: IndexRecalls(_get_full_factory(content.indexes[name]), measurement.recalls)
             for name, measurement in measurements.items()
         },
         {name: measurement.curve for name, measurement in measurements.items() if measurement.curve},
@@ -173,7 +173,7 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     return RetrieverScore(expression, estimate_mean(judge.values(outcomes, [floor.measure])[floor.measure]))
 
 
-def _full_factory(entry: Mapping[str, Any]) -> str:
+def _get_full_factory(entry: Mapping[str, Any]) -> str:
     return with_refinement(entry["factory"], entry.get("refine"))
 
 

@@ -40,26 +40,26 @@ class RunReports:
 
     def write_report(self, run: str, stage: str, i: int, value: Any) -> None:
         """Report that element `i` (from 0) of a stage is done, with a small JSON value."""
-        self.files.write(f"{_folder_path(run, stage)}/{i:05d}.json", json_bytes(value))
+        self.files.write(f"{_get_folder_path(run, stage)}/{i:05d}.json", json_bytes(value))
 
     def read_reports(self, run: str, stage: str) -> list[Any]:
         """Return a stage's reports so far, in the order of their elements."""
-        folder = _folder_path(run, stage)
+        folder = _get_folder_path(run, stage)
         names = sorted(self.files.list_names(folder), key=lambda name: int(name.removesuffix(".json")))
         reports = self.files.map_concurrently(lambda name: self.files.read(f"{folder}/{name}"), names)
         return [json.loads(report) for report in reports if report is not None]
 
     def count_reports(self, run: str, stage: str) -> int:
         """Return the number of a stage's elements that have reported."""
-        return len(self.files.list_names(_folder_path(run, stage)))
+        return len(self.files.list_names(_get_folder_path(run, stage)))
 
     def delete_reports(self, run: str, *stages: str) -> None:
         """Delete the reports of a run's stages; without stages, all reports of the run."""
-        for folder in [_folder_path(run, stage) for stage in stages] or [_folder_path(run)]:
+        for folder in [_get_folder_path(run, stage) for stage in stages] or [_get_folder_path(run)]:
             self.files.delete_folder(folder)
 
 
-def _folder_path(*names: str) -> str:
+def _get_folder_path(*names: str) -> str:
     if any(not name or "/" in name or name.startswith(".") for name in names):
         raise StoreError(f"{names!r} cannot name a run or a stage: no slashes and no leading dots")
     return "/".join(("runs", *names))

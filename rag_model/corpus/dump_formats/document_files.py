@@ -149,7 +149,7 @@ class DocumentFiles(RecordFormat):
         dropped = Counter(request.dropped)
         plan = self.plan_records(_read_files(urls, request.folder, dropped), urls, request)
         if not plan.parts:
-            raise _no_documents_error(request.folder, dropped)
+            raise _create_no_documents_error(request.folder, dropped)
         return replace(plan, dropped=dict(sorted(dropped.items())))
 
 
@@ -312,7 +312,7 @@ def find_dump_files(pattern: str) -> DumpFiles:
         else:
             urls.append(entry.url)
     if not urls:
-        raise _no_documents_error(pattern, dropped)
+        raise _create_no_documents_error(pattern, dropped)
     return DumpFiles(urls, get_url(pattern), dropped)
 
 
@@ -367,7 +367,7 @@ def _build_document_id(path: str) -> str:
     return _UNSAFE_CHARACTER.sub(lambda match: quote(match[0]), path)
 
 
-def _no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
+def _create_no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
     reasons = ", ".join(f"{_DROP_REASONS.get(name, name)}: {count:,}" for name, count in sorted(dropped.items()))
     formats = [entry.summary for name, entry in BUILT_IN_FORMATS.items() if has_document_files([name])]
     return InputError(

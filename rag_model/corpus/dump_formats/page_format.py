@@ -149,10 +149,10 @@ class PageFormat:
         for page in pages:
             lowest, highest = min(lowest, page.page_id), max(highest, page.page_id)
             if lowest < byte_slice.first_page or highest > byte_slice.last_page:
-                raise _mismatch_error(byte_slice, f"it has page {page.page_id}")
+                raise _create_mismatch_error(byte_slice, f"it has page {page.page_id}")
             yield page
         if (lowest, highest) != (byte_slice.first_page, byte_slice.last_page):
-            raise _mismatch_error(byte_slice, f"it has only pages {lowest} to {highest}")
+            raise _create_mismatch_error(byte_slice, f"it has only pages {lowest} to {highest}")
 
     def _read_ordered(self, part: Part, identify: IdentifyPage | None) -> Iterator[Page]:
         last = -1
@@ -237,7 +237,7 @@ def get_recency(revised: int | None, rev_id: int) -> tuple[int, int]:
     return (_UNKNOWN_TIME if revised is None else revised, rev_id)
 
 
-def _mismatch_error(byte_slice: Slice, problem: str) -> InputError:
+def _create_mismatch_error(byte_slice: Slice, problem: str) -> InputError:
     return InputError(
         f"{describe_slice(byte_slice)} should have pages {byte_slice.first_page} to "
         f"{byte_slice.last_page} according to its index, but {problem}: {_MISMATCH_ADVICE}"

@@ -107,7 +107,7 @@ class Parquet(RecordFormat):
                         texts = list_text_paths(metadata, columns)
                         file = open_file(read_dictionary=texts)
                     for batch in iter_row_range(file, batch_rows, columns, first, end):
-                        for small_batch in _split_batch(_dates_to_seconds(batch, self.date_field), url):
+                        for small_batch in _split_batch(_convert_dates_to_seconds(batch, self.date_field), url):
                             yield from parse(decode_dictionaries(small_batch), row_number, basename(url))
                             row_number += len(small_batch)
         except PagesError as error:
@@ -221,7 +221,7 @@ def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
     ]
 
 
-def _dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.RecordBatch:
+def _convert_dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.RecordBatch:
     """Convert Parquet dates to seconds, since Python's types do not cover all of them."""
     column_index = batch.schema.get_field_index(date_field)
     column_type = batch.schema.field(column_index).type if column_index >= 0 else pa.null()

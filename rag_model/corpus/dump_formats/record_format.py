@@ -300,19 +300,19 @@ def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder
     for id_hash, line in batch:
         bytes_by_bucket[bisect_right(starts, id_hash) - 1] += line
     for i, lines in bytes_by_bucket.items():
-        with _bucket_path(folder, i).open("ab") as file:
+        with _get_bucket_path(folder, i).open("ab") as file:
             file.write(gzip.compress(lines, 1, mtime=0))
 
 
 def _build_part(kind: SourceKind, i: int, first: int, last: int, folder: Path, stage: StageFile) -> Part:
-    path, slices = _bucket_path(folder, i), tuple[Slice, ...]()
+    path, slices = _get_bucket_path(folder, i), tuple[Slice, ...]()
     if path.exists():
         size = path.stat().st_size
         slices = (Slice(stage_file(stage, path), 0, size, "gzip", first, last),)
     return Part(f"part-{i:05d}", kind, first, last, slices)
 
 
-def _bucket_path(folder: Path, i: int) -> Path:
+def _get_bucket_path(folder: Path, i: int) -> Path:
     return folder / f"bucket-{i:05d}.jsonl.gz"
 
 

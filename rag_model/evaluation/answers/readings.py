@@ -118,13 +118,13 @@ def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
     return Reading(
         identity,
         answer.plain,
-        _finite_or_none(answer.log_likelihood),
+        _replace_infinite(answer.log_likelihood),
         tuple(passages),
         answer.ended,
         tuple(ReadContextEntry(entry.title, entry.text, entry.places) for entry in answer.context),
         answer.statements if answer.context else (),
         answer.usage,
-        _finite_or_none(answer.closed_book),
+        _replace_infinite(answer.closed_book),
         sum(answer.seconds.values()) if answer.seconds else seconds,
         dict(answer.seconds),
         answer.problem,
@@ -142,5 +142,5 @@ def _add_closed_book(reader: Reader, answers: list[Answer]) -> list[Answer]:
         return answers  # for example, a model behind an endpoint
 
 
-def _finite_or_none(likelihood: float | None) -> float | None:
+def _replace_infinite(likelihood: float | None) -> float | None:
     return likelihood if likelihood is not None and math.isfinite(likelihood) else None

@@ -125,12 +125,12 @@ def rouge_l(prediction: str, golds: Iterable[str]) -> float:
     Raises:
         MissingExtraError: `rouge-score` is not installed.
     """
-    scorer = _rouge_scorer()
+    scorer = _create_rouge_scorer()
     return max((float(scorer.score(gold, prediction)["rougeL"].fmeasure) for gold in golds), default=0.0)
 
 
 @cache
-def _rouge_scorer() -> Any:
+def _create_rouge_scorer() -> Any:
     return require("rouge_score.rouge_scorer", "train").RougeScorer(["rougeL"])
 
 
@@ -146,7 +146,7 @@ def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCo
     """
     if not golds:
         return np.zeros(2 * order + 2)
-    score = _bleu_metric(order).sentence_score(prediction, list(golds))
+    score = _create_bleu_metric(order).sentence_score(prediction, list(golds))
     return np.array([*score.counts, *score.totals, score.sys_len, score.ref_len], np.float64)
 
 
@@ -160,12 +160,14 @@ def bleu(counts: BleuCounts) -> float:
     order = len(counts) // 2 - 1
     values = counts.astype(int).tolist()
     matches, totals, lengths = values[:order], values[order:-2], values[-2:]
-    score = _bleu_metric(order).compute_bleu(matches, totals, *lengths, smooth_method="exp", max_ngram_order=order)
+    score = _create_bleu_metric(order).compute_bleu(
+        matches, totals, *lengths, smooth_method="exp", max_ngram_order=order
+    )
     return float(score.score) / 100
 
 
 @cache
-def _bleu_metric(order: int) -> Any:
+def _create_bleu_metric(order: int) -> Any:
     return require("sacrebleu.metrics", "train").BLEU(max_ngram_order=order, effective_order=True)
 
 

@@ -76,16 +76,16 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield header("How the model answers", run_summary(len(open_book.scored), report.created_at, **ids))
     yield section(*_collapse_verdict(report), class_="verdict no" if report.collapsed else "verdict")
     yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_book.metrics.items())
-    yield _measures_section(report, open_book)
-    yield from _cost_sections(report)
+    yield _render_measures(report, open_book)
+    yield from _render_costs(report)
     if report.abstention is not None:
-        yield _abstention_section(report.abstention)
+        yield _render_abstention(report.abstention)
     if len(report.results) > 1:
-        yield _ablations_section(report)
+        yield _render_ablations(report)
     yield from training_sections(report.curves)
     wrong = [answer for answer in open_book.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1]
     if wrong:
-        yield _wrong_answers_section(wrong, len(open_book.scored), report.max_wrong)
+        yield _render_wrong_answers(wrong, len(open_book.scored), report.max_wrong)
     yield from lineage_section(report.lineage)
 
 
@@ -100,7 +100,7 @@ def _collapse_verdict(report: AnswerReport) -> tuple[str, Node]:
     return to_sentence(report.collapsed or "no collapse was found"), note(f"{summary}.")
 
 
-def _measures_section(report: AnswerReport, open_book: AblationResult) -> Node:
+def _render_measures(report: AnswerReport, open_book: AblationResult) -> Node:
     estimates = {**report.retrieval_intervals, **open_book.metrics}
     values = {**report.retrieval, **{name: estimate.value for name, estimate in open_book.metrics.items()}}
     rows = [
@@ -119,11 +119,11 @@ def _format_range(estimate: Estimate) -> str:
     return f"{estimate.low:.3f} to {estimate.high:.3f}"
 
 
-def _ablations_section(report: AnswerReport) -> Node:
+def _render_ablations(report: AnswerReport) -> Node:
     open_book_metrics = report.results[0].metrics
     measures = [name for name in dict.fromkeys((deciding_measure(report.kind), "F1")) if name in open_book_metrics]
     titles = ["passages", "k", "questions", *(title for measure in measures for title in (measure, "minus open book"))]
-    rows = [_ablation_row(row, measures) for row in report.results]
+    rows = [_render_ablation_row(row, measures) for row in report.results]
     sweep_results = _list_sweep_results(report.results)
     return section(
         "Sources of the loss",
@@ -138,7 +138,7 @@ def _ablations_section(report: AnswerReport) -> Node:
     )
 
 
-def _ablation_row(row: AblationResult, measures: Sequence[str]) -> tuple[Child, ...]:
+def _render_ablation_row(row: AblationResult, measures: Sequence[str]) -> tuple[Child, ...]:
     cells: list[Child] = []
     for measure in measures:
         estimate, difference = row.metrics.get(measure), row.differences.get(measure)
@@ -152,7 +152,7 @@ def _format_estimate(estimate: Estimate, sign: str) -> Node:
     return join(f"{estimate.value:{sign}.3f}", tag("span", interval, class_="ends"))
 
 
-def _cost_sections(report: AnswerReport) -> Iterator[Node]:
+def _render_costs(report: AnswerReport) -> Iterator[Node]:
     """Yield the section with the costs of search and reading, by stage and ablation, if known."""
     costs_by_condition = {
         f"{row.name}, k = {row.k}" if row.name == OPEN_BOOK else row.name: row.costs for row in report.results
@@ -213,7 +213,7 @@ def _get_answer_milliseconds(costs: Mapping[str, float]) -> float | None:
     return 1000 * costs["seconds"] if "seconds" in costs else None
 
 
-def _abstention_section(report: AbstentionReport) -> Node:
+def _render_abstention(report: AbstentionReport) -> Node:
     points_by_series: dict[str, list[ChartPoint]] = {
         signal: [ChartPoint(point.coverage, point.risk, point.risk, point.risk) for point in points]
         for signal, points in report.curves.items()
@@ -247,20 +247,20 @@ def _sweep_chart(rows: Sequence[AblationResult]) -> tuple[Node, Node]:
     return legend(points_by_series), pair(line_chart(points_by_series, "measures", "passages per question", log=True))
 
 
-def _wrong_answers_section(wrong_answers: Sequence[ScoredAnswer], n_questions: int, max_shown: int) -> Node:
-    sections = [_wrong_answer(answer) for answer in wrong_answers[:max_shown]]
+def _render_wrong_answers(wrong_answers: Sequence[ScoredAnswer], n_questions: int, max_shown: int) -> Node:
+    sections = [_render_wrong_answer(answer) for answer in wrong_answers[:max_shown]]
     title = f"{len(wrong_answers):,} of {n_questions:,} answers are not right"
     return section(title if len(wrong_answers) <= max_shown else f"{title}; the first {max_shown}", *sections)
 
 
-def _wrong_answer(answer: ScoredAnswer) -> Node:
+def _render_wrong_answer(answer: ScoredAnswer) -> Node:
     measures = ", ".join(f"{measure} {value:.2f}" for measure, value in answer.measures.items())
     problem = answer.reading.problem
     empty_text = "(nothing)" if problem is None else f"({problem.message})"
     prediction = tag("b", (answer.reading.answer or empty_text) + ("" if answer.reading.ended else " …"))
     gold = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
     summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), gold)
-    passages = [_passage_row(passage) for passage in answer.reading.passages]
+    passages = [_render_passage_row(passage) for passage in answer.reading.passages]
     titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
     return tag(
         "details",
@@ -270,7 +270,7 @@ def _wrong_answer(answer: ScoredAnswer) -> Node:
     )
 
 
-def _passage_row(passage: AnswerPassage) -> tuple[Child, ...]:
+def _render_passage_row(passage: AnswerPassage) -> tuple[Child, ...]:
     text = passage.text if len(passage.text) <= _MAX_SHOWN_TEXT else f"{passage.text[:_MAX_SHOWN_TEXT]}…"
     content = join(tag("b", passage.title), " ", text)
     return _format_number(passage.weight), _format_number(passage.posterior), _format_number(passage.score), content

@@ -99,21 +99,21 @@ def render_build_report(report: BuildReport) -> str:
 
 def _sections(report: BuildReport) -> Iterator[Node]:
     yield _header(report)
-    yield _gate_section(report.verdict)
+    yield _render_gate(report.verdict)
     yield tiles((name, f"{n:,}") for name, n in report.counts.items())
     if report.curves:
         yield _recall_section(report.curves, report.settings, report.k)
     if report.health:
-        yield _health_section(report.health, report.build_metrics)
+        yield _render_health(report.health, report.build_metrics)
     yield columns(
-        _lengths_section(report.lengths),
-        _stages_section(report.stages),
-        _sizes_section(report.sizes),
-        _dropped_section(report),
-        _unknown_templates_section(report),
+        _render_lengths(report.lengths),
+        _render_stages(report.stages),
+        _render_sizes(report.sizes),
+        _render_dropped_pages(report),
+        _render_unknown_templates(report),
     )
     if len(report.history) > 1:
-        yield _history_section(report.history)
+        yield _render_history(report.history)
     if report.quarantined:
         titles = ("page", "title", "reason")
         yield section("Pages that could not be parsed", table(titles, report.quarantined))
@@ -125,7 +125,7 @@ def _header(report: BuildReport) -> Node:
     return header(report.title, summary)
 
 
-def _gate_section(verdict: GateVerdict) -> Node:
+def _render_gate(verdict: GateVerdict) -> Node:
     title = "The gate passed it." if verdict.passed else f"The gate refused it: {verdict.reason}."
     explanations = (note(check.name, ": ", check.why) for check in verdict.checks if not check.passed)
     checks = table(("check", "", "observed", "wanted"), [_check_row(check) for check in verdict.checks])
@@ -161,7 +161,7 @@ def _recall_section(
     )
 
 
-def _health_section(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
+def _render_health(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
     """Show the statistics of each index file, then the distribution of its links or lists."""
     statistics_by_index = {name: {**stats.metrics(), **build_metrics.get(name, {})} for name, stats in health.items()}
     rows = [
@@ -169,7 +169,7 @@ def _health_section(health: Mapping[str, IndexHealth], build_metrics: Mapping[st
         for statistic_name, title in _STATISTICS.items()
         if any(statistic_name in values for values in statistics_by_index.values())
     ]
-    charts = [chart for name, index_health in health.items() for chart in _distribution_charts(name, index_health)]
+    charts = [chart for name, index_health in health.items() for chart in _render_distributions(name, index_health)]
     return section("Inside each index", table(("", *statistics_by_index), rows), pair(*charts))
 
 
@@ -179,7 +179,7 @@ def _format_statistic(value: float | int | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-def _distribution_charts(name: str, health: IndexHealth) -> Iterator[Node]:
+def _render_distributions(name: str, health: IndexHealth) -> Iterator[Node]:
     if health.graph is not None:
         degrees = dict(enumerate(health.graph.degrees))
         yield tag("div", tag("h3", f"{name}: links"), histogram(degrees, "nodes", "links of a node"))
@@ -189,7 +189,7 @@ def _distribution_charts(name: str, health: IndexHealth) -> Iterator[Node]:
         )
 
 
-def _history_section(history: Sequence[PastBuild]) -> Node:
+def _render_history(history: Sequence[PastBuild]) -> Node:
     """Draw cost and quality of the last builds as curves, with warnings and a table of numbers."""
     has_cpu = all(build.cpu for build in history)
     costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
@@ -200,7 +200,7 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
         for build, cost in zip(history, costs, strict=True)
     ]
     names = dict.fromkeys(name for build in history for name in build.indexes)
-    charts = [_history_chart(unit, {"cost": plotted_costs})] if any(plotted_costs) else []
+    charts = [_render_history_chart(unit, {"cost": plotted_costs})] if any(plotted_costs) else []
     columns_by_title = {unit: [f"{cost:,.1f}" for cost in costs]}
     for metric, title in _HISTORY_METRICS.items():
         values_by_index = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in names}
@@ -208,7 +208,7 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
             name: numbers for name, numbers in values_by_index.items() if any(n is not None for n in numbers)
         }
         if known_values_by_index:
-            charts.append(_history_chart(title, known_values_by_index))
+            charts.append(_render_history_chart(title, known_values_by_index))
         columns_by_title |= {
             f"{name}: {title}": [_format_statistic(number) for number in numbers]
             for name, numbers in known_values_by_index.items()
@@ -234,7 +234,7 @@ def _history_section(history: Sequence[PastBuild]) -> Node:
     )
 
 
-def _history_chart(title: str, values: Mapping[str, Sequence[float | None]]) -> Node:
+def _render_history_chart(title: str, values: Mapping[str, Sequence[float | None]]) -> Node:
     points_by_series = {
         name: [ChartPoint(build, n, n, n) for build, n in enumerate(numbers, 1) if n is not None]
         for name, numbers in values.items()
@@ -242,23 +242,23 @@ def _history_chart(title: str, values: Mapping[str, Sequence[float | None]]) -> 
     return tag("div", tag("h3", title), line_chart(points_by_series, title, "build"), legend(points_by_series))
 
 
-def _lengths_section(lengths: Mapping[int, int]) -> Node | None:
+def _render_lengths(lengths: Mapping[int, int]) -> Node | None:
     return section("Passage lengths", histogram(lengths, "passages", "words in a passage")) if lengths else None
 
 
-def _dropped_section(report: BuildReport) -> Node | None:
+def _render_dropped_pages(report: BuildReport) -> Node | None:
     rows = sorted(report.dropped.items(), key=lambda item: -item[1])
     chart = bar_chart([(reason, n, f"{n:,}") for reason, n in rows])
     return section("Pages left out, by reason", chart) if rows else None
 
 
-def _unknown_templates_section(report: BuildReport) -> Node | None:
+def _render_unknown_templates(report: BuildReport) -> Node | None:
     title = f"Articles with unknown templates, by name ({report.language or 'unknown language'})"
     chart = bar_chart([(name, n, f"{n:,}") for name, n in report.unknown_templates.items()])
     return section(title, chart) if report.unknown_templates else None
 
 
-def _stages_section(stages: Sequence[BuildStage]) -> Node | None:
+def _render_stages(stages: Sequence[BuildStage]) -> Node | None:
     rows = [(stage.name, stage.seconds, _format_stage(stage)) for stage in stages]
     return section("Time by stage", bar_chart(rows)) if rows else None
 
@@ -267,7 +267,7 @@ def _format_stage(stage: BuildStage) -> str:
     return f"{stage.seconds:,.1f} s" + (f", {stage.reused} reused" if stage.reused else "")
 
 
-def _sizes_section(sizes: Mapping[str, int]) -> Node | None:
+def _render_sizes(sizes: Mapping[str, int]) -> Node | None:
     rows = sorted(sizes.items(), key=lambda item: -item[1])
     return (
         section("Size by kind of file", bar_chart([(kind, n, format_bytes(n)) for kind, n in rows])) if rows else None

@@ -201,8 +201,8 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     x = Scale(first, last, _X0, _X1)
     names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in bounds}
     bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in bounds]
-    labels = [_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(first, last, _MAX_LABELS)]
-    return _column_chart(bars, labels, f"{things} by {unit}", unit)
+    labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(first, last, _MAX_LABELS)]
+    return _render_column_chart(bars, labels, f"{things} by {unit}", unit)
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
@@ -214,13 +214,13 @@ def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
     names = {i: f"{low:,}" if i < 2 else f"{low:,} to {2 * low - 1:,}" for i, low in bounds.items()}
     bars = [(x(i), x(i + 1), counts[i], f"{names[i]} {unit}: {counts[i]:,} {things}") for i in buckets]
     labels = [
-        _bottom_label((x(i) + x(i + 1)) / 2, f"{bounds[i]:,}")
+        _render_bottom_label((x(i) + x(i + 1)) / 2, f"{bounds[i]:,}")
         for i in buckets[:: max(1, -(-len(buckets) // _MAX_LABELS))]
     ]
-    return _column_chart(bars, labels, f"{things} by {unit}", f"{unit}, doubling")
+    return _render_column_chart(bars, labels, f"{things} by {unit}", f"{unit}, doubling")
 
 
-def _column_chart(
+def _render_column_chart(
     bars: Sequence[tuple[float, float, int, str]], labels: Sequence[Node], label: str, caption: str
 ) -> Node:
     """Return a chart of vertical bars, given as (left, right, count, title)."""
@@ -238,8 +238,8 @@ def _column_chart(
         )
         for x0, x1, count, title in bars
     )
-    level_lines = [_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, top)]
-    return _svg(label, join(*level_lines, *marks, *labels, _caption(caption)))
+    level_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, top)]
+    return _render_svg(label, join(*level_lines, *marks, *labels, _render_caption(caption)))
 
 
 def trade_off_chart(
@@ -267,23 +267,26 @@ def trade_off_chart(
         return x(_get_cost(point, unit)), y, end
 
     ticks = [tick for tick in _RECALLS if tick >= floor]
-    levels = [_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
-    labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
+    levels = [_render_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
+    labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
     lines = [
-        _effort_curve(n, name, efforts, unit, project) for n, (name, efforts) in enumerate(curves.items(), start=1)
+        _render_effort_curve(n, name, efforts, unit, project)
+        for n, (name, efforts) in enumerate(curves.items(), start=1)
     ]
     rings = [
-        _ring(n, settings[name], project) for n, name in enumerate(curves, start=1) if settings and name in settings
+        _render_ring(n, settings[name], project)
+        for n, name in enumerate(curves, start=1)
+        if settings and name in settings
     ]
     label = f"recall@{k} by {_COST_LABELS[unit]}"
-    return _svg(label, join(*levels, *labels, _caption(_COST_LABELS[unit]), *lines, *rings))
+    return _render_svg(label, join(*levels, *labels, _render_caption(_COST_LABELS[unit]), *lines, *rings))
 
 
 def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
     return max(point.distances if unit == "distances" else point.milliseconds, 1e-4)
 
 
-def _effort_curve(
+def _render_effort_curve(
     number: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
     ordered = sorted(efforts, key=lambda point: _get_cost(point, unit))
@@ -310,7 +313,7 @@ def _line(number: int, titles: Sequence[str], points: Sequence[tuple[float, floa
     return tag("g", line, *marks, class_=f"s{_color_number(number)}")
 
 
-def _ring(number: int, point: OperatingPoint, project: Projection) -> Node:
+def _render_ring(number: int, point: OperatingPoint, project: Projection) -> Node:
     x, y, _ = project(point)
     return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_color_number(number)}")
 
@@ -353,13 +356,13 @@ def line_chart(
     margin = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
     label_values = _choose_labels(sorted({point.x for point in all_points}), log=log)
-    levels = [_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
-    labels = [_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
+    levels = [_render_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
+    labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
     dashes = [
         _dash(x(mark), f"{mark:,g}") for mark in marks if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
     ]
     lines = [
-        _line_with_intervals(n, name, series_points, x, y)
+        _render_line_with_intervals(n, name, series_points, x, y)
         for n, (name, series_points) in enumerate(series.items(), start=1)
     ]
     ordered_points_by_series = {
@@ -370,8 +373,8 @@ def line_chart(
         for name, points in ordered_points_by_series.items()
         if points
     ]
-    content = join(*levels, *labels, *dashes, _caption(across), *lines)
-    return _svg(f"{what} by {across}", content, "; ".join(changes))
+    content = join(*levels, *labels, *dashes, _render_caption(across), *lines)
+    return _render_svg(f"{what} by {across}", content, "; ".join(changes))
 
 
 def _dash(x: float, title: str) -> Node:
@@ -386,7 +389,7 @@ def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
     return log_ticks if len(log_ticks) > 1 else _get_ticks(quantities[0], quantities[-1], _MAX_LABELS)
 
 
-def _line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
+def _render_line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
     ordered = sorted(points, key=lambda point: point.x)
     titles = [
         f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "") for p in ordered
@@ -412,20 +415,20 @@ def _get_log_ticks(low: float, high: float) -> list[float]:
     return ticks
 
 
-def _level_line(y: float, label: str) -> Node:
+def _render_level_line(y: float, label: str) -> Node:
     grid = tag("line", x1=_X0, x2=_X1, y1=y, y2=y, class_="grid")
     return join(grid, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
 
 
-def _bottom_label(x: float, label: str) -> Node:
+def _render_bottom_label(x: float, label: str) -> Node:
     return tag("text", label, x=x, y=_Y0 + 20, text_anchor="middle")
 
 
-def _caption(text: str) -> Node:
+def _render_caption(text: str) -> Node:
     return tag("text", text, x=(_X0 + _X1) / 2, y=_HEIGHT - 5, text_anchor="middle")
 
 
-def _svg(label: str, content: Node, description: str = "") -> Node:
+def _render_svg(label: str, content: Node, description: str = "") -> Node:
     axis = tag("line", x1=_X0, x2=_X1, y1=_Y0, y2=_Y0, class_="axis")
     names = [tag("title", label), *([tag("desc", description)] if description else [])]
     view = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
@@ -434,8 +437,10 @@ def _svg(label: str, content: Node, description: str = "") -> Node:
 
 def legend(names: Iterable[str]) -> Node:
     """Return the legend of a chart's lines, in the order of their series."""
-    return tag("div", *(_legend_entry(number, name) for number, name in enumerate(names, start=1)), class_="legend")
+    return tag(
+        "div", *(_render_legend_entry(number, name) for number, name in enumerate(names, start=1)), class_="legend"
+    )
 
 
-def _legend_entry(number: int, name: str) -> Node:
+def _render_legend_entry(number: int, name: str) -> Node:
     return tag("span", tag("i", class_=f"swatch b{_color_number(number)}"), name, class_="key")

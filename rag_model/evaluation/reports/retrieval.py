@@ -69,10 +69,10 @@ def _sections(report: RetrievalReport) -> Iterator[Node]:
         (retriever.expression, f"{retriever.overall.metrics[report.measure].value:.3f}")
         for retriever in report.retrievers
     )
-    yield _comparison_section(report.retrievers)
-    yield _trade_off_section(report)
+    yield _render_comparison(report.retrievers)
+    yield _render_trade_off(report)
     for retriever in report.retrievers:
-        yield _stages_section(retriever)
+        yield _render_stages(retriever)
     for name in dict.fromkeys(name for retriever in report.retrievers for name in retriever.groups):
         yield _group_section(name, {retriever.expression: retriever.groups[name] for retriever in report.retrievers})
     yield from lineage_section(report.lineage)
@@ -84,7 +84,7 @@ def _header(report: RetrievalReport) -> Node:
     return header("Retrieval", summary, *notes)
 
 
-def _comparison_section(retrievers: Sequence[RetrieverComparison]) -> Node:
+def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
     measures = list(retrievers[0].overall.metrics)
     rows = [
         (
@@ -120,7 +120,7 @@ def _format_interval(estimate: Estimate, sign: str) -> Node:
     return tag("span", f"{value}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
 
 
-def _trade_off_section(report: RetrievalReport) -> Node:
+def _render_trade_off(report: RetrievalReport) -> Node:
     """Show the quality of each stage of each retriever against its time."""
     expressions = [retriever.expression for retriever in report.retrievers]
     charts = [
@@ -149,9 +149,9 @@ def _stage_points(retriever: RetrieverComparison, measure: str, without_encoder:
         yield ChartPoint(max(milliseconds, 1e-3), estimate.value, estimate.low, estimate.high)
 
 
-def _stages_section(retriever: RetrieverComparison) -> Node:
+def _render_stages(retriever: RetrieverComparison) -> Node:
     measures = list(retriever.overall.metrics)
-    rows: list[tuple[Child, ...]] = list(_encoder_row(retriever.measured, len(measures)))
+    rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
         values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
         costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
@@ -159,7 +159,7 @@ def _stages_section(retriever: RetrieverComparison) -> Node:
     return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
-def _encoder_row(staged: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
+def _render_encoder_row(staged: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
     if staged.encoder_milliseconds:
         costs = _format_milliseconds(staged.encoder_milliseconds), format_bytes(staged.encoder_bytes)
         yield ENCODER, *("" for _ in range(n_empty)), *costs

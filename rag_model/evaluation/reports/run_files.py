@@ -62,7 +62,7 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 
     `score` is a string, as in DPR's own files.
     """
-    entries = (json.dumps(_dpr_to_json(outcome), ensure_ascii=False) for outcome in outcomes)
+    entries = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
     write_user_file(path, _iter_json_array(entries))
 
 
@@ -145,7 +145,7 @@ def _encode_trec_id(identity: str) -> str:
     return "".join(quote(char, safe="") if char.isspace() else char for char in identity)
 
 
-def _dpr_to_json(outcome: RetrievalResult) -> dict[str, Any]:
+def _convert_to_dpr_json(outcome: RetrievalResult) -> dict[str, Any]:
     contexts = [
         {
             "id": hit.passage.id,

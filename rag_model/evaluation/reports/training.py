@@ -92,7 +92,7 @@ def training_sections(curves: TrainingCurves) -> Iterator[Node]:
     is_moving = _AGE in curves.series
     index_curves = {name for name in curves.series if is_moving and (name in _INDEX_CURVES or name.startswith("dev "))}
     if is_moving:
-        yield section("The moving index", _refresh_note(curves), pair(*_index_charts(curves)))
+        yield section("The moving index", _refresh_note(curves), pair(*_render_index_charts(curves)))
     other_curves = [name for name, points in curves.series.items() if points and name not in index_curves]
     if other_curves:
         yield section(
@@ -107,7 +107,7 @@ def _refresh_note(curves: TrainingCurves) -> Node:
     return note(f"{summary}; {failed:,.0f} rebuilds failed.")
 
 
-def _index_charts(curves: TrainingCurves) -> Iterator[Node]:
+def _render_index_charts(curves: TrainingCurves) -> Iterator[Node]:
     for name, points in curves.series.items():
         if name.startswith("dev "):
             yield _line_chart(name, {name: points}, curves.index_moves)

@@ -202,7 +202,7 @@ class GroupMetrics:
         differences = {name: asdict(estimate) for name, estimate in self.differences.items()}
         return {
             "n": self.n,
-            **_estimates_to_json(self.metrics),
+            **_convert_estimates_to_json(self.metrics),
             **({"differences": differences} if differences else {}),
         }
 
@@ -253,10 +253,10 @@ class RetrieverComparison:
 
 def _stage_to_json(stage: StageMetrics, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     costs = ("milliseconds", "total_milliseconds", "bytes", "total_bytes")
-    return {"stage": stage.name, **_estimates_to_json(estimates), **{name: getattr(stage, name) for name in costs}}
+    return {"stage": stage.name, **_convert_estimates_to_json(estimates), **{name: getattr(stage, name) for name in costs}}
 
 
-def _estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
+def _convert_estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     metrics = {name: estimate.value for name, estimate in estimates.items()}
     return {
         "metrics": metrics,

@@ -126,7 +126,7 @@ def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
     if not path.is_file():
         raise InputError(f"there is no index file {path}: build it first")
     size = path.stat().st_size
-    with path.open("rb") as file, translate_errors(InputError, _damage_message(path)):
+    with path.open("rb") as file, translate_errors(InputError, _describe_damage(path)):
         _check_bytes(file, size, path)
         with _LIMIT_LOCK:
             # each list or transform takes at least 1 byte of the file
@@ -140,7 +140,7 @@ def parse_index(data: npt.NDArray[np.uint8], name: str) -> FaissIndex:
     Raises:
         InputError: for the same reasons as `read_index`.
     """
-    with translate_errors(InputError, _damage_message(name)):
+    with translate_errors(InputError, _describe_damage(name)):
         _check_bytes(io.BytesIO(data.tobytes()), len(data), name)
         return faiss.deserialize_index(data)
 
@@ -151,10 +151,10 @@ def _check_bytes(file: BinaryIO, size: int, name: object) -> None:
     except UnsupportedIndexError as error:
         raise InputError(f"{name} holds faiss's {error}, {_UNSUPPORTED}") from error
     except struct.error as error:
-        raise InputError(_damage_message(name)) from error
+        raise InputError(_describe_damage(name)) from error
 
 
-def _damage_message(name: object) -> str:
+def _describe_damage(name: object) -> str:
     return f"{name} is not a complete faiss index: fetch or build it again"
 
 

@@ -288,7 +288,7 @@ class RemoteVectorFiles:
             chunks = [*islice(data, len(part_ranges))]
             if len(chunks) > len(local_rows):
                 if _parse_header(name, chunks.pop(0)) != self._headers[number]:
-                    raise _incomplete_error(name)
+                    raise _create_incomplete_error(name)
                 self._unchecked.discard(number)
             yield np.frombuffer(b"".join(chunks), dtype).reshape(len(local_rows), dim)
 
@@ -303,7 +303,7 @@ class RemoteVectorFiles:
             start = offset + int(rows[0]) * row_bytes
             data = self._files.read_range(name, start, start + size)
             if len(data) != size:
-                raise _incomplete_error(name)
+                raise _create_incomplete_error(name)
             vectors.append(np.frombuffer(data, dtype).reshape(-1, dim)[rows - rows[0]])
         return np.concatenate(vectors)
 
@@ -327,9 +327,9 @@ def _parse_header(name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]
     try:
         shape, fortran, dtype, end = read_npy_header(io.BytesIO(data))
     except ValueError as error:
-        raise _incomplete_error(name) from error
+        raise _create_incomplete_error(name) from error
     if len(shape) != 2 or shape[1] == 0 or fortran or dtype not in (np.float16, np.float32):
-        raise _incomplete_error(name)
+        raise _create_incomplete_error(name)
     return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
 
 
@@ -338,11 +338,11 @@ def _derive_header(name: Any, n_rows: int, dim: int, size: int) -> tuple[int, in
     dtype = np.dtype(np.float32 if size >= 4 * n_rows * dim else np.float16)
     offset = size - n_rows * dim * dtype.itemsize
     if not 0 < offset <= _HEADER_BYTES:
-        raise _incomplete_error(name)
+        raise _create_incomplete_error(name)
     return n_rows, dim, dtype, offset
 
 
-def _incomplete_error(name: Any) -> InputError:
+def _create_incomplete_error(name: Any) -> InputError:
     return InputError(f"{name} is not a complete .npy file of (rows, d) float16 or float32: encode its part again")
 
 

@@ -89,7 +89,7 @@ def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links,
     # (s, f); members[targets] (s, f, d) -> (s, f, f)
     to_source, between = (
         similarities(sources, members, targets, metric),
-        _pairwise_similarities(members[targets], metric),
+        _compute_pairwise_similarities(members[targets], metric),
     )
     is_selected = np.zeros(targets.shape, np.bool_)
     for column in range(targets.shape[1]):
@@ -102,7 +102,7 @@ def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links,
     return np.sort(keys, axis=1)[:, :OUT_LINKS]  # (s, f) -> (s, OUT)
 
 
-def _pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
+def _compute_pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     """Return (s, f, f) similarities between the vectors of each row, (s, f, d)."""
     products: Vectors = vectors @ vectors.transpose(0, 2, 1)  # (s, f, d) @ (s, d, f) -> (s, f, f)
     if metric == "ip":

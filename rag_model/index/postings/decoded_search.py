@@ -312,7 +312,7 @@ def _clear_sums(rows, first, last, begin, sums):
 
 
 @compiled
-def _first_threshold(tops, list_numbers, factors, k):
+def _compute_first_threshold(tops, list_numbers, factors, k):
     """Return a score that at least k passages exceed."""
     top, threshold = 0, np.int64(0)
     while 1 << top < k:
@@ -393,7 +393,7 @@ def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scrat
     """Find the best rows of a query; return their number."""
     sums, touched_rows, ids, scores, order, bounds, reach, firsts, lasts = scratch
     k, t, size = len(best_scores), len(list_numbers), 0
-    threshold = _first_threshold(lists.tops, list_numbers, factors, k)
+    threshold = _compute_first_threshold(lists.tops, list_numbers, factors, k)
     for i in range(t):
         order[i], lasts[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
     for window in range((n + WINDOW - 1) >> SHIFT):

@@ -164,12 +164,12 @@ def longest_rising_subsequence(rows: Rows) -> npt.NDArray[np.bool_]:
     if _is_rising(rows):
         return rows >= 0
     positions, is_chosen = np.flatnonzero(rows >= 0), np.zeros(len(rows), np.bool_)
-    is_chosen[positions[_longest_rising(rows[positions])]] = True
+    is_chosen[positions[_find_longest_rising(rows[positions])]] = True
     return is_chosen
 
 
 @compiled
-def _longest_rising(rows):
+def _find_longest_rising(rows):
     """Return the positions of a longest ascending subsequence, by patience sorting (Schensted
     1961).
     """

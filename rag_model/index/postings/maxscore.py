@@ -279,7 +279,7 @@ def _list_bound(cursor, data, weights, rows, lengths, factor, weighting):
 
 
 @compiled
-def _window_bound(cursor, data, rows, first, end, list_bound, factor, weighting):
+def _compute_window_bound(cursor, data, rows, first, end, list_bound, factor, weighting):
     """Return an upper bound of a list's postings with rows in [first, end).
 
     Move the cursor to `first`.
@@ -354,7 +354,7 @@ def _probe(cursor, data, rows, weights, row, lengths, factor, weighting):
 
 
 @compiled
-def _first_threshold(cursors, t, data, rows, weights, lengths, factor, weighting, k):
+def _compute_first_threshold(cursors, t, data, rows, weights, lengths, factor, weighting, k):
     """Return the k-th best score in a list of k or more postings: a lower bound of the k-th best
     score of all.
     """
@@ -407,7 +407,7 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
             return DAMAGED
         list_bounds[i] = _list_bound(cursors[i], data, block_weights[i], block_rows[i], lengths, factors[i], weighting)
         if skip and k <= entries[i, 0] <= _MAX_SAMPLED_POSTINGS and list_bounds[i] > threshold:
-            begin = _first_threshold(
+            begin = _compute_first_threshold(
                 cursors, i, data, block_rows[i], block_weights[i], lengths, factors[i], weighting, k
             )
             if begin == DAMAGED:
@@ -419,7 +419,7 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
     while begin < n:
         end = min(begin + WINDOW, n)
         for i in range(t):
-            bounds[i] = _window_bound(
+            bounds[i] = _compute_window_bound(
                 cursors[i], data, block_rows[i], begin, end, list_bounds[i], factors[i], weighting
             )
         for i in range(1, t):  # insertion sort by bound, ascending

@@ -123,7 +123,7 @@ def _pack_values(values, count, width, out, offset):
 
 
 @inlined
-def _larger_mask(values, first, last, limit):
+def _create_larger_mask(values, first, last, limit):
     """Return a bit mask of the values above `limit` among values[first:last], which are at most
     64.
     """
@@ -140,7 +140,7 @@ def _write_exceptions(values, count, width, exception_count, out, offset):
     out[offset] = exception_count
     offset += 1
     limit, half, base = np.uint32((np.int64(1) << width) - 1), min(64, count), 0
-    mask, upper_mask = _larger_mask(values, 0, half, limit), _larger_mask(values, half, count, limit)
+    mask, upper_mask = _create_larger_mask(values, 0, half, limit), _create_larger_mask(values, half, count, limit)
     for _ in range(exception_count):
         if mask == 0:
             mask, base = upper_mask, 64

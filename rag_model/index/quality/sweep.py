@@ -68,7 +68,7 @@ def sweep_settings(
     parameter = {"hnsw": "efSearch", "ivf": "nprobe", "exact": ""}[index.structure]
     if not parameter:
         return [measure_point(index, query_set, {})]
-    swept_values = _default_values(index, query_set.k) if values is None else sorted(values)
+    swept_values = _list_default_values(index, query_set.k) if values is None else sorted(values)
     return [measure_point(index, query_set, index.defaults | {parameter: value}) for value in swept_values]
 
 
@@ -80,14 +80,14 @@ def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
     """
     if index.structure == "exact":
         return [index.defaults]
-    values, parameter = _default_values(index, k), "efSearch" if index.structure == "hnsw" else "nprobe"
+    values, parameter = _list_default_values(index, k), "efSearch" if index.structure == "hnsw" else "nprobe"
     own_value = index.defaults[parameter]
     near_values = {own_value, *(own_value * factor // 8 for factor in (1, 2, 4, 16))}
     limited_values = sorted({min(max(value, values[0]), max(own_value, values[-1])) for value in near_values})
     return [index.defaults | {parameter: value} for value in limited_values]
 
 
-def _default_values(index: FaissFileIndex, k: int) -> list[int]:
+def _list_default_values(index: FaissFileIndex, k: int) -> list[int]:
     minimum, maximum = (max(16, k), max(512, k)) if index.structure == "hnsw" else (1, min(index.lists, 1024))
     powers = (1 << step for step in range(minimum.bit_length(), (maximum - 1).bit_length()))
     return list(dict.fromkeys([minimum, *powers, maximum]))

@@ -78,7 +78,7 @@ class LocalWriter:
     @property
     def max_prompt_tokens(self) -> int:
         """Maximum tokens of a prompt's two messages together."""
-        return self._max_context_tokens(self._max_new_tokens) - self._template_tokens
+        return self._get_max_context_tokens(self._max_new_tokens) - self._template_tokens
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -180,8 +180,10 @@ class LocalWriter:
         Each context leaves room for `max_new_tokens`.
         """
         for prompt in prompts:
-            if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._max_context_tokens(max_new_tokens):
-                limit = max(0, self._max_context_tokens(max_new_tokens))
+            if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._get_max_context_tokens(
+                max_new_tokens
+            ):
+                limit = max(0, self._get_max_context_tokens(max_new_tokens))
                 raise UsageError(
                     f"a prompt has {tokens} tokens, and {self.id} accepts {limit} before an answer "
                     f"of {max_new_tokens}: give fewer or shorter passages, or request a shorter "
@@ -216,7 +218,7 @@ class LocalWriter:
     def _max_new_tokens(self) -> int:
         return self.decoding.token_limit
 
-    def _max_context_tokens(self, max_new_tokens: int) -> int:
+    def _get_max_context_tokens(self, max_new_tokens: int) -> int:
         """Return the maximum tokens of a whole prompt that is followed by `max_new_tokens`."""
         return self._generator.max_tokens - max_new_tokens if self._shares_context else self._generator.max_tokens
 

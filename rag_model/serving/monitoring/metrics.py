@@ -197,34 +197,36 @@ class ServiceMetrics(Observer):
         self._is_leader = link is None or link.is_leader
         self._registry = CollectorRegistry()
         self._queue_limits = {"search": settings.queue_questions, "answer": settings.queue_answers}
-        self._requests = self._histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
+        self._requests = self._create_histogram("request_seconds", "Time of a request.", _SECONDS, "verb", "status")
         text = "Share of the queue in use when a request entered it."
-        self._queue = self._histogram("queue_filled_ratio", text, _SHARES, "verb")
-        self._batch_sizes = self._histogram("batch_questions", "Questions in a batch.", _SIZES)
-        self._encode_seconds = self._histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
-        self._search_seconds = self._histogram("batch_search_seconds", "Time to search a batch.", _SECONDS)
+        self._queue = self._create_histogram("queue_filled_ratio", text, _SHARES, "verb")
+        self._batch_sizes = self._create_histogram("batch_questions", "Questions in a batch.", _SIZES)
+        self._encode_seconds = self._create_histogram("batch_encode_seconds", "Time to encode a batch.", _SECONDS)
+        self._search_seconds = self._create_histogram("batch_search_seconds", "Time to search a batch.", _SECONDS)
         text = "Time of an answer by stage, as its share of the batch's time; stages add up to the answer."
-        self._stages = self._histogram("answer_stage_seconds", text, (*_SECONDS, 60.0), "stage")
-        self._swap_seconds = self._histogram("swap_seconds", "Time to pull, check and open a new snapshot.", _MINUTES)
+        self._stages = self._create_histogram("answer_stage_seconds", text, (*_SECONDS, 60.0), "stage")
+        self._swap_seconds = self._create_histogram(
+            "swap_seconds", "Time to pull, check and open a new snapshot.", _MINUTES
+        )
         text = "Loaded snapshots: the current one, those that requests named, and those being drained."
         self._loaded_snapshots = Gauge("bookwheel_editions", text, registry=self._registry, multiprocess_mode="livemax")
-        self._swaps = self._counter("swaps", "Attempts to swap to a new snapshot: ok or refused.", "outcome")
-        self._polls = self._counter("looks", "Polls of the ref: ok or failed.", "outcome")
-        self._deaths = self._counter("thread_deaths", "Threads that died and were restarted.", "thread")
+        self._swaps = self._create_counter("swaps", "Attempts to swap to a new snapshot: ok or refused.", "outcome")
+        self._polls = self._create_counter("looks", "Polls of the ref: ok or failed.", "outcome")
+        self._deaths = self._create_counter("thread_deaths", "Threads that died and were restarted.", "thread")
         for thread in THREAD_NAMES:
             self._deaths.labels(thread)
         if link is not None and link.is_restarted:
             self._deaths.labels("worker").inc()
         text = "Answers: given, empty (the model wrote nothing), or abstained (below the threshold)."
-        self._answers = self._counter("answers", text, "outcome")
+        self._answers = self._create_counter("answers", text, "outcome")
         text = "Answers given whose words, numbers and names are in none of their passages."
-        self._unsupported = self._counter("answers_unsupported", text)
+        self._unsupported = self._create_counter("answers_unsupported", text)
         text = "Answers given from numbered passages, with or without a citation."
-        self._numbered_answers = self._counter("answers_numbered", text, "cited")
+        self._numbered_answers = self._create_counter("answers_numbered", text, "cited")
         text = "Tokens that models read and wrote, for answers, override checks and probes."
-        self._tokens = self._counter("tokens", text, "use", "kind")
+        self._tokens = self._create_counter("tokens", text, "use", "kind")
         text = "Answers given, by the memory that they are from: weights or passages."
-        self._memories = self._counter("answers_memory", text, "memory")
+        self._memories = self._create_counter("answers_memory", text, "memory")
         for counter, outcomes in (
             (self._answers, OUTCOMES),
             (self._numbered_answers, ("yes", "no")),
@@ -326,11 +328,13 @@ class ServiceMetrics(Observer):
             self.probes.start_monitoring(loaded.model)
         self.overrides.clear()
         if can_check_overrides(loaded.model) and self._sampled_answers is None and self._override_every:
-            self._sampled_answers = self._counter("answers_sampled", "Answers given from passages that were checked.")
+            self._sampled_answers = self._create_counter(
+                "answers_sampled", "Answers given from passages that were checked."
+            )
             text = "Sampled answers that no passage supports and that the model also gives without passages."
-            self._override_answers = self._counter("answers_override", text)
+            self._override_answers = self._create_counter("answers_override", text)
             text = "Sampled answers whose check failed; they are not among the checked ones."
-            self._unchecked_answers = self._counter("answers_unchecked", text)
+            self._unchecked_answers = self._create_counter("answers_unchecked", text)
         if loaded.model is not None:
             # The first call takes half a second, for which the first answer need not wait.
             tokenize("")
@@ -416,10 +420,10 @@ class ServiceMetrics(Observer):
             self._tokens.labels(use, "read").inc(usage.prompt_tokens)
             self._tokens.labels(use, "written").inc(usage.new_tokens)
 
-    def _histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
+    def _create_histogram(self, name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
         return Histogram(f"bookwheel_{name}", text, labels, buckets=tuple(buckets), registry=self._registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+    def _create_counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"bookwheel_{name}", text, labels, registry=self._registry)
 
 

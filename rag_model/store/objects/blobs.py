@@ -213,7 +213,7 @@ class Blobs:
         """
         data = self.files.read(ref.path)
         if data is None:
-            raise self._missing_error(ref)
+            raise self._create_missing_error(ref)
         if digest_bytes(data) != ref.id:
             raise self.damaged_error(ref)
         return data
@@ -334,11 +334,11 @@ class Blobs:
     def _check_size(self, ref: BlobRef) -> None:
         size = self.files.get_size(ref.path)
         if size is None:
-            raise self._missing_error(ref)
+            raise self._create_missing_error(ref)
         if size != ref.size:
             raise self.damaged_error(ref, f"{size} bytes instead of {ref.size}")
 
-    def _missing_error(self, ref: BlobRef) -> StoreError:
+    def _create_missing_error(self, ref: BlobRef) -> StoreError:
         return StoreError(
             f"blob {ref.id} is missing in {self.files.url}: restore it from a copy of the store, "
             "or repeat the command that created it"

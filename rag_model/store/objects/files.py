@@ -236,7 +236,7 @@ class Files:
 
     def local_path(self, path: str) -> Path:
         """Return the local path of `path` (only if `is_local`)."""
-        return Path(self._full_path(path))
+        return Path(self._get_full_path(path))
 
     def url_of(self, path: str) -> str:
         """Return the full URL of `path`."""
@@ -251,10 +251,10 @@ class Files:
         """Return a file's size and time of last write; None if there is no such file."""
         with self._translate_errors("look for", path):
             try:
-                info = self._fs.info(self._full_path(path))
+                info = self._fs.info(self._get_full_path(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
-        return StoredFile(path, int(info["size"]), _modified_time(info)) if info["type"] == "file" else None
+        return StoredFile(path, int(info["size"]), _get_modified_time(info)) if info["type"] == "file" else None
 
     def iter_tree(self, folder: str = "") -> Iterator[StoredFile]:
         """Yield all files below a folder, including dot-files, from fresh listings.
@@ -268,7 +268,7 @@ class Files:
                 for entry in entries:
                     path = entry["name"][len(self._root) :].strip("/")
                     if entry["type"] == "file" and not entry["name"].endswith("/"):
-                        yield StoredFile(path, int(entry["size"]), _modified_time(entry))
+                        yield StoredFile(path, int(entry["size"]), _get_modified_time(entry))
                     elif entry["type"] == "directory" and path != parent:
                         folders.append(path)
 
@@ -288,7 +288,7 @@ class Files:
         """Return a small file's bytes; None if there is no such file."""
         with self._translate_errors("read", path):
             try:
-                return bytes(self._fs.cat_file(self._full_path(path)))
+                return bytes(self._fs.cat_file(self._get_full_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -322,7 +322,7 @@ class Files:
     def read_range(self, path: str, start: int, end: int) -> bytes:
         """Return the bytes [start, end); fewer if the file is shorter."""
         with self._translate_errors("read", path):
-            return bytes(self._fs.cat_file(self._full_path(path), start=start, end=end)) if end > start else b""
+            return bytes(self._fs.cat_file(self._get_full_path(path), start=start, end=end)) if end > start else b""
 
     def iter_chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
         """Yield the bytes [start, size) in chunks of 16 MiB; the next three are prefetched."""
@@ -343,7 +343,7 @@ class Files:
         """
         with self._translate_errors("write", path):
             try:
-                if create_exclusive(self._fs, self._full_path(path), data):
+                if create_exclusive(self._fs, self._get_full_path(path), data):
                     return True
             except OSError as error:
                 if self.is_local or error.errno not in _UNSUPPORTED or not self._accepts_plain_writes(path):
@@ -358,7 +358,7 @@ class Files:
                 with atomic_write(self.local_path(path)) as temporary:
                     temporary.write_bytes(data)
             else:
-                self._fs.pipe_file(self._full_path(path), data)
+                self._fs.pipe_file(self._get_full_path(path), data)
 
     def upload(self, source: Path, path: str) -> None:
         """Copy a local file into the store; it appears complete or not at all."""
@@ -385,14 +385,14 @@ class Files:
         """Delete a folder with its contents, if it exists."""
         with self._translate_errors("delete", folder):
             try:
-                self._fs.rm(self._full_path(folder), recursive=True)
+                self._fs.rm(self._get_full_path(folder), recursive=True)
             except FileNotFoundError:
                 return
 
     def remove(self, path: str) -> None:
         """Delete one file, if it exists."""
         with self._translate_errors("delete", path), suppress(FileNotFoundError):
-            self._fs.rm_file(self._full_path(path))
+            self._fs.rm_file(self._get_full_path(path))
 
     def supports_exclusive_creation(self) -> bool:
         """Probe whether exclusive creation works; otherwise two publishers could both succeed.
@@ -400,11 +400,11 @@ class Files:
         A gateway may handle prefixes differently, so the prefix of the memo is probed as well.
         """
         with self._translate_errors("write", "probe"):
-            return all(probe_exclusive_creation(self._fs, self._full_path(folder)) for folder in PROBE_FOLDERS)
+            return all(probe_exclusive_creation(self._fs, self._get_full_path(folder)) for folder in PROBE_FOLDERS)
 
     def _accepts_plain_writes(self, path: str) -> bool:
         """Return whether the store accepts an unconditional write; the probe file is deleted."""
-        probe_path = self._full_path(f"{path}.probe-{secrets.token_hex(8)}")
+        probe_path = self._get_full_path(f"{path}.probe-{secrets.token_hex(8)}")
         try:
             self._fs.pipe_file(probe_path, b"probe")
             self._fs.rm_file(probe_path)
@@ -422,7 +422,7 @@ class Files:
     def _list_entries(self, folder: str) -> list[dict[str, Any]]:
         with self._translate_errors("list", folder):
             try:
-                return list(self._fs.ls(self._full_path(folder), detail=True, refresh=True))
+                return list(self._fs.ls(self._get_full_path(folder), detail=True, refresh=True))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
@@ -434,13 +434,13 @@ class Files:
             "max_concurrency": CHUNKS_AHEAD,
         }
         try:
-            self._fs.put_file(str(source), self._full_path(path), **(bounds if self._cloud else {}))
+            self._fs.put_file(str(source), self._get_full_path(path), **(bounds if self._cloud else {}))
         except FileNotFoundError:
             # Perhaps the upload succeeded, its response was lost, and the request was sent again.
             if self.get_size(path) != size:
                 raise
 
-    def _full_path(self, path: str) -> str:
+    def _get_full_path(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
     @contextmanager
@@ -458,7 +458,7 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _modified_time(info: Mapping[str, Any]) -> float:
+def _get_modified_time(info: Mapping[str, Any]) -> float:
     """Return the time of a listed file's last write; infinity (the file is new) if it is unknown."""
     modified_time = next((info[name] for name in _TIME_FIELDS if info.get(name) is not None), math.inf)
     return modified_time.timestamp() if isinstance(modified_time, datetime) else float(modified_time)

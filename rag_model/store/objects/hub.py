@@ -219,7 +219,7 @@ def _to_os_error(error: HfHubHTTPError) -> OSError:
         reason = "the token in HF_TOKEN does not open it" if token else "it is private and HF_TOKEN is not set"
         return OSError(f"there is no such repository, or {reason}; check the name and the token")
     if status == 429:
-        seconds = _seconds_until_reset(error)
+        seconds = _get_seconds_until_reset(error)
         retry_time = "later" if seconds is None else f"in {seconds} s"
         hint = "" if token else "; with HF_TOKEN it is higher"
         return OSError(f"the Hub's limit of requests is reached: try again {retry_time}{hint}")
@@ -241,7 +241,7 @@ def _retry(request: Callable[[], T]) -> T:
             refused = error if isinstance(error, HfHubHTTPError) else None
             if refused is not None and refused.response.status_code not in _RETRY_STATUS:
                 raise
-            reset_seconds = None if refused is None else _seconds_until_reset(refused)
+            reset_seconds = None if refused is None else _get_seconds_until_reset(refused)
         wait = (
             _PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
             if reset_seconds is None
@@ -253,7 +253,7 @@ def _retry(request: Callable[[], T]) -> T:
     return request()
 
 
-def _seconds_until_reset(error: HfHubHTTPError) -> int | None:
+def _get_seconds_until_reset(error: HfHubHTTPError) -> int | None:
     """Return the seconds until the rate limit is reset; None if the Hub does not tell them."""
     limit = parse_ratelimit_headers(error.response.headers) if error.response.status_code == 429 else None
     return limit.reset_in_seconds if limit is not None and limit.remaining == 0 else None

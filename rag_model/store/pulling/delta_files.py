@@ -201,7 +201,7 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
         (len(base) + _STRIDE - 1) // _STRIDE, np.uint64
     )  # preallocated, since slices in a list would keep the arrays of all hashes in memory
     count = 0
-    for offset in _window_offsets(base):
+    for offset in _compute_window_offsets(base):
         hashes = _compute_hashes(base[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES:_STRIDE]
         base_hashes[count : count + len(hashes)] = hashes
         count += len(hashes)
@@ -216,7 +216,7 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     is_possible = np.zeros(1 << 24, np.bool_)
     is_possible[base_hashes >> _FILTER_SHIFT] = True
     positions, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for offset in _window_offsets(target):
+    for offset in _compute_window_offsets(target):
         hashes = _compute_hashes(target[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES]
         likely_offsets = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
         nearest_positions = np.minimum(
@@ -230,7 +230,7 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     return np.concatenate(positions), np.concatenate(starts)
 
 
-def _window_offsets(data: Bytes) -> range:
+def _compute_window_offsets(data: Bytes) -> range:
     return range(0, max(1, len(data)), _WINDOW_BYTES)
 
 

@@ -73,7 +73,7 @@ class ScoreBlock(RecordedTask):
         Raises:
             MissingExtraError: onnxruntime computes the scores, but the onnx extra is not installed.
         """
-        libraries = {name: _library_version(name) for name in self.libraries}
+        libraries = {name: _get_library_version(name) for name in self.libraries}
         inputs = {"content": self.content.id, "model": self.identity, "code": self.code, "libraries": libraries}
         return inputs if self.dtype == "float32" else {**inputs, "dtype": self.dtype}
 
@@ -125,7 +125,7 @@ def score_blocks(
     return list(run_tasks(store, blocks, runner, on_progress))
 
 
-def _library_version(library: str) -> str:
+def _get_library_version(library: str) -> str:
     return str(require(library, "onnx").__version__) if library in _MULTIPLE_DISTRIBUTIONS else version(library)
 
 

@@ -109,10 +109,10 @@ class TrainerState:
 def save_checkpoint(root: Path, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState) -> Path:
     """Write the checkpoint of a step into `root`, replacing an existing one; return its folder."""
     root.mkdir(parents=True, exist_ok=True)
-    dest = root / _folder_name(state.step)
+    dest = root / _get_folder_name(state.step)
     with atomic_folder(dest) as folder:
-        save_file(_make_contiguous(_trained_tensors(module)), str(folder / _WEIGHTS))
-        save_file(_make_contiguous(_moment_tensors(module, optimizer)), str(folder / _OPTIMIZER))
+        save_file(_make_contiguous(_get_trained_tensors(module)), str(folder / _WEIGHTS))
+        save_file(_make_contiguous(_list_moment_tensors(module, optimizer)), str(folder / _OPTIMIZER))
         digests = {name: digest_file(folder / name) for name in (_WEIGHTS, _OPTIMIZER)}
         (folder / _STATE).write_text(json.dumps({"files": digests, "standing": state.to_json()}, indent=2))
     return dest
@@ -129,8 +129,8 @@ def load_checkpoint(folder: Path, module: nn.Module, optimizer: torch.optim.Opti
     try:
         weights, moments = load_file(folder / _WEIGHTS), load_file(folder / _OPTIMIZER)
     except (OSError, SafetensorError) as error:
-        raise _corrupt_error(folder, str(error)) from error
-    trained_tensors = _trained_tensors(module)
+        raise _create_corrupt_error(folder, str(error)) from error
+    trained_tensors = _get_trained_tensors(module)
     if {name: tensor.shape for name, tensor in weights.items()} != {
         name: parameter.shape for name, parameter in trained_tensors.items()
     }:
@@ -152,9 +152,9 @@ def read_checkpoint(folder: Path) -> TrainerState:
     try:
         damaged_names = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
     except (OSError, ValueError, TypeError) as error:
-        raise _corrupt_error(folder, str(error)) from error
+        raise _create_corrupt_error(folder, str(error)) from error
     if damaged_names:
-        raise _corrupt_error(folder, f"{damaged_names[0]} is damaged")
+        raise _create_corrupt_error(folder, f"{damaged_names[0]} is damaged")
     return state
 
 
@@ -170,19 +170,19 @@ def read_state(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
         record = parse_json((folder / _STATE).read_bytes(), finite=False)
         digests, state = dict(record["files"]), TrainerState.from_json(record["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _corrupt_error(folder, str(error)) from error
+        raise _create_corrupt_error(folder, str(error)) from error
     if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # other files would stay unchecked
-        raise _corrupt_error(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
-    if folder.name != _folder_name(state.step):
-        raise _corrupt_error(folder, f"its state is that of step {state.step}")
+        raise _create_corrupt_error(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
+    if folder.name != _get_folder_name(state.step):
+        raise _create_corrupt_error(folder, f"its state is that of step {state.step}")
     return digests, state
 
 
-def _folder_name(step: int) -> str:
+def _get_folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _corrupt_error(folder: Path, reason: str) -> InputError:
+def _create_corrupt_error(folder: Path, reason: str) -> InputError:
     return InputError(f"checkpoint {folder} is corrupt ({reason}): delete it and start again")
 
 
@@ -218,7 +218,7 @@ def atomic_folder(dest: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _trained_tensors(module: nn.Module) -> dict[str, Tensor]:
+def _get_trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the trained parameters and the saved buffers by name; tied parameters occur once."""
     saved_names = module.state_dict().keys()
     parameters = {name: parameter.detach() for name, parameter in module.named_parameters() if parameter.requires_grad}
@@ -235,7 +235,7 @@ def _list_parameter_names(module: nn.Module, optimizer: torch.optim.Optimizer) -
     return [name_by_parameter[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _list_moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     state, names = optimizer.state_dict()["state"], _list_parameter_names(module, optimizer)
     return {f"{names[index]}/{key}": value for index, tensors in state.items() for key, value in tensors.items()}
 

@@ -225,7 +225,7 @@ class ReconstructionSettings:
             )
 
 
-def _default_rag_recipe() -> RagRecipe:
+def _create_rag_recipe() -> RagRecipe:
     return RagRecipe(batch_size=4)  # paper: 4
 
 
@@ -234,7 +234,7 @@ class End2EndTraining:
     """Settings of an end-to-end RAG training."""
 
     loop: LoopSettings = LOOP  # paper, section 4.2, and code; the paper warms up for 500 steps
-    rag: RagRecipe = field(default_factory=_default_rag_recipe)
+    rag: RagRecipe = field(default_factory=_create_rag_recipe)
     end2end: End2EndRecipe = field(default_factory=End2EndRecipe)
     reconstruction: ReconstructionSettings = field(default_factory=ReconstructionSettings)
     moving: MovingSettings = field(default_factory=MovingSettings)
