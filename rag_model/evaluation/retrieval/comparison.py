@@ -253,7 +253,11 @@ class RetrieverComparison:
 
 def _stage_to_json(stage: StageMetrics, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
     costs = ("milliseconds", "total_milliseconds", "bytes", "total_bytes")
-    return {"stage": stage.name, **_convert_estimates_to_json(estimates), **{name: getattr(stage, name) for name in costs}}
+    return {
+        "stage": stage.name,
+        **_convert_estimates_to_json(estimates),
+        **{name: getattr(stage, name) for name in costs},
+    }
 
 
 def _convert_estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
