@@ -1,8 +1,8 @@
 """The chunk job: turn each part of the dump into one file of passages.
 
-Before it, the template job reads the pages of the template namespace of each part, and the launcher
-merges the results, which are bounded, into one table (`template_table`). The table is an input of
-every part: an article is chunked again if a template that it uses has changed.
+Before the chunk job, the template job reads the pages of the template namespace of each part, and
+the launcher merges the results, which are bounded, into one table (`template_table`). The table is
+an input of every part: an article is chunked again if a template that it uses has changed.
 
 If the recipe requests aliases or Wikidata items, the template job reads the redirects of every part
 too. Further jobs sort the redirects by target and read the wiki's table of page properties. An

@@ -134,7 +134,7 @@ def require_blob(blob: BlobRef | None) -> BlobRef:
     """Return the blob that an earlier job wrote.
 
     Raises:
-        ValueError: that job did not run.
+        ValueError: the job did not run.
     """
     if blob is None:
         raise ValueError("the jobs of an index run in order: train, scatter, build_shards, merge")

@@ -123,7 +123,7 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
     """Check that a recipe's indexes and retriever fit a snapshot.
 
     Raises:
-        UsageError: they do not fit, or the snapshot lacks a representation of the recipe.
+        UsageError: the indexes do not fit, or the snapshot lacks a representation of the recipe.
     """
     vectors = list_encoded_representations(content)
     if missing_representations := sorted({*recipe.represent} - {*vectors}):

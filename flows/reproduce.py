@@ -287,7 +287,7 @@ def reproduce(
         rows: Only rows with this name; `*` stands for any text. Repeat it for more. By default all
             rows.
         fraction: Try all steps on this share of passages and questions, such as .01; do not
-            compare the values. By default all of them.
+            compare the values. By default all passages and questions are used.
         beam_options: Options of Beam and its runner, on the command line after `--`.
 
     Raises:

@@ -1,9 +1,9 @@
 """Decorators for flows and stages, which run in Prefect's engine or as plain functions.
 
-Prefect's engine reports to a server. If none is configured it would start one for this run, which
-takes longer than the rebuild of a small library, so the command line calls the function directly.
-Importing Prefect takes most of a second. So it is imported only if a server may be configured;
-processes that Prefect starts have already imported it.
+Prefect's engine reports to a server. If no server is configured, the engine would start one for
+this run, which takes longer than the rebuild of a small library, so the command line calls the
+function directly. Importing Prefect takes most of a second. So Prefect is imported only if a server
+may be configured; processes that Prefect starts have already imported it.
 
 A `StageClock` shows the progress of stages on standard error and as an artifact in the Prefect UI.
 

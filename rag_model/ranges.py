@@ -570,7 +570,7 @@ class CachedFile:
         """Return the bytes of a run; a block that does not match its digest is read once more.
 
         Raises:
-            StoreError: it does not match its digest after the second read either.
+            StoreError: the block does not match its digest after the second read either.
         """
         bounds = self._get_bounds(int(run[0]), int(run[-1]) + 1)
         digests = digest_ranges(data, [bound - bounds[0] for bound in bounds])

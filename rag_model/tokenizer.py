@@ -264,7 +264,7 @@ def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
 def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
     """Load a tokenizer of transformers from the folder of `file`, its `tokenizer.json` if it has one.
 
-    If it has patterns that no common model has, it splits texts in a child process.
+    A tokenizer with patterns that no common model has splits texts in a child process.
 
     Raises:
         InputError: as for `load_tokenizer_file`, or `load` raised it.

@@ -175,7 +175,7 @@ def serve(folder: Path, services: LocalServices) -> None:
     """Start the Prefect server with its database in the folder, and wait until it answers.
 
     Raises:
-        ResourceError: it did not start; the message names its log.
+        ResourceError: the service did not start; the message names its log.
     """
     address = urlsplit(services.api)
     arguments = ["server", "start", "--host", str(address.hostname), "--port", str(address.port)]

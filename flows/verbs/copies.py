@@ -122,7 +122,7 @@ def pull(
         passages_only: Pull only the passages.
         no_mapped: Write no memory-mapped copy of the passages, which takes three times their size.
         keep: Number of versions to keep in DEST (those pulled last), besides versions being read;
-            by default all. With it, versions that were taken down are deleted.
+            by default all. With a number, versions that were taken down are deleted.
     """
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(ref)

@@ -134,7 +134,7 @@ def find_link_spans(prose: str, expanded: str, clean: Callable[[str], str]) -> t
     `prose` is what `clean` returns for `expanded` without marks. The section is cleaned again with the
     marks. The marks can change the result (a space before and a space after a mark are not merged),
     so links in changed lines are skipped, as are links in templates. In real articles nearly all
-    lines are equal.
+    lines are the same with and without the marks.
     """
     if LINK_START not in expanded:
         return ()

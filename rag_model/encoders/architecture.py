@@ -261,8 +261,8 @@ def check_is_encoder(folder: Path) -> None:
     """Check in the config that `folder` contains an encoder with one dense vector per text.
 
     Raises:
-        InputError: it contains a generator, a classifier, a ColBERT, a sparse encoder, or a model
-            for another task.
+        InputError: the folder contains a generator, a classifier, a ColBERT, a sparse encoder, or a
+            model for another task.
     """
     if is_static_encoder(folder) or is_endpoint_encoder(folder):
         return

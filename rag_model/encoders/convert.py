@@ -253,7 +253,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         names is in the first mapping once, under its first name.
 
     Raises:
-        InputError: it contains objects other than tensors, or is truncated or corrupt.
+        InputError: the pickle contains objects other than tensors, or is truncated or corrupt.
         MemoryError: the tensors need more memory than is available.
     """
     torch = require("torch", "model")

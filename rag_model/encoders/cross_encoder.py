@@ -55,7 +55,7 @@ class PairTokenizer:
         model's limit is.
 
         Raises:
-            InputError: its files are missing or corrupt.
+            InputError: the tokenizer's files are missing or corrupt.
         """
         max_length = min(MAX_PAIR_TOKENS, read_max_tokens(folder))
         tokenizer, question_tokenizer = load_tokenizer(folder, max_length), load_tokenizer(folder, max_length)
@@ -95,8 +95,8 @@ def check_is_cross_encoder(folder: Path) -> None:
     """Check in the config, if there is one, that a folder contains a model with one score per pair.
 
     Raises:
-        InputError: it contains a model of another kind, such as a bi-encoder or a classifier with
-            several labels.
+        InputError: the folder contains a model of another kind, such as a bi-encoder or a
+            classifier with several labels.
     """
     config = read_optional_json(folder / CONFIG)
     name = next(iter(config.get("architectures") or [""]))
@@ -197,7 +197,7 @@ def list_cross_encoder_files(folder: Path) -> dict[str, Path]:
     external data (`may_have_external_data`).
 
     Raises:
-        InputError: it has no weights, or no tokenizer.
+        InputError: the folder has no weights, or no tokenizer.
     """
     graph = find_onnx_file(folder) if runs_on_onnx(folder) else None
     settings = [path for name in _SETTINGS_FILES if (path := folder / name).is_file()]
@@ -209,7 +209,7 @@ def runs_on_onnx(folder: Path) -> bool:
     """Return whether onnxruntime, and not torch, runs the cross-encoder of a folder.
 
     Raises:
-        InputError: it has no model.
+        InputError: the folder has no model.
     """
     has_safetensors = any((folder / name).is_file() for name in (WEIGHTS, WEIGHTS_INDEX))
     if find_onnx_file(folder) is None:

@@ -323,7 +323,7 @@ def load_question_encoder(name: str) -> AnyEncoder:
     """Load a question encoder by name: a folder with an encoder of any kind, or a hub name.
 
     Raises:
-        InputError: it is not found, or a file is missing or corrupt.
+        InputError: the encoder is not found, or a file is missing or corrupt.
         MissingExtraError: the model extra is not installed.
         UsageError: `name` is a model behind an endpoint, whose encoder is stored in snapshots.
     """

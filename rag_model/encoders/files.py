@@ -127,7 +127,7 @@ def read_dim(folder: Path) -> int:
     """Return the dimension of the vectors of the model in `folder`.
 
     Raises:
-        InputError: its config has no dimension.
+        InputError: the model's config has no dimension.
     """
     config = read_json_object(folder / CONFIG)
     for key in ("projection_dim", "hidden_size", "dim", "d_model", "n_embd"):
@@ -516,7 +516,7 @@ def read_vocabulary_size(folder: Path) -> int:
     """Return the vocabulary size of the model in `folder`.
 
     Raises:
-        InputError: its config has no vocabulary size.
+        InputError: the model's config has no vocabulary size.
     """
     size = read_json_object(folder / CONFIG).get("vocab_size")
     if type(size) is not int or size < 1:

@@ -89,7 +89,7 @@ class MaskedLMTokenizer:
         """Load the tokenizer of a folder.
 
         Raises:
-            InputError: its files are missing or corrupt, or it has no mask token.
+            InputError: the tokenizer's files are missing or corrupt, or it has no mask token.
         """
         max_tokens = read_max_tokens(folder)
         tokenizer = load_tokenizer(folder, max_tokens)

@@ -156,7 +156,7 @@ def check_same_space(query_space: Space, passage_space: Space) -> None:
     `passage_space`.
 
     Raises:
-        RefusedError: they must not be compared; the message names both encoders and the
+        RefusedError: the vectors must not be compared; the message names both encoders and the
             differences.
     """
     if passage_space.accepts_queries_of(query_space):

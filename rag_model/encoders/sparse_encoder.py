@@ -152,8 +152,8 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
     """Read the settings of the sparse encoder in `folder`; `overrides` replace single fields.
 
     Raises:
-        InputError: it contains no masked language model, the vocabularies of model and tokenizer
-            differ, or a file is missing or corrupt.
+        InputError: the folder contains no masked language model, the vocabularies of model and
+            tokenizer differ, or a file is missing or corrupt.
         UsageError: an override is unknown or invalid, or `max_length` exceeds the model's limit.
     """
     config, folder_settings = read_json_object(folder / CONFIG), _read_term_settings(folder)

@@ -123,7 +123,7 @@ class ColbertTokenizer:
         """Load the tokenizer of `folder`.
 
         Raises:
-            InputError: it is missing or corrupt, or its vocabulary lacks a mark token.
+            InputError: the tokenizer is missing or corrupt, or its vocabulary lacks a mark token.
         """
         question_tokenizer = load_tokenizer(folder, spec.question_length - 1)
         passage_tokenizer = load_tokenizer(folder, spec.passage_length - 1)

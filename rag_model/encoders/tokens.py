@@ -93,7 +93,8 @@ def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Token
     positions. Every input ends with `end_token`, unless it is empty.
 
     Raises:
-        InputError: its files are missing or corrupt, or `end_token` is not in its vocabulary.
+        InputError: the tokenizer's files are missing or corrupt, or `end_token` is not in its
+            vocabulary.
     """
     files = list_tokenizer_files(folder)
     try:

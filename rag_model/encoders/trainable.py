@@ -107,7 +107,8 @@ class TrainableEncoder(nn.Module):
         passage vectors are fixed.
 
         Raises:
-            InputError: its folder neither declares a space nor contains a passage encoder.
+            InputError: the encoder's folder neither declares a space nor contains a passage
+                encoder.
         """
         if (declared_space := read_declared_space(self.folder) or self.target_space) is not None:
             return declared_space

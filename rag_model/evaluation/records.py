@@ -94,7 +94,7 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
     interval.
 
     Raises:
-        UsageError: they have no retriever or no measure in common.
+        UsageError: the evaluations have no retriever or no measure in common.
         StoreError: a file of an evaluation is missing or damaged.
     """
     before_values, after_values = (read_measure_values(store, manifest) for manifest in (before, after))

@@ -54,7 +54,7 @@ def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
     If the passage encoder was trained too, that encoder's space is used instead.
 
     Raises:
-        UsageError: its question encoder is not a `TrainableEncoder`.
+        UsageError: the model's question encoder is not a `TrainableEncoder`.
     """
     question, generator = rag.question, cast(TransformersGenerator, rag.generator)
     if not isinstance(question, TrainableEncoder):

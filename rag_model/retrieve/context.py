@@ -187,7 +187,7 @@ class RetrieverContext:
         snapshot's.
 
         Raises:
-            RefusedError: it encodes into a space other than the snapshot's.
+            RefusedError: the encoder encodes into a space other than the snapshot's.
         """
         encoder = self.encoder(representation)
         check_question_encoder(encoder, self.snapshot, representation)

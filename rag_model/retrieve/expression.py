@@ -103,7 +103,7 @@ class Call(Node):
         """Check that the call has no options except `allowed`.
 
         Raises:
-            UsageError: it has an option that is not allowed; the message names the first.
+            UsageError: the call has an option that is not allowed; the message names the first.
         """
         for name, node in self.options.items():
             if name not in allowed:
@@ -115,7 +115,7 @@ class Call(Node):
         it is missing.
 
         Raises:
-            UsageError: it is not an integer from `minimum` to `maximum`.
+            UsageError: the value is not an integer from `minimum` to `maximum`.
         """
         node = self._find_node(argument)
         if node is None:
@@ -132,7 +132,7 @@ class Call(Node):
         as a float if it is not written as a whole number.
 
         Raises:
-            UsageError: it is not a finite number.
+            UsageError: the value is not a finite number.
         """
         node = self.options[argument] if isinstance(argument, str) else self.arguments[argument]
         value = _parse_float(str(node))
@@ -144,7 +144,7 @@ class Call(Node):
         """Return an option as `count` numbers above 0 and up to `maximum`; None if it is missing.
 
         Raises:
-            UsageError: it is not a list of `count` such numbers.
+            UsageError: the value is not a list of `count` such numbers.
         """
         node = self._find_node(option)
         if node is None:
@@ -200,7 +200,8 @@ def parse(text: str) -> Word | Call:
     'rrf(hnsw:100, ivfpq, k=60)'
 
     Raises:
-        UsageError: it is too long, nested too deeply, or malformed; the message gives the position.
+        UsageError: the expression is too long, nested too deeply, or malformed; the message gives
+            the position.
     """
     if not text.strip():
         raise UsageError("the retriever is empty: name an index, such as hnsw, or a call, such as rrf(hnsw, ivfpq)")

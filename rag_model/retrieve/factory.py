@@ -131,7 +131,7 @@ def plan_retriever(snapshot: Snapshot, expression: str | None, *, products: bool
     snapshot need not be on this machine.
 
     Raises:
-        UsageError: it is invalid; the message gives the position and the alternatives.
+        UsageError: the expression is invalid; the message gives the position and the alternatives.
     """
     text = snapshot.manifest.content.default_retriever if expression is None else expression
     return build_retriever(RetrieverContext(snapshot), text, products=products).needs
@@ -246,7 +246,8 @@ class RetrieverFactory:
         self.max_depth = None if limits is None else limits.max_depth
         self._context, self._limits = context, limits
         self._recorded_needs: list[RetrieverNeeds] = []
-        self._searched_indexes: list[str] = []  # names with repetitions, in the expression's order
+        # names of the indexes, also repeated ones, in the expression's order
+        self._searched_indexes: list[str] = []
 
     @property
     def needs(self) -> RetrieverNeeds:
@@ -271,7 +272,7 @@ class RetrieverFactory:
         """Return a child retriever, from an index or a call, with or without a depth.
 
         Raises:
-            UsageError: it is neither an index nor a call, or its name is unknown.
+            UsageError: the node is neither an index nor a call, or its name is unknown.
         """
         if isinstance(node, Call):
             return Leg(self._build_call(node), self._check_depth(node, node.depth))
@@ -284,7 +285,7 @@ class RetrieverFactory:
         """Return a handle of an index over token vectors, to score candidates.
 
         Raises:
-            UsageError: it is not an index over token vectors, or its name is unknown.
+            UsageError: the node is not an index over token vectors, or its name is unknown.
         """
         name = self._get_index_of_kind(node, "tokens", "an index over token vectors")
         self._recorded_needs.append(RetrieverNeeds(indexes=(name,)))
@@ -297,7 +298,7 @@ class RetrieverFactory:
         the first of the snapshot; None if there is none.
 
         Raises:
-            UsageError: it is not an HNSW index, or its name is unknown.
+            UsageError: the node is not an HNSW index, or its name is unknown.
         """
         if node is not None:
             name = self._get_index_of_kind(node, "hnsw", "a graph")

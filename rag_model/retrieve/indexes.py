@@ -88,7 +88,7 @@ def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
     """Return the type of query that an index takes: `vectors`, `tokens`, `sparse` or `text`.
 
     Raises:
-        StoreError: its kind is not installed.
+        StoreError: the kind of the index is not installed.
         UsageError: the snapshot has no such index.
     """
     entry = find_index_entry(snapshot, name)
@@ -99,7 +99,7 @@ def index_kind(snapshot: Snapshot, name: str) -> str:
     """Return the name of an index's kind, as in the manifest.
 
     Raises:
-        StoreError: its kind is not installed.
+        StoreError: the kind of the index is not installed.
         UsageError: the snapshot has no such index.
     """
     entry = find_index_entry(snapshot, name)
@@ -125,7 +125,7 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
     """Check the search parameters of an index without opening it.
 
     Raises:
-        StoreError: its kind is not installed.
+        StoreError: the kind of the index is not installed.
         UsageError: the snapshot has no such index, or a parameter is unknown or out of range.
     """
     if not parameters:

@@ -130,7 +130,7 @@ class PairScorerCache:
         """Return the cross-encoder of a folder, a hub name, or `model:NAME`.
 
         Raises:
-            InputError: it is missing, incomplete, or not a cross-encoder.
+            InputError: the folder is missing, incomplete, or not a cross-encoder.
             MissingExtraError: the extra that runs the model is not installed.
             StoreError: the store has no such model.
             UsageError: the model of the store is not a cross-encoder, or no store is given.

@@ -109,7 +109,7 @@ def set_lowest_priority() -> None:
 class _SafeFormatter(logging.Formatter):
     """Masks secrets, and escapes control characters, which names from a store may contain.
 
-    Without this, a line break in a name could forge a record of the log.
+    Without this filter, a line break in a name could forge a record of the log.
     """
 
     def format(self, record: logging.LogRecord) -> str:

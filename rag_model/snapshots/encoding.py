@@ -148,7 +148,7 @@ def store_token_encoder(
     was trained here.
 
     Raises:
-        InputError: it is not found, it is no ColBERT, or a file of it is missing or corrupt.
+        InputError: the model is not found, is no ColBERT, or lacks a file or has a corrupt one.
         StoreError: the store has no such model.
         UsageError: a setting is unknown, there is a question encoder, or the model is no ColBERT.
     """
@@ -176,7 +176,8 @@ def store_sparse_encoder(
     be a pair.
 
     Raises:
-        InputError: it is not found, it is no sparse encoder, or a file of it is missing or corrupt.
+        InputError: the model is not found, is no sparse encoder, or lacks a file or has a corrupt
+            one.
         RefusedError: the question encoder declares another space.
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.

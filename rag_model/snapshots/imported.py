@@ -77,7 +77,7 @@ class ImportedParts:
 class ImportTask:
     """A part to import: rows of files of passages and of vectors."""
 
-    first: int  # number of its first row, over all files
+    first: int  # number of the part's first row, counted over all files
     passages: tuple[FileRange, ...]  # Parquet files; none: the passages are given to `import_part`
     vectors: tuple[FileRange, ...]
     column: str | None  # vector column of Parquet files; None: the only one

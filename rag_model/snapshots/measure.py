@@ -5,9 +5,9 @@ is examined for links, lists and codes, which explain its recall. Where the gate
 user's own questions, the retriever is scored on them.
 
 The search parameters of each index are tuned for its recall target before the manifest is written.
-The parameters are content, because readers of a snapshot search with them. So they are recorded in
-the memo under their exact inputs, and a rerun, even on a machine that rounds differently, gets the
-same parameters and the same snapshot.
+The parameters are content, because readers of a snapshot search with them. So the parameters are
+recorded in the memo under their exact inputs, and a rerun, even on a machine that rounds
+differently, gets the same parameters and the same snapshot.
 """
 
 from collections.abc import Callable, Mapping, Sequence

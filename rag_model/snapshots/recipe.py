@@ -134,9 +134,9 @@ class Recipe:
     def content(self) -> dict[str, Any]:
         """Return the settings that belong to a snapshot's identity.
 
-        The gate is not part of it: it judges a snapshot without changing it. Encoders are among the
-        snapshot's files, the retriever has its own field, and the licence belongs to the corpus. A
-        file that a chunker's setting names is replaced by its digest.
+        The gate is not part of this identity: it judges a snapshot without changing it. Encoders
+        are among the snapshot's files, the retriever has its own field, and the licence belongs to
+        the corpus. A file that a chunker's setting names is replaced by its digest.
         """
         values = asdict(self)
         del values["gate"], values["retriever"], values["licence"], values["encode"]["question_encoder"]

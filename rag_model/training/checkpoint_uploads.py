@@ -169,7 +169,8 @@ class CheckpointUploader:
 def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> None:
     """Fetch a training's newest checkpoint from the store, unless the folder has one as recent.
 
-    If that fails and the folder has an older checkpoint, report why; the training resumes from it.
+    If the fetch fails and the folder has an older checkpoint, report why; the training resumes from
+    it.
 
     Raises:
         BookwheelError: the folder has no checkpoint, and the store's is damaged or not signed by a

@@ -50,8 +50,8 @@ class PlanRequest:
 class DumpFormat(Protocol):
     """A format of dumps: how to recognize, plan and read its files.
 
-    Two base classes implement most of it: `RecordFormat` for files of independent documents or
-    passages, and `PageFormat` for exports of a wiki, whose pages the workers clean.
+    Two base classes implement most of a format: `RecordFormat` for files of independent documents
+    or passages, and `PageFormat` for exports of a wiki, whose pages the workers clean.
     """
 
     kind: ClassVar[SourceKind]

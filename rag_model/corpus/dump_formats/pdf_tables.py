@@ -158,8 +158,8 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
         raw: the C functions of PDFium, `pypdfium2.raw`.
         page: the page.
         text_page: the text of the page.
-        budget: the pages of a file share it; each object and each character takes one item. When it
-            is exhausted, the remaining pages are read without tables.
+        budget: the pages of a file share it; each object and each character takes one item. When
+            the budget is exhausted, the remaining pages are read without tables.
     """
     transform = _ROTATIONS[page.get_rotation()]
     edges = _iter_edges(raw, page, raw.FPDFPage_GetObject, raw.FPDFPage_CountObjects(page), transform)

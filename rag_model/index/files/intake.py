@@ -95,7 +95,8 @@ class FaissFlatSource:
         """Read the header, and count the ids.
 
         Raises:
-            InputError: the file is truncated, has another layout, or another number of ids.
+            InputError: the file is truncated, has a layout that is not read, or has not one id per
+                row.
         """
         try:
             with path.open("rb") as file:

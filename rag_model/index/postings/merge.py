@@ -78,7 +78,7 @@ class Batch(NamedTuple):
     """Consecutive terms of all parts, and their shares: the postings of a term in one part."""
 
     text: Bytes  # concatenated terms
-    term_ends: Ints  # (capacity,) end of each term
+    term_ends: Ints  # (capacity,) offset in `text` of the end of each term
     counts: Ints  # (capacity,) postings of each term
     ends: Ints  # (capacity,) end of each term's shares
     parts: Ints  # (capacity,) part of each share

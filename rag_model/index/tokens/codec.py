@@ -350,7 +350,7 @@ def codec_from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str], 
     """Create a codec from the arrays and the metadata of a file.
 
     Raises:
-        InputError: they do not describe a codec.
+        InputError: the arrays do not describe a codec.
     """
     codec_by_name = {kind.__name__: kind for kind in (ResidualBits, ResidualProducts)}
     try:

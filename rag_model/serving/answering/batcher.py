@@ -37,7 +37,7 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True, slots=True)
 class RetrievedPassages:
-    """The passages of the answers; they invalidate all deltas before them."""
+    """The passages of the answers; all deltas that were sent before become invalid."""
 
     snapshot: str
     model: str

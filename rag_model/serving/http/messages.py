@@ -1,8 +1,8 @@
 """The JSON of HTTP requests and replies.
 
-`rag_model.client.replies` defines the replies. Here, pydantic models are derived from it, for
-OpenAPI and for checks in tests. The replies themselves are written by `Hit.to_json` and
-`answer_json`.
+`rag_model.client.replies` defines the replies. Here, pydantic models are derived from these
+replies, for OpenAPI and for checks in tests. The replies themselves are written by `Hit.to_json`
+and `answer_json`.
 """
 
 import functools

@@ -115,7 +115,7 @@ class _SharedSocketAcceptor:
     """Accept connections from a socket that several workers share.
 
     A worker with more connections than another one waits until the other has caught up, but only
-    briefly. Otherwise the worker that wakes first would accept all of them.
+    briefly. Otherwise the worker that wakes first would accept all connections.
     """
 
     def __init__(

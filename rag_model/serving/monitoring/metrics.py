@@ -275,7 +275,7 @@ class ServiceMetrics(Observer):
         MultiProcessCollector(registry, path=str(self._link.metrics_folder))  # type: ignore[no-untyped-call]
         registry.register(_ProcessesCollector(self._link))
         state_file = self._link.metrics_folder / _STATE_FILE
-        with suppress(OSError):  # the leader has not written the file yet
+        with suppress(OSError):  # the leader may not have written the file yet
             if time.time() - state_file.stat().st_mtime < _MAX_STATE_SECONDS:
                 return generate_latest(registry) + state_file.read_bytes()
         return generate_latest(registry)

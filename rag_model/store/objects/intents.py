@@ -6,8 +6,8 @@ sweeps/<name>.json    an `expire` or a `gc`: the files it is deleting, and the i
 ```
 
 There are no locks. A writer writes its intent and *then* reads the sweeps. A sweep writes the list
-of files that it will delete and *then* reads the intents. So at least one of them sees the other,
-on any store whose listings show all files that were written before:
+of files that it will delete and *then* reads the intents. So at least one of a sweep and a writer
+sees the other, on any store whose listings show all files that were written before:
 
 * A sweep that sees an unknown intent deletes nothing, and plans again with that intent.
 * A writer that sees a sweep which does not know its intent waits while files that it needs are

@@ -1,8 +1,8 @@
 """The file formats of deltas: packed heads, splices and new rows of weighted terms.
 
 A *packed head* is the compressed beginning of a file. A graph's links, for example, are numbers of
-four bytes, many of them -1. It is a sequence of blocks: the length of a zstd frame, in four bytes,
-and the frame. Each frame decodes to 4 MiB, the last one to the rest.
+four bytes, many of them -1. A packed file is a sequence of blocks: the length of a zstd frame, in
+four bytes, and the frame. Each frame decodes to 4 MiB, the last one to the rest.
 
 A *splice* describes a target file as stretches of a base file and the literal bytes between them,
 as rsync does. Inverted lists of an unchanged training keep the codes of unchanged vectors, in the
@@ -104,8 +104,8 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
     """Write a splice that turns the file `base` into `target`; both are memory-mapped.
 
     `expected` has all stretches that may be equal, ascending in the target; each ends at the first
-    byte that differs. Without it, stretches are searched for, which needs about 30 MB of memory,
-    plus 1/16 of the size of the base and 1/8 of the target.
+    byte that differs. Without `expected`, stretches are searched for, which needs about 30 MB of
+    memory, plus 1/16 of the size of the base and 1/8 of the target.
 
     Raises:
         OSError: `out` cannot be written.

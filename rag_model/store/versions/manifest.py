@@ -1,9 +1,9 @@
 """The manifest of a snapshot: one JSON file; and the paths and kinds of a snapshot's files.
 
-The *content* section determines the snapshot's id. Metrics, parents and provenance are not in it,
-so a rebuild of the same dump with the same recipe has the same id. A manifest may come from an
-untrusted source: it is checked as hostile input before any of its paths is used. A pulled folder
-has the same paths as the manifest.
+The *content* section determines the snapshot's id. Metrics, parents and provenance are not in the
+content, so a rebuild of the same dump with the same recipe has the same id. A manifest may come
+from an untrusted source: it is checked as hostile input before any of its paths is used. A pulled
+folder has the same paths as the manifest.
 """
 
 import re

@@ -53,7 +53,7 @@ class MappedPassages:
             with path.open("rb") as file:
                 mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             if hasattr(mapping, "madvise"):
-                # Without this, reading a passage also reads megabytes around it.
+                # Without this advice, reading a passage also reads megabytes around it.
                 mapping.madvise(mmap.MADV_RANDOM)
             self._source = pa.BufferReader(pa.py_buffer(mapping))
             self._file = pa.ipc.open_file(self._source)

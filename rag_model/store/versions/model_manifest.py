@@ -1,7 +1,7 @@
 """The manifest of a trained model: one JSON file. A model's files determine its parts.
 
 The *content* section determines the model's id: the objective, the files, the encoder space of
-queries, and the lineage of the training. Metrics and provenance are not in it.
+queries, and the lineage of the training. Metrics and provenance are not in the content.
 
 A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`,
 `cross-encoder/`, `colbert/`, `masked-lm/`, or one that a training defines. The parts determine what

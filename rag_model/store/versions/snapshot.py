@@ -419,9 +419,10 @@ class Snapshot:
     def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
         """Load the ranges from which these rows are read, in one round of requests if possible.
 
-        If the outline of a file has cuts, the ranges are parts of row groups. If it has only the
-        row groups, they are whole row groups and the footer. If it has neither, the footer is
-        loaded first, because it locates the row groups, and a second round loads the row groups.
+        If the outline of a file has cuts, the ranges are parts of row groups. If the outline has
+        only the row groups, the ranges are whole row groups and the footer. If the outline has
+        neither, the footer is loaded first, because it locates the row groups, and a second round
+        loads the row groups.
         """
         parts = [
             (self.parts[number], local.tolist())

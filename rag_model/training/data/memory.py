@@ -129,8 +129,8 @@ class PassageMemory:
         """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
 
         If the corpus has fewer passages, all are returned. Inner products are exact; scores are
-        those of the retriever. If it returns fewer than k, rows from 0 on are added with score 0,
-        so that every question has k passages.
+        those of the retriever. If the retriever returns fewer than k, rows from 0 on are added with
+        score 0, so that every question has k passages.
         """
         k = min(k, self.snapshot.n)
         hit_lists = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)

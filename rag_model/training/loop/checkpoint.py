@@ -69,7 +69,7 @@ class SearchedSnapshot:
 class TrainerState:
     """The state of a training after a step.
 
-    Learning rate, batches and dropout are functions of the step, so they are not part of it.
+    Learning rate, batches and dropout are functions of the step, so they are not part of the state.
     """
 
     step: int  # the last completed step

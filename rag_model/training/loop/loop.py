@@ -63,8 +63,8 @@ _NEVER = 1e30  # a gradient norm that clips nothing
 def _is_transformers_model(model: nn.Module) -> bool:
     """Return whether a module is a model of transformers.
 
-    Importing transformers takes seconds. If it has not been imported, the module is none of its
-    models.
+    Importing transformers takes seconds. If transformers has not been imported, the module is none
+    of its models.
     """
     modeling = sys.modules.get("transformers.modeling_utils")
     return modeling is not None and isinstance(model, modeling.PreTrainedModel)

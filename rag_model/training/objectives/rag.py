@@ -314,7 +314,7 @@ class RagTask:
         """Check that the trained model's answers depend on the passages.
 
         Raises:
-            CollapsedError: they do not, and the recipe refuses that.
+            CollapsedError: the answers ignore the passages, and the recipe refuses that.
         """
         answered_count = min(self._recipe.answered, len(self._dev))
         if self._recipe.refuse_collapse and "unchanged" in measures:
