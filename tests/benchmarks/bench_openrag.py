@@ -194,12 +194,12 @@ def make_world(options: argparse.Namespace, work: Path, seed: int) -> OpenRagDat
     """
     world, half = make_facts(options.made, seed), options.made // 2 * 8
     encoder = write_short_encoder(options.encoder, options.layers, world, work / "encoder")
-    corpus = [build_passage("", fact.told(form)) for fact in world for form in (0, 1)]
+    corpus = [build_passage("", fact.format_sentence(form)) for fact in world for form in (0, 1)]
     dice = random.Random(seed)
     sampled_examples = dice.sample(make_examples(world)[:half], min(options.train, half))
     sampled_examples += dice.sample(make_examples(world)[half:], min(options.dev, half))
     starts = [
-        Example(str(number), fact.told(number % 2), (fact.value,), (build_passage("", fact.told(1 - number % 2)),))
+        Example(str(number), fact.format_sentence(number % 2), (fact.value,), (build_passage("", fact.format_sentence(1 - number % 2)),))
         for number, fact in enumerate(dice.sample(world, min(options.examples, len(world))))
     ]
     return OpenRagData(encoder, corpus, sampled_examples[: options.train], sampled_examples[options.train :], starts)
