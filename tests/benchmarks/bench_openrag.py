@@ -199,7 +199,12 @@ def make_world(options: argparse.Namespace, work: Path, seed: int) -> OpenRagDat
     sampled_examples = dice.sample(make_examples(world)[:half], min(options.train, half))
     sampled_examples += dice.sample(make_examples(world)[half:], min(options.dev, half))
     starts = [
-        Example(str(number), fact.format_sentence(number % 2), (fact.value,), (build_passage("", fact.format_sentence(1 - number % 2)),))
+        Example(
+            str(number),
+            fact.format_sentence(number % 2),
+            (fact.value,),
+            (build_passage("", fact.format_sentence(1 - number % 2)),),
+        )
         for number, fact in enumerate(dice.sample(world, min(options.examples, len(world))))
     ]
     return OpenRagData(encoder, corpus, sampled_examples[: options.train], sampled_examples[options.train :], starts)
