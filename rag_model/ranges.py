@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import io
 import logging
+import mmap
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
@@ -46,6 +48,7 @@ _SUFFIX = ".ranges"
 _LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
 Numbers = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
 
 
 def digest_blocks(data: bytes | memoryview, block_bytes: int) -> bytes:
@@ -188,6 +191,7 @@ class RangeCache:
         self.rounds = self.requests = self.fetched_bytes = 0
         self._lock = threading.Lock()
         self._files: list[CachedFile] = []
+        self._paths = set[Path]()  # of sparse files that later processes may use too
         self._used_bytes = 0
         self._clock = 1
         self._is_silent = False  # whether no request was answered since a search gave up
@@ -380,6 +384,7 @@ class RangeCache:
                 return self._create_in_memory(identity)
             path = self.folder / f"{identity}{_SUFFIX}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            self._paths.add(path)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -395,6 +400,12 @@ class RangeCache:
     def _create_in_memory(self, identity: str) -> int:
         self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
         return os.memfd_create(identity)
+
+    def delete_files(self) -> None:
+        """Delete all sparse files that were opened, which remain readable until they are closed."""
+        while self._paths:
+            with suppress(OSError):
+                self._paths.pop().unlink()
 
     def remove_unused(self) -> None:
         """Delete sparse files that no process has open, until the folder is within the maximum."""
@@ -494,6 +505,16 @@ class CachedFile:
     def read_loaded(self, start: int, end: int) -> bytes:
         """Return bytes that `RangeCache.load` has loaded; call it inside the same `RangeCache.hold`."""
         return os.pread(self._descriptor, end - start, start)
+
+    def copy_loaded(self, starts: Numbers, length: int) -> Bytes:
+        """Return (m, length): the bytes from each of (m,) starts on; see `read_loaded`."""
+        windows = np.ndarray((self.size - length + 1,), f"V{length}", self._mapping, 0, (1,))
+        return windows[starts].view(np.uint8).reshape(len(starts), length)
+
+    @cached_property
+    def _mapping(self) -> mmap.mmap:
+        with self.path.open("rb") as file:  # a copy of the descriptor would keep its lock
+            return mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
 
     def open(self) -> BinaryIO:
         """Open the file for reads at any offset; blocks are loaded when they are read."""

@@ -126,11 +126,14 @@ class FaissFileIndex:
         """Open `path`; see `open_index`."""
         self._path, self._index = path, engine.read_index(path, mmap=mmap or ranges is not None)
         self._ranges = ranges
-        # With ranges: (lists + 1,) offsets of the lists in the file, and the bytes of the file.
-        self._list_offsets, self._mapped_bytes = np.empty(0, np.int64), np.empty(0, np.uint8)
-        if ranges is not None:
-            self._list_offsets, self._mapped_bytes = _locate_lists(path), np.memmap(path, np.uint8, "r")
         self._lists = get_inverted_lists(self._index)
+        self._quantizer = None if self._lists is None else faiss.downcast_index(self._lists.quantizer)
+        # With ranges: (lists,) offsets of the codes of each list in the file, of its ids and of its end.
+        self._code_starts = self._id_starts = self._id_ends = np.empty(0, np.int64)
+        if ranges is not None and self._lists is not None:
+            list_offsets, entry_bytes = _locate_lists(path), int(self._lists.code_size) + _ID_BYTES
+            self._code_starts, self._id_ends = list_offsets[:-1], list_offsets[1:]
+            self._id_starts = self._id_ends - _ID_BYTES * (np.diff(list_offsets) // entry_bytes)
         self.structure = _detect_structure(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
@@ -184,7 +187,7 @@ class FaissFileIndex:
         damage_message = f"{self._path} cannot be searched: it is damaged, fetch or build it again"
         with engine.translate_errors(InputError, damage_message):
             if self._ranges is not None:
-                scores, rows = self._search_ranges(self._ranges, vectors, k, parameters["nprobe"])
+                scores, rows = self._search_ranges(self._ranges, vectors, k, faiss_parameters)
             elif from_entry and self.structure == "hnsw":
                 scores, rows = engine.search_bottom_level(self._index, vectors, k, faiss_parameters)
             else:
@@ -194,45 +197,33 @@ class FaissFileIndex:
         scores = scores if self.metric == "ip" else -scores
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
-    def _search_ranges(self, ranges: CachedFile, vectors: Vectors, k: int, nprobe: int) -> tuple[Vectors, Rows]:
+    def _search_ranges(self, ranges: CachedFile, vectors: Vectors, k: int, settings: Any) -> tuple[Vectors, Rows]:
         """Search inverted lists, of which the nearest ones are loaded first, in one or two rounds."""
         assert self._lists is not None
+        assert self._quantizer is not None
         if isinstance(self._index, faiss.IndexPreTransform):
             for number in range(self._index.chain.size()):
                 vectors = faiss.downcast_VectorTransform(self._index.chain.at(number)).apply(vectors)
-        quantizer, settings = faiss.downcast_index(self._lists.quantizer), faiss.SearchParametersIVF(nprobe=nprobe)
-        coarse_settings = None
-        if isinstance(quantizer, faiss.IndexHNSW):
-            coarse_settings = faiss.SearchParametersHNSW(efSearch=max(int(quantizer.hnsw.efSearch), nprobe))
-        distances, numbers = quantizer.search(vectors, nprobe, params=coarse_settings)
-        probed_lists = np.unique(numbers[numbers >= 0])
-        id_bytes = _ID_BYTES * self._count_entries(probed_lists)
-        reads_ids_of_hits = id_bytes.sum() - len(vectors) * k * ranges.layout.block_bytes > _MIN_SAVED_BYTES
+        distances, numbers = self._quantizer.search(vectors, settings.nprobe, params=settings.quantizer_params)
+        probed_lists = numbers[numbers >= 0]
+        if len(vectors) > 1:
+            probed_lists = np.unique(probed_lists)
+        id_starts, id_ends = self._id_starts[probed_lists], self._id_ends[probed_lists]
+        saved_bytes = (id_ends - id_starts).sum() - len(vectors) * k * ranges.layout.block_bytes
+        reads_ids_of_hits = saved_bytes > _MIN_SAVED_BYTES
         with ranges.cache.hold():
-            ranges.load(
-                self._list_offsets[probed_lists], self._list_offsets[probed_lists + 1] - id_bytes * reads_ids_of_hits
-            )
+            ranges.load(self._code_starts[probed_lists], id_starts if reads_ids_of_hits else id_ends)
             scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
             arrays = (vectors, k, numbers, distances, scores, rows)
             pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
             self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_ids_of_hits), settings)
-            if reads_ids_of_hits:
-                rows[rows >= 0] = self._read_ids(ranges, *np.divmod(rows[rows >= 0], 1 << 32))
+            if reads_ids_of_hits:  # faiss returns a list and a position in it instead of each id
+                is_hit = rows >= 0
+                hits = rows[is_hit]
+                starts = self._id_starts[hits >> 32] + _ID_BYTES * (hits & 0xFFFFFFFF)
+                ranges.load(starts, starts + _ID_BYTES)
+                rows[is_hit] = ranges.copy_loaded(starts, _ID_BYTES).view(np.int64)[:, 0]
         return scores, rows
-
-    def _count_entries(self, numbers: Rows) -> Rows:
-        """Return the number of entries of each inverted list."""
-        assert self._lists is not None
-        sizes = self._list_offsets[numbers + 1] - self._list_offsets[numbers]
-        return sizes // (int(self._lists.code_size) + _ID_BYTES)
-
-    def _read_ids(self, ranges: CachedFile, numbers: Rows, positions: Rows) -> Rows:
-        """Return the ids at positions of inverted lists, in one round of requests."""
-        ends = self._list_offsets[numbers + 1]
-        starts = ends + _ID_BYTES * (positions - self._count_entries(numbers))
-        ranges.load(starts, starts + _ID_BYTES)
-        ids: Rows = self._mapped_bytes[starts[:, None] + np.arange(_ID_BYTES)].view(np.int64)[:, 0]
-        return ids
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, n_candidates: int) -> dict[str, int]:
         """Return the parameters, raised for the depth of a search, and limited to the size of the
@@ -262,13 +253,15 @@ class FaissFileIndex:
             return faiss.SearchParametersHNSW(efSearch=parameters["efSearch"])
         if self._lists is None:
             return None
-        nprobe, quantizer = parameters["nprobe"], faiss.downcast_index(self._lists.quantizer)
+        nprobe = parameters["nprobe"]
         settings = faiss.SearchParametersIVF(nprobe=nprobe)
-        if isinstance(quantizer, faiss.IndexHNSW):  # with a smaller efSearch it finds fewer lists
-            ef_search = max(int(quantizer.hnsw.efSearch), nprobe)
+        if isinstance(self._quantizer, faiss.IndexHNSW):  # with a smaller efSearch it finds fewer lists
+            ef_search = max(int(self._quantizer.hnsw.efSearch), nprobe)
             settings = faiss.SearchParametersIVF(
                 nprobe=nprobe, quantizer_params=faiss.SearchParametersHNSW(efSearch=ef_search)
             )
+        if self._ranges is not None:  # the lists are searched without the index around them
+            return settings
         has_refinement = isinstance(self._index, faiss.IndexRefine)
         base = faiss.downcast_index(self._index.base_index) if has_refinement else self._index
         if isinstance(base, faiss.IndexPreTransform):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, overload
 
@@ -48,8 +47,9 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     # returns bytes [start, end) of a file, cut at its end; verified only if `are_verified`
     read_range: Callable[[NameT, int, int], bytes]
     open: Callable[[NameT], IO[bytes]]  # opens a file for reads at any offset, by range
-    # returns the verified bytes of ranges of files, (name, start, end), by concurrent requests
-    read_ranges: Callable[[Sequence[tuple[NameT, int, int]]], Sequence[bytes]] = lambda ranges: ()
+    # returns the verified bytes, (m, length), of ranges of files, (name, (m,) starts, length), by
+    # concurrent requests
+    read_ranges: Callable[[Sequence[tuple[NameT, Rows, int]]], Sequence[npt.NDArray[np.uint8]]] = lambda ranges: ()
     # numbers of rows and bytes of each file, if known; files are then opened without reading them
     shapes: Sequence[tuple[int, int]] = ()
     # result of `build_row_outline` for each file, or None; with it no header is read
@@ -270,27 +270,22 @@ class RemoteVectorFiles:
         """Return the number of rows, the dimension, the type, and the offset of the first row."""
         return _parse_header(name, self._files.read_range(name, 0, _HEADER_BYTES))
 
-    def _list_ranges(self, part: PartRows) -> Iterator[tuple[Any, int, int]]:
-        """Yield the ranges of the rows of a part, and of its header if it is unchecked."""
-        number, _, local_rows = part
-        name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
-        if number in self._unchecked:
-            yield name, 0, offset
-        for start in (offset + local_rows * (dim * dtype.itemsize)).tolist():
-            yield name, start, start + dim * dtype.itemsize
-
-    def _read_verified(self, parts: Sequence[PartRows]) -> Iterator[npt.NDArray[Any]]:
-        """Yield the vectors of each part, unchecked; all are read in one round of requests."""
-        ranges = [[*self._list_ranges(part)] for part in parts]
-        data = iter(self._files.read_ranges([*chain.from_iterable(ranges)]))
-        for (number, _, local_rows), part_ranges in zip(parts, ranges, strict=True):
-            name, (_, dim, dtype, _) = self._files.names[number], self._headers[number]
-            chunks = [*islice(data, len(part_ranges))]
-            if len(chunks) > len(local_rows):
-                if _parse_header(name, chunks.pop(0)) != self._headers[number]:
-                    raise _create_incomplete_error(name)
-                self._unchecked.discard(number)
-            yield np.frombuffer(b"".join(chunks), dtype).reshape(len(local_rows), dim)
+    def _read_verified(self, parts: Sequence[PartRows]) -> list[npt.NDArray[Any]]:
+        """Return the vectors of each part, unchecked; all are read in one round of requests."""
+        names, unchecked = self._files.names, [number for number, *_ in parts if number in self._unchecked]
+        ranges = [(names[number], np.zeros(1, np.int64), self._headers[number][3]) for number in unchecked]
+        for number, _, local_rows in parts:
+            _, dim, dtype, offset = self._headers[number]
+            ranges.append((names[number], offset + local_rows * (dim * dtype.itemsize), dim * dtype.itemsize))
+        data = self._files.read_ranges(ranges)
+        for number, header in zip(unchecked, data, strict=False):
+            if _parse_header(names[number], header.tobytes()) != self._headers[number]:
+                raise _create_incomplete_error(names[number])
+            self._unchecked.discard(number)
+        return [
+            vectors.view(self._headers[number][2])
+            for (number, *_), vectors in zip(parts, data[len(unchecked) :], strict=True)
+        ]
 
     def _read_part(self, part: PartRows) -> npt.NDArray[Any]:
         number, _, local_rows = part

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.ranges import DIGEST_BYTES, BlockLayout, CachedFile, RangeCache, StoredDigests
+from rag_model.ranges import DIGEST_BYTES, BlockLayout, Bytes, CachedFile, Numbers, RangeCache, StoredDigests
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import cache_folder, get_cache_limit
 from rag_model.store.store import Store
@@ -107,14 +107,16 @@ class SnapshotRanges:
         with self.cache.hold():
             self.cache.load([(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in bounds.items()])
 
-    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return the verified bytes of the ranges (path, start, end) of files, in one round of
-        requests.
+    def read_ranges(self, ranges: Sequence[tuple[str, Numbers, int]]) -> list[Bytes]:
+        """Return the verified bytes of ranges of equal length in each file, in one round of
+        requests: (m, length) for each (path, (m,) starts, length).
         """
         with self.cache.hold():
-            self.prefetch(ranges)
-            file_by_path = {path: self.file(path) for path in {path for path, _, _ in ranges}}
-            return [file_by_path[path].read_loaded(start, end) for path, start, end in ranges]
+            files = [self.file(path) for path, _, _ in ranges]
+            self.cache.load(
+                [(file, starts, starts + length) for file, (_, starts, length) in zip(files, ranges, strict=True)]
+            )
+            return [file.copy_loaded(*file_range[1:]) for file, file_range in zip(files, ranges, strict=True)]
 
     def close(self) -> None:
         """Close all files."""

@@ -85,9 +85,12 @@ def test_headers_are_read_unless_the_outline_states_them(write_parts: Make, dtyp
     for known, headers in ((outlines, 0), ((), 2), ([None, outlines[1]], 1), ([{"rows": 3}, outlines[1]], 1)):
         requests = list[int]()
 
-        def read_ranges(ranges: Sequence[tuple[Path, int, int]], starts: list[int] = requests) -> list[bytes]:
-            starts += [start for _, start, _ in ranges]
-            return [path.read_bytes()[start:end] for path, start, end in ranges]
+        def read_ranges(ranges: Sequence[tuple[Path, Any, int]], starts: list[int] = requests) -> list[Any]:
+            starts += [start for _, file_starts, _ in ranges for start in file_starts.tolist()]
+            return [
+                np.fromfile(path, np.uint8)[file_starts[:, None] + np.arange(length)]
+                for path, file_starts, length in ranges
+            ]
 
         remote = replace(remote_files(paths), read_ranges=read_ranges, shapes=shapes, outlines=known)
         files = RemoteVectorFiles(remote, 8)
