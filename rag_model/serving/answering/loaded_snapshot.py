@@ -389,7 +389,9 @@ class LoadedSnapshot:
             with suppress(StoreError):
                 store = self.snapshot.store
                 if store.files.get_size(store.snapshots.manifest_path(self.id)) is None:
-                    raise GoneError(f"snapshot {self.id[:12]} expired or was taken down: repeat the request") from error
+                    raise GoneError(
+                        f"snapshot {self.id[:12]} expired or was taken down: repeat the request, without naming it"
+                    ) from error
 
     def answer(
         self,
@@ -461,6 +463,11 @@ class LoadedSnapshot:
                 raise RefusedError(f"index {expression} of snapshot {self.id[:12]} finds nothing: build it again")
         if self._readers and self.model is not None and self.model.is_local:
             self.answer(queries.texts[:1], None)
+
+    def delete_cached_ranges(self) -> None:
+        """Delete the files of the range cache, since they contain text that was taken down."""
+        if self.snapshot.ranges is not None:
+            self.snapshot.ranges.cache.delete_files()
 
     def close(self) -> None:
         """Free files, mappings and memory; do not use the object afterwards."""

@@ -114,6 +114,10 @@ class _TargetVersion:
     model: str | None  # full id
 
 
+class _PullAbandonedError(BookwheelError):
+    """The store has changed, so that the follower has something better to do than to go on pulling."""
+
+
 class FollowerThread(ABC):
     """The thread of a follower, which runs `_run` until it is stopped."""
 
@@ -164,6 +168,7 @@ class RefFollower(FollowerThread):
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
+        self._check_time = 0.0  # when to look at the store again during a pull; monotonic clock
         self.problem = ""  # why the last poll of the store failed; empty: it succeeded
 
     @property
@@ -188,6 +193,10 @@ class RefFollower(FollowerThread):
             self._handle_poll_error(error)
         else:
             self._record_poll("")
+            # Drops the pins that were taken down before a pull, which may take hours.
+            self._pins.update(lambda name: None, self.taken_down)
+            if (current := self._slot.current) is not None and current.id in self.taken_down:
+                current.delete_cached_ranges()
             self._update_to(store, target)
             self._pins.update(partial(self._open_pinned, store), self.taken_down)
         self._withdraw_taken_down()
@@ -235,6 +244,7 @@ class RefFollower(FollowerThread):
         if current is not None and current.id in self.taken_down:
             _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
             self._slot.withdraw()
+            self._lease.close()
             notify(self._observer.on_withdrawn, current.id)
         try:
             for snapshot_id in remove_taken_down(self._target_ref.dest, self.taken_down, Manifest.from_bytes):
@@ -336,8 +346,9 @@ class RefFollower(FollowerThread):
     def _load_and_swap(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
         start_time, served_ref = time.monotonic(), target.served_ref
         try:
-            if self._settings.from_store and (current is None or not self._settings.pull):
-                current = self._serve_from_store(store, target, current)
+            if self._settings.from_store and (current is None or current.is_ranged):
+                if current is None or current.id != served_ref.snapshot:
+                    current = self._serve_from_store(store, target, current)
                 if not self._settings.pull:
                     return
             folder, model = self._pull_and_load_model(store, target, current)
@@ -346,6 +357,9 @@ class RefFollower(FollowerThread):
             self._record_last_served(store, served_ref)
         except FollowerStoppedError:
             raise
+        except _PullAbandonedError as reason:
+            _LOG.info("the pull of snapshot %s is interrupted: %s", served_ref.snapshot[:12], reason)
+            self._wake()
         except BookwheelError as error:
             self._refuse(target, served_ref, error, final=isinstance(error, _PERMANENT_ERRORS))
         except BaseException as error:  # a panic of a native library is not an Exception
@@ -413,7 +427,7 @@ class RefFollower(FollowerThread):
             keep=self._settings.keep,
             derive=derive_index_file,
             accept=lambda folder: self._run_trials(folder, content, available.indexes),
-            on_progress=self._check_stopping,
+            on_progress=lambda done, total: self._check_pull(store, target, current),
         )
         return report.path, model
 
@@ -480,9 +494,21 @@ class RefFollower(FollowerThread):
                 error,
             )
 
-    def _check_stopping(self, done: int, total: int) -> None:
+    def _check_pull(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
+        """Interrupt a pull if the service stops, if snapshots were taken down, or if the ref moved
+        while a snapshot is served by ranges, so that the next one can be served by ranges too.
+        """
         if self._stop_event.is_set():
             raise FollowerStoppedError("the service is shutting down")
+        if time.monotonic() < self._check_time:
+            return
+        self._check_time = time.monotonic() + self._settings.poll_seconds
+        with suppress(StoreError):  # a store that does not answer makes the pull itself fail
+            if store.takedowns.list_replaced() != self.taken_down:
+                raise _PullAbandonedError("snapshots were taken down")
+            is_followed = current is not None and current.is_ranged and target.served_ref.ref == self._target_ref.ref
+            if is_followed and self._resolve_target(store).served_ref.snapshot != target.served_ref.snapshot:
+                raise _PullAbandonedError(f"{target.served_ref.ref} has moved")
 
     def _refuse(
         self,

@@ -102,7 +102,8 @@ class PinnedSnapshots:
             match pin.state:
                 case None:
                     self._open(name, pin, open_snapshot)
-                case LoadedSnapshot(id=identity) if identity in taken_down:
+                case LoadedSnapshot(id=identity) as loaded if identity in taken_down:
+                    loaded.delete_cached_ranges()
                     self._drop(name, GoneError(f"snapshot {name} was taken down: ask for another one"))
                 case _Failure(time=failed_at) if now - failed_at > _RETRY_SECONDS:
                     self._drop(name)

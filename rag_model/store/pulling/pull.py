@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rag_model.atomic_write import TEMPORARY_PREFIX, fsync
-from rag_model.errors import ResourceError, StoreError, UsageError
+from rag_model.errors import NotFoundError, ResourceError, StoreError, UsageError
 from rag_model.store.objects.blobs import BlobRef, partial_bytes
 from rag_model.store.objects.cache import nearest_existing
 from rag_model.store.objects.files import json_bytes
@@ -130,10 +130,14 @@ def pull(
                 fetched_bytes = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
             with _preserve_stamps(dest, blobs):
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
+            replaced = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
+            if identity in replaced:
+                raise NotFoundError(
+                    f"snapshot {identity[:12]} was taken down while it was pulled: pull its replacement"
+                )
             accept(dest / identity)
             record_name(dest, store.url, snapshot, identity)
             _make_current(identity, dest)
-            replaced = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
             if keep:
                 with _preserve_stamps(dest, blobs):
                     pruned = prune(dest, keep, lock, catalog.parse, replaced)

@@ -1,7 +1,9 @@
 """A service that answers from the store by ranges: before its pull ends, and without a pull."""
 
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 
 from rag_model import ranges
 from rag_model.store.store import Store
+from rag_model.store.versions.manifest import Manifest
+from rag_model.store.versions.moves import tag
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged_snapshot import WORDS, far_copy, list_questions, publish_ranged
 from tests.fixtures.serving import QUICK, Serving, serving, until
@@ -69,6 +73,54 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
         assert [ask_both(served, question) for question in list_questions()] == from_store
         assert served.client.post("/search", json={"questions": ["bada"], "retriever": "exact"}).status_code == 200
         assert (tmp_path / "pulled" / "current").exists()
+
+
+def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = far.snapshots.resolve("latest")
+    content = far.snapshots.get(first).content
+    second, third = (far.snapshots.publish(Manifest(replace(content, retriever=name))) for name in ("ivf", "rotated"))
+    read, held_blob = Far.cat_file, Path(content.files["embeddings/part-0.npy"].path).name
+    gates = [threading.Event()]  # a pull cannot read this file before the last gate is open
+    pulls: list[str] = []  # that have reached their gate
+
+    def wait_for_gate(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if path.endswith(held_blob) and end is not None and end - (start or 0) > 90_000:
+            pulls.append(path)
+            gates[min(len(pulls), len(gates)) - 1].wait(300)
+        return read(self, path, start, end)
+
+    def move(snapshot: str) -> None:
+        until(lambda: len(pulls) == len(gates))
+        tag(far, snapshot, "latest")
+        gates.append(threading.Event())
+        gates[-2].set()
+
+    monkeypatch.setattr(Far, "cat_file", wait_for_gate)
+    request = {"queries": ["bada"], "topk": 5}
+    settings = replace(FROM_STORE, poll_seconds=0.005)
+    with serving(far.url, tmp_path / "pulled", settings) as served, ExitStack() as stack:
+        assert served.search("bada")["snapshot"] == first
+        move(second)
+        served.until_served(second)
+        url = f"/retrieve?snapshot={second}"
+        until(lambda: served.client.post(url, json=request).status_code == 200)
+        passages = Path(content.files["passages/part-0.parquet"].path).name
+        cached_path = tmp_path / "cache" / "ranges" / f"{passages}.ranges"
+        cached_file = stack.enter_context(cached_path.open("rb"))
+        far.takedowns.record_replacement(second, third)
+        move(third)
+        served.until_served(third)
+        assert is_ranged(served)
+        assert not os.fstat(cached_file.fileno()).st_nlink, "it contains text that was taken down"
+        gone = served.client.post(url, json=request)
+        assert gone.status_code == 410
+        assert "was taken down" in gone.json()["detail"]
+        gates[-1].set()
+        until(lambda: not is_ranged(served))
+        assert served.search("bada")["snapshot"] == third
+        assert not (tmp_path / "pulled" / second).exists()
 
 
 def test_without_a_pull_unreadable_ranges_are_errors_and_cached_ranges_answer(
