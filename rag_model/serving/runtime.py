@@ -32,7 +32,8 @@ _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 # Seconds between thread switches. At Python's default of 5 ms, requests wait for one thread.
 _SWITCH_INTERVAL = 0.001
 _MIN_CPU_SHARE = 0.75  # CPU time over wall time of the calling thread; 0.95 on idle cores
-_BACKOFF_REQUESTS = 100  # requests before several threads are tried again
+# Requests before several threads are tried again, after a single slow request and at most.
+_FIRST_BACKOFF, _MAX_BACKOFF = 4, 128
 
 
 class SupervisedThread:
@@ -147,13 +148,15 @@ class LoneRequestThreads:
 
     Compute threads synchronise after every layer. If another program keeps a core busy, two threads
     take several times as long as one. The calling thread notices that by its low CPU share, and
-    then uses the usual number of threads for the next 100 requests.
+    then uses the usual number of threads for the next 4 requests, and after each further try that
+    is slow for twice as many, up to 128.
     """
 
     def __init__(self, usual_threads: int, lone_threads: int) -> None:
         """Use `lone_threads` inside `apply`, and `usual_threads` outside and during a backoff."""
         self._usual_threads, self._lone_threads = usual_threads, lone_threads
         self._backoff = 0  # remaining requests with the usual threads
+        self._next_backoff = _FIRST_BACKOFF
 
     @contextmanager
     def apply(self) -> Iterator[None]:
@@ -172,8 +175,9 @@ class LoneRequestThreads:
 
     def record_times(self, cpu_seconds: float, seconds: float) -> None:
         """Start a backoff if the CPU time of a request was too small a share of its wall time."""
-        if cpu_seconds < _MIN_CPU_SHARE * seconds:
-            self._backoff = _BACKOFF_REQUESTS
+        is_slow = cpu_seconds < _MIN_CPU_SHARE * seconds
+        self._backoff = self._next_backoff if is_slow else 0
+        self._next_backoff = min(2 * self._next_backoff, _MAX_BACKOFF) if is_slow else _FIRST_BACKOFF
 
 
 def count_search_workers(settings: ServiceSettings) -> int:
