@@ -194,7 +194,7 @@ def prepare_answer_run(
         if name != "auto"
     }
     answer_cache_by_reader: dict[ReaderName, AnswerFunction] = {
-        name: AnswerCache(store, partial(_get_reader, reader), {**inputs, "reader": name, **reader.decides})
+        name: AnswerCache(store, reader, {**inputs, "reader": name, **reader.decides})
         for name, reader in reader_by_name.items()
     }
     if auto_settings := reader_settings.get("auto"):
@@ -224,10 +224,6 @@ def prepare_answer_run(
     subject = answers_subject(store, snapshot, model_id, question_set, settings, asks)
     folder = find_model_folder(store, model_id)
     return AnswerRun(store, snapshot, model_id, next(iter(reader_settings)), folder, examination, subject)
-
-
-def _get_reader(reader: Reader) -> Reader:
-    return reader
 
 
 def _prepare_ablations(

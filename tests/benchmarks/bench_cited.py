@@ -136,9 +136,7 @@ def measure(options: argparse.Namespace, questions: SplitQuestions, folder: Path
         dtype = {} if model.generator is None else {"dtype": options.dtype}
         inputs = {"snapshot": snapshot.id, "model": identify_model(options.model), "k": options.k, **dtype}
         answering = {
-            name: AnswerCache(
-                Store.open(store), lambda reader=reader: reader, {**inputs, "reader": name, **reader.decides}
-            )
+            name: AnswerCache(Store.open(store), reader, {**inputs, "reader": name, **reader.decides})
             for name, reader in open_readers(options, model, question).items()
         }
         settings = EvaluationSettings(k=options.k, depth=options.k)

@@ -86,8 +86,7 @@ class AnswerCache:
     """
 
     store: Store
-    # opens the reader; called for every batch that is not cached
-    open_reader: Callable[[], Reader]
+    reader: Reader  # called for every batch that is not cached
     inputs: Mapping[str, Any]  # part of the cache key: snapshot, model and decoding settings
 
     def __call__(self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None) -> list[Reading]:
@@ -106,7 +105,7 @@ class AnswerCache:
         self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
     ) -> list[Reading]:
         def produce(folder: Path) -> StageResult:
-            readings = read_answers(self.open_reader(), questions, hits)
+            readings = read_answers(self.reader, questions, hits)
             lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
             path = folder / _READINGS_FILE
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -221,10 +220,6 @@ def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questi
     return [] if any(is_missing) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
 
 
-def _ignore_progress(done: int, total: int) -> None:
-    """Report nothing."""
-
-
 class AnswerEvaluation:
     """The evaluation of one model: retrieve, answer each condition, and read the results."""
 
@@ -276,7 +271,7 @@ class AnswerEvaluation:
         self._whole_corpus = (whole_corpus or WholeCorpus()) if self.settings.ablations else WholeCorpus()
         self._other_hits: dict[str, list[list[Hit]]] = {}
 
-    def retrieve(self, on_progress: ProgressCallback = _ignore_progress) -> None:
+    def retrieve(self, on_progress: ProgressCallback = lambda done, total: None) -> None:
         """Retrieve the passages of every question for all conditions, and time the stages."""
         questions = self.question_set.questions
         outcomes = retrieve(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
@@ -309,7 +304,7 @@ class AnswerEvaluation:
         return [book, *readers, *ablation_books, *other_retriever_books, *whole_corpus_books]
 
     def answer_condition(
-        self, condition: Condition, on_progress: ProgressCallback = _ignore_progress
+        self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None
     ) -> AblationResult:
         """Answer a condition's questions, measure the answers, and append them to `results`."""
 

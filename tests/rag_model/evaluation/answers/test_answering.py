@@ -28,14 +28,15 @@ def condition(make_hits) -> Condition:
 
 def test_answers_are_made_once(store: Store, condition: Condition) -> None:
     first, told = LastWord(), []
-    made = AnswerCache(store, lambda: first, INPUTS)(condition, lambda done, total: told.append((done, total)))
+    made = AnswerCache(store, first, INPUTS)(condition, lambda done, total: told.append((done, total)))
     assert made == read_answers(LastWord(), condition.questions, condition.hits)
     assert told == [(32, N), (64, N), (N, N)]
 
-    def never() -> LastWord:
-        raise AssertionError("the model is not even opened")
+    class Never(LastWord):
+        def answer_from(self, *_: object) -> list[Answer]:
+            raise AssertionError("the model is not asked")
 
-    assert AnswerCache(store, never, INPUTS)(condition) == made
+    assert AnswerCache(store, Never(), INPUTS)(condition) == made
 
 
 class Dies(LastWord):
@@ -50,8 +51,8 @@ class Dies(LastWord):
 def test_a_run_that_died_goes_on(store: Store, condition: Condition) -> None:
     dying, again = Dies(), LastWord()
     with pytest.raises(KeyboardInterrupt):
-        AnswerCache(store, lambda: dying, INPUTS)(condition)
-    AnswerCache(store, lambda: again, INPUTS)(condition)
+        AnswerCache(store, dying, INPUTS)(condition)
+    AnswerCache(store, again, INPUTS)(condition)
     assert again.asked == N - 32
 
 
@@ -67,41 +68,41 @@ def changed_passage(condition: Condition) -> Condition:
 
 @pytest.mark.parametrize("change", [changed_question, changed_passage])
 def test_what_decides_an_answer_is_answered_anew_and_nothing_else(store: Store, condition: Condition, change) -> None:
-    AnswerCache(store, LastWord, INPUTS)(condition)
+    AnswerCache(store, LastWord(), INPUTS)(condition)
     again = LastWord()
-    AnswerCache(store, lambda: again, INPUTS)(change(condition))
+    AnswerCache(store, again, INPUTS)(change(condition))
     assert again.asked == 32  # its batch
     other = LastWord()
-    AnswerCache(store, lambda: other, {**INPUTS, "decoding": {"beams": 4}})(condition)
+    AnswerCache(store, other, {**INPUTS, "decoding": {"beams": 4}})(condition)
     assert other.asked == N
 
 
 def test_other_golds_need_no_new_answers(store: Store, condition: Condition) -> None:
-    AnswerCache(store, LastWord, INPUTS)(condition)
+    AnswerCache(store, LastWord(), INPUTS)(condition)
     again = LastWord()
     golds = tuple(replace(question, answers=("y",)) for question in condition.questions)
-    AnswerCache(store, lambda: again, INPUTS)(replace(condition, name="other", questions=golds))
+    AnswerCache(store, again, INPUTS)(replace(condition, name="other", questions=golds))
     assert again.asked == 0
 
 
 def test_a_damaged_record_is_named(store: Store, condition: Condition, tmp_path: Path) -> None:
-    AnswerCache(store, LastWord, INPUTS)(condition)
+    AnswerCache(store, LastWord(), INPUTS)(condition)
     for path in (tmp_path / "store" / "blobs").rglob("*"):
         if path.is_file():
             path.chmod(0o644)
             path.write_bytes(b"x" * (path.stat().st_size - 1) + b"\n")
     with pytest.raises(StoreError, match=r"memo/answer|match|damaged"):
-        AnswerCache(store, LastWord, INPUTS)(condition)
+        AnswerCache(store, LastWord(), INPUTS)(condition)
 
 
 def test_no_question_is_no_answer(store: Store) -> None:
-    assert AnswerCache(store, LastWord, INPUTS)(Condition("open book", 0, (), ())) == []
+    assert AnswerCache(store, LastWord(), INPUTS)(Condition("open book", 0, (), ())) == []
 
 
 def test_readings_keep_every_kind_of_text(store: Store, make_hits) -> None:
     text = "a\u2028b \x85 𝔘 \u0301 \x00\x1d"
     condition = Condition("open book", 1, (Question("q\u2028", "?"),), (make_hits([("1", text)]),))
-    (reading,) = AnswerCache(store, LastWord, INPUTS)(condition)
+    (reading,) = AnswerCache(store, LastWord(), INPUTS)(condition)
     assert isinstance(reading, Reading)
     assert reading.passages[0].text == text
     assert reading.question == "q\u2028"

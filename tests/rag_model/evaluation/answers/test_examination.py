@@ -49,7 +49,7 @@ def examine(make_hits, tmp_path: Path) -> Examine:
     def make(
         questions: Sequence[Question], settings: EvaluationSettings, k: int = 2, worn: bool = False
     ) -> AnswerEvaluation:
-        shelf, answering = Shelf(hits, worn), AnswerCache(store, LastWord, {"worn": worn})
+        shelf, answering = Shelf(hits, worn), AnswerCache(store, LastWord(), {"worn": worn})
         examination = AnswerEvaluation(shelf, answering, QuestionSet(tuple(questions)), k, N, settings)
         examination.retrieve()
         for condition in examination.conditions():

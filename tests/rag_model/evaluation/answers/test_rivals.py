@@ -83,8 +83,8 @@ def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
     first = AbstainingReader(last, Threshold("retrieval", 0.0))  # reads no prompt of its own
     whole = prepare_whole_corpus({"marginal": first, "concat": last}, retriever, questions)
     assert (whole.reader, len(whole.hits), whole.missing) == ("concat", snapshot.n, "")
-    by_first = AnswerCache(store, lambda: first, {"test": "places", "place": 0})
-    by_last = AnswerCache(store, lambda: last, {"test": "places", "place": 1})
+    by_first = AnswerCache(store, first, {"test": "places", "place": 0})
+    by_last = AnswerCache(store, last, {"test": "places", "place": 1})
     settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
     asked = QuestionSet(tuple(ASKED))
     seen = AnswerEvaluation(
@@ -104,7 +104,7 @@ def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
 def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot) -> None:
     retriever = open_retriever(snapshot, "bm25(k1=1.2)")
     reader = ConcatReader(retriever, Quoting())
-    answering = AnswerCache(store, lambda: reader, {"test": "rivals"})
+    answering = AnswerCache(store, reader, {"test": "rivals"})
     whole = prepare_whole_corpus({"concat": reader}, retriever, [one.text for one in ASKED])
     others = open_other_retrievers(snapshot, store, "bm25(k1=1.2)", None)
     settings = EvaluationSettings(ablations=AblationSettings(sweep=(2,)), depth=3)
