@@ -128,9 +128,9 @@ class BlockLayout:
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
         firsts, lasts = self.locate_offsets(starts), self.locate_offsets(ends - 1)
-        counts = np.where(ends > starts, lasts + 1 - firsts, 0)
-        if (counts == 1).all():  # a frequent case, which the array operations below would slow down
+        if ((firsts == lasts) & (starts < ends)).all():  # frequent, and slowed down by the steps below
             return firsts
+        counts = np.where(ends > starts, lasts + 1 - firsts, 0)
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
         blocks: Numbers = np.repeat(firsts, counts) + offsets
         return blocks
