@@ -72,11 +72,11 @@ def generator(tmp_path: Path) -> Any:
 
 
 def test_workers_score_as_one_process_does(store: Store, generator: Any) -> None:
-    told = list[tuple[int, int]]()
+    messages = list[tuple[int, int]]()
     by_workers = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
-    found = score_answers(store, lambda: generator, "a", READINGS, by_workers, lambda *both: told.append(both))
+    found = score_answers(store, lambda: generator, "a", READINGS, by_workers, lambda *both: messages.append(both))
     assert found == [score_example(generator, one) for one in READINGS]
-    assert told[-1] == (2, 2)
+    assert messages[-1] == (2, 2)
     store.memo = replace(store.memo, can_produce=False)
     assert score_answers(store, lambda: generator, "a", READINGS) == found
     again = partial(corpus.run, launch=Launch.new(store.url))
@@ -230,7 +230,7 @@ def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, mo
         *(Example(str(row), every[row].text[:80], (every[row].text.split()[5],)) for row in range(3, snapshot.n, 30)),
     ]
     launch = Launch.new(snapshot.store.url, ["--runner=FnApiRunner"])
-    mine = partial(
+    actual = partial(
         add_mined_passages,
         {"train": examples[1:], "dev": examples[:1]},
         snapshot,
@@ -238,7 +238,7 @@ def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, mo
         indexer=partial(corpus.build_index, snapshot=snapshot, launch=launch),
     )
     with record_reads(monkeypatch) as paths:
-        mined = mine(runner=partial(corpus.run, launch=launch))
+        mined = actual(runner=partial(corpus.run, launch=launch))
     assert paths
     assert not paths & list_part_files(snapshot)
     plan = get_kind("bm25").plan(IndexRecipe("BM25"), snapshot.n, 0)
@@ -249,7 +249,7 @@ def test_workers_mine_what_a_search_of_all_passages_gives(snapshot: Snapshot, mo
         assert ids == mine_by_hand([every[row] for row in hits if row >= 0], before), before.id
     assert len({passage.id for example in mined["train"] for passage in example.negatives}) > 30
     snapshot.store.memo = replace(snapshot.store.memo, can_produce=False)
-    assert mine() == mined, "a run that resumes reads the records"
+    assert actual() == mined, "a run that resumes reads the records"
 
 
 def draw_leads(snapshot: Snapshot, limit: int, seed: int) -> list[Statement]:

@@ -213,11 +213,11 @@ def test_a_shard_reads_its_own_bytes_and_no_others(
     """One request a piece, however many cells there are: the work would grow with the square of the corpus."""
     (build,) = index.scatter(index.train(started(store, {"hnsw": plans["hnsw"]}, files), launch(store)), launch(store))
     scattered, table = {ref.path for ref in pieces(store, build.pieces)}, places_of(store, build)
-    asked = list[tuple[str, int, int]]()
+    calls = list[tuple[str, int, int]]()
 
     class Counting(Files):
         def read_range(self, path: str, start: int, end: int) -> bytes:
-            asked.append((path, start, end))
+            calls.append((path, start, end))
             return super().read_range(path, start, end)
 
         def open(self, path: str, size: int) -> BinaryIO:
@@ -226,9 +226,9 @@ def test_a_shard_reads_its_own_bytes_and_no_others(
 
     counted = Store(Counting(store.url))
     for number, column in enumerate(table):
-        asked.clear()
+        calls.clear()
         index_work.build_shard(ShardTask(build, number, **index._read_cells(store, build)[number]), counted)
-        read = [end - start for path, start, end in asked if path in scattered]
+        read = [end - start for path, start, end in calls if path in scattered]
         assert read == column["size"].tolist()
 
 

@@ -70,14 +70,14 @@ def test_what_is_inherited_is_byte_for_byte_what_would_have_been_made(
     for path, blob in parent.content.files.items():  # same parent, same ranges, nothing to inherit
         if path.startswith(("articles/", "embeddings/")):
             bare.files.local_path(blob.path).unlink(missing_ok=True)
-    ours, theirs = build(store, dumps.new, tiny), build(bare, dumps.new, tiny)
-    assert ours.inherited > 0
-    assert (theirs.inherited, theirs.counts["reused"]) == (0, 0)
-    assert ours.content.parts == theirs.content.parts
-    for part in ours.content.parts:
+    actual, reference = build(store, dumps.new, tiny), build(bare, dumps.new, tiny)
+    assert actual.inherited > 0
+    assert (reference.inherited, reference.counts["reused"]) == (0, 0)
+    assert actual.content.parts == reference.content.parts
+    for part in actual.content.parts:
         for path in (passages_path(part.name), articles_path(part.name)):
-            assert ours.content.files[path] == theirs.content.files[path]
-    np.testing.assert_allclose(ours.vectors, theirs.vectors, atol=1e-3)
+            assert actual.content.files[path] == reference.content.files[path]
+    np.testing.assert_allclose(actual.vectors, reference.vectors, atol=1e-3)
 
 
 def test_text_that_changed_under_its_old_revision_is_noticed(

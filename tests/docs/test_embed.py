@@ -55,9 +55,9 @@ def test_it_answers_from_what_the_ref_names_by_now(url: str, service: ModuleType
     store = Store.open("library")
     newest = store.snapshots.resolve("latest")
     with httpx.Client(base_url=url, timeout=300) as client:
-        found = client.get("/ask", params={"question": "Who wrote about anarchism?", "k": 2}).json()
-        assert (found["snapshot"], len(found["hits"])) == (newest, 2)
-        assert {"text", "title", "licence", "snapshot"} <= set(found["hits"][0])
+        reply = client.get("/ask", params={"question": "Who wrote about anarchism?", "k": 2}).json()
+        assert (reply["snapshot"], len(reply["hits"])) == (newest, 2)
+        assert {"text", "title", "licence", "snapshot"} <= set(reply["hits"][0])
         refused = client.get("/ask", params={"question": " "})
         assert (refused.status_code, refused.json()) == (
             400,

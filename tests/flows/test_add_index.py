@@ -28,20 +28,24 @@ def more(tmp_path: Path) -> Path:
 
 @pytest.mark.usefixtures("prefect_server")
 def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel: Any) -> None:
-    ran = bookwheel("add-index", "latest", "--recipe", more, "--index", "lists", "--store", store, "--json")
-    assert ran.code == 0, ran.err
-    assert (ran.json["ref"], ran.json["number"], set(ran.json["metrics"])) == ("latest", 2, {"hnsw", "lists"})
-    assert (ran.json["counts"]["articles"], ran.json["counts"]["embedded"], ran.json["counts"]["reused"]) == (3, 0, 247)
+    result = bookwheel("add-index", "latest", "--recipe", more, "--index", "lists", "--store", store, "--json")
+    assert result.code == 0, result.err
+    assert (result.json["ref"], result.json["number"], set(result.json["metrics"])) == ("latest", 2, {"hnsw", "lists"})
+    assert (result.json["counts"]["articles"], result.json["counts"]["embedded"], result.json["counts"]["reused"]) == (
+        3,
+        0,
+        247,
+    )
     with Snapshot.open(str(store), "latest@1") as before, Snapshot.open(str(store)) as after:
-        ours, theirs = after.manifest.content, before.manifest.content
-        assert {path: ours.files[path] for path in theirs.files} == theirs.files
-        assert {path.partition("/")[2] for path in set(ours.files) - set(theirs.files)} <= {"lists.faiss", "lists"}
-        assert (ours.parts, ours.corpus, ours.space) == (theirs.parts, theirs.corpus, theirs.space)
-        assert {name: index["factory"] for name, index in ours.indexes.items()} == {
+        actual, reference = after.manifest.content, before.manifest.content
+        assert {path: actual.files[path] for path in reference.files} == reference.files
+        assert {path.partition("/")[2] for path in set(actual.files) - set(reference.files)} <= {"lists.faiss", "lists"}
+        assert (actual.parts, actual.corpus, actual.space) == (reference.parts, reference.corpus, reference.space)
+        assert {name: index["factory"] for name, index in actual.indexes.items()} == {
             "hnsw": "HNSW8",
             "lists": "IVF4,Flat",
         }
-        assert set(ours.recipe["index"]) == {"hnsw", "lists"}
+        assert set(actual.recipe["index"]) == {"hnsw", "lists"}
         made, was = after.manifest.provenance, before.manifest.provenance
         assert made["indexed"] == {"of": before.id, "indexes": ["lists"]}
         assert (made["dump"], made["encoder"], made["code"]) == (was["dump"], was["encoder"], was["code"])
@@ -57,13 +61,13 @@ def test_an_index_is_added_beside_the_others(store: Path, more: Path, bookwheel:
 
 
 def test_an_index_is_built_anew_in_the_place_of_another(store: Path, more: Path, bookwheel: Any) -> None:
-    ran = bookwheel("add-index", "latest", "--recipe", more, "--ref", "two", "--store", store, "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("add-index", "latest", "--recipe", more, "--ref", "two", "--store", store, "--json")
+    assert result.code == 0, result.err
     with Snapshot.open(str(store), "two") as after:
         factories = {name: index["factory"] for name, index in after.manifest.content.indexes.items()}
         assert factories == {"hnsw": "HNSW4", "lists": "IVF4,Flat"}
     again = bookwheel("add-index", "two", "--index", "lists", "--ref", "two", "--store", store, "--json")
-    assert again.json["snapshot"] == ran.json["snapshot"], "its own recipe gives it again"
+    assert again.json["snapshot"] == result.json["snapshot"], "its own recipe gives it again"
     assert again.json["number"] == 1
 
 
@@ -75,5 +79,5 @@ def test_an_index_is_built_anew_in_the_place_of_another(store: Path, more: Path,
     ],
 )
 def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: list[str], code: int, why: str) -> None:
-    ran = bookwheel("add-index", *given, "--store", library)
-    assert (ran.code, why in ran.complaint) == (code, True)
+    result = bookwheel("add-index", *given, "--store", library)
+    assert (result.code, why in result.complaint) == (code, True)

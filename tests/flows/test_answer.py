@@ -43,14 +43,14 @@ def models(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
 def test_answers_come_with_their_passages(kind: str, library: Path, models: Callable, bookwheel: Callable) -> None:
-    ran = bookwheel("answer", *ASKED, "--store", library, "--model", models(kind), "--json")
-    assert ran.code == 0, ran.err
-    found = ran.json
-    assert set(found) == {"snapshot", "model", "answers"}
-    assert found["model"] == str(models(kind))
+    result = bookwheel("answer", *ASKED, "--store", library, "--model", models(kind), "--json")
+    assert result.code == 0, result.err
+    reply = result.json
+    assert set(reply) == {"snapshot", "model", "answers"}
+    assert reply["model"] == str(models(kind))
     searched = bookwheel("search", *ASKED, "--store", library, "-k", 3, "--json").json
-    assert found["snapshot"] == searched["snapshot"]
-    for one, question, hits in zip(found["answers"], ASKED, searched["results"], strict=True):
+    assert reply["snapshot"] == searched["snapshot"]
+    for one, question, hits in zip(reply["answers"], ASKED, searched["results"], strict=True):
         assert one["question"] == question
         assert isinstance(one["answer"], str)
         assert [passage["id"] for passage in one["passages"]] == [hit["id"] for hit in hits["hits"]]
@@ -62,11 +62,11 @@ def test_answers_come_with_their_passages(kind: str, library: Path, models: Call
 
 
 def test_words_say_which_passages_carry_the_answer(library: Path, models: Callable, bookwheel: Callable) -> None:
-    ran = bookwheel("answer", ASKED[0], "--store", library, "--model", models("token"), "-k", 2, "--beams", 2)
-    assert ran.code == 0, ran.err
-    assert ran.out.startswith(ASKED[0])
-    assert ran.out.count("% of it from ") == 2
-    assert "CC BY-SA" in ran.out
+    result = bookwheel("answer", ASKED[0], "--store", library, "--model", models("token"), "-k", 2, "--beams", 2)
+    assert result.code == 0, result.err
+    assert result.out.startswith(ASKED[0])
+    assert result.out.count("% of it from ") == 2
+    assert "CC BY-SA" in result.out
 
 
 def test_a_model_of_the_store_is_named_as_snapshots_are(
@@ -76,20 +76,20 @@ def test_a_model_of_the_store_is_named_as_snapshots_are(
     store = Store.open(str(url))
     put = put_model(store, models("token"), ModelMetadata("rag-token", None, {}), "reader")
     for name in ("reader", "reader@1", put.model, put.model[:16]):
-        ran = bookwheel("answer", ASKED[0], "--store", url, "--model", name, "-k", 1, "--json")
-        assert ran.code == 0, ran.err
-        assert ran.json["model"] == put.model
+        result = bookwheel("answer", ASKED[0], "--store", url, "--model", name, "-k", 1, "--json")
+        assert result.code == 0, result.err
+        assert result.json["model"] == put.model
     put_model(store, tiny, ModelMetadata("dpr", None, {}), "asker")
-    ran = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
-    assert (ran.code, "is a dpr, which cannot generate answers" in ran.complaint) == (2, True)
+    result = bookwheel("answer", ASKED[0], "--store", url, "--model", "asker")
+    assert (result.code, "is a dpr, which cannot generate answers" in result.complaint) == (2, True)
 
 
 def test_a_model_of_another_space_is_refused(
     library: Path, other_tiny: Path, bookwheel: Callable, tmp_path: Path
 ) -> None:
     folder = save_model(tmp_path, other_tiny, "token")
-    ran = bookwheel("answer", ASKED[0], "--store", library, "--model", folder)
-    assert (ran.code, "weights differ" in ran.complaint) == (3, True)
+    result = bookwheel("answer", ASKED[0], "--store", library, "--model", folder)
+    assert (result.code, "weights differ" in result.complaint) == (3, True)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +104,11 @@ def test_all_passages_are_read_in_one_prompt(
     prompt.write_text("Be brief.\n---\n{context}\n\n{question}\n", encoding="utf-8")
     given = ["--store", library, "--reader", "concat", "--order", "ends", "--budget", "150", "--prompt", prompt]
     for model in (generator, models("token")):
-        ran = bookwheel("answer", *ASKED, *given, "--model", model, "-k", "3", "--cite", "--json")
-        assert ran.code == 0, ran.err
-        assert ran.json["model"] == str(model)
+        result = bookwheel("answer", *ASKED, *given, "--model", model, "-k", "3", "--cite", "--json")
+        assert result.code == 0, result.err
+        assert result.json["model"] == str(model)
         searched = bookwheel("search", *ASKED, "--store", library, "-k", 3, "--json").json
-        for one, hits in zip(ran.json["answers"], searched["results"], strict=True):
+        for one, hits in zip(result.json["answers"], searched["results"], strict=True):
             assert [passage["id"] for passage in one["passages"]] == [hit["id"] for hit in hits["hits"]]
             assert [passage["posterior"] for passage in one["passages"]] == [None] * 3
             assert [entry["number"] for entry in one["context"]] == [*range(1, 1 + len(one["context"]))]
@@ -138,8 +138,8 @@ def test_what_does_not_go_into_one_prompt_is_one_sentence(
     words: list[str], code: int, says: str, library: Path, generator: Path, bookwheel: Callable
 ) -> None:
     model = [] if "--model" in words else ["--model", generator]
-    ran = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
-    assert (ran.code, says in ran.complaint) == (code, True), ran.err
+    result = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
+    assert (result.code, says in result.complaint) == (code, True), result.err
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ def test_what_can_not_be_done_is_one_sentence(
     words: list[str], code: int, says: str, library: Path, models: Callable, bookwheel: Callable
 ) -> None:
     model = [] if "--model" in words else ["--model", models("token")]
-    ran = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
-    assert (ran.code, says in ran.complaint) == (code, True), ran.err
+    result = bookwheel("answer", ASKED[0], "--store", library, *model, *words)
+    assert (result.code, says in result.complaint) == (code, True), result.err
 
 
 def test_no_question_is_a_usage_error(library: Path, models: Callable, bookwheel: Callable) -> None:
-    ran = bookwheel("answer", "--store", library, "--model", models("token"))
-    assert (ran.code, "there is no question" in ran.complaint) == (2, True)
-    ran = bookwheel("answer", " ", "--store", library, "--model", models("token"))
-    assert (ran.code, "is empty" in ran.complaint) == (2, True)
+    result = bookwheel("answer", "--store", library, "--model", models("token"))
+    assert (result.code, "there is no question" in result.complaint) == (2, True)
+    result = bookwheel("answer", " ", "--store", library, "--model", models("token"))
+    assert (result.code, "is empty" in result.complaint) == (2, True)
 
 
 def test_questions_come_from_a_file_too(library: Path, models: Callable, bookwheel: Callable, tmp_path: Path) -> None:

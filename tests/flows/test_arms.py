@@ -40,8 +40,8 @@ def store(library: Path, tmp_path: Path, bookwheel: Any) -> Path:
     """A copy of the library, with an index of words."""
     store, recipe = Path(shutil.copytree(library, tmp_path / "store")), tmp_path / "recipe.toml"
     recipe.write_text(WORDS)
-    ran = bookwheel("add-index", "latest", "--recipe", recipe, "--index", "bm25", "--store", store)
-    assert ran.code == 0, ran.err
+    result = bookwheel("add-index", "latest", "--recipe", recipe, "--index", "bm25", "--store", store)
+    assert result.code == 0, result.err
     return store
 
 
@@ -66,9 +66,9 @@ def test_each_arm_is_trained_evaluated_and_compared(store: Path, tmp_path: Path,
         trained = bookwheel("finetune", "rag-sequence", "--store", store, *given, "--max-steps", 1)
         assert trained.code == 0, trained.err
         by = ["--retriever", "bm25"] if name == "words" else []
-        ran = bookwheel("evaluate", "--store", store, "--questions", asked, "--model", name, *by, "--json")
-        assert ran.json["retriever"] == (by or ["", "hnsw"])[1]
-        kept[name] = f"evaluation:{ran.json['evaluation'][:12]}"
+        result = bookwheel("evaluate", "--store", store, "--questions", asked, "--model", name, *by, "--json")
+        assert result.json["retriever"] == (by or ["", "hnsw"])[1]
+        kept[name] = f"evaluation:{result.json['evaluation'][:12]}"
     for other in ("frozen", "words"):
         beside = bookwheel("diff", kept[other], kept["whole"], "--store", store, "--json").json
         (pairs,) = beside["retrievers"].values()

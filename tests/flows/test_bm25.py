@@ -72,13 +72,13 @@ def test_a_puller_of_words_needs_no_vectors_and_a_taken_page_leaves_no_word(
 ) -> None:
     store, pulled = tmp_path / "store", tmp_path / "pulled"
     assert reindex(store).code == 0
-    ran = bookwheel("pull", "latest", pulled, "--store", store, "--index", "bm25", "--no-embeddings", "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("pull", "latest", pulled, "--store", store, "--index", "bm25", "--no-embeddings", "--json")
+    assert result.code == 0, result.err
     with Snapshot.from_folder(pulled) as snapshot:
         assert open_index(snapshot, "bm25").search([QUESTION], 3)[1].min() >= 0
     assert not index_of(store).find_missing_terms("proudhon")
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
+    assert result.code == 0, result.err
     assert index_of(store).find_missing_terms("proudhon") == ["proudhon"]
     assert bookwheel("verify", "--store", store, "--json").json["ok"]
     assert Store.open(str(store)).snapshots.list_ids()

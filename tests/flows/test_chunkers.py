@@ -45,9 +45,9 @@ def test_a_chunker_of_another_package(
         own = tmp_path / "recipe.toml"
         settings = f'tokens = 60, overlap = {overlap}, tokenizer = "{file}"'
         own.write_text(f'{text}\n[chunk]\nchunker = "overlapping"\nsettings = {{ {settings} }}\n')
-        ran = reindex(store, *flags, recipe=own, **options)
-        assert ran.code == 0, ran.err
-        return ran.json
+        result = reindex(store, *flags, recipe=own, **options)
+        assert result.code == 0, result.err
+        return result.json
 
     first = run(20)
     assert sorted(cuts.new()) == [(1, 0), (2, 0)]

@@ -30,12 +30,12 @@ QUESTIONS = [
 
 def test_no_text_of_others_commands_the_terminal(bookwheel: Any, library: Path) -> None:
     """A question, a title or a note may hold escape codes; what is printed holds none."""
-    ran = bookwheel("search", "What is \x1b[2Jautism?\x9b2J", "--store", library)
-    assert ran.code == 0
-    assert "What is \\u001b[2Jautism?\\u009b2J" in ran.out
+    result = bookwheel("search", "What is \x1b[2Jautism?\x9b2J", "--store", library)
+    assert result.code == 0
+    assert "What is \\u001b[2Jautism?\\u009b2J" in result.out
     told = bookwheel("show", "\x1b[2J", "--store", library)
     assert told.code != 0
-    assert "\x1b" not in ran.out + told.err
+    assert "\x1b" not in result.out + told.err
 
 
 def test_every_verb_is_there() -> None:
@@ -44,10 +44,10 @@ def test_every_verb_is_there() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_and_every_option_has_help(verb: str, bookwheel: Any) -> None:
-    ran = bookwheel(verb, "--help")
-    assert (ran.code, ran.err) == (0, "")
-    assert "--json" in ran.out
-    assert "--debug" in ran.out
+    result = bookwheel(verb, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert "--json" in result.out
+    assert "--debug" in result.out
     for argument in app[verb].assemble_argument_collection(parse_docstring=True):
         assert argument.parameter.help or not argument.parameter.show, f"{verb} {argument.name} has no help"
 
@@ -90,23 +90,25 @@ def test_a_value_that_begins_with_a_dash_is_shown_how_to_write(bookwheel: Any) -
 
 
 def test_help_and_version(bookwheel: Any) -> None:
-    ran = bookwheel("--help")
-    assert ran.code == 0
-    assert all(verb in ran.out for verb in VERBS)
-    assert "Exit codes: 0 ok, 1 failure, 2 usage, 3" in ran.out
+    result = bookwheel("--help")
+    assert result.code == 0
+    assert all(verb in result.out for verb in VERBS)
+    assert "Exit codes: 0 ok, 1 failure, 2 usage, 3" in result.out
     assert bookwheel("--version").out.strip()[0].isdigit()
 
 
 def test_a_module_of_a_verb_that_is_not_installed_is_named() -> None:
     program = "import sys; sys.modules['faiss'] = None; from flows.cli import run; sys.exit(run(['search', 'x']))"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert ran.stderr.startswith("bookwheel: faiss is not installed: install bookwheel again, with the extras ")
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("bookwheel: faiss is not installed: install bookwheel again, with the extras ")
 
 
 def test_the_module_is_the_command_too() -> None:
-    ran = subprocess.run([sys.executable, "-m", "flows.cli", "nonsense"], capture_output=True, text=True, check=False)
-    assert (ran.returncode, "nonsense" in ran.stderr) == (2, True)
+    result = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, "nonsense" in result.stderr) == (2, True)
 
 
 def test_reindex_gives(built: Any) -> None:
@@ -120,10 +122,10 @@ def test_reindex_gives(built: Any) -> None:
 def test_search_gives(library: Path, bookwheel: Any) -> None:
     ran = bookwheel("search", "Who wrote it?", "What is it?", "-k", 3, "--store", library, "--json")
     assert (ran.code, ran.err) == (0, "")
-    found = ran.json
-    assert {"snapshot", "results"} <= found.keys()
-    assert [result["question"] for result in found["results"]] == ["Who wrote it?", "What is it?"]
-    for result in found["results"]:
+    reply = ran.json
+    assert {"snapshot", "results"} <= reply.keys()
+    assert [result["question"] for result in reply["results"]] == ["Who wrote it?", "What is it?"]
+    for result in reply["results"]:
         assert [hit["rank"] for hit in result["hits"]] == [1, 2, 3]
         scores = [hit["score"] for hit in result["hits"]]
         assert scores == sorted(scores, reverse=True)
@@ -136,8 +138,8 @@ def test_search_gives(library: Path, bookwheel: Any) -> None:
 
 def test_every_index_finds_the_same_in_a_small_corpus(library: Path, bookwheel: Any) -> None:
     def ids(retriever: str) -> list[str]:
-        found = bookwheel("search", "Who wrote it?", "--retriever", retriever, "--store", library, "--json").json
-        return [hit["id"] for hit in found["results"][0]["hits"]]
+        reply = bookwheel("search", "Who wrote it?", "--retriever", retriever, "--store", library, "--json").json
+        return [hit["id"] for hit in reply["results"][0]["hits"]]
 
     assert ids("hnsw(efSearch=200)") == ids("exact")
 
@@ -145,9 +147,9 @@ def test_every_index_finds_the_same_in_a_small_corpus(library: Path, bookwheel: 
 def test_evaluate_gives(library: Path, questions: Path, tmp_path: Path, bookwheel: Any) -> None:
     trec, dpr, rows = tmp_path / "run.trec", tmp_path / "dpr.json", tmp_path / "rows.jsonl"
     written = ["--trec", trec, "--dpr", dpr, "--rows", rows]
-    ran = bookwheel("evaluate", "--questions", questions, "-k", 20, "--store", library, "--json", *written)
-    assert ran.code == 0, ran.err
-    measured = ran.json
+    result = bookwheel("evaluate", "--questions", questions, "-k", 20, "--store", library, "--json", *written)
+    assert result.code == 0, result.err
+    measured = result.json
     assert {"snapshot", "n", "metrics"} <= measured.keys()
     assert measured["n"] == 3
     assert list(measured["metrics"]) == ["Success@1", "Success@5", "Success@20"]
@@ -221,13 +223,13 @@ def test_verify_gives(library: Path, tmp_path: Path, bookwheel: Any) -> None:
     (blob,) = (store / "blobs").rglob(_index_blob(store, bookwheel))
     blob.chmod(0o644)
     blob.write_bytes(blob.read_bytes()[:-1] + b"?")
-    ran = bookwheel("verify", "--store", store, "--json")
-    assert ran.code == 3
-    assert not ran.json["ok"]
-    assert {problem["blob"] for problem in ran.json["problems"]} == {f"sha256:{blob.name}"}
-    assert f"index/hnsw.faiss ({blob.relative_to(store)}): " in ran.err
-    assert ran.err.startswith("bookwheel: ")
-    assert ran.err.count("\n") == 1
+    result = bookwheel("verify", "--store", store, "--json")
+    assert result.code == 3
+    assert not result.json["ok"]
+    assert {problem["blob"] for problem in result.json["problems"]} == {f"sha256:{blob.name}"}
+    assert f"index/hnsw.faiss ({blob.relative_to(store)}): " in result.err
+    assert result.err.startswith("bookwheel: ")
+    assert result.err.count("\n") == 1
 
 
 def _index_blob(store: Path, bookwheel: Any) -> str:
@@ -267,15 +269,15 @@ def test_a_broken_settings_file_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bookwheel.toml").write_text("store = \n")
-    ran = bookwheel("log", "--store", library)
-    assert ran.code == 2
-    assert "bookwheel.toml" in ran.complaint
+    result = bookwheel("log", "--store", library)
+    assert result.code == 2
+    assert "bookwheel.toml" in result.complaint
 
 
 def test_options_after_two_dashes_reach_beam(tmp_path: Path, reindex: Any) -> None:
-    ran = reindex(tmp_path, beam=["--runner=NoSuchRunner"])
-    assert ran.code in (1, 2)
-    assert "NoSuchRunner" in ran.complaint
+    result = reindex(tmp_path, beam=["--runner=NoSuchRunner"])
+    assert result.code in (1, 2)
+    assert "NoSuchRunner" in result.complaint
 
 
 @pytest.mark.parametrize(
@@ -290,16 +292,16 @@ def test_options_after_two_dashes_reach_beam(tmp_path: Path, reindex: Any) -> No
 def test_what_cannot_be_followed_is_refused_at_once(
     dump: str, words: list[str], message: str, tmp_path: Path, bookwheel: Any
 ) -> None:
-    ran = bookwheel("reindex", "--dump", dump, "--store", tmp_path, "--every", *words)
-    assert ran.code == 2
-    assert message in ran.complaint
+    result = bookwheel("reindex", "--dump", dump, "--store", tmp_path, "--every", *words)
+    assert result.code == 2
+    assert message in result.complaint
 
 
 @pytest.mark.parametrize("word", ["--rnner=FlinkRunner", "stray.xml.bz2"])
 def test_nothing_else_does(word: str, tmp_path: Path, bookwheel: Any, mini_dump: Path) -> None:
-    ran = bookwheel("reindex", "--dump", mini_dump, "--store", tmp_path, word)
-    assert ran.code == 2
-    assert word.partition("=")[0] in ran.complaint
+    result = bookwheel("reindex", "--dump", mini_dump, "--store", tmp_path, word)
+    assert result.code == 2
+    assert word.partition("=")[0] in result.complaint
     assert not list(tmp_path.iterdir())
 
 
@@ -313,9 +315,9 @@ def test_structures_are_separated_by_commas_and_found_in_wikis_only(
         (tmp_path / "d.jsonl", "tables,lists", "has no pages of a wiki, so no lists or tables can be found in it"),
     ):
         words = ("--dump", dump, "--store", tmp_path / "store", "--dry-run", "--structures", names)
-        ran = bookwheel("reindex", *words, "--structures", "lists")
-        assert ran.code == (2 if message else 0), ran.err
-        assert message in ran.err
+        result = bookwheel("reindex", *words, "--structures", "lists")
+        assert result.code == (2 if message else 0), result.err
+        assert message in result.err
 
 
 @pytest.mark.slow
@@ -328,10 +330,10 @@ def test_structures_are_separated_by_commas_and_found_in_wikis_only(
     ],
 )
 def test_no_url_becomes_a_folder_of_this_machine(words: tuple[str, ...], bookwheel: Any) -> None:
-    ran = bookwheel(*words)
-    assert ran.code == 2
-    assert "a URL was given instead of a local path" in ran.complaint
-    assert "sekret" not in ran.err
+    result = bookwheel(*words)
+    assert result.code == 2
+    assert "a URL was given instead of a local path" in result.complaint
+    assert "sekret" not in result.err
 
 
 def test_streams_of_a_process(library: Path, command: Callable[..., Any]) -> None:
@@ -344,11 +346,11 @@ def test_streams_of_a_process(library: Path, command: Callable[..., Any]) -> Non
 def test_a_reader_that_leaves_early_is_no_error(library: Path, executable: Path) -> None:
     reads, writes = os.pipe()
     os.close(reads)
-    ran = subprocess.run(
+    result = subprocess.run(
         [executable, "show", "--json", "--store", library], stdout=writes, stderr=subprocess.PIPE, check=False
     )
     os.close(writes)
-    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(
@@ -361,17 +363,17 @@ def test_a_reader_that_leaves_early_is_no_error(library: Path, executable: Path)
     ],
 )
 def test_a_failure_is_one_document_too(words: tuple[str, ...], code: int, message: str, bookwheel: Any) -> None:
-    ran = bookwheel(*words, "--json")
-    assert ran.code == ran.json["exit_code"] == code
-    assert ran.json["error"] == ran.complaint
-    assert message in ran.complaint
+    result = bookwheel(*words, "--json")
+    assert result.code == result.json["exit_code"] == code
+    assert result.json["error"] == result.complaint
+    assert message in result.complaint
     assert not bookwheel(*words).out
 
 
 def test_debug_shows_the_trace(library: Path, bookwheel: Any) -> None:
-    ran = bookwheel("show", "nothing", "--debug", "--store", library)
-    assert ran.code == 1
-    assert "Traceback" in ran.err
+    result = bookwheel("show", "nothing", "--debug", "--store", library)
+    assert result.code == 1
+    assert "Traceback" in result.err
 
 
 def test_an_interrupt_is_not_lost_in_a_task_that_ends_all_the_same() -> None:

@@ -37,31 +37,31 @@ def test_several_retrievers_are_measured_in_one_run(
 ) -> None:
     page, run, rows = tmp_path / "page.html", tmp_path / "run.trec", tmp_path / "rows.jsonl"
     words = ["evaluate", "--store", library, "--questions", questions, "--json"]
-    ran = bookwheel(*words, *given(NAMES), "--report", page, "--trec", run, "--rows", rows)
-    assert ran.code == 0, ran.err
-    found = ran.json
-    assert list(found["retrievers"]) == NAMES
+    result = bookwheel(*words, *given(NAMES), "--report", page, "--trec", run, "--rows", rows)
+    assert result.code == 0, result.err
+    reply = result.json
+    assert list(reply["retrievers"]) == NAMES
     n = len(questions.read_text().splitlines())
-    assert (found["judged_by"], found["measure"], found["n"]) == ("passages", "nDCG@10", n)
+    assert (reply["judged_by"], reply["measure"], reply["n"]) == ("passages", "nDCG@10", n)
     names = ["Success@1", "Success@5", "Success@20", "nDCG@10", "R@20", "RR@10"]
     for name in NAMES:
         alone = bookwheel(*words, "--retriever", name).json
-        told = found["compared"][name]
+        told = reply["compared"][name]
         assert "retrievers" not in alone
-        assert found["retrievers"][name] == told["metrics"] == alone["metrics"]
+        assert reply["retrievers"][name] == told["metrics"] == alone["metrics"]
         assert list(alone["metrics"]) == names
         assert list(told["intervals"]) == names
         assert told["milliseconds"] > 0
         assert told["timed"] == n
         assert list(told["groups"]) == ["source odd", "source even"] or "at most 2 shared stems" in told["groups"]
         assert (told.get("differences") is None) == (name == "hnsw")
-    assert found["metrics"] == found["retrievers"]["hnsw"]
-    fused = found["compared"]["rrf(hnsw, exact:30)"]
+    assert reply["metrics"] == reply["retrievers"]["hnsw"]
+    fused = reply["compared"]["rrf(hnsw, exact:30)"]
     assert [stage["stage"] for stage in fused["stages"]] == ["hnsw", "exact", "rrf(hnsw, exact)"]
-    assert fused["stages"][0]["metrics"] == found["retrievers"]["hnsw"]
+    assert fused["stages"][0]["metrics"] == reply["retrievers"]["hnsw"]
     manifest = bookwheel("show", "--store", library, "--json").json["content"]["files"]
     assert fused["stages"][0]["bytes"] == manifest["index/hnsw.faiss"]["size"]
-    assert "fits a prompt" in found["advice"]
+    assert "fits a prompt" in reply["advice"]
     written = ["run.1-hnsw.trec", "run.2-rrf-hnsw-exact-30.trec", "run.3-exact.trec"]
     assert sorted(path.name for path in tmp_path.glob("*.trec")) == written
     assert (tmp_path / written[2]).read_text().splitlines()[0].endswith(" 3-exact")
@@ -87,11 +87,11 @@ def test_the_figures_are_an_artifact_of_the_run(library: Path, questions: Path, 
 def test_people_read_tables(library: Path, questions: Path, tmp_path: Path, bookwheel: Bookwheel) -> None:
     cross = save_cross_encoder(tmp_path / "cross")
     names = ["hnsw", f"rerank(hnsw:9, {cross}, 9)"]
-    ran = bookwheel(
+    result = bookwheel(
         "evaluate", "--store", library, "--questions", questions, "-k", 5, "--judge", "answers", *given(names)
     )
-    assert ran.code == 0, ran.err
-    lines = ran.out.splitlines()
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
     assert lines[0].endswith("judged by answers, retriever hnsw")
     assert any(line.startswith("  minus hnsw") for line in lines)
     assert any(line.startswith(f"{names[1]}: question encoder") for line in lines)
@@ -116,9 +116,9 @@ def test_a_setting_may_name_one(
 def test_passages_of_another_corpus_are_one_sentence(library: Path, tmp_path: Path, bookwheel: Bookwheel) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text('{"question": "Who?", "passages": ["nq-1"]}\n')
-    ran = bookwheel("evaluate", "--store", library, "--questions", path)
-    assert ran.code == 1
-    assert "has none of the 1 passages that the questions name, such as 'nq-1'" in ran.complaint
+    result = bookwheel("evaluate", "--store", library, "--questions", path)
+    assert result.code == 1
+    assert "has none of the 1 passages that the questions name, such as 'nq-1'" in result.complaint
 
 
 @pytest.mark.parametrize("retriever", ["bm25", "exact"])
@@ -143,7 +143,7 @@ def test_a_question_does_not_find_itself(
     assert built.json["counts"]["passages"] > 4
     words = ["evaluate", "--store", tmp_path / "store", "--questions", folder, "--retriever", retriever]
     rows = tmp_path / "rows.jsonl"
-    ran = bookwheel(*words, "-k", 1, "--rows", rows, "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel(*words, "-k", 1, "--rows", rows, "--json")
+    assert result.code == 0, result.err
     first, _ = map(json.loads, rows.read_text().splitlines())
     assert [hit["page_id"] for hit in first["hits"]] == ["c1"]

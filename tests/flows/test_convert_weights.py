@@ -39,10 +39,10 @@ class _Attack:
 
 
 def test_a_model_is_converted_and_a_hostile_one_refused(pickled: Path, bookwheel: Any, tmp_path: Path) -> None:
-    ran = bookwheel("convert-weights", pickled, tmp_path / "new", "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["files"] == ["model.safetensors"]
-    assert ran.json["tensors"] == len(read_tensor_headers(tmp_path / "new"))
+    result = bookwheel("convert-weights", pickled, tmp_path / "new", "--json")
+    assert result.code == 0, result.err
+    assert result.json["files"] == ["model.safetensors"]
+    assert result.json["tensors"] == len(read_tensor_headers(tmp_path / "new"))
     assert digest_weights(tmp_path / "new") == digest_weights(save_bert(tmp_path / "again"))
     again = bookwheel("convert-weights", pickled, tmp_path / "new")
     assert (again.code, "exists already: give a new folder" in again.complaint) == (2, True)
@@ -65,10 +65,10 @@ def test_a_full_disk_leaves_nothing(
         str(pickled),
         str(tmp_path / "small" / "new"),
     ]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-    assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
-    assert "the disk of the new folder is full: model.safetensors cannot be written; free some space" in ran.stderr
-    assert ".landing" not in ran.stderr
+    result = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert (result.returncode, result.stdout) == (1, ""), result.stderr
+    assert "the disk of the new folder is full: model.safetensors cannot be written; free some space" in result.stderr
+    assert ".landing" not in result.stderr
 
 
 def test_files_of_a_killed_conversion_are_removed_later(
@@ -106,6 +106,8 @@ def test_a_pickled_model_of_the_hub_names_the_way(pickled: Path, hub: Hub, bookw
     hub.add_folder("models/me/tiny", pickled)
     (tmp_path / "d.jsonl").write_text(json.dumps({"id": "1", "title": "A", "text": "b c"}) + "\n")
     given = ("reindex", "--dump", tmp_path / "d.jsonl", "--store", tmp_path / "store", "--encoder", "me/tiny")
-    ran = bookwheel(*given)
-    assert ran.code == 1
-    assert "such as me/tiny@refs/pr/3, or convert its weights with `bookwheel convert-weights me/tiny" in ran.complaint
+    result = bookwheel(*given)
+    assert result.code == 1
+    assert (
+        "such as me/tiny@refs/pr/3, or convert its weights with `bookwheel convert-weights me/tiny" in result.complaint
+    )

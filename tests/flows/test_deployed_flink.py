@@ -59,7 +59,7 @@ def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
         "beam_options": ["--max_parallelism=4", next(flag for flag in cluster.flags if "flink_master" in flag)],
     }
     with get_client(sync_client=True) as client:
-        (deployment,) = [found for found in client.read_deployments() if found.name == "reindex-library"]
+        (deployment,) = [deployment for deployment in client.read_deployments() if deployment.name == "reindex-library"]
         run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
         run_prefect(
             *("worker", "start", "--pool", str(deployment.work_pool_name), "--run-once"),

@@ -45,8 +45,13 @@ def words(store: Path, tmp_path: Path) -> list[object]:
     """The words of a command that trains on questions about real passages."""
     passages = Snapshot.open(str(store)).passages(range(0, 120, 10))
     rows: list[dict[str, Any]] = [
-        {"question": f"what {one.title}", "answers": [one.text.split()[0]], "title": one.title, "context": one.text}
-        for one in passages
+        {
+            "question": f"what {passage.title}",
+            "answers": [passage.text.split()[0]],
+            "title": passage.title,
+            "context": passage.text,
+        }
+        for passage in passages
     ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
@@ -60,18 +65,18 @@ def words(store: Path, tmp_path: Path) -> list[object]:
 def test_a_model_is_trained_beside_its_index_and_answers_with_its_own(
     bookwheel: Bookwheel, words: list[object], store: Path, tmp_path: Path
 ) -> None:
-    ran = bookwheel(*words, "--json")
-    assert ran.code == 0, ran.err
-    told, opened = ran.json, Store.open(str(store))
+    result = bookwheel(*words, "--json")
+    assert result.code == 0, result.err
+    reply, opened = result.json, Store.open(str(store))
     rows = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
     assert [row["snapshot_age"] for row in rows] == [0, 1, 0]
-    assert rows[0]["snapshot"] == rows[1]["snapshot"] == told["snapshot"] != rows[2]["snapshot"]
+    assert rows[0]["snapshot"] == rows[1]["snapshot"] == reply["snapshot"] != rows[2]["snapshot"]
     assert rows[2]["encoding_seconds"] > 0 == rows[2]["refreshes_failed"]
 
     folder, own = opened.get_model_folder("moved"), Snapshot.open(str(store), "moved")
-    assert own.id == told["index"]
-    assert own.n == Snapshot.open(str(store), told["snapshot"]).n
-    assert (opened.models.get(told["model"]).content.space or {})["digest"] == (own.space or {})["digest"]
+    assert own.id == reply["index"]
+    assert own.n == Snapshot.open(str(store), reply["snapshot"]).n
+    assert (opened.models.get(reply["model"]).content.space or {})["digest"] == (own.space or {})["digest"]
     assert (folder / "passage" / "model.safetensors").is_file()
     asked = bookwheel("answer", "who was king?", "--store", store, "--model", "moved", "--ref", "moved", "--json")
     assert asked.code == 0, asked.err

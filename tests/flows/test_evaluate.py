@@ -48,18 +48,18 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     before = kept(shelf)  # other tests answer from it, too
     rows, page, kilt = tmp_path / "rows.jsonl", tmp_path / "page.html", tmp_path / "kilt.jsonl"
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--json", "--index", "exact"]
-    ran = bookwheel(*given, "--rows", rows, "--report", page, "--kilt", kilt)
-    assert ran.code == 0, ran.err
-    found = ran.json
-    assert {"snapshot", "model", "n", "k", "metrics", "intervals", "ranks", "collapse"} <= found.keys()
-    assert (len(found["model"]), len(found["snapshot"]), found["n"], found["k"]) == (64, 64, 3, 3)
-    assert list(found["metrics"])[:5] == ["Success@1", "Success@5", "Success@20", "EM", "F1"]
-    assert {"EM-unheld", "supported"} <= set(found["metrics"])
-    assert found["collapse"]["questions"] == 3
+    result = bookwheel(*given, "--rows", rows, "--report", page, "--kilt", kilt)
+    assert result.code == 0, result.err
+    reply = result.json
+    assert {"snapshot", "model", "n", "k", "metrics", "intervals", "ranks", "collapse"} <= reply.keys()
+    assert (len(reply["model"]), len(reply["snapshot"]), reply["n"], reply["k"]) == (64, 64, 3, 3)
+    assert list(reply["metrics"])[:5] == ["Success@1", "Success@5", "Success@20", "EM", "F1"]
+    assert {"EM-unheld", "supported"} <= set(reply["metrics"])
+    assert reply["collapse"]["questions"] == 3
     searched = bookwheel("evaluate", "--store", shelf, "--questions", questions, "--json", "--index", "exact").json
-    assert searched["metrics"].items() <= found["metrics"].items()  # retrieval is the same with and without a model
+    assert searched["metrics"].items() <= reply["metrics"].items()  # retrieval is the same with and without a model
     assert searched["ranks"] == pytest.approx(
-        found["ranks"], abs=0.01
+        reply["ranks"], abs=0.01
     )  # near ties of the tiny encoder may change places
 
     written = [json.loads(line) for line in rows.read_text().splitlines()]
@@ -70,12 +70,12 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
             assert sum(passage[key] for passage in row["passages"]) == pytest.approx(1, abs=1e-4)
     assert [json.loads(line)["id"] for line in kilt.read_text().splitlines()] == ["p", "a", "n"]
     assert_harmless(page.read_text())
-    assert found["model"] in parsed(page.read_text()).text
+    assert reply["model"] in parsed(page.read_text()).text
     assert kept(shelf) == before + 1
 
     again = bookwheel(*given, "--ablations").json
-    assert again["metrics"] == found["metrics"]  # retrieved deeper, measured as deep
-    assert again["ranks"] == found["ranks"]
+    assert again["metrics"] == reply["metrics"]  # retrieved deeper, measured as deep
+    assert again["ranks"] == reply["ranks"]
     names = [row["condition"] for row in again["ablations"]]
     swept = [f"open book, k = {k}" for k in (1, 2, 5, 10, 20)]
     assert names == ["open book", "closed book", "gold passage", "shuffled passages", *swept, "frozen retriever"]
@@ -83,7 +83,7 @@ def test_a_model_is_measured_and_its_answers_are_made_once(
     assert kept(shelf) == before + 10  # nine more; the open book's are those of before
     assert "retrieval" in again["worth"]
     assert again["notes"] == ["the whole corpus was not read: marginal does not read one prompt; add --reader concat"]
-    assert found["worth"] == ""  # closed book was not measured
+    assert reply["worth"] == ""  # closed book was not measured
     assert list(again["search"]) == ["question encoder", "exact", "reading of passages"]
     assert list(again["stages"]) == [*again["search"], "assembly", "generation"]
     (book,) = (row for row in again["ablations"] if row["condition"] == "open book")
@@ -100,32 +100,32 @@ def test_readers_are_compared_on_the_same_passages(
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", questions, "--index", "exact", "-k", "2"]
     given += ["--reader", "marginal", "--beams", "2", "--reader", "concat", "--budget", "120"]
     before = kept(shelf)
-    found = bookwheel(*given, "--json", "--report", page).json
+    reply = bookwheel(*given, "--json", "--report", page).json
     once = kept(shelf)
-    assert found["reader"] == "marginal"
+    assert reply["reader"] == "marginal"
     assert once > before
-    first, other = found["ablations"]
+    first, other = reply["ablations"]
     assert [first["condition"], other["condition"]] == ["open book", "concat, open book"]
     assert (first["k"], first["n"]) == (other["k"], other["n"]) == (2, 3)
     assert set(other["against_open"]["F1"]) == {"value", "low", "high", "n"}
     for row in (first, other):
         assert set(row["costs"]) == {"seconds", "read", "written"}
         assert row["costs"]["read"] > row["costs"]["written"] > 0
-    assert found["costs"] == first["costs"]
+    assert reply["costs"] == first["costs"]
     shown = parsed(page.read_text()).text
     assert "concat, open book" in shown
     assert all(name in shown for name in ("reading of passages", "assembly", "generation", "all stages, open book"))
-    said = bookwheel(*given).out
-    assert "by marginal" in said
-    assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in said
-    assert said.count("tokens read") == 2
+    output = bookwheel(*given).out
+    assert "by marginal" in output
+    assert "minus the first reader: EM +0.000 [+0.000, +0.000]" in output
+    assert output.count("tokens read") == 2
     assert kept(shelf) == once  # nothing was answered again
     other_budget = bookwheel(*given[:-1], "130", "--json")
     assert (other_budget.code, kept(shelf)) == (0, once + 1)  # another prompt is another answer; the first is kept
     alone = bookwheel(*given[:-8], "--beams", "2", "--reader", "concat", "--budget", "120", "--json").json
     assert alone["reader"] == "concat"
     assert kept(shelf) == once + 1
-    assert (found["notes"], alone["notes"]) == ([], [])  # nothing was ablated
+    assert (reply["notes"], alone["notes"]) == ([], [])  # nothing was ablated
     ablated = bookwheel(*given, "--ablations", "--json", "--report", page).json
     assert ablated["notes"][0].endswith("use the first reader; the others (concat) answer the open book")
     assert ablated["notes"][1].endswith("do not fit into a prompt of concat")
@@ -138,13 +138,13 @@ def test_a_model_behind_an_endpoint_is_measured(
     given = ["evaluate", "--store", shelf, "--model", "openai:tiny", "--questions", questions, "--index", "exact"]
     with scripted(streams(event("Proudhon [1]."), event("", "stop"))) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        ran = bookwheel(*given, "--cite", "--json", "-k", "2")
-        assert ran.code == 0, ran.err
+        result = bookwheel(*given, "--cite", "--json", "-k", "2")
+        assert result.code == 0, result.err
         asked = len(server.bodies)
-        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == ran.json["evaluation"]
+        assert bookwheel(*given, "--cite", "--json", "-k", "2").json["evaluation"] == result.json["evaluation"]
         assert asked == len(server.bodies) == len(QUESTIONS)  # the answers were kept
-    assert (ran.json["model"], ran.json["reader"]) == ("openai:tiny", "concat")
-    assert (ran.json["metrics"]["EM"], ran.json["unrecorded"]) == (pytest.approx(1 / 3), "")
+    assert (result.json["model"], result.json["reader"]) == ("openai:tiny", "concat")
+    assert (result.json["metrics"]["EM"], result.json["unrecorded"]) == (pytest.approx(1 / 3), "")
 
 
 def test_answers_that_are_missing_are_counted_and_reasoning_is_not_scored(
@@ -157,13 +157,13 @@ def test_answers_that_are_missing_are_counted_and_reasoning_is_not_scored(
     with scripted(thought, refused) as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
         monkeypatch.setenv("BOOKWHEEL_LLM_CONCURRENCY", "1")
-        ran = bookwheel(*given, "--json", "-k", "2", "--max-tokens", "99", "--rows", rows)
-        assert ran.code == 0, ran.err
+        result = bookwheel(*given, "--json", "-k", "2", "--max-tokens", "99", "--rows", rows)
+        assert result.code == 0, result.err
         assert {body["max_tokens"] for body in server.bodies} == {99}
     written = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()]
     assert [row["prediction"] for row in written] == ["Proudhon", "", ""]
     assert [(row["problem"] or {}).get("kind") for row in written] == [None, "filtered", "filtered"]
-    assert ran.json["notes"] == [
+    assert result.json["notes"] == [
         "2 of 3 answers have the problem `filtered`; the first: the endpoint's content filter stopped the answer"
     ]
 
@@ -193,8 +193,8 @@ def test_an_endpoint_s_answers_choose_a_threshold_and_are_measured_by_it(
 
 def artifacts(prefix: str) -> dict[str, Any]:
     with get_client(sync_client=True) as client:
-        found = client.request("POST", "/artifacts/filter", json={"limit": 200}).json()
-    return {artifact["key"]: artifact["data"] for artifact in found if (artifact["key"] or "").startswith(prefix)}
+        reply = client.request("POST", "/artifacts/filter", json={"limit": 200}).json()
+    return {artifact["key"]: artifact["data"] for artifact in reply if (artifact["key"] or "").startswith(prefix)}
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -204,11 +204,11 @@ def test_a_collapse_is_refused_when_all_is_measured(
     path, page = tmp_path / "same.jsonl", tmp_path / "page.html"
     path.write_text("".join(json.dumps({**QUESTIONS[0], "id": str(n)}) + "\n" for n in range(20)))
     given = ["--store", shelf, "--model", tiny_rag, "-k", 1, "--questions", path, "--report", page]
-    ran = bookwheel("evaluate", *given, "--json")
-    assert ran.code == 3
-    assert "retrieval has collapsed: 20 questions got 1 distinct passages" in ran.err
-    assert ran.json["model"] == str(tiny_rag)  # a folder
-    assert ran.json["metrics"]["EM"] == 0
+    result = bookwheel("evaluate", *given, "--json")
+    assert result.code == 3
+    assert "retrieval has collapsed: 20 questions got 1 distinct passages" in result.err
+    assert result.json["model"] == str(tiny_rag)  # a folder
+    assert result.json["metrics"]["EM"] == 0
     assert "Retrieval has collapsed" in parsed(page.read_text()).text
     seen = artifacts("evaluate-")
     assert {"what": "EM", "value": "0.000 [0.000, 0.000]"} in json.loads(seen["evaluate-figures"])
@@ -222,10 +222,10 @@ def test_the_report_is_in_the_store_and_linked_also_when_no_file_is_named(
 ) -> None:
     given = ["--store", shelf, "--model", tiny_rag, "-k", 1, "--questions", questions, "--json"]
     reports = [bookwheel("evaluate", *given).json for _ in range(2)]
-    for told in reports:  # the second finds the evaluation of the first
-        page = Path(told["report"].removeprefix("file://"))
-        assert page == shelf / "reports" / f"{told['evaluation']}.html"
-        assert told["snapshot"] in page.read_text()
+    for report in reports:  # the second finds the evaluation of the first
+        page = Path(report["report"].removeprefix("file://"))
+        assert page == shelf / "reports" / f"{report['evaluation']}.html"
+        assert report["snapshot"] in page.read_text()
     with get_client(sync_client=True) as client:
         links = client.request("POST", "/artifacts/filter", json={"artifacts": {"key": {"like_": "evaluate-report"}}})
     assert page.name in links.text
@@ -275,9 +275,9 @@ def test_an_edited_model_folder_is_another_model(
 def test_what_can_not_be_asked(
     given: list[str], code: int, told: str, shelf: Path, questions: Path, bookwheel: Callable[..., Any]
 ) -> None:
-    ran = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
-    assert ran.code == code
-    assert told in ran.complaint
+    result = bookwheel("evaluate", "--store", shelf, "--questions", questions, *given)
+    assert result.code == code
+    assert told in result.complaint
 
 
 def test_claims_are_labelled_by_one_token(shelf: Path, tmp_path: Path, bookwheel: Callable[..., Any]) -> None:
@@ -288,10 +288,10 @@ def test_claims_are_labelled_by_one_token(shelf: Path, tmp_path: Path, bookwheel
     )
     given = ["evaluate", "--store", shelf, "--model", "reader", "--questions", claims, "--index", "exact", "--json"]
     words = [word for pair in zip(labels, ["the", "of", "who"], strict=True) for word in ("--label", "=".join(pair))]
-    ran = bookwheel(*given, "--answers", "labels", *words, "--rows", rows)
-    assert ran.code == 0, ran.err
+    result = bookwheel(*given, "--answers", "labels", *words, "--rows", rows)
+    assert result.code == 0, result.err
     assert {json.loads(line)["prediction"] for line in rows.read_text().splitlines()} <= set(labels)
-    assert ran.json["metrics"].keys() >= {"Acc-3way", "Acc-2way", "AC"}
+    assert result.json["metrics"].keys() >= {"Acc-3way", "Acc-2way", "AC"}
 
 
 def test_a_model_of_spans_is_a_baseline(
@@ -299,11 +299,11 @@ def test_a_model_of_spans_is_a_baseline(
 ) -> None:
     folder = save_span_model(tmp_path / "spans", "bert")
     common = ["--store", shelf, "--model", folder, "--reader", "extractive", "--index", "exact", "-k", 2]
-    ran = bookwheel("evaluate", *common, "--questions", questions, "--ablations", "--json")
-    assert ran.code in {0, 3}, ran.err  # 3: random weights may ignore the passages
-    assert ran.json["reader"] == "extractive"
-    assert {"EM", "supported"} <= ran.json["metrics"].keys()
-    assert ran.json["costs"]["written"] == 0
+    result = bookwheel("evaluate", *common, "--questions", questions, "--ablations", "--json")
+    assert result.code in {0, 3}, result.err  # 3: random weights may ignore the passages
+    assert result.json["reader"] == "extractive"
+    assert {"EM", "supported"} <= result.json["metrics"].keys()
+    assert result.json["costs"]["written"] == 0
     answered = bookwheel("answer", "What is autism?", *common, "--json").json["answers"][0]
     assert any(answered["answer"] in one["text"] for one in answered["passages"])
     refused = bookwheel("answer", "Who?", "--store", shelf, "--model", "reader", "--reader", "extractive")

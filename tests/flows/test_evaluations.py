@@ -116,23 +116,23 @@ def test_a_store_that_cannot_be_written_is_evaluated_and_nothing_is_recorded(
     words = on_a_disk_of("1m", tmp_path / "unused")
     bound = f"mount --bind '{store}' '{store}' && mount -o remount,bind,ro '{store}' && "
     words[-1] = bound + words[-1]
-    ran = subprocess.run(
+    result = subprocess.run(
         [*words, str(executable), "evaluate", "--store", str(store), "--questions", str(questions)],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
     )
-    assert ran.returncode == 0, ran.stderr
-    assert "evaluation   not recorded: not allowed to write" in ran.stdout
-    assert "Success@20" in ran.stdout
+    assert result.returncode == 0, result.stderr
+    assert "evaluation   not recorded: not allowed to write" in result.stdout
+    assert "Success@20" in result.stdout
     assert recorded(store) == []
 
 
 def test_what_names_no_evaluation_is_one_sentence(store: Path, bookwheel: Bookwheel) -> None:
     for verb in ("show", "verify"):
-        ran = bookwheel(verb, "evaluation:abcd", "--store", store)
-        assert (ran.code, "no evaluation or ref 'abcd'" in ran.complaint) == (1, True)
+        result = bookwheel(verb, "evaluation:abcd", "--store", store)
+        assert (result.code, "no evaluation or ref 'abcd'" in result.complaint) == (1, True)
 
 
 def test_two_evaluations_are_compared_question_by_question(
@@ -141,12 +141,12 @@ def test_two_evaluations_are_compared_question_by_question(
     words = ["evaluate", "--store", store, "--questions", questions, "--json"]
     first, second = (bookwheel(*words, "-k", k).json for k in (5, 20))
     names = [f"evaluation:{one['evaluation'][:12]}" for one in (first, second)]
-    found = bookwheel("diff", *names, "--store", store, "--json").json
-    pairs = found["retrievers"]["hnsw"]
+    reply = bookwheel("diff", *names, "--store", store, "--json").json
+    pairs = reply["retrievers"]["hnsw"]
     assert list(pairs) == ["Success@1", "Success@5"]
     assert pairs["Success@5"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
     assert pairs["Success@5"]["n"] == 3
-    assert found["settings"] == {"k": [5, 20]}
+    assert reply["settings"] == {"k": [5, 20]}
     text = bookwheel("diff", *names, "--store", store).out
     assert "setting   k: 5 -> 20\n" in text
     assert "+0.000 [+0.000, +0.000] over 3 questions" in text

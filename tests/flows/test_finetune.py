@@ -102,12 +102,12 @@ def given(tmp_path: Path, library: Path) -> dict[str, Path]:
     passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
     rows = [
         {
-            "question": f"what {one.title} {number}",
-            "answers": [one.text.split()[0]],
-            "title": one.title,
-            "context": one.text,
+            "question": f"what {passage.title} {number}",
+            "answers": [passage.text.split()[0]],
+            "title": passage.title,
+            "context": passage.text,
         }
-        for number, one in enumerate(passages)
+        for number, passage in enumerate(passages)
     ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
@@ -133,19 +133,25 @@ def finetune(bookwheel: Bookwheel, store: Path, given: dict[str, Path], tmp_path
 def test_a_pair_is_trained_and_makes_an_index(
     finetune: Bookwheel, store: Path, reindex: Bookwheel, bookwheel: Bookwheel
 ) -> None:
-    ran = finetune("dpr", name="kings")
-    assert ran.code == 0, ran.err
-    assert "DEBUG" not in ran.err
-    assert "mine completes 8 train and 4 dev examples with what `dpr` needs" in ran.err
-    assert "train evaluates the initial weights on 4 dev examples" in ran.err
-    assert "train evaluates the weights of step 2 on 4 dev examples" in ran.err
-    assert re.search(r"evaluated in \d+ s; 1 more \(.*\): about \d+ s", ran.err)
-    told = ran.json
-    assert (told["kind"], told["name"], told["number"], told["steps"], told["trained"]) == ("dpr", "kings", 1, 2, True)
-    assert set(told["metrics"]) == {"before", "after"}
-    assert {"Success@20", "average_rank", "loss"} <= set(told["metrics"]["after"])
-    page = Path(told["report"].removeprefix("file://"))
-    assert page == store / "reports" / f"{told['model']}.html"
+    result = finetune("dpr", name="kings")
+    assert result.code == 0, result.err
+    assert "DEBUG" not in result.err
+    assert "mine completes 8 train and 4 dev examples with what `dpr` needs" in result.err
+    assert "train evaluates the initial weights on 4 dev examples" in result.err
+    assert "train evaluates the weights of step 2 on 4 dev examples" in result.err
+    assert re.search(r"evaluated in \d+ s; 1 more \(.*\): about \d+ s", result.err)
+    reply = result.json
+    assert (reply["kind"], reply["name"], reply["number"], reply["steps"], reply["trained"]) == (
+        "dpr",
+        "kings",
+        1,
+        2,
+        True,
+    )
+    assert set(reply["metrics"]) == {"before", "after"}
+    assert {"Success@20", "average_rank", "loss"} <= set(reply["metrics"]["after"])
+    page = Path(reply["report"].removeprefix("file://"))
+    assert page == store / "reports" / f"{reply['model']}.html"
     assert "average_rank" in page.read_text()
     with get_client(sync_client=True) as client:
         links = client.request("POST", "/artifacts/filter", json={"artifacts": {"key": {"like_": "finetune-report"}}})
@@ -153,10 +159,10 @@ def test_a_pair_is_trained_and_makes_an_index(
     opened = Store.open(str(store))
     snapshot = opened.snapshots.resolve("latest")
     manifest = opened.models.get(opened.models.resolve("kings"))
-    assert (manifest.id, told["snapshot"], manifest.content.kind) == (told["model"], snapshot, "dpr")
+    assert (manifest.id, reply["snapshot"], manifest.content.kind) == (reply["model"], snapshot, "dpr")
     assert manifest.content.lineage["snapshot"] == snapshot
     assert set(manifest.content.lineage["examples"]) == {"train", "dev"}
-    assert manifest.metrics == told["metrics"]
+    assert manifest.metrics == reply["metrics"]
     assert {"README.md", "metrics.jsonl", "question/bookwheel.json"} <= set(manifest.content.files)
     folder = opened.get_model_folder("kings")
     question = Encoder.load(folder / "question", "question", threads=1, device="cpu")
@@ -209,9 +215,9 @@ def test_a_run_that_died_goes_on(
             finetune(kind, **options, work=work)
     assert list((work / "checkpoints").iterdir())
     steps = (work / "metrics.jsonl").read_text()
-    told = finetune(kind, **options, work=work).json
+    reply = finetune(kind, **options, work=work).json
     assert (work / "metrics.jsonl").read_text() == steps, "no step is taken again"
-    assert (told["metrics"], told["model"]) == (whole["metrics"], whole["model"])
+    assert (reply["metrics"], reply["model"]) == (whole["metrics"], whole["model"])
 
 
 def test_a_training_goes_on_on_another_machine(
@@ -315,10 +321,10 @@ def test_a_killed_process_is_gone_on_with(
 def test_a_cross_encoder_is_trained_and_reranks(
     finetune: Bookwheel, store: Path, bookwheel: Bookwheel, tmp_path: Path
 ) -> None:
-    ran = finetune("cross-encoder", name="judge")
-    assert ran.code == 0, ran.err
-    told = ran.json
-    assert set(told["metrics"]["after"]) == {"loss", "MRR", "Success@1"}
+    result = finetune("cross-encoder", name="judge")
+    assert result.code == 0, result.err
+    reply = result.json
+    assert set(reply["metrics"]["after"]) == {"loss", "MRR", "Success@1"}
     opened = Store.open(str(store))
     content = opened.models.get(opened.models.resolve("judge")).content
     assert (content.kind, content.space) == ("cross-encoder", None)
@@ -332,16 +338,16 @@ def test_a_cross_encoder_is_trained_and_reranks(
     assert [one["score"] for one in hits] == pytest.approx(again.tolist(), abs=1e-4)
     goes_on = finetune("cross-encoder", encoder="model:judge", name="again")
     assert goes_on.code == 0, goes_on.err
-    assert goes_on.json["metrics"]["before"] == pytest.approx(told["metrics"]["after"], abs=1e-4)
+    assert goes_on.json["metrics"]["before"] == pytest.approx(reply["metrics"]["after"], abs=1e-4)
 
 
 def test_a_pair_is_taught_by_a_cross_encoder(finetune: Bookwheel, store: Path, teacher: Path, tmp_path: Path) -> None:
     assert finetune("cross-encoder", encoder=teacher, name="judge", max_steps=1).code == 0
     wrong = finetune("cross-encoder", encoder=teacher, teacher="model:judge", name="judge", max_steps=1)
     assert (wrong.code, "cross-encoder learns from no teacher" in wrong.complaint) == (2, True)
-    ran = finetune("margin-mse", teacher="model:judge", name="pupil")
-    assert ran.code == 0, ran.err
-    assert {"loss", "average_rank", "Success@20"} <= set(ran.json["metrics"]["after"])
+    result = finetune("margin-mse", teacher="model:judge", name="pupil")
+    assert result.code == 0, result.err
+    assert {"loss", "average_rank", "Success@20"} <= set(result.json["metrics"]["after"])
     opened = Store.open(str(store))
     content = opened.models.get(opened.models.resolve("pupil")).content
     assert set(content.lineage["models"]) == {"question", "passage", "teacher"}
@@ -366,10 +372,10 @@ def test_a_reader_is_trained_and_answers(
     finetune: Bookwheel, store: Path, bookwheel: Bookwheel, generator: Path
 ) -> None:
     kind = "rag-sequence"
-    ran = finetune(kind, generator=generator)
-    assert ran.code == 0, ran.err
-    told = ran.json
-    assert {"nll", "EM", "F1", "Success@2", "spread", "distinct"} <= set(told["metrics"]["after"])
+    result = finetune(kind, generator=generator)
+    assert result.code == 0, result.err
+    reply = result.json
+    assert {"nll", "EM", "F1", "Success@2", "spread", "distinct"} <= set(reply["metrics"]["after"])
     opened = Store.open(str(store))
     rag = load_rag(opened.get_model_folder(kind), device="cpu")
     assert f"rag-{rag.settings.kind}" == kind
@@ -377,13 +383,13 @@ def test_a_reader_is_trained_and_answers(
     assert rag.question.space().digest == (Snapshot.open(str(store)).space or {})["digest"]
     answered = bookwheel("answer", "who was king?", "--store", store, "--model", f"model:{kind}", "--json")
     assert answered.code == 0, answered.err
-    assert (answered.json["model"], len(answered.json["answers"][0]["passages"])) == (told["model"], 2)
-    said = bookwheel("verify", f"model:{kind}", "--store", store).out
-    assert said == f"model {told['model'][:12]} is whole, not signed\n"
+    assert (answered.json["model"], len(answered.json["answers"][0]["passages"])) == (reply["model"], 2)
+    output = bookwheel("verify", f"model:{kind}", "--store", store).out
+    assert output == f"model {reply['model'][:12]} is whole, not signed\n"
     shown = bookwheel("show", f"model:{kind}", "--store", store)
     assert f"kind      {kind}" in shown.out
     logged = bookwheel("log", "--ref", f"model:{kind}", "--store", store, "--json").json
-    assert [(move["number"], move["model"]) for move in logged] == [(1, told["model"])]
+    assert [(move["number"], move["model"]) for move in logged] == [(1, reply["model"])]
 
 
 def test_a_generator_and_then_its_retriever_are_tuned(
@@ -391,11 +397,11 @@ def test_a_generator_and_then_its_retriever_are_tuned(
 ) -> None:
     """RA-DIT in one run, scored by Beam's workers; and each stage as a run of its own, which scores nothing again."""
     llama = save_llama(tmp_path / "llama")
-    ran = finetune("ra-dit", IN_PROCESS, generator=llama)
-    assert ran.code == 0, ran.err
-    told, opened = ran.json, Store.open(str(store))
-    assert (told["steps"], told["trained"]) == (4, True), "two steps a stage"
-    assert {"nll", "Success@3", "kl", "target_entropy"} <= set(told["metrics"]["after"])
+    result = finetune("ra-dit", IN_PROCESS, generator=llama)
+    assert result.code == 0, result.err
+    reply, opened = result.json, Store.open(str(store))
+    assert (reply["steps"], reply["trained"]) == (4, True), "two steps a stage"
+    assert {"nll", "Success@3", "kl", "target_entropy"} <= set(reply["metrics"]["after"])
     scores = opened.files.list_names("memo/score")
     assert scores
     assert [file.path for file in opened.files.iter_tree("runs") if "/score/" in file.path], "by workers"
@@ -422,8 +428,8 @@ def test_a_reader_that_does_not_read_gets_no_name(
     strict = RAG.replace("answered = 2", "answered = 20").replace("refuse_collapse = false", "refuse_collapse = true")
     limits = "\n[rag.limits]\nleast_spread = 0.0\nmost_unchanged = 0.0\n"  # one answer that stays is one too many
     (tmp_path / "rag.toml").write_text(strict + limits)
-    ran = finetune("rag-token", generator=generator, work=tmp_path / "work")
-    assert (ran.code, "the model ignores its passages" in ran.complaint) == (3, True)
+    result = finetune("rag-token", generator=generator, work=tmp_path / "work")
+    assert (result.code, "the model ignores its passages" in result.complaint) == (3, True)
     assert Store.open(str(store)).models.list_ids() == []
     assert list((tmp_path / "work" / "checkpoints").iterdir()), "to be looked at"
 
@@ -464,13 +470,13 @@ def test_a_reader_of_another_space_is_refused(
 def test_what_cannot_be_is_one_sentence(
     finetune: Bookwheel, kind: str, options: dict[str, Any], code: int, why: str
 ) -> None:
-    ran = finetune(kind, **options)
-    assert (ran.code, why in ran.complaint) == (code, True), ran.complaint
+    result = finetune(kind, **options)
+    assert (result.code, why in result.complaint) == (code, True), result.complaint
 
 
 def test_a_word_too_many_is_refused(finetune: Bookwheel) -> None:
-    ran = finetune("ra-dit", "rag-token")
-    assert (ran.code, "finetune takes no argument 'rag-token'" in ran.complaint) == (2, True), ran.err
+    result = finetune("ra-dit", "rag-token")
+    assert (result.code, "finetune takes no argument 'rag-token'" in result.complaint) == (2, True), result.err
 
 
 @pytest.mark.parametrize(
@@ -506,9 +512,9 @@ def test_settings_that_are_left_out_are_those_of_the_paper() -> None:
 
 
 def test_settings_are_printed_without_a_store_and_train_as_no_settings_do(bookwheel: Bookwheel, tmp_path: Path) -> None:
-    ran = bookwheel("finetune", "rag-token", "--print-settings")
-    assert ran.code == 0, ran.err
-    assert parse_settings("rag-token", tomllib.loads(ran.out), None, unit_vectors=True) == parse_settings(
+    result = bookwheel("finetune", "rag-token", "--print-settings")
+    assert result.code == 0, result.err
+    assert parse_settings("rag-token", tomllib.loads(result.out), None, unit_vectors=True) == parse_settings(
         "rag-token", {}, None, unit_vectors=True
     )
     lacking = bookwheel("finetune", "rag-token", "--store", tmp_path)
@@ -542,8 +548,8 @@ def test_bf16_trains_like_float32(
     text, losses = recipe.read_text(), dict[str, list[float]]()
     for precision in ("no", "bf16"):
         recipe.write_text(text.replace("cpu = true", f'cpu = true\nprecision = "{precision}"'))
-        ran = finetune(kind, **options, work=tmp_path / precision)
-        assert ran.code == 0, ran.err
+        result = finetune(kind, **options, work=tmp_path / precision)
+        assert result.code == 0, result.err
         rows = [
             row
             for folder in (tmp_path / precision, *sorted((tmp_path / precision).glob("*/")))

@@ -187,7 +187,7 @@ def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_make
         tag(store, "latest", "first")
         with open_rebuild_launcher(store, "refresh", options) as made:
             task, done = trained(given, given / "run", retriever="exact", rebuild=lambda _, made=made: made, url=url)
-        assert [one.step for one in done.searched_snapshots] == [0, EVERY + 1]
+        assert [searched_snapshot.step for searched_snapshot in done.searched_snapshots] == [0, EVERY + 1]
         losses = [row["loss"] for row in read_metrics(given / "run") if row["kind"] == "train"]
         found.append((task.asked, losses, store.snapshots.get(task.asked).content.files))
     assert found[0] == found[1], "the same vectors and losses"

@@ -103,13 +103,13 @@ def test_redirects_and_items_of_a_wiki_are_aliases_and_columns(
 
     def build(store: str) -> Any:
         options = ["--dump", wiki.dump, "--encoder", tiny, "--recipe", recipe, "--json"]
-        ran = bookwheel("reindex", *options, "--store", tmp_path / store)
-        assert ran.code == 0, ran.err
-        return ran.json
+        result = bookwheel("reindex", *options, "--store", tmp_path / store)
+        assert result.code == 0, result.err
+        return result.json
 
     def find(question: str) -> list[str]:
-        ran = bookwheel("search", question, "--store", tmp_path / "store", "--retriever", "bm25", "--json")
-        return [hit["title"] for hit in ran.json["results"][0]["hits"]]
+        result = bookwheel("search", question, "--store", tmp_path / "store", "--retriever", "bm25", "--json")
+        return [hit["title"] for hit in result.json["results"][0]["hits"]]
 
     build("store")
     assert find("zanzibar quagga") == []

@@ -31,22 +31,22 @@ def files(store: Path) -> set[Path]:
 
 def test_versions_are_forgotten_and_their_files_deleted(store: Path, bookwheel: Any, reindex: Any) -> None:
     before = files(store)
-    told = bookwheel("expire", "--keep", 1, "--older-than", 0, "--store", store, "--json").json
-    assert (told["dry_run"], told["moves"], len(told["snapshots"])) == (True, ["latest@1", "latest@2"], 1)
+    reply = bookwheel("expire", "--keep", 1, "--older-than", 0, "--store", store, "--json").json
+    assert (reply["dry_run"], reply["moves"], len(reply["snapshots"])) == (True, ["latest@1", "latest@2"], 1)
     assert "nothing was changed" in bookwheel("expire", "--keep", 1, "--older-than", 0, "--store", store).out
     assert bookwheel("expire", "--store", store, "--json").json["moves"] == []
     assert files(store) == before
     done = bookwheel("expire", "--keep", 1, "--older-than", 0, "--store", store, "--yes", "--json").json
-    assert done == {**told, "dry_run": False}
+    assert done == {**reply, "dry_run": False}
 
     assert bookwheel("gc", "--store", store, "--json").json["files"] == 0
-    told = bookwheel("gc", "--grace", 0, "--store", store, "--json").json
-    assert told["kinds"]["blobs"]["files"] >= 1
+    reply = bookwheel("gc", "--grace", 0, "--store", store, "--json").json
+    assert reply["kinds"]["blobs"]["files"] >= 1
     words = bookwheel("gc", "--grace", 0, "--store", store).out
-    assert f"would delete {told['files']:,} files" in words
+    assert f"would delete {reply['files']:,} files" in words
     assert len(files(store)) == len(before) - 3
     done = bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json
-    assert done == {**told, "dry_run": False}
+    assert done == {**reply, "dry_run": False}
     assert bookwheel("gc", "--grace", 0, "--store", store, "--yes", "--json").json["files"] == 0
 
     assert bookwheel("verify", "--store", store).code == 0
@@ -79,8 +79,8 @@ def test_a_build_that_died_is_gone_on_with_after_a_gc_and_cleared_after_a_longer
     ],
 )
 def test_what_cannot_be_is_one_sentence(store: Path, bookwheel: Any, verb: list[str], why: str) -> None:
-    ran = bookwheel(*verb, "--store", store)
-    assert (ran.code, why in ran.complaint) == (2, True)
+    result = bookwheel(*verb, "--store", store)
+    assert (result.code, why in result.complaint) == (2, True)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90d", 7776000.0), ("2w", 1209600.0), ("5", 5.0), ("24h", 86400.0)])

@@ -31,9 +31,9 @@ def there(hub: Hub, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_library_there_is_read(there: Hub, library: Path, bookwheel: Any, tmp_path: Path) -> None:
     def results(*words: object, store: object) -> Any:
-        ran = bookwheel(*words, "--store", store, "--json")
-        assert ran.code == 0, ran.err
-        return ran.json
+        result = bookwheel(*words, "--store", store, "--json")
+        assert result.code == 0, result.err
+        return result.json
 
     for verb in READERS:
         assert results(verb, store=URL) == results(verb, store=library)
@@ -58,18 +58,18 @@ def test_a_verb_that_writes_says_where_to_go(
     Path("recipe.toml").write_text('[index.small]\nfactory = "Flat"\n')
     Path("a.jsonl").write_text('{"question": "Who?", "answers": ["One"], "context": "One."}\n')
     Path("tiny").symlink_to(tiny)
-    ran = bookwheel(*words, "--store", URL)
-    assert ran.code == 1
-    assert f"{URL} can be read as a store, but not written" in ran.complaint
+    result = bookwheel(*words, "--store", URL)
+    assert result.code == 1
+    assert f"{URL} can be read as a store, but not written" in result.complaint
     assert len(there.repositories["datasets/me/library"].commits) == 1
 
 
 def test_a_build_refuses_before_it_begins(there: Hub, reindex: Any) -> None:
     there.add("datasets/me/empty", {})
     for url in (URL, "hf://datasets/me/empty"):
-        ran = reindex(url)
-        assert "`bookwheel export --layout store` to a new place" in ran.complaint
-        assert len(ran.err.splitlines()) == 1
+        result = reindex(url)
+        assert "`bookwheel export --layout store` to a new place" in result.complaint
+        assert len(result.err.splitlines()) == 1
 
 
 def test_it_is_exported_there_and_read_again(

@@ -36,11 +36,11 @@ def test_an_export_is_imported_and_answers_as_before(
         texts = {"dpr": exported / "dpr" / "psgs_w100.tsv", "jsonl": exported / "jsonl" / "corpus.jsonl"}
         given = [texts[layout], *vectors]  # the one has no vectors of its own
     store = tmp_path / "store"
-    ran = bookwheel("import", *given, "--store", store, "--encoder", tiny, "--recipe", recipe, "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("import", *given, "--store", store, "--encoder", tiny, "--recipe", recipe, "--json")
+    assert result.code == 0, result.err
     with Snapshot.open(str(library)) as before, Snapshot.open(str(store)) as after:
-        assert ran.json["snapshot"] == after.id
-        assert ran.json["counts"]["embedded"] == 0
+        assert result.json["snapshot"] == after.id
+        assert result.json["counts"]["embedded"] == 0
         assert after.space == before.space
         assert passages_of(after) == passages_of(before)
         dates = [passage.revised for passage in before.passages(range(before.n))]
@@ -68,9 +68,9 @@ def test_what_was_taken_down_is_not_imported(
     store = Store.open(str(tmp_path / "store"), create=True)
     store.takedowns.add("", [pages["Anarchism"]], "", "me")
     given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
-    ran = bookwheel("import", *given, "--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe, "--json")
-    assert ran.code == 0, ran.err
-    gone = ran.json["counts"]["dropped"]["taken_down"]
+    result = bookwheel("import", *given, "--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe, "--json")
+    assert result.code == 0, result.err
+    gone = result.json["counts"]["dropped"]["taken_down"]
     with Snapshot.open(store.url) as snapshot:
         assert snapshot.n == 247 - gone
         assert "Anarchism" not in {passage.title for passage in snapshot.passages(range(snapshot.n))}
@@ -82,7 +82,7 @@ def test_what_was_taken_down_is_not_imported(
 
 
 def passages_of(snapshot: Snapshot) -> list[tuple[str, str, str, str]]:
-    return [(one.id, one.title, one.text, one.hash) for one in snapshot.passages(range(snapshot.n))]
+    return [(passage.id, passage.title, passage.text, passage.hash) for passage in snapshot.passages(range(snapshot.n))]
 
 
 def hits_of(bookwheel: Any, store: Path) -> list[tuple[str, str]]:
@@ -94,9 +94,9 @@ def test_another_encoders_vectors_are_refused(
     exported: Path, other_tiny: Path, recipe: Path, bookwheel: Any, tmp_path: Path
 ) -> None:
     given = [exported / "datasets" / "data" / "*.parquet", exported / "datasets" / "data"]
-    ran = bookwheel("import", *given, "--store", tmp_path, "--encoder", other_tiny, "--recipe", recipe, "--json")
-    assert ran.code == 3
-    assert "the mean cosine of" in ran.complaint
+    result = bookwheel("import", *given, "--store", tmp_path, "--encoder", other_tiny, "--recipe", recipe, "--json")
+    assert result.code == 3
+    assert "the mean cosine of" in result.complaint
 
 
 @pytest.mark.usefixtures("prefect_server")
@@ -106,9 +106,9 @@ def test_one_vector_a_passage(exported: Path, tiny: Path, bookwheel: Any, tmp_pa
     for count, told in ((3, "more than 3 passages for 3 vectors"), (5000, "passages for 5000 vectors")):
         np.save(tmp_path / "vectors.npy", np.resize(vectors, (count, vectors.shape[1])), allow_pickle=False)
         given = (table, tmp_path / "vectors.npy", "--store", tmp_path / "store", "--encoder", tiny)
-        ran = bookwheel("import", *given)
-        assert ran.code == 1
-        assert told in ran.complaint
+        result = bookwheel("import", *given)
+        assert result.code == 1
+        assert told in result.complaint
 
 
 def read_vectors(exported: Path) -> Any:
@@ -132,7 +132,7 @@ def test_published_index_files_become_indexes_with_faiss_hits(
 ) -> None:
     """The file's bytes are kept, and so are parameters that somebody chose; others are the recipe's or the defaults."""
     vectors, table = read_vectors(exported), exported / "dpr" / "psgs_w100.tsv"
-    theirs = {
+    reference = {
         "graph": write_index(tmp_path / "graph", "HNSW16", vectors, efSearch=90),
         "lists": write_index(tmp_path / "lists", "IVF6,Flat", vectors, nprobe=5),
         "codes": write_index(tmp_path / "codes", "PCA24,IVF4,PQ4x4np", vectors),
@@ -140,10 +140,10 @@ def test_published_index_files_become_indexes_with_faiss_hits(
     }
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('retriever = "graph"\n[index.codes]\nfactory = "IVF,PQ4x4,Refine(vectors)"\n')
-    files = [word for name in theirs for word in ("--index-file", f"{name}={tmp_path / name}")]
+    files = [word for name in reference for word in ("--index-file", f"{name}={tmp_path / name}")]
     given = (table, *sorted((exported / "dpr").glob("*_?.npy")), "--store", tmp_path / "store", "--encoder", tiny)
-    ran = bookwheel("import", *given, "--recipe", recipe, *files, "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("import", *given, "--recipe", recipe, *files, "--json")
+    assert result.code == 0, result.err
     with Snapshot.open(str(tmp_path / "store")) as snapshot:
         entries = snapshot.manifest.content.indexes
         assert {name: (entry["kind"], entry["factory"], entry["search"]) for name, entry in entries.items()} == {
@@ -152,24 +152,24 @@ def test_published_index_files_become_indexes_with_faiss_hits(
             "codes": ("ivf", "PCA24,IVF4,PQ4x4np", {"nprobe": 4, "refine": 10}),
             "plain": ("exact", "Flat", {}),
         }
-        for name, plain in theirs.items():
+        for name, plain in reference.items():
             paths = index_files(snapshot, name)
             assert paths.index.read_bytes() == (tmp_path / name).read_bytes()
             opened = get_kind_of_entry(entries[name]).open(paths, entries[name])
-            found = opened.search(vectors[::10], 20)
+            hits = opened.search(vectors[::10], 20)
             if name == "codes":  # the snapshot's vectors rerank ten times as many candidates of faiss
                 faiss.ParameterSpace().set_index_parameter(plain, "nprobe", 4)
                 candidates = plain.search(vectors[::10], 200)[1]  # (q, 200)
                 scores = np.einsum("qd,qcd->qc", vectors[::10], vectors[candidates])
-                assert np.allclose(found[0], -np.sort(-scores)[:, :20], atol=1e-5)
+                assert np.allclose(hits[0], -np.sort(-scores)[:, :20], atol=1e-5)
             else:
-                assert np.array_equal(found[1], plain.search(vectors[::10], 20)[1]), name
+                assert np.array_equal(hits[1], plain.search(vectors[::10], 20)[1]), name
         assert snapshot.manifest.content.recipe["index"]["graph"]["factory"] == "HNSW16"
     (hit,) = bookwheel("search", QUESTION, "--store", tmp_path / "store", "-k", 1, "--json").json["results"][0]["hits"]
     taken = bookwheel("takedown", hit["page_id"], "--store", tmp_path / "store", "--yes")
     assert taken.code == 0, taken.err
     with Snapshot.open(str(tmp_path / "store")) as snapshot:  # its indexes are built without the page
-        assert set(snapshot.manifest.content.indexes) == {*theirs}
+        assert set(snapshot.manifest.content.indexes) == {*reference}
         assert snapshot.n < len(vectors)
     again = bookwheel("import", *given, "--recipe", recipe, *files)
     assert (again.code, "has the vectors of passages that were taken down in" in again.complaint) == (1, True)
@@ -217,8 +217,8 @@ def test_an_index_file_that_does_not_fit_is_refused(
     given = (exported / "dpr" / "psgs_w100.tsv", *sorted((exported / "dpr").glob("*_?.npy")))
     value = str(file) if case == "unnamed" else f"hnsw={file}"
     settings = ("--store", tmp_path / "store", "--encoder", tiny, "--recipe", recipe)
-    ran = bookwheel("import", *given, *settings, "--index-file", value)
-    assert ran.code == code, ran.err
-    assert told in ran.complaint
+    result = bookwheel("import", *given, *settings, "--index-file", value)
+    assert result.code == code, result.err
+    assert told in result.complaint
     store = Store.open(str(tmp_path / "store"), create=True)
     assert [*store.refs.list_names()] == []

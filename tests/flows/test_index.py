@@ -70,10 +70,12 @@ def test_a_graph_of_shards(given: Path, vectors: Any, bookwheel: Any, tmp_path: 
 
 def test_words_for_people(given: Path, bookwheel: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "questions.npy", np.load(given, allow_pickle=False)[:40] + 0.01)
-    ran = bookwheel("index", given, tmp_path / "out", "--index", "IVF8,SQ8", "--questions", tmp_path / "questions.npy")
-    assert ran.code == 0, ran.err
+    result = bookwheel(
+        "index", given, tmp_path / "out", "--index", "IVF8,SQ8", "--questions", tmp_path / "questions.npy"
+    )
+    assert result.code == 0, result.err
     for words in ("IVF8,SQ8 (ip)", f"{N:,} of {D} dimensions", "nprobe", "measured with 40 questions", "recall@20"):
-        assert words in ran.out
+        assert words in result.out
 
 
 def test_without_a_factory_the_best_that_fits_is_built(given: Path, bookwheel: Any, tmp_path: Path) -> None:
@@ -95,12 +97,12 @@ def test_rows_that_are_no_vectors(given: Path, vectors: Any, bookwheel: Any, tmp
     holed = vectors.copy()
     holed[[5, 700]] = np.nan
     np.save(given, holed)
-    ran = bookwheel("index", given, tmp_path / "out", *GRAPH)
-    assert ran.code == 1
-    assert ran.complaint.startswith(f"row 5 of {given} holds a NaN or an infinity")
-    ran = bookwheel("index", given, tmp_path / "out", *GRAPH, "--invalid", "drop", "--json")
-    assert ran.json["dropped"] == 2
-    rows = np.load(ran.json["rows"], allow_pickle=False)
+    result = bookwheel("index", given, tmp_path / "out", *GRAPH)
+    assert result.code == 1
+    assert result.complaint.startswith(f"row 5 of {given} holds a NaN or an infinity")
+    result = bookwheel("index", given, tmp_path / "out", *GRAPH, "--invalid", "drop", "--json")
+    assert result.json["dropped"] == 2
+    rows = np.load(result.json["rows"], allow_pickle=False)
     assert found(tmp_path / "out", vectors[rows]) > 0.99
     assert not set(rows) & {5, 700}
 
@@ -129,8 +131,8 @@ def test_what_cannot_be_is_one_sentence(
     words: list[str], code: int, says: str, given: Path, bookwheel: Any, tmp_path: Path
 ) -> None:
     places = {"given": given, "out": tmp_path / "out", "folder": tmp_path}
-    ran = bookwheel("index", *(word.format(**places) for word in words))
-    assert (ran.code, says in ran.complaint) == (code, True), ran.err
+    result = bookwheel("index", *(word.format(**places) for word in words))
+    assert (result.code, says in result.complaint) == (code, True), result.err
     assert not (tmp_path / "out").exists()
 
 
@@ -138,12 +140,12 @@ def test_too_little_disk_is_said_before_the_work(
     given: Path, tmp_path: Path, executable: Path, on_a_disk_of: Callable[[str, Path], list[str]]
 ) -> None:
     command = [executable, "index", given, tmp_path / "out", "--work", tmp_path / "small", *GRAPH]
-    ran = subprocess.run(
+    result = subprocess.run(
         [*on_a_disk_of("100k", tmp_path / "small"), *command], check=False, capture_output=True, text=True
     )
-    assert ran.returncode == 1
-    assert "of disk in" in ran.stderr
-    assert "cut" not in ran.stderr
+    assert result.returncode == 1
+    assert "of disk in" in result.stderr
+    assert "cut" not in result.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -159,9 +161,9 @@ def test_more_disk_than_any_is_refused_and_leaves_nothing(tmp_path: Path) -> Non
 def test_a_work_folder_that_is_somebody_elses(given: Path, bookwheel: Any, tmp_path: Path) -> None:
     (tmp_path / "out.work").mkdir()
     (tmp_path / "out.work" / "thesis.tex").write_text("years of work")
-    ran = bookwheel("index", given, tmp_path / "out", *GRAPH)
-    assert ran.code == 2
-    assert "out.work exists and is not a work folder" in ran.complaint
+    result = bookwheel("index", given, tmp_path / "out", *GRAPH)
+    assert result.code == 2
+    assert "out.work exists and is not a work folder" in result.complaint
     assert (tmp_path / "out.work" / "thesis.tex").exists()
 
 
@@ -214,24 +216,26 @@ def test_fewer_vectors_than_cells_or_lists(n: int, factory: str, bookwheel: Any,
     few[n // 2] = 0
     np.save(tmp_path / "few.npy", few)
     command = ["index", tmp_path / "few.npy", tmp_path / "out", "--index", factory, "--shards", 8, "--metric", "l2"]
-    ran = bookwheel(*command, "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel(*command, "--json")
+    assert result.code == 0, result.err
     assert faiss.read_index(str(tmp_path / "out")).ntotal == n
-    assert factory == "Flat" or ran.json["notes"]
+    assert factory == "Flat" or result.json["notes"]
 
 
 def test_planning_needs_no_vectors(bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "30GB", "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["factory"] == "HNSW32_SQ8"
-    assert max(ran.json["build_bytes"], ran.json["search_bytes"]) <= 30 * 10**9
-    assert ran.json["cpu_seconds"].keys() == ran.json["stage_bytes"].keys() == {"train", "scatter", "shard", "merge"}
+    result = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "30GB", "--json")
+    assert result.code == 0, result.err
+    assert result.json["factory"] == "HNSW32_SQ8"
+    assert max(result.json["build_bytes"], result.json["search_bytes"]) <= 30 * 10**9
+    assert (
+        result.json["cpu_seconds"].keys() == result.json["stage_bytes"].keys() == {"train", "scatter", "shard", "merge"}
+    )
 
 
 def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> None:
     command = ["index", "--plan", "--n", 40_000, "-d", 16, "--index", "IVF64,PQ4x4np,Refine(vectors)"]
-    ran = bookwheel(*command)
-    assert "1 MB on disk in addition to the index, 32 bytes a passage" in ran.out, ran.err
+    result = bookwheel(*command)
+    assert "1 MB on disk in addition to the index, 32 bytes a passage" in result.out, result.err
     assert bookwheel(*command, "--json").json["beside_bytes"] == 40_000 * 32
 
 
@@ -242,20 +246,20 @@ def test_a_plan_says_what_the_vectors_beside_an_index_take(bookwheel: Any) -> No
 def test_an_index_file_cannot_count_on_vectors_beside_it(
     factory: str, advice: str, given: Path, bookwheel: Any, tmp_path: Path
 ) -> None:
-    ran = bookwheel("index", given, tmp_path / "out", "--index", factory)
-    assert ran.code == 2
-    assert f"reranks with vectors outside the index file: {advice}" in ran.complaint
+    result = bookwheel("index", given, tmp_path / "out", "--index", factory)
+    assert result.code == 2
+    assert f"reranks with vectors outside the index file: {advice}" in result.complaint
 
 
 def test_a_plan_that_cannot_fit_names_one_that_would(bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "16GB", "--index", "HNSW32")
-    assert ran.code == 1
-    assert "use IVF16384_HNSW32,PQ192np" in ran.complaint
+    result = bookwheel("index", "--plan", "--n", 21015324, "-d", 768, "--memory", "16GB", "--index", "HNSW32")
+    assert result.code == 1
+    assert "use IVF16384_HNSW32,PQ192np" in result.complaint
 
 
 def test_vectors_can_be_planned_for(given: Path, bookwheel: Any, tmp_path: Path) -> None:
-    ran = bookwheel("index", given, tmp_path / "out", "--plan", "--index", "IVF8,SQ8")
-    assert f"IVF8,SQ8 over {N:,} vectors of {D} dimensions" in ran.out
+    result = bookwheel("index", given, tmp_path / "out", "--plan", "--index", "IVF8,SQ8")
+    assert f"IVF8,SQ8 over {N:,} vectors of {D} dimensions" in result.out
     assert not (tmp_path / "out").exists()
 
 
@@ -274,6 +278,6 @@ def test_settings_name_an_index_for_search(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bookwheel.toml").write_text('index = "nothing"\n')
-    ran = bookwheel("search", "Who?", "--store", library)
-    assert ran.code != 0
-    assert "nothing" in ran.complaint
+    result = bookwheel("search", "Who?", "--store", library)
+    assert result.code != 0
+    assert "nothing" in result.complaint

@@ -91,9 +91,9 @@ def unharmed(tmp_path: Path, library: Path, bookwheel: Any) -> Any:
 def test_a_bad_dump(
     write: Write, code: int, named: str, tmp_path: Path, unharmed: Path, mini_dump: Path, reindex: Any
 ) -> None:
-    ran = reindex(unharmed, dump=write(tmp_path, mini_dump))
-    assert ran.code == code, ran.err
-    assert named in ran.complaint
+    result = reindex(unharmed, dump=write(tmp_path, mini_dump))
+    assert result.code == code, result.err
+    assert named in result.complaint
 
 
 def test_an_index_of_another_dump(
@@ -106,9 +106,9 @@ def test_an_index_of_another_dump(
     (index,) = own.glob("*-index*")
     index.write_bytes((other / index.name).read_bytes())
     (dump,) = set(own.iterdir()) - {index}
-    ran = reindex(unharmed, dump=dump)
-    assert ran.code == 1
-    assert "index" in ran.complaint
+    result = reindex(unharmed, dump=dump)
+    assert result.code == 1
+    assert "index" in result.complaint
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
@@ -118,9 +118,9 @@ def test_an_encoder_that_lacks_a_file(name: str, tmp_path: Path, unharmed: Path,
     for path in tiny.iterdir():
         if path.name != name:
             (folder / path.name).symlink_to(path)
-    ran = reindex(unharmed, encoder=folder)
-    assert ran.code == 1
-    assert str(folder) in ran.complaint
+    result = reindex(unharmed, encoder=folder)
+    assert result.code == 1
+    assert str(folder) in result.complaint
 
 
 def test_an_encoder_cut_short(tmp_path: Path, unharmed: Path, tiny: Path, reindex: Any) -> None:
@@ -130,15 +130,15 @@ def test_an_encoder_cut_short(tmp_path: Path, unharmed: Path, tiny: Path, reinde
         (folder / path.name).write_bytes(path.read_bytes())
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    ran = reindex(unharmed, encoder=folder)
-    assert ran.code == 1
-    assert str(weights) in ran.complaint
+    result = reindex(unharmed, encoder=folder)
+    assert result.code == 1
+    assert str(weights) in result.complaint
 
 
 def test_no_encoder_of_that_name(unharmed: Path, reindex: Any) -> None:
-    ran = reindex(unharmed, encoder="/nowhere/at-all")
-    assert ran.code == 1
-    assert "/nowhere/at-all" in ran.complaint
+    result = reindex(unharmed, encoder="/nowhere/at-all")
+    assert result.code == 1
+    assert "/nowhere/at-all" in result.complaint
 
 
 RECIPES = {
@@ -161,37 +161,37 @@ RECIPES = {
 def test_a_bad_recipe(text: str, code: int, said: str, tmp_path: Path, unharmed: Path, reindex: Any) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(text)
-    ran = reindex(unharmed, recipe=recipe)
-    assert ran.code == code, ran.err
-    assert said in ran.complaint
+    result = reindex(unharmed, recipe=recipe)
+    assert result.code == code, result.err
+    assert said in result.complaint
 
 
 def test_no_recipe_of_that_name(unharmed: Path, reindex: Any) -> None:
-    ran = reindex(unharmed, recipe="/nowhere.toml")
-    assert ran.code == 2
-    assert "/nowhere.toml" in ran.complaint
+    result = reindex(unharmed, recipe="/nowhere.toml")
+    assert result.code == 2
+    assert "/nowhere.toml" in result.complaint
 
 
 @pytest.mark.parametrize("ref", ["../escape", "a/b", "", ".hidden"])
 def test_a_name_that_no_ref_can_have_is_told_before_the_work(ref: str, unharmed: Path, reindex: Any) -> None:
-    ran = reindex(unharmed, ref=ref)
-    assert ran.code == 2
-    assert "is not a ref name" in ran.complaint
-    assert "chunk" not in ran.err
+    result = reindex(unharmed, ref=ref)
+    assert result.code == 2
+    assert "is not a ref name" in result.complaint
+    assert "chunk" not in result.err
 
 
 @pytest.mark.parametrize("limit", [0, -1])
 def test_a_limit_of_no_articles(limit: int, unharmed: Path, reindex: Any) -> None:
-    ran = reindex(unharmed, limit=limit)
-    assert ran.code == 2
-    assert "limit" in ran.complaint
+    result = reindex(unharmed, limit=limit)
+    assert result.code == 2
+    assert "limit" in result.complaint
 
 
 def test_a_store_that_cannot_be_written(tmp_path: Path, reindex: Any) -> None:
     (tmp_path / "file").touch()
-    ran = reindex(tmp_path / "file" / "store")
-    assert ran.code == 1
-    assert str(tmp_path / "file" / "store") in ran.complaint
+    result = reindex(tmp_path / "file" / "store")
+    assert result.code == 1
+    assert str(tmp_path / "file" / "store") in result.complaint
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_a_store_that_cannot_be_written(tmp_path: Path, reindex: Any) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_bad_request(argv: list[str], code: int, said: str, library: Path, bookwheel: Any) -> None:
-    ran = bookwheel(*argv, "--store", library)
-    assert ran.code == code, ran.err
-    assert said.lower() in ran.complaint.lower()
+    result = bookwheel(*argv, "--store", library)
+    assert result.code == code, result.err
+    assert said.lower() in result.complaint.lower()
 
 
 def test_k_larger_than_the_corpus_is_one_sentence_that_says_how_many_there_are(library: Path, bookwheel: Any) -> None:
@@ -228,16 +228,16 @@ def test_k_larger_than_the_corpus_is_one_sentence_that_says_how_many_there_are(l
 
 
 def test_a_question_from_another_space(library: Path, other_tiny: Path, bookwheel: Any) -> None:
-    ran = bookwheel("search", "Who?", "--question-encoder", other_tiny, "--store", library)
-    assert ran.code == 3
-    assert "weights differ" in ran.complaint
+    result = bookwheel("search", "Who?", "--question-encoder", other_tiny, "--store", library)
+    assert result.code == 3
+    assert "weights differ" in result.complaint
 
 
 def test_no_store(tmp_path: Path, bookwheel: Any) -> None:
     for argv in (["search", "Who?"], ["log"], ["show"], ["verify"], ["pull", "latest", tmp_path / "dest"]):
-        ran = bookwheel(*argv, "--store", tmp_path / "none")
-        assert ran.code == 1, argv
-        assert "there is no bookwheel store" in ran.complaint
+        result = bookwheel(*argv, "--store", tmp_path / "none")
+        assert result.code == 1, argv
+        assert "there is no bookwheel store" in result.complaint
     assert not list(tmp_path.iterdir())
 
 
@@ -250,9 +250,9 @@ def test_entities_are_never_expanded(
 ) -> None:
     bomb = tmp_path / "bomb.xml"
     bomb.write_bytes(BOMB + export_xml(page_xml(1, "ENTITY").replace("ENTITY", "&d;")))
-    ran = reindex(unharmed, dump=bomb)
-    assert ran.code == 1
-    assert "bomb.xml" in ran.complaint
+    result = reindex(unharmed, dump=bomb)
+    assert result.code == 1
+    assert "bomb.xml" in result.complaint
 
 
 def test_hostile_markup_costs_its_page_and_no_more(
@@ -262,8 +262,8 @@ def test_hostile_markup_costs_its_page_and_no_more(
     pages = [page_xml(page, f"Page {page} says some words. {markup}") for page, markup in enumerate(["", *deep, ""], 1)]
     dump = tmp_path / "deep.xml"
     dump.write_bytes(export_xml(*pages))
-    ran = reindex(tmp_path / "store", dump=dump)
-    assert ran.code == 0, ran.err
-    counts = ran.json["counts"]
+    result = reindex(tmp_path / "store", dump=dump)
+    assert result.code == 0, result.err
+    counts = result.json["counts"]
     assert counts["articles"] + sum(counts["dropped"].values()) == len(pages)
     assert counts["articles"] >= 2  # those without

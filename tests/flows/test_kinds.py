@@ -68,9 +68,9 @@ def test_a_kind_from_outside_is_built_gated_and_published(
     others = tmp_path / "others.toml"
     others.write_text(recipe.read_text().replace('[index.words]\nfactory = "WORDS"\n', ""))
     assert reindex(tmp_path / "store", recipe=others, ref="others").code == 0
-    ran = reindex(tmp_path / "store", beam=("--direct_num_workers=1",))
-    assert ran.code == 0, ran.err
-    metrics = ran.json["metrics"]["words"]
+    result = reindex(tmp_path / "store", beam=("--direct_num_workers=1",))
+    assert result.code == 0, result.err
+    metrics = result.json["metrics"]["words"]
     assert metrics["recall@20"] == 1.0
     assert metrics["source@20"] > 0.9
     with Snapshot.open(str(tmp_path / "store")) as snapshot:
@@ -105,8 +105,8 @@ def test_a_takedown_takes_the_page_out_of_it(plugin: Path, reindex: Any, bookwhe
     before = words_in(store)
     assert before["words"]["anarchism"]
     given = ("--store", store, "--yes", "--json")
-    ran = bookwheel("takedown", "12", *given)
-    assert ran.code == 0, ran.err
+    result = bookwheel("takedown", "12", *given)
+    assert result.code == 0, result.err
     after = words_in(store)
     assert after["n"] < before["n"]
     only = {word for word, rows in before["words"].items()} - {*after["words"]}
@@ -116,8 +116,8 @@ def test_a_takedown_takes_the_page_out_of_it(plugin: Path, reindex: Any, bookwhe
 def test_it_is_pulled_and_searched_from_a_folder(plugin: Path, reindex: Any, bookwheel: Any, tmp_path: Path) -> None:
     store, pulled = tmp_path / "store", tmp_path / "pulled"
     assert reindex(store).code == 0
-    ran = bookwheel("pull", "latest", pulled, "--store", store, "--index", "words", "--no-embeddings", "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("pull", "latest", pulled, "--store", store, "--index", "words", "--no-embeddings", "--json")
+    assert result.code == 0, result.err
     with Snapshot.from_folder(pulled) as snapshot:
         index = open_index(snapshot, "words")
         scores, rows = index.search([QUESTION, "zzzz"], 3)
@@ -148,11 +148,11 @@ def test_it_is_served(plugin: Path, reindex: Any, tmp_path: Path) -> None:
     """By a service that encodes no question: nothing wants a vector."""
     store = tmp_path / "store"
     assert reindex(store).code == 0
-    asked = json.dumps({"questions": [QUESTION], "k": 2}).encode()
+    query_vectors = json.dumps({"questions": [QUESTION], "k": 2}).encode()
     with service(tmp_path, "--store", store, "--poll", 1) as served:
         served.until(lambda: served.get("/readyz")[0] == 200)
         request = urllib.request.Request(
-            served.url + "/search", asked, {"Content-Type": "application/json"}, method="POST"
+            served.url + "/search", query_vectors, {"Content-Type": "application/json"}, method="POST"
         )
         with urllib.request.urlopen(request, timeout=PATIENCE) as reply:
             (found,) = json.load(reply)["results"]
@@ -171,9 +171,9 @@ def test_a_recorded_retriever_fits_the_recipe(
     retriever: str, said: str, plugin: Path, reindex: Any, recipe: Path, tmp_path: Path
 ) -> None:
     recipe.write_text(f'retriever = "{retriever}"\n{RECIPE}')
-    ran = reindex(tmp_path / "store")
-    assert ran.code == 2
-    assert said in ran.complaint
+    result = reindex(tmp_path / "store")
+    assert result.code == 2
+    assert said in result.complaint
     assert not (tmp_path / "store").exists()
 
 
@@ -183,8 +183,8 @@ def test_a_fused_retriever_can_be_recorded(
     recipe.write_text(f'retriever = "rrf(words:50, hnsw:50, k=30)"\n{RECIPE}')
     store = tmp_path / "store"
     assert reindex(store).code == 0
-    ran = bookwheel("search", QUESTION, "--store", store, "--json")
-    assert {leg["leg"] for leg in ran.json["results"][0]["hits"][0]["legs"]} <= {"words", "hnsw"}
+    result = bookwheel("search", QUESTION, "--store", store, "--json")
+    assert {leg["leg"] for leg in result.json["results"][0]["hits"][0]["legs"]} <= {"words", "hnsw"}
     assert bookwheel("show", "--store", store, "--json").json["content"]["retriever"].startswith("rrf(")
 
 

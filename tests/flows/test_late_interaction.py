@@ -109,21 +109,21 @@ def test_token_vectors_go_the_whole_way(
         assert {hit.row for hit in hits} <= {hit.row for hit in coded[: before // 2]}
 
         every = open_index(snapshot, "tokens")
-        asked = TokenEncoder.load(colbert).encode_questions([QUESTION])
+        query_vectors = TokenEncoder.load(colbert).encode_questions([QUESTION])
         tokens = every.decode(np.arange(before))
-        wanted = maxsim(asked, tokens.vectors, tokens.offsets)[0]
-        best = np.lexsort((np.arange(before), -wanted))[:5]
+        expected = maxsim(query_vectors, tokens.vectors, tokens.offsets)[0]
+        best = np.lexsort((np.arange(before), -expected))[:5]
         assert [hit.row for hit in open_retriever(snapshot, "tokens").search([QUESTION], 5)[0]] == best.tolist()
         deep = f"maxsim(hnsw:20, tokens, {before}, rounds=4)"
         hits = open_retriever(snapshot, deep).search([QUESTION], 5)[0]
-        assert [hit.score for hit in hits] == pytest.approx([float(wanted[hit.row]) for hit in hits], abs=1e-3)
+        assert [hit.score for hit in hits] == pytest.approx([float(expected[hit.row]) for hit in hits], abs=1e-3)
         assert all({leg.leg for leg in hit.legs} & {"hnsw", "neighbours(hnsw)"} for hit in hits)
 
     again = reindex(store, recipe=late)
     assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
 
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
+    assert result.code == 0, result.err
     with Snapshot.open(str(store)) as after:
         assert 0 < after.n < before
         assert TokenRows(after.row_files("tokens")).n == open_index(after, "tokens").n == after.n
@@ -136,10 +136,10 @@ def test_token_vectors_go_the_whole_way(
     with Snapshot.from_folder(pulled) as local:
         found = open_retriever(local, "maxsim(hnsw:20, tokens, 50)").search([QUESTION], 3)[0]
         assert len(found) == 3
-    ran = bookwheel(
+    result = bookwheel(
         "search", QUESTION, "--store", store, "-k", 3, "--retriever", "maxsim(hnsw:20, tokens, 50)", "--json"
     )
-    assert [hit["id"] for hit in ran.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
+    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(
@@ -150,9 +150,9 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     swapped.write_text(f'[represent.other]\nencoder = "{colbert}"\n[index.hnsw]\nfactory = "HNSW8"\n')
     bare.write_text('[index.tokens]\nfactory = "MaxSim"\n')
     for path, words in ((plain, "is not a ColBERT"), (swapped, "is a ColBERT"), (bare, "add [represent.tokens]")):
-        ran = reindex(tmp_path / "none", recipe=path)
-        assert ran.code
-        assert words in ran.complaint
+        result = reindex(tmp_path / "none", recipe=path)
+        assert result.code
+        assert words in result.complaint
 
     for expression, words in (
         ("maxsim(hnsw, hnsw, 50)", "hnsw is not an index over token vectors"),
@@ -160,17 +160,17 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
         ("maxsim(hnsw, rrf(hnsw, exact), 50)", "is not an index over token vectors"),
         ("maxsim(hnsw, lost, 50)", "no index 'lost'"),
     ):
-        ran = bookwheel("search", "x", "--store", library, "--retriever", expression)
-        assert ran.code == 2
-        assert words in ran.complaint
+        result = bookwheel("search", "x", "--store", library, "--retriever", expression)
+        assert result.code == 2
+        assert words in result.complaint
 
 
 def test_a_dry_run_explains_what_would_be_encoded(reindex: Any, late: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert reindex(store, recipe=late).code == 0
-    ran = reindex(store, "--explain", recipe=late)
-    assert ran.code == 0, ran.err
-    stages = {row["stage"]: row for row in json.loads(ran.out)["stages"]}
+    result = reindex(store, "--explain", recipe=late)
+    assert result.code == 0, result.err
+    stages = {row["stage"]: row for row in json.loads(result.out)["stages"]}
     assert stages["embed tokens"]["recorded"] == stages["embed tokens"]["tasks"]
 
 
@@ -197,7 +197,10 @@ def test_a_colbert_is_trained_taught_stored_and_indexed_by_its_name(
 ) -> None:
     store = Path(shutil.copytree(library, tmp_path / "store"))
     passages = Snapshot.open(str(store)).passages(range(0, 120, 10))
-    rows = [{"question": one.title, "answers": ["zzz"], "title": one.title, "context": one.text} for one in passages]
+    rows = [
+        {"question": passage.title, "answers": ["zzz"], "title": passage.title, "context": passage.text}
+        for passage in passages
+    ]
     train, dev, training = tmp_path / "train.jsonl", tmp_path / "dev.jsonl", tmp_path / "colbert.toml"
     for path, some in ((train, rows[:8]), (dev, rows[8:])):
         path.write_text("".join(json.dumps(row) + "\n" for row in some))

@@ -244,8 +244,13 @@ def examples(library: Path, tmp_path: Path) -> dict[str, str]:
     """Questions about real passages, as triples."""
     passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
     rows = [
-        {"question": f"what is {one.title}", "answers": [one.text.split()[0]], "title": one.title, "context": one.text}
-        for one in passages
+        {
+            "question": f"what is {passage.title}",
+            "answers": [passage.text.split()[0]],
+            "title": passage.title,
+            "context": passage.text,
+        }
+        for passage in passages
     ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))

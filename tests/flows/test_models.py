@@ -50,9 +50,9 @@ def json_of(bookwheel: Callable[..., Any], store: str) -> Callable[..., Any]:
 
     def run(*words: object) -> Any:
         where = [] if "--store" in words else ["--store", store]
-        ran = bookwheel(*words, *where, "--json")
-        assert ran.code == 0, ran.err
-        return ran.json
+        result = bookwheel(*words, *where, "--json")
+        assert result.code == 0, result.err
+        return result.json
 
     return run
 
@@ -163,6 +163,6 @@ def test_it_is_evaluated_the_same_way(
     store, questions = shutil.copytree(library, tmp_path / "store"), tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"question": ASKED, "answers": ["Proudhon"]}) + "\n")
     given = ["evaluate", "--store", store, "--questions", questions, "--asks", tiny]
-    ran = bookwheel(*given, "--model", foreign, "--json")
-    assert (ran.json["n"], ran.json["k"]) == (1, 2)
+    result = bookwheel(*given, "--model", foreign, "--json")
+    assert (result.json["n"], result.json["k"]) == (1, 2)
     assert bookwheel(*given).code == 2, "retrieval alone has no model that could ask"

@@ -53,7 +53,10 @@ def given(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """Questions about real passages, as triples; the settings; and a store of their own."""
     folder = tmp_path_factory.mktemp("given")
     passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
-    rows = [{"question": one.title, "answers": ["x"], "title": one.title, "context": one.text} for one in passages]
+    rows = [
+        {"question": passage.title, "answers": ["x"], "title": passage.title, "context": passage.text}
+        for passage in passages
+    ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     (folder / "toy.toml").write_text(TOY)
@@ -133,25 +136,30 @@ def test_it_trains_resumes_after_a_kill_and_is_kept_with_a_card(
     killed = toy("--work", tmp_path / "work", TOY_KILLED_AT="8")
     assert killed.code == -signal.SIGKILL, killed.err
     assert [row["step"] for row in read_metrics(tmp_path / "work") if row["kind"] == "train"] == list(range(1, 8))
-    ran = toy("--work", tmp_path / "work")
-    assert ran.code == 0, ran.err
-    told = ran.json
-    assert (told["kind"], told["name"], told["steps"], told["trained"]) == ("toy", "toy", 12, True)
-    assert told["metrics"]["after"]["loss"] < told["metrics"]["before"]["loss"]
+    result = toy("--work", tmp_path / "work")
+    assert result.code == 0, result.err
+    reply = result.json
+    assert (reply["kind"], reply["name"], reply["steps"], reply["trained"]) == ("toy", "toy", 12, True)
+    assert reply["metrics"]["after"]["loss"] < reply["metrics"]["before"]["loss"]
 
     store = Store.open(str(given["store"]))
     content = store.models.get(store.models.resolve("toy")).content
     assert set(content.files) == {"README.md", "metrics.jsonl", "words/model.safetensors"}
     card = (store.get_model_folder("toy") / "README.md").read_text()
-    for said in ("# toy, trained by bookwheel", "A bag of words (an example, 2026).", "text-ranking", told["snapshot"]):
+    for said in (
+        "# toy, trained by bookwheel",
+        "A bag of words (an example, 2026).",
+        "text-ranking",
+        reply["snapshot"],
+    ):
         assert said in card
 
     store.files.delete_folder("memo/finetune")
     whole = toy("--work", tmp_path / "whole", "--name", "twin").json
-    assert (whole["model"], whole["metrics"]) == (told["model"], told["metrics"])
+    assert (whole["model"], whole["metrics"]) == (reply["model"], reply["metrics"])
     assert read_metrics(tmp_path / "work") == read_metrics(tmp_path / "whole")
     steps = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
-    assert {row["snapshot"] for row in steps} == {told["snapshot"]}
+    assert {row["snapshot"] for row in steps} == {reply["snapshot"]}
     assert [row["age"] for row in steps] == [row["step"] for row in steps]
 
 

@@ -100,13 +100,13 @@ def test_the_core_pulls_and_searches_by_vector(core: Path, library: Path, tmp_pa
 
 
 def test_the_core_says_what_the_command_line_lacks(core: Path) -> None:
-    ran = subprocess.run([core.with_name("bookwheel"), "--help"], capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert "pip install 'bookwheel[pipeline]'" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    result = subprocess.run([core.with_name("bookwheel"), "--help"], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "pip install 'bookwheel[pipeline]'" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def _out(*command: object) -> str:
-    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd="/")
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == 0, result.stderr
+    return result.stdout

@@ -7,15 +7,15 @@ import pytest
 
 
 def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--index", "MaxSim,Bits2", "--n", 21_015_324, "-d", 128, "--json")
-    assert ran.code == 0, ran.err
-    found = ran.json
-    assert found["beside_bytes"] == found["n"] * 120 * 128 * 2
-    assert found["disk_bytes"] == pytest.approx(found["n"] * (120 * (2 + 32) + 8), rel=0.01)
-    assert found["cpu_seconds"].keys() == found["stage_bytes"].keys() == {"train", "scatter", "merge"}
-    told = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
-    assert "MaxSim,PQ24 over 1,000 passages" in told
-    assert "a passage" in told
+    result = bookwheel("index", "--plan", "--index", "MaxSim,Bits2", "--n", 21_015_324, "-d", 128, "--json")
+    assert result.code == 0, result.err
+    reply = result.json
+    assert reply["beside_bytes"] == reply["n"] * 120 * 128 * 2
+    assert reply["disk_bytes"] == pytest.approx(reply["n"] * (120 * (2 + 32) + 8), rel=0.01)
+    assert reply["cpu_seconds"].keys() == reply["stage_bytes"].keys() == {"train", "scatter", "merge"}
+    output = bookwheel("index", "--plan", "--index", "MaxSim", "--n", 1000, "-d", 96).out
+    assert "MaxSim,PQ24 over 1,000 passages" in output
+    assert "a passage" in output
 
 
 def test_the_plan_and_the_benchmarks_page_name_one_time(bookwheel: Any) -> None:
@@ -31,14 +31,14 @@ def test_the_plan_and_the_benchmarks_page_name_one_time(bookwheel: Any) -> None:
 
 @pytest.mark.parametrize("factory", ["BM25", "Impact"])
 def test_postings_are_planned_too(factory: str, bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--index", factory, "--n", 1000, "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["cpu_seconds"].keys() == {"train", "scatter", "merge"}
-    assert ran.json["disk_bytes"] < ran.json["beside_bytes"]
+    result = bookwheel("index", "--plan", "--index", factory, "--n", 1000, "--json")
+    assert result.code == 0, result.err
+    assert result.json["cpu_seconds"].keys() == {"train", "scatter", "merge"}
+    assert result.json["disk_bytes"] < result.json["beside_bytes"]
 
 
 def test_token_vectors_are_not_built_from_files(bookwheel: Any, tmp_path: Any) -> None:
-    ran = bookwheel("index", tmp_path / "a.npy", tmp_path / "out", "--index", "MaxSim")
-    assert (ran.code, "is not built over vectors from files" in ran.complaint) == (2, True)
-    ran = bookwheel("index", "--plan", "--index", "MaxSim,PQ7", "--n", 10, "-d", 128)
-    assert (ran.code, "cannot cut 128 dimensions into 7 pieces" in ran.complaint) == (2, True)
+    result = bookwheel("index", tmp_path / "a.npy", tmp_path / "out", "--index", "MaxSim")
+    assert (result.code, "is not built over vectors from files" in result.complaint) == (2, True)
+    result = bookwheel("index", "--plan", "--index", "MaxSim,PQ7", "--n", 10, "-d", 128)
+    assert (result.code, "cannot cut 128 dimensions into 7 pieces" in result.complaint) == (2, True)

@@ -56,17 +56,17 @@ def test_it_masks_links_beside_an_index_of_its_own(
     assert built.json["counts"]["embedded"] == 0, "the passages are the same"
     assert (linked.n, linked.id == before.id) == (before.n, False)
     spans, rows = SalientSpans(linked), range(linked.n)
-    found = [
-        one.text[span.start : span.end]
-        for one, own in zip(linked.passages(rows), spans.read_spans(rows), strict=True)
+    passages = [
+        passage.text[span.start : span.end]
+        for passage, own in zip(linked.passages(rows), spans.read_spans(rows), strict=True)
         for span in own
     ]
-    assert {"anarchists", "1840"} & {*found}
-    assert len(found) > linked.n
+    assert {"anarchists", "1840"} & {*passages}
+    assert len(passages) > linked.n
 
-    ran = finetune("realm", SETTINGS, "--ref", "linked", "--name", "filled", "--work", tmp_path / "work")
-    assert ran.code == 0, ran.err
-    assert {"nll", "utility", "null_prior", "distinct", "spread"} <= set(ran.json["metrics"]["after"])
+    result = finetune("realm", SETTINGS, "--ref", "linked", "--name", "filled", "--work", tmp_path / "work")
+    assert result.code == 0, result.err
+    assert {"nll", "utility", "null_prior", "distinct", "spread"} <= set(result.json["metrics"]["after"])
     steps = [row for row in read_metrics(tmp_path / "work") if row["kind"] == "train"]
     assert [row["snapshot_age"] for row in steps] == [0, 1, 0]
     assert steps[1]["snapshot"] == linked.id != steps[2]["snapshot"]
@@ -76,7 +76,7 @@ def test_it_masks_links_beside_an_index_of_its_own(
     assert [one["step"] for one in manifest.provenance["asked"]] == [0, 3]
     assert not TrainableMaskedLM.load(opened.get_model_folder("filled") / "masked-lm").new_head
     own = Snapshot.open(str(store), "filled")
-    assert (own.id, (own.space or {})["digest"]) == (ran.json["index"], (manifest.content.space or {})["digest"])
+    assert (own.id, (own.space or {})["digest"]) == (result.json["index"], (manifest.content.space or {})["digest"])
     assert SalientSpans(own).read_spans([3]) == spans.read_spans([3])
     assert bookwheel("search", "who was king", "--store", store, "--ref", "filled").code == 0
 

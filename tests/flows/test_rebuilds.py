@@ -90,21 +90,23 @@ class Naive(End2EndTask):
             with tempfile.TemporaryDirectory() as folder:
                 self.save_encoders(Path(folder))
                 encoder = Encoder.load(Path(folder) / "passage", threads=1, device="cpu")
-                vectors = encoder.encode_passages([one.title for one in passages], [one.text for one in passages])
+                vectors = encoder.encode_passages(
+                    [passage.title for passage in passages], [passage.text for passage in passages]
+                )
             self._memory = Brute(passages, vectors.astype(np.float16).astype(np.float32))  # as vectors are stored
         return {}
 
 
 def test_losses_are_those_of_encoding_all_passages_again_by_hand(given: Path, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    curves, asked = [], []
+    curves, calls = [], []
     for kind in (End2EndTask, Naive):
         task = task_of(given, tmp_path / kind.__name__, EXACT, Here, kind=kind)
         done = train(task, EXACT.loop, tmp_path / kind.__name__)
         curves.append([row["loss"] for row in read_metrics(tmp_path / kind.__name__) if row["kind"] == "train"])
-        asked.append([one.step for one in done.searched_snapshots])
+        calls.append([searched_snapshot.step for searched_snapshot in done.searched_snapshots])
     assert curves[0] == pytest.approx(curves[1], rel=1e-6)
-    assert asked == [[0, 3, 5], [0]]
+    assert calls == [[0, 3, 5], [0]]
     store = Store.open(str(given / "store"))
     old, new = (store.snapshots.get(store.snapshots.resolve(name)) for name in ("first", REF))
     assert new.provenance["reencoded"] == {"of": old.id}
@@ -174,7 +176,8 @@ def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again
         killed = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
         assert [
-            one.snapshot for one in read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots
+            searched_snapshot.snapshot
+            for searched_snapshot in read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots
         ] == [first]
         known.append((store.snapshots.resolve("found"), sorted(store.snapshots.list_ids())))
     assert known[0] == known[1], "it is made once"
@@ -185,7 +188,10 @@ def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again
     second = known[0][0]
     assert [row["snapshot"] for row in rows] == [first] * (EVERY + 1) + [second] * 2
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 1, 2]
-    assert ([one.snapshot for one in done.searched_snapshots], none.orders) == ([first, second], [])
+    assert ([searched_snapshot.snapshot for searched_snapshot in done.searched_snapshots], none.orders) == (
+        [first, second],
+        [],
+    )
 
 
 def test_a_rebuild_that_is_killed_begins_again_and_one_that_fails_says_why(given: Path, tmp_path: Path) -> None:

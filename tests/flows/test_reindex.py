@@ -176,10 +176,10 @@ def test_a_licence_is_shown_with_every_hit(tmp_path: Path, reindex: Any, bookwhe
 
 
 def test_a_dry_run_builds_nothing(tmp_path: Path, reindex: Any, bookwheel: Any) -> None:
-    ran = reindex(tmp_path, "--dry-run")
-    assert ran.code == 0
-    assert ran.json["snapshot"] is None
-    assert ran.json["counts"]["parts"] == 2
+    result = reindex(tmp_path, "--dry-run")
+    assert result.code == 0
+    assert result.json["snapshot"] is None
+    assert result.json["counts"]["parts"] == 2
     assert not list(tmp_path.iterdir())
 
 
@@ -196,9 +196,9 @@ def test_explain_says_what_is_there_and_builds_nothing(
     library: Path, reindex: Any, bookwheel: Any, tiny: Path, mini_dump: Path
 ) -> None:
     before = records(library)
-    found = reindex(library, "--explain").json
-    assert found["parent"] == Store.open(str(library)).snapshots.resolve("latest")
-    stages = {row["stage"]: (row["reused"], row["total"], row["changed"]) for row in found["stages"]}
+    reply = reindex(library, "--explain").json
+    assert reply["parent"] == Store.open(str(library)).snapshots.resolve("latest")
+    stages = {row["stage"]: (row["reused"], row["total"], row["changed"]) for row in reply["stages"]}
     assert stages.pop("plan") == (2, 2, {})
     assert stages == {
         "chunk": (3, 3, {}),
@@ -224,7 +224,7 @@ def test_explain_says_what_is_there_and_builds_nothing(
         "index/bm25",
         "forecast",
         "stage",
-        *found["forecast"]["stages"],
+        *reply["forecast"]["stages"],
         "total",
     ]
     assert records(library) == before
@@ -352,9 +352,9 @@ def test_the_gate_holds_a_retriever_to_a_floor_on_the_users_questions(
     told = refused(reindex(store, recipe=strict), store, None)
     assert told == "Success@50 of rrf(hnsw, exact) on the questions dev"
     strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n")
-    ran = reindex(store, recipe=strict)
-    assert (ran.code, ran.json["number"]) == (0, 1), ran.err
+    result = reindex(store, recipe=strict)
+    assert (result.code, result.json["number"]) == (0, 1), result.err
     strict.write_text(f"{recipe.read_text()}{table}floor = 0.5\n".replace("dev.jsonl", "gone.jsonl"))
-    ran = reindex(tmp_path / "other", recipe=strict)
-    assert (ran.code, "the gate's questions dev cannot be used" in ran.complaint) == (1, True)
+    result = reindex(tmp_path / "other", recipe=strict)
+    assert (result.code, "the gate's questions dev cannot be used" in result.complaint) == (1, True)
     assert not (tmp_path / "other").exists()

@@ -95,9 +95,9 @@ def test_a_first_release_moves_the_ref_and_a_second_one_has_nothing_to_do(
     release: Callable[..., Any], tmp_path: Path, bookwheel: Callable[..., Any]
 ) -> None:
     fresh = tmp_path / "fresh"
-    ran = release("--floor", "Success@20=0.1", into=fresh)
-    assert ran.code == 0, ran.err
-    first = ran.json
+    result = release("--floor", "Success@20=0.1", into=fresh)
+    assert result.code == 0, result.err
+    first = result.json
     assert first["done"] == {"reindex": True, "evaluate": True, "move": True}
     assert (first["number"], first["present"], first["nothing_new"]) == (1, None, False)
     assert named(fresh) == dict.fromkeys(["latest", "latest-candidate"], (1, first["snapshot"]))
@@ -124,25 +124,25 @@ def test_a_refused_candidate_is_kept_to_look_at_and_released_when_it_is_accepted
     served = named(store)
     refused = release("--floor", "RR@20=0.999", dump=grown_dump)
     assert refused.code == 3
-    told = refused.json
-    assert told["snapshot"] != served["latest"][1]
-    assert named(store) == {**served, "latest-candidate": (1, told["snapshot"])}
-    assert f"latest did not move to snapshot {told['snapshot'][:12]}: RR@20 is " in refused.err
-    assert f"`show evaluation:{told['evaluation'][:12]}`" in refused.err
-    assert bookwheel("show", f"evaluation:{told['evaluation']}", "--store", store).code == 0
-    assert told["done"] == {"reindex": True, "evaluate": True, "move": False}
+    reply = refused.json
+    assert reply["snapshot"] != served["latest"][1]
+    assert named(store) == {**served, "latest-candidate": (1, reply["snapshot"])}
+    assert f"latest did not move to snapshot {reply['snapshot'][:12]}: RR@20 is " in refused.err
+    assert f"`show evaluation:{reply['evaluation'][:12]}`" in refused.err
+    assert bookwheel("show", f"evaluation:{reply['evaluation']}", "--store", store).code == 0
+    assert reply["done"] == {"reindex": True, "evaluate": True, "move": False}
     parents = bookwheel("show", "latest-candidate", "--store", store, "--json").json["parents"]
     assert parents == [served["latest"][1]]
 
     lost = bookwheel(
-        "diff", f"evaluation:{told['present'][:12]}", f"evaluation:{told['evaluation'][:12]}", "--store", store
+        "diff", f"evaluation:{reply['present'][:12]}", f"evaluation:{reply['evaluation'][:12]}", "--store", store
     )
     assert lost.code == 0, lost.err
 
     accepted = release("--tolerance", 1, dump=grown_dump).json
     assert accepted["done"] == {"reindex": False, "evaluate": False, "move": True}
-    assert accepted["evaluation"] == told["evaluation"]
-    assert named(store)["latest"] == (2, told["snapshot"])
+    assert accepted["evaluation"] == reply["evaluation"]
+    assert named(store)["latest"] == (2, reply["snapshot"])
     (check,) = accepted["gate"]["checks"]
     assert (check["name"], check["passed"]) == ("Success@20 against the present one", True)
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
@@ -155,9 +155,9 @@ def test_a_loss_against_the_present_snapshot_is_refused(
     lines = bz2.decompress(mini_dump.read_bytes()).replace(b"utism", b"uxism").replace(b"AUTISM", b"AUXISM")
     (tmp_path / "poor.xml.bz2").write_bytes(bz2.compress(lines))
     served = named(store)["latest"]
-    ran = release(dump=tmp_path / "poor.xml.bz2")
-    assert ran.code == 3, ran.out
-    assert "Success@20 against the present one is -0.333 [-1.000, +0.000], from 1.000 to 0.667" in ran.err
+    result = release(dump=tmp_path / "poor.xml.bz2")
+    assert result.code == 3, result.out
+    assert "Success@20 against the present one is -0.333 [-1.000, +0.000], from 1.000 to 0.667" in result.err
     assert named(store)["latest"] == served
     assert release("--tolerance", -1, dump=tmp_path / "poor.xml.bz2").json["number"] == 2
 
@@ -196,36 +196,36 @@ def test_a_model_is_trained_on_the_candidate_and_moves_with_it(
     words = ("--training", tmp_path / "training.toml", "--tolerance", 1)
     first = release(*words)
     assert first.code in {0, 3}, first.err
-    told = first.json
+    reply = first.json
     opened = Store.open(str(store))
     candidate = opened.models.refs.find_current("reader-candidate")
     assert candidate is not None
-    assert candidate.snapshot == told["model"]
-    assert told["done"]["finetune"]
-    assert {"Success@20", "EM"} <= told["figures"].keys()
+    assert candidate.snapshot == reply["model"]
+    assert reply["done"]["finetune"]
+    assert {"Success@20", "EM"} <= reply["figures"].keys()
     reader = opened.models.refs.find_current("reader")
     assert (reader is None) == (first.code == 3)
     again = release(*words).json
-    assert again["done"] == {**dict.fromkeys(told["done"], False)}
-    assert again["evaluation"] == told["evaluation"]
+    assert again["done"] == {**dict.fromkeys(reply["done"], False)}
+    assert again["evaluation"] == reply["evaluation"]
 
 
 def test_a_model_of_the_store_answers(release: Callable[..., Any], store: Path, tiny: Path, tmp_path: Path) -> None:
     put_model(
         Store.open(str(store)), save_tiny_rag(tmp_path / "rag", tiny), ModelMetadata("rag-sequence", None, {}), "reader"
     )
-    ran = release("--model", "reader")
-    told = ran.json
-    assert {"Success@20", "EM", "F1"} <= told["figures"].keys()
-    assert told["present"] == told["evaluation"]  # the same snapshot and model
+    result = release("--model", "reader")
+    reply = result.json
+    assert {"Success@20", "EM", "F1"} <= reply["figures"].keys()
+    assert reply["present"] == reply["evaluation"]  # the same snapshot and model
     assert release("--model", "reader").json["nothing_new"]
-    assert [check["name"] for check in told["gate"]["checks"]][:1] == ["EM against the present one"]
+    assert [check["name"] for check in reply["gate"]["checks"]][:1] == ["EM against the present one"]
 
 
 def test_indexes_are_judged_beside_what_is_served(release: Callable[..., Any], store: Path) -> None:
     served = named(store)
-    ran = release("--limit", 1)
-    assert (ran.code, "passages lost since the parent is" in ran.err) == (3, True)
+    result = release("--limit", 1)
+    assert (result.code, "passages lost since the parent is" in result.err) == (3, True)
     assert named(store) == served
 
 
@@ -266,9 +266,9 @@ def test_a_release_that_was_killed_goes_on(
     running.kill()
     running.wait()
     assert named(store)["latest"] == served
-    ran = release("--tolerance", 1, dump=grown_dump)
-    assert ran.code == 0, ran.err
-    assert named(store)["latest"] == (served[0] + 1, ran.json["snapshot"])
+    result = release("--tolerance", 1, dump=grown_dump)
+    assert result.code == 0, result.err
+    assert named(store)["latest"] == (served[0] + 1, result.json["snapshot"])
     assert release("--tolerance", 1, dump=grown_dump).json["nothing_new"]
 
 
@@ -289,8 +289,8 @@ def test_what_cannot_be_is_one_sentence(
     release: Callable[..., Any], store: Path, flags: list[str], code: int, why: str
 ) -> None:
     served = named(store)
-    ran = release(*flags)
-    assert (ran.code, why in ran.complaint) == (code, True), ran.err
+    result = release(*flags)
+    assert (result.code, why in result.complaint) == (code, True), result.err
     assert {**named(store), **served} == named(store)
 
 
@@ -298,8 +298,8 @@ def test_a_misspelt_measure_is_told_before_anything_is_built(
     release: Callable[..., Any], store: Path, grown_dump: Path
 ) -> None:
     before = sorted(path.name for path in (store / "snapshots").iterdir())
-    ran = release("--floor", "Sucess@20=0.6", dump=grown_dump)
-    assert (ran.code, "'Sucess@20' was not measured" in ran.complaint) == (2, True), ran.err
+    result = release("--floor", "Sucess@20=0.6", dump=grown_dump)
+    assert (result.code, "'Sucess@20' was not measured" in result.complaint) == (2, True), result.err
     assert sorted(path.name for path in (store / "snapshots").iterdir()) == before
     fresh = store.with_name("fresh")
     for measure in ("nDGC@10", "Success@7"):  # no evaluation reports Success@7 by itself
@@ -310,9 +310,9 @@ def test_a_misspelt_measure_is_told_before_anything_is_built(
 
 def test_a_model_reads_as_evaluate_is_told(release: Callable[..., Any], store: Path, tmp_path: Path) -> None:
     model = save_bart(tmp_path / "bart")
-    ran = release("--model", model, "--reader", "concat", "--cite", "-k", 2, "--tolerance", -1, "--floor", "EM=0")
-    assert ran.code in {0, 3}, ran.err
-    subject = Store.open(str(store)).evaluations.get(ran.json["evaluation"]).content.subject
+    result = release("--model", model, "--reader", "concat", "--cite", "-k", 2, "--tolerance", -1, "--floor", "EM=0")
+    assert result.code in {0, 3}, result.err
+    subject = Store.open(str(store)).evaluations.get(result.json["evaluation"]).content.subject
     assert (subject.settings["readers"], subject.settings["concat"]["cite"]) == (["concat"], True)
 
 
@@ -331,8 +331,8 @@ def test_a_training_that_does_not_fit_is_refused_first(
     path = tmp_path / "training.toml"
     path.write_text(f'kind = "{kind}"\n{more if "=" in more else ""}\n')
     before = files(store)
-    ran = release("--training", path, *(["--model", "reader"] if more == "model" else []))
-    assert (ran.code, why in ran.complaint) == (2, True), ran.err
+    result = release("--training", path, *(["--model", "reader"] if more == "model" else []))
+    assert (result.code, why in result.complaint) == (2, True), result.err
     assert files(store) == before
 
 

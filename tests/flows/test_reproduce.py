@@ -129,24 +129,24 @@ def test_a_table_has_the_values_of_evaluate_and_is_found_again(
 ) -> None:
     model = save_tiny_rag(tmp_path / "models", tiny)
     table, store = write_table(folder, tiny, more=ANSWER.format(model=model)), folder / "store"
-    ran = bookwheel("reproduce", table, "--store", store, "--json")
-    assert ran.code == 3  # every answer is in the first hit of BM25, and 40 % are said to be published
-    assert "1 value of 5 differ from the published ones" in ran.err
-    assert "such as Success@1 of BM25 on dev: 100.00, published 40.00" in ran.err
-    lines = {(line["row"], line["measure"]): line for line in ran.json["lines"]}
-    verdicts = [line["verdict"] for line in ran.json["lines"]]
+    result = bookwheel("reproduce", table, "--store", store, "--json")
+    assert result.code == 3  # every answer is in the first hit of BM25, and 40 % are said to be published
+    assert "1 value of 5 differ from the published ones" in result.err
+    assert "such as Success@1 of BM25 on dev: 100.00, published 40.00" in result.err
+    lines = {(line["row"], line["measure"]): line for line in result.json["lines"]}
+    verdicts = [line["verdict"] for line in result.json["lines"]]
     assert verdicts == ["higher", "reproduced", "no published value", "no published value", "no published value"]
     assert lines["BM25", "Success@1"]["difference"] == 60.0
     assert lines["hnsw", "Success@5"]["value"] == lines["exact", "Success@5"]["value"]
-    for line in ran.json["lines"]:  # the printed command gives the value alone, and finds the recorded evaluation
+    for line in result.json["lines"]:  # the printed command gives the value alone, and finds the recorded evaluation
         alone = bookwheel(*shlex.split(line["command"])[1:], "--json").json
         value, evaluation = alone["metrics"][line["measure"]], alone["evaluation"]
         assert (100 * value, evaluation) == (pytest.approx(line["value"]), line["evaluation"])
     again = bookwheel("reproduce", table, "--store", store, "--json")
-    assert (again.json["new"], again.json["evaluation"]) == (0, ran.json["evaluation"])
-    assert again.json["lines"] == ran.json["lines"]
+    assert (again.json["new"], again.json["evaluation"]) == (0, result.json["evaluation"])
+    assert again.json["lines"] == result.json["lines"]
     exported = folder / "exported"
-    assert bookwheel("export", f"evaluation:{ran.json['evaluation'][:12]}", exported, "--store", store).code == 0
+    assert bookwheel("export", f"evaluation:{result.json['evaluation'][:12]}", exported, "--store", store).code == 0
     markdown, page = (exported / "report.md").read_text(), (exported / "report.html").read_text()
     assert "| BM25 | dev | Success@1 | 40.00 ± 1 | 100.00 | +60.00 | 100.00 to 100.00 | higher | the test |" in markdown
     assert "+60.00" in page
@@ -200,20 +200,23 @@ def test_a_row_that_fails_is_in_the_table_and_the_others_go_on(folder: Path, tin
     table, store = write_table(folder, tiny), folder / "store"
     table.write_text(table.read_text().replace("40.0", "100.0") + FAILING.format(encoder=tiny))
     (folder / "damaged.jsonl").write_text("{")
-    ran = bookwheel("reproduce", table, "--store", store, "--json")
-    assert ran.code == 1
-    assert "3 rows of 6 failed, such as cells on dev: " in ran.err
-    verdicts = {line["row"]: line["verdict"] for line in ran.json["lines"]}
+    result = bookwheel("reproduce", table, "--store", store, "--json")
+    assert result.code == 1
+    assert "3 rows of 6 failed, such as cells on dev: " in result.err
+    verdicts = {line["row"]: line["verdict"] for line in result.json["lines"]}
     others = {"BM25": "reproduced", "exact": "no published value", "hnsw": "no published value"}
     assert verdicts == others | dict.fromkeys(("cells", "RAG", "damaged"), "failed")
-    reasons = {line["row"]: line["failure"] for line in ran.json["lines"] if line["failure"]}
+    reasons = {line["row"]: line["failure"] for line in result.json["lines"] if line["failure"]}
     for row, reason in {"cells": "recall", "RAG": str(tiny), "damaged": "damaged.jsonl"}.items():
         assert reason in reasons[row]
-        assert f"{row} on dev failed: {reasons[row]}." in ran.json["notes"]
-    assert set(ran.json["snapshots"]) == {"small"}
-    assert set(Store.open(str(store)).snapshots.get(ran.json["snapshots"]["small"]).content.indexes) == {"hnsw", "bm25"}
+        assert f"{row} on dev failed: {reasons[row]}." in result.json["notes"]
+    assert set(result.json["snapshots"]) == {"small"}
+    assert set(Store.open(str(store)).snapshots.get(result.json["snapshots"]["small"]).content.indexes) == {
+        "hnsw",
+        "bm25",
+    }
     again = bookwheel("reproduce", table, "--store", store, "--json")
-    assert (again.code, again.json["new"], again.json["evaluation"]) == (1, 0, ran.json["evaluation"])
+    assert (again.code, again.json["new"], again.json["evaluation"]) == (1, 0, result.json["evaluation"])
     only = bookwheel("reproduce", table, "--store", store, "--rows", "cells", "--json")
     assert (only.code, [line["verdict"] for line in only.json["lines"]]) == (1, ["failed"])
     alone = bookwheel("reproduce", table, "--store", store, "--rows", "damaged", "--json")
@@ -230,12 +233,12 @@ def test_a_sample_runs_every_row_and_does_not_compare(folder: Path, tiny: Path, 
     assert planned.code == 0
     assert planned.json["passages"]["small"] <= 1_000, "a share of the copy, which is small"
     assert not (folder / "store").exists()
-    ran = bookwheel(*arguments, "--json")
-    assert ran.code == 0
-    assert {line["verdict"] for line in ran.json["lines"]} == {"not compared"}
-    assert {line["questions"] for line in ran.json["lines"]} == {20}
-    assert any("do not compare" in note for note in ran.json["notes"])
-    assert "do not compare" in ran.err
+    result = bookwheel(*arguments, "--json")
+    assert result.code == 0
+    assert {line["verdict"] for line in result.json["lines"]} == {"not compared"}
+    assert {line["questions"] for line in result.json["lines"]} == {20}
+    assert any("do not compare" in note for note in result.json["notes"])
+    assert "do not compare" in result.err
 
 
 @pytest.fixture
@@ -286,9 +289,9 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
     assert sample.code == 0, sample.err
     first_files = "me-pieces-main-data-first-0.3"
     assert [path.name for path in (folder / "some" / first_files).glob("*.jsonl")] == ["part-0.jsonl"]
-    ran = bookwheel(*arguments, "--data", folder / "some")  # the files of the sample are not all files
-    assert ran.code == 0, ran.err
-    assert any("has 60 passages" in note for note in ran.json["notes"])
+    result = bookwheel(*arguments, "--data", folder / "some")  # the files of the sample are not all files
+    assert result.code == 0, result.err
+    assert any("has 60 passages" in note for note in result.json["notes"])
     table.write_text(table.read_text().replace("@main", "@nope"))
     no_revision = bookwheel(*arguments, "--data", folder / "other")
     assert (no_revision.code, "could not be downloaded (me/pieces has no revision nope)" in no_revision.err) == (
@@ -347,10 +350,10 @@ def test_what_is_wrong_is_named_before_anything_is_built(
     text = table.read_text()
     assert before in text
     table.write_text(text.replace(before, after, 1))
-    ran = bookwheel("reproduce", table, "--store", folder / "store")
-    assert (ran.code, ran.out) == (code, "")
-    assert message in ran.err
-    assert "bookwheel: " in ran.err
+    result = bookwheel("reproduce", table, "--store", folder / "store")
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    assert "bookwheel: " in result.err
     assert not list((folder / "store").glob("snapshots/*.json"))
 
 
@@ -384,8 +387,8 @@ def test_a_killed_run_continues(folder: Path, tiny: Path, bookwheel: Any) -> Non
         running.wait()
     finished = {path.name: path.read_bytes() for path in store.glob("evaluations/*.json")}
     assert 1 <= len(finished) <= 4
-    ran = bookwheel(*arguments, "--json")
-    assert ran.json["new"] == 3 - len(finished)
+    result = bookwheel(*arguments, "--json")
+    assert result.json["new"] == 3 - len(finished)
     assert all((store / "evaluations" / name).read_bytes() == manifest for name, manifest in finished.items())
 
 
@@ -495,15 +498,15 @@ def test_every_built_in_row_is_measured_from_local_copies(
         table = tmp_path / f"{name}.toml"
         lines = bookwheel("reproduce", name, "--print-file").out.splitlines(keepends=True)
         table.write_text("".join(line for line in lines if not line.startswith("checksum = ")))
-        ran = bookwheel("reproduce", table, "--store", store, "--data", folder, "--json")
-        assert ran.code == 3, ran.err  # tiny models have other values than the published ones
+        result = bookwheel("reproduce", table, "--store", store, "--data", folder, "--json")
+        assert result.code == 3, result.err  # tiny models have other values than the published ones
         expected = [
             (row.name, data, measure)
             for row in read_reproduction(name).row
             for data in row.list_data()
             for measure in row.list_measures(data)
         ]
-        found = {(line["row"], line["data"], line["measure"]): line["value"] for line in ran.json["lines"]}
+        found = {(line["row"], line["data"], line["measure"]): line["value"] for line in result.json["lines"]}
         assert list(found) == expected
         values.update(found)
     assert values["BM25", "nq", "Success@5"] == 100.0

@@ -39,9 +39,9 @@ def test_a_snapshot_without_a_graph_answers_where_no_index_is_named(
 
 def test_search_shows_where_each_leg_found_a_hit(library: Path, bookwheel: Bookwheel, tmp_path: Path) -> None:
     def hits(*words: object) -> list[dict[str, Any]]:
-        ran = bookwheel("search", ASKED, "--store", library, "-k", 4, "--json", *words)
-        assert ran.code == 0, ran.err
-        found: list[dict[str, Any]] = ran.json["results"][0]["hits"]
+        result = bookwheel("search", ASKED, "--store", library, "-k", 4, "--json", *words)
+        assert result.code == 0, result.err
+        found: list[dict[str, Any]] = result.json["results"][0]["hits"]
         return found
 
     assert hits("--retriever", "hnsw") == hits("--index", "hnsw") == hits("--index", "hnsw", "--retriever", " hnsw")
@@ -50,8 +50,8 @@ def test_search_shows_where_each_leg_found_a_hit(library: Path, bookwheel: Bookw
         ranks = {leg["leg"]: leg["rank"] for leg in hit["legs"]}
         assert set(ranks) <= {"hnsw", "exact"}
         assert hit["score"] == pytest.approx(sum(1 / (60 + rank) for rank in ranks.values()))
-    told = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)").out
-    assert "(hnsw 1, exact 1)" in told, "people read the ranks of the legs"
+    output = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)").out
+    assert "(hnsw 1, exact 1)" in output, "people read the ranks of the legs"
     cross = save_cross_encoder(tmp_path / "cross")
     for hit in hits("--retriever", f"rerank(rrf(hnsw, exact), {cross}, 9)"):
         assert [leg["leg"] for leg in hit["legs"]][-1] == "rrf(hnsw, exact)"
@@ -62,12 +62,12 @@ def test_a_fused_retriever_is_measured_and_answered_from(
     library: Path, rag: Path, questions: Path, bookwheel: Bookwheel
 ) -> None:
     named = "rrf(hnsw, exact:30)"
-    ran = bookwheel("evaluate", "--store", library, "--questions", questions, "--retriever", named, "--json")
-    assert (ran.code, ran.json["retriever"], ran.json["n"]) == (0, named, 2), ran.err
-    assert list(ran.json["metrics"]) == ["Success@1", "Success@5", "Success@20"]
+    result = bookwheel("evaluate", "--store", library, "--questions", questions, "--retriever", named, "--json")
+    assert (result.code, result.json["retriever"], result.json["n"]) == (0, named, 2), result.err
+    assert list(result.json["metrics"]) == ["Success@1", "Success@5", "Success@20"]
     given = ["--store", library, "--questions", questions, "--model", rag, "--retriever", named, "--json"]
-    ran = bookwheel("evaluate", *given)
-    assert (ran.code, ran.json["retriever"]) == (0, named), ran.err
+    result = bookwheel("evaluate", *given)
+    assert (result.code, result.json["retriever"]) == (0, named), result.err
     fused, plain = (
         bookwheel("answer", ASKED, "--store", library, "--model", rag, "-k", 3, "--retriever", one, "--json").json
         for one in (named, "exact")
@@ -80,16 +80,16 @@ def test_a_retriever_may_stand_in_the_settings(
     library: Path, bookwheel: Bookwheel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOOKWHEEL_RETRIEVER", "rrf(hnsw, exact)")
-    ran = bookwheel("search", ASKED, "--store", library, "--json")
-    assert "legs" in ran.json["results"][0]["hits"][0]
-    ran = bookwheel("search", ASKED, "--store", library, "--index", "exact", "--json")
-    assert (ran.code, "legs" in ran.json["results"][0]["hits"][0]) == (0, False), "a flag goes before a setting"
+    result = bookwheel("search", ASKED, "--store", library, "--json")
+    assert "legs" in result.json["results"][0]["hits"][0]
+    result = bookwheel("search", ASKED, "--store", library, "--index", "exact", "--json")
+    assert (result.code, "legs" in result.json["results"][0]["hits"][0]) == (0, False), "a flag goes before a setting"
     monkeypatch.setenv("BOOKWHEEL_INDEX", "exact")
-    ran = bookwheel("search", ASKED, "--store", library)
-    assert (ran.code, "on the command line or in the settings" in ran.complaint) == (2, True)
+    result = bookwheel("search", ASKED, "--store", library)
+    assert (result.code, "on the command line or in the settings" in result.complaint) == (2, True)
     monkeypatch.delenv("BOOKWHEEL_RETRIEVER")
-    ran = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)", "--json")
-    assert (ran.code, "legs" in ran.json["results"][0]["hits"][0]) == (0, True), ran.err
+    result = bookwheel("search", ASKED, "--store", library, "--retriever", "rrf(hnsw, exact)", "--json")
+    assert (result.code, "legs" in result.json["results"][0]["hits"][0]) == (0, True), result.err
 
 
 WRONG = [
@@ -122,10 +122,10 @@ def test_a_wrong_retriever_is_one_sentence(
 ) -> None:
     words = {"search": [ASKED, "-k", 5], "evaluate": ["--questions", questions, "-k", 5]}.get(verb, [ASKED, "-k", 5])
     words += ["--model", rag] if verb == "answer" else []
-    ran = bookwheel(verb, *words, "--store", library, "--retriever", expression.replace("{bi}", str(tiny)))
-    assert ran.code == (1 if "rerank" in expression else 2), ran.err
-    assert says in ran.complaint
-    assert len(ran.complaint) < 400
+    result = bookwheel(verb, *words, "--store", library, "--retriever", expression.replace("{bi}", str(tiny)))
+    assert result.code == (1 if "rerank" in expression else 2), result.err
+    assert says in result.complaint
+    assert len(result.complaint) < 400
 
 
 def test_a_depth_above_the_number_of_passages_is_all_of_them(library: Path, bookwheel: Bookwheel) -> None:

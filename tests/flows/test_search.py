@@ -37,9 +37,9 @@ def store(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_dense_search_imports_nothing_that_it_does_not_need(store: Path) -> None:
     asked = [sys.executable, "-c", PROGRAM % UNUSED, "--store", str(store), "-k", "2"]
-    ran = subprocess.run(asked, check=False, capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr.split()) == (0, [])
-    assert "a story that was written" in ran.stdout
+    result = subprocess.run(asked, check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stderr.split()) == (0, [])
+    assert "a story that was written" in result.stdout
 
 
 def test_a_default_depth_is_capped_by_the_corpus(store: Path, tmp_path: Path, bookwheel: Bookwheel) -> None:

@@ -167,8 +167,8 @@ def test_an_interrupt_ends_it_at_once(copy: Path, tmp_path: Path) -> None:
 
 def test_a_misspelt_ref_is_not_served_from_what_was_pulled(copy: Path, tmp_path: Path, bookwheel: Callable) -> None:
     pull(Store.open(str(copy)), "latest", tmp_path / "dest")
-    ran = bookwheel("serve", "--store", copy, "--ref", "nobody", "--port", 0, "--dest", tmp_path / "dest")
-    assert (ran.code, "no snapshot or ref 'nobody'" in ran.err) == (1, True)
+    result = bookwheel("serve", "--store", copy, "--ref", "nobody", "--port", 0, "--dest", tmp_path / "dest")
+    assert (result.code, "no snapshot or ref 'nobody'" in result.err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +203,8 @@ def test_what_can_never_be_served_is_one_sentence(
         known = {"store": copy, "nothing": tmp_path / "nothing", "taken": taken.getsockname()[1]}
         given = [option.format(**known) for option in options]
         given += [] if "--port" in given else ["--port", "0"]
-        ran = bookwheel("serve", *given, "--dest", tmp_path / "dest")
-    assert ran.code == code, ran.err
-    told = [line for line in ran.err.splitlines() if line.startswith("bookwheel: ")]
+        result = bookwheel("serve", *given, "--dest", tmp_path / "dest")
+    assert result.code == code, result.err
+    told = [line for line in result.err.splitlines() if line.startswith("bookwheel: ")]
     assert len(told) == 1
     assert words in told[0]

@@ -57,8 +57,13 @@ QUESTION = "who was the king of the river city?"
 def finetune(bookwheel: Bookwheel, store: Path, library: Path, tmp_path: Path) -> Any:
     passages = Snapshot.open(str(library)).passages(range(0, 120, 10))
     rows = [
-        {"question": f"what {one.title} {n}", "answers": ["h7"[n % 2]], "title": one.title, "context": one.text}
-        for n, one in enumerate(passages)
+        {
+            "question": f"what {passage.title} {n}",
+            "answers": ["h7"[n % 2]],
+            "title": passage.title,
+            "context": passage.text,
+        }
+        for n, passage in enumerate(passages)
     ]
     for name, some in (("train", rows[:8]), ("dev", rows[8:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
@@ -77,11 +82,11 @@ def finetune(bookwheel: Bookwheel, store: Path, library: Path, tmp_path: Path) -
 def test_a_pair_is_trained_asks_both_indexes_and_its_bags_outlive_the_next_training(
     finetune: Any, bookwheel: Bookwheel, reindex: Any, store: Path, tmp_path: Path
 ) -> None:
-    ran = finetune("sidr", name="finder")
-    assert ran.code == 0, ran.err
-    told = ran.json
-    assert (told["kind"], told["steps"]) == ("sidr", 2)
-    assert {"average_rank", "bag_average_rank", "bag_Success@5"} <= set(told["metrics"]["after"])
+    result = finetune("sidr", name="finder")
+    assert result.code == 0, result.err
+    reply = result.json
+    assert (reply["kind"], reply["steps"]) == ("sidr", 2)
+    assert {"average_rank", "bag_average_rank", "bag_Success@5"} <= set(reply["metrics"]["after"])
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE.format(name="finder"))
     built = reindex(store, recipe=recipe)
@@ -102,9 +107,9 @@ def test_a_pair_is_trained_asks_both_indexes_and_its_bags_outlive_the_next_train
         assert (found.code, len(found.json["results"][0]["hits"])) == (0, 5), found.err
 
     generator = save_bart(tmp_path / "generator")
-    ran = finetune("openrag", name="better", encoder="model:finder", generator=generator)
-    assert ran.code == 0, ran.err
-    assert {"right", "nll", "questions", "all_wrong", "agreement"} <= set(ran.json["metrics"]["after"])
+    result = finetune("openrag", name="better", encoder="model:finder", generator=generator)
+    assert result.code == 0, result.err
+    assert {"right", "nll", "questions", "all_wrong", "agreement"} <= set(result.json["metrics"]["after"])
     assert bookwheel("export", "model:better", tmp_path / "better", "--store", store).code == 0
     other = save_sidr(tmp_path / "other", spec=replace(SPEC, max_length=64))
     for encoder in (tmp_path / "better" / "question", other):

@@ -63,8 +63,8 @@ def test_two_spaces_are_built_inherited_and_taken_down(reindex: Any, bookwheel: 
     again = reindex(store)
     assert (again.json["snapshot"], again.json["counts"]["embedded"]) == (first.json["snapshot"], 0)
 
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
+    assert result.code == 0, result.err
     with Snapshot.open(str(store)) as after:
         left = [len(vectors_of(after, name)) for name in ("embeddings", "small")]
         assert left == [after.n, after.n]
@@ -94,8 +94,8 @@ def test_an_index_is_added_over_a_further_space(reindex: Any, bookwheel: Any, tm
     assert reindex(store).code == 0
     given = ("add-index", "latest", "--recipe", more, "--store", store, "--json")
     more.write_text('retriever = "rrf(hnsw, lists)"\n[index.lists]\nfactory = "IVF4,Flat"\nover = "small"\n')
-    ran = bookwheel(*given)
-    assert ran.code == 0, ran.err
+    result = bookwheel(*given)
+    assert result.code == 0, result.err
     with Snapshot.open(str(store)) as snapshot:
         content = snapshot.manifest.content
         assert {*content.indexes} == {"hnsw", "small", "lists"}
@@ -151,6 +151,6 @@ def test_equal_vectors_are_tuned_for_the_questions_of_each(
 )
 def test_wrong_representations_are_refused(wrong: str, said: str, reindex: Any, tmp_path: Path, recipe: Path) -> None:
     recipe.write_text(wrong)
-    ran = reindex(tmp_path / "store")
-    assert ran.code == 2
-    assert said in ran.complaint
+    result = reindex(tmp_path / "store")
+    assert result.code == 2
+    assert said in result.complaint

@@ -96,21 +96,21 @@ def test_parts_are_encoded_gated_and_searched_exactly(made: tuple[Path, Any], ml
 
         dense = np.zeros((snapshot.n, 128))
         dense[np.repeat(np.arange(snapshot.n), np.diff(rows.offsets)), rows.terms] = rows.weights / 64
-        asked = encoder.encode_questions([QUESTION])[0]
-        scores = dense[:, asked[:, 0].astype(int)] @ asked[:, 1]
-        wanted = np.lexsort((np.arange(snapshot.n), -scores))[:5]
+        query_vectors = encoder.encode_questions([QUESTION])[0]
+        scores = dense[:, query_vectors[:, 0].astype(int)] @ query_vectors[:, 1]
+        expected = np.lexsort((np.arange(snapshot.n), -scores))[:5]
         hits = open_retriever(snapshot, "splade").search([QUESTION], 5)[0]
-        assert [hit.row for hit in hits] == wanted.tolist()
-        assert [hit.score for hit in hits] == pytest.approx(scores[wanted].tolist())
+        assert [hit.row for hit in hits] == expected.tolist()
+        assert [hit.score for hit in hits] == pytest.approx(scores[expected].tolist())
 
 
 def test_weighted_terms_are_a_leg_of_every_verb(
     made: tuple[Path, Any], bookwheel: Any, other_tiny: Path, tmp_path: Path
 ) -> None:
     store, fused = made[0], "rrf(bm25, splade(terms=20):50, hnsw)"
-    ran = bookwheel("search", QUESTION, "--store", store, "-k", 4, "--retriever", fused, "--json")
-    assert ran.code == 0, ran.err
-    legs = {leg["leg"] for hit in ran.json["results"][0]["hits"] for leg in hit["legs"]}
+    result = bookwheel("search", QUESTION, "--store", store, "-k", 4, "--retriever", fused, "--json")
+    assert result.code == 0, result.err
+    legs = {leg["leg"] for hit in result.json["results"][0]["hits"] for leg in hit["legs"]}
     assert "splade(terms=20)" in legs <= {"bm25", "splade(terms=20)", "hnsw"}
 
     questions = tmp_path / "questions.jsonl"
@@ -134,30 +134,32 @@ def test_weighted_terms_are_a_leg_of_every_verb(
         ("splade(terms=0)", "terms is 0: give a whole number from 1 to 10,000"),
         ("maxsim(hnsw, splade, 50)", "splade is not an index over token vectors"),
     ):
-        ran = bookwheel("search", "x", "--store", store, "--retriever", expression)
-        assert (ran.code, sentence in ran.complaint) == (2, True), ran.complaint
+        result = bookwheel("search", "x", "--store", store, "--retriever", expression)
+        assert (result.code, sentence in result.complaint) == (2, True), result.complaint
     for stranger in (save_splade(tmp_path / "stranger", seed=8), other_tiny):
         given = ("--retriever", "splade", "--question-encoder", stranger)
-        ran = bookwheel("search", "x", "--store", store, *given)
-        assert "cannot search a snapshot of encoder BertForMaskedLM-128-" in ran.complaint
+        result = bookwheel("search", "x", "--store", store, *given)
+        assert "cannot search a snapshot of encoder BertForMaskedLM-128-" in result.complaint
 
 
 def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
     made: tuple[Path, Any], reindex: Any, bookwheel: Any, recipe_of_terms: Path, tmp_path: Path
 ) -> None:
     store, more = Path(shutil.copytree(made[0], tmp_path / "store")), tmp_path / "more.toml"
-    ran = reindex(store, "--explain", recipe=recipe_of_terms)
-    stages = {row["stage"]: row for row in json.loads(ran.out)["stages"]}
+    result = reindex(store, "--explain", recipe=recipe_of_terms)
+    stages = {row["stage"]: row for row in json.loads(result.out)["stages"]}
     assert stages["embed sparse"]["recorded"] == stages["embed sparse"]["tasks"] > 1
     more.write_text(recipe_of_terms.read_text() + BAG)
-    ran = bookwheel("add-index", "latest", "--recipe", more, "--index", "bag", "--store", store, "--json")
-    assert ran.code == 0, ran.err
-    assert ran.json["metrics"]["bag"]["recall@20"] == 1.0
+    result = bookwheel("add-index", "latest", "--recipe", more, "--index", "bag", "--store", store, "--json")
+    assert result.code == 0, result.err
+    assert result.json["metrics"]["bag"]["recall@20"] == 1.0
     with Snapshot.open(str(store)) as snapshot:
         before, rows = snapshot.n, rows_of(snapshot)
         encoder = open_retriever(snapshot, "bag")
-        asked = SparseEncoder.load(snapshot.folder("encoder/sparse/question")).encode_questions([QUESTION])[0][:30]
-        weights = dict(zip(asked[:, 0].astype(int).tolist(), asked[:, 1].tolist(), strict=True))
+        query_vectors = SparseEncoder.load(snapshot.folder("encoder/sparse/question")).encode_questions([QUESTION])[0][
+            :30
+        ]
+        weights = dict(zip(query_vectors[:, 0].astype(int).tolist(), query_vectors[:, 1].tolist(), strict=True))
         shared = np.array([weights.get(term, 0) for term in rows.terms.tolist()])
         scores = np.add.reduceat(shared, rows.offsets[:-1])
         assert [hit.score for hit in encoder.search([QUESTION], 5)[0]] == pytest.approx(-np.sort(-scores)[:5])
@@ -165,8 +167,8 @@ def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
     assert "index/bag" in told.out, told.err
     assert "sparse" in bookwheel("show", "--store", store).out
 
-    ran = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
-    assert ran.code == 0, ran.err
+    result = bookwheel("takedown", "12", "--store", store, "--yes", "--json")
+    assert result.code == 0, result.err
     with Snapshot.open(str(store)) as after:
         assert 0 < after.n < before
         assert len(rows_of(after)) == open_index(after, "splade").n == open_index(after, "bag").n == after.n
@@ -178,8 +180,8 @@ def test_a_bag_is_added_a_page_goes_and_a_reader_pulls_postings_alone(
     assert not list(pulled.rglob("*.sparse")), "the index holds them in a form of its own"
     with Snapshot.from_folder(pulled) as local:
         found = open_retriever(local, "rrf(splade, bm25)").search([QUESTION], 3)[0]
-    ran = bookwheel("search", QUESTION, "--store", store, "-k", 3, "--retriever", "rrf(splade, bm25)", "--json")
-    assert [hit["id"] for hit in ran.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
+    result = bookwheel("search", QUESTION, "--store", store, "-k", 3, "--retriever", "rrf(splade, bm25)", "--json")
+    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in found]
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence(reindex: Any, tiny: Path, mlm: Path, tmp_path: Path) -> None:
@@ -199,15 +201,15 @@ def test_what_does_not_fit_is_refused_in_one_sentence(reindex: Any, tiny: Path, 
         (f'[represent.a]\nkind = "sparse"\nencoder = "{mlm}"\nspec.scale = 0\n{index}over = "a"', "scale of a sparse"),
     ):
         recipe.write_text(words)
-        ran = reindex(tmp_path / "none", recipe=recipe)
-        assert ran.code
-        assert sentence in ran.complaint
+        result = reindex(tmp_path / "none", recipe=recipe)
+        assert result.code
+        assert sentence in result.complaint
 
 
 def test_a_plan_says_what_a_passage_costs(bookwheel: Any) -> None:
-    ran = bookwheel("index", "--plan", "--index", "Impact1", "--n", 21_015_324, "--json")
-    assert ran.code == 0, ran.err
-    found = ran.json
-    assert found["disk_bytes"] == found["n"] * (2 + 128 * 10 // 8)
-    told = bookwheel("index", "--plan", "--index", "Impact", "--n", 1000).out
-    assert "Impact over 1,000 passages\n" in told
+    result = bookwheel("index", "--plan", "--index", "Impact1", "--n", 21_015_324, "--json")
+    assert result.code == 0, result.err
+    reply = result.json
+    assert reply["disk_bytes"] == reply["n"] * (2 + 128 * 10 // 8)
+    output = bookwheel("index", "--plan", "--index", "Impact", "--n", 1000).out
+    assert "Impact over 1,000 passages\n" in output

@@ -59,7 +59,7 @@ print(find_prefect_server())
 
 def test_a_build_without_a_server_imports_neither_prefect_nor_httpx(tmp_path: Path, mini_dump: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(mini_dump)],
         cwd=tmp_path,
         env={**environment, "HOME": str(tmp_path)},
@@ -67,4 +67,4 @@ def test_a_build_without_a_server_imports_neither_prefect_nor_httpx(tmp_path: Pa
         capture_output=True,
         text=True,
     )
-    assert ran.stdout.splitlines()[-2:] == ["0 None", "http://127.0.0.1:9/api"]
+    assert result.stdout.splitlines()[-2:] == ["0 None", "http://127.0.0.1:9/api"]

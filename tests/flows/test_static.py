@@ -72,9 +72,9 @@ def test_it_is_an_encoder_in_every_verb(
         hits = open_retriever(snapshot, "rrf(hnsw, quick, bm25)").search([some[0].title], 3)[0]
 
     fused = ("--retriever", "rrf(hnsw, quick, bm25)")
-    ran = bookwheel("search", some[0].title, "--store", store, "-k", 3, *fused, "--json")
-    assert ran.code == 0, ran.err
-    assert [hit["id"] for hit in ran.json["results"][0]["hits"]] == [hit.passage.id for hit in hits]
+    result = bookwheel("search", some[0].title, "--store", store, "-k", 3, *fused, "--json")
+    assert result.code == 0, result.err
+    assert [hit["id"] for hit in result.json["results"][0]["hits"]] == [hit.passage.id for hit in hits]
 
     questions = tmp_path / "questions.jsonl"
     questions.write_text(json.dumps({"id": "p", "question": QUESTION, "answers": ["king"]}) + "\n")
@@ -89,21 +89,21 @@ def test_it_is_an_encoder_in_every_verb(
     examples = tmp_path / "examples.jsonl"
     examples.write_text(json.dumps({"question": QUESTION, "answers": ["king"], "context": "the king"}) + "\n")
     for kind, given in (("dpr", ()), ("cross-encoder", ()), ("dpr", ("--encoder", nested))):
-        ran = bookwheel("finetune", kind, "--train", examples, "--dev", examples, "--store", store, *given)
-        assert (ran.code, "is static and cannot be trained" in ran.complaint) == (2, True), ran.complaint
+        result = bookwheel("finetune", kind, "--train", examples, "--dev", examples, "--store", store, *given)
+        assert (result.code, "is static and cannot be trained" in result.complaint) == (2, True), result.complaint
 
     other = reindex(store, encoder=tiny, recipe=recipe)  # the gate holds the space
     assert other.code == 3, other.err
-    ran = bookwheel("search", "x", "--store", store, "--question-encoder", nested)
-    assert "cannot search a snapshot of encoder StaticModel-16-" in ran.complaint
+    result = bookwheel("search", "x", "--store", store, "--question-encoder", nested)
+    assert "cannot search a snapshot of encoder StaticModel-16-" in result.complaint
 
 
 def test_a_damaged_one_publishes_nothing(static: Path, reindex: Any, tmp_path: Path) -> None:
     broken = save_model2vec(tmp_path / "broken")
     (broken / "model.safetensors").write_bytes((static / "model.safetensors").read_bytes()[:-9])
-    ran = reindex(tmp_path / "store", encoder=broken)
-    assert ran.code
-    assert "is truncated (9 bytes are missing): fetch it again" in ran.complaint
+    result = reindex(tmp_path / "store", encoder=broken)
+    assert result.code
+    assert "is truncated (9 bytes are missing): fetch it again" in result.complaint
 
 
 def test_its_work_is_estimated_by_its_own_rate(static: Path, tiny: Path) -> None:
@@ -124,8 +124,8 @@ def test_a_rebuild_without_a_server_imports_neither_prefect_nor_torch_nor_pandas
     environment |= {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     for url, imported in (("", ""), ("http://127.0.0.1:1", "prefect pydantic rich")):
         environment |= {"PREFECT_API_URL": url} if url else {}
-        ran = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", program, *words],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        assert ran.stdout.splitlines()[-1] == imported, ran.stderr
+        assert result.stdout.splitlines()[-1] == imported, result.stderr

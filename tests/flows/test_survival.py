@@ -145,17 +145,17 @@ def test_a_full_disk(
     tmp_path: Path, arguments: list[str], executable: Path, on_a_disk_of: Callable[[str, Path], list[str]]
 ) -> None:
     within = on_a_disk_of("200k", tmp_path / "store")
-    ran = subprocess.run(
+    result = subprocess.run(
         [*within, executable, "reindex", *arguments, "--", "--runner=FnApiRunner"],
         capture_output=True,
         text=True,
         check=False,
         timeout=DEADLINE,
     )
-    assert ran.returncode == 1
-    assert "bookwheel: the disk is full: cannot write" in ran.stderr.splitlines()[-1]
-    assert ran.stderr.count("bookwheel: ") == 1
-    assert "Traceback" not in ran.stderr
+    assert result.returncode == 1
+    assert "bookwheel: the disk is full: cannot write" in result.stderr.splitlines()[-1]
+    assert result.stderr.count("bookwheel: ") == 1
+    assert "Traceback" not in result.stderr
 
 
 def test_no_room_for_a_file_and_then_there_is(

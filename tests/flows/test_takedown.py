@@ -83,11 +83,11 @@ def test_a_page_leaves_every_byte(store: Path, bookwheel: Any, reindex: Any, min
     assert "nothing was changed" in words
     assert not (store / "takedowns").exists()
 
-    ran = bookwheel(
+    result = bookwheel(
         "takedown", PAGE, "--reason", "a request", "--store", store, "--yes", "--json", "--", "--runner=FnApiRunner"
     )
-    assert ran.code == 0, ran.err
-    done = ran.json
+    assert result.code == 0, result.err
+    done = result.json
     opened = Store.open(str(store))
     (record,) = opened.takedowns.list_records()
     assert (record.wiki, record.pages, record.reason, done["record"]) == ("enwiki", (PAGE,), "a request", 1)
@@ -130,8 +130,8 @@ def test_a_takedown_that_waits_for_a_writer_exits_3(store: Path, bookwheel: Any)
 
 
 def test_a_takedown_of_a_page_that_no_snapshot_holds_says_so(store: Path, bookwheel: Any) -> None:
-    ran = bookwheel("takedown", "999999999", "--store", store, "--yes")
-    assert (ran.code, "no snapshot holds such a page: check the ids" in ran.out) == (0, True)
+    result = bookwheel("takedown", "999999999", "--store", store, "--yes")
+    assert (result.code, "no snapshot holds such a page: check the ids" in result.out) == (0, True)
 
 
 def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel: Any, trusted: Path) -> None:
@@ -140,13 +140,13 @@ def test_a_takedown_that_was_only_ordered_is_gone_on_with(store: Path, bookwheel
     opened.takedowns.add("enwiki", [PAGE], "a request", "me")
     old = opened.snapshots.resolve("latest")
     assert "would replace 1 snapshot;" in bookwheel("takedown", "--store", store).out
-    ran = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted)
-    assert ran.out.splitlines()[0] == "record    none: all pages were ordered before"
+    result = bookwheel("takedown", "--store", store, "--yes", "--trust", trusted)
+    assert result.out.splitlines()[0] == "record    none: all pages were ordered before"
     new = opened.snapshots.resolve("latest")
-    left = [line.partition(":")[0] for line in ran.out.splitlines() if line.startswith("unsigned")]
+    left = [line.partition(":")[0] for line in result.out.splitlines() if line.startswith("unsigned")]
     assert left == [f"unsigned  {new[:12]}", "unsigned  latest@2"], "there is a key, but nobody signed the old one"
     assert not list(store.glob("snapshots/*.sig"))
-    assert f"replaced  {old[:12]} by {new[:12]}\n" in ran.out
+    assert f"replaced  {old[:12]} by {new[:12]}\n" in result.out
     assert "would replace 0 snapshots" in bookwheel("takedown", "--store", store).out
     told = bookwheel("show", old, "--store", store)
     assert (told.code, "which replaces it" in told.complaint) == (1, True)
@@ -190,20 +190,20 @@ def test_a_takedown_that_was_killed_is_gone_on_with(moment: str, store: Path, bo
     ],
 )
 def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, given: list[str], code: int, why: str) -> None:
-    ran = bookwheel("takedown", *given, "--store", library)
-    assert (ran.code, why in ran.complaint) == (code, True)
+    result = bookwheel("takedown", *given, "--store", library)
+    assert (result.code, why in result.complaint) == (code, True)
     assert not (library / "takedowns").exists()
 
 
 def test_a_page_that_is_nowhere_is_told_before_it_is_ordered(library: Path, bookwheel: Any) -> None:
-    said = bookwheel("takedown", "999", "--store", library).out
-    assert "page      999: in no snapshot\nno snapshot holds such a page" in said
+    output = bookwheel("takedown", "999", "--store", library).out
+    assert "page      999: in no snapshot\nno snapshot holds such a page" in output
 
 
 @pytest.mark.parametrize("given", [["-1", "999"], ["--", "-30-", "999"]])
 def test_what_begins_with_one_hyphen_is_no_option_of_beam(given: list[str], library: Path, bookwheel: Any) -> None:
-    said = bookwheel("takedown", "--store", library, *given).out
-    assert f"page      {given[-2]}: in no snapshot\npage      999: in no snapshot" in said
+    output = bookwheel("takedown", "--store", library, *given).out
+    assert f"page      {given[-2]}: in no snapshot\npage      999: in no snapshot" in output
 
 
 def delete_files_of(store: Path, snapshot_id: str) -> None:
@@ -246,18 +246,18 @@ def test_a_build_whose_parent_goes_meanwhile_publishes_a_whole_snapshot_and_says
     dump.write_bytes(before + b". Edited since" + end + after)
     with monkeypatch.context() as patched:
         patched.setattr(module, name, lose_parent)
-        ran = reindex(store, dump=dump)
-    assert ran.code == code, ran.err
+        result = reindex(store, dump=dump)
+    assert result.code == code, result.err
     if code:
-        assert f"page {PAGE} in it ('{TITLE}') was taken down meanwhile: run the same command again" in ran.complaint
+        assert f"page {PAGE} in it ('{TITLE}') was taken down meanwhile: run the same command again" in result.complaint
         assert len(opened.snapshots.list_ids()) == 1, "only the snapshot of the takedown is there"
-        ran = reindex(store, dump=dump)
+        result = reindex(store, dump=dump)
     latest = opened.snapshots.resolve("latest")
-    assert (ran.json["snapshot"], latest == parent) == (latest, False)
+    assert (result.json["snapshot"], latest == parent) == (latest, False)
     assert verify_version(opened, latest) == []
     if event == "expire":  # the file of the other part is written again with the same bytes
         note = f"1 of 2 parts of the parent {parent[:12]} are gone: they are built again"
-        assert f"chunk {note}" in ran.err
+        assert f"chunk {note}" in result.err
         assert note in opened.snapshots.get(latest).provenance["notes"]
         assert note in (store / "reports" / f"{latest}.html").read_text()
     with Snapshot.open(str(store)) as snapshot:

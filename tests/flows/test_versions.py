@@ -27,21 +27,21 @@ def store(library: Path, tmp_path: Path, edited_dump: Path, reindex: Any) -> Pat
     """A copy of the library in which `latest` has moved on to the edited dump."""
     copy = tmp_path / "store"
     shutil.copytree(library, copy)
-    ran = reindex(copy, dump=edited_dump)
-    assert ran.code == 0, ran.err
-    assert 1 <= ran.json["counts"]["embedded"] <= 5, "the rest keeps its vectors"
+    result = reindex(copy, dump=edited_dump)
+    assert result.code == 0, result.err
+    assert 1 <= result.json["counts"]["embedded"] <= 5, "the rest keeps its vectors"
     return copy
 
 
 def test_versions_are_compared_named_and_rolled_back(store: Path, bookwheel: Any) -> None:
     old, new = (move["snapshot"] for move in bookwheel("log", "--store", store, "--json").json[::-1])
-    found = bookwheel("diff", "latest@1", "latest", "--store", store, "--json").json
-    assert (found["before"], found["after"]) == (old, new)
-    assert found["articles"] == {"added": 0, "changed": 1, "removed": 0}
-    assert [article["title"] for article in found["examples"]["changed"]] == ["Anarchism"]
-    assert 1 <= found["passages"]["changed"] <= 5
-    assert set(found["pull"]) == {"passages", "embeddings", "encoder", "index/hnsw"}
-    assert found["pull"]["encoder"]["fetched_bytes"] == 0
+    reply = bookwheel("diff", "latest@1", "latest", "--store", store, "--json").json
+    assert (reply["before"], reply["after"]) == (old, new)
+    assert reply["articles"] == {"added": 0, "changed": 1, "removed": 0}
+    assert [article["title"] for article in reply["examples"]["changed"]] == ["Anarchism"]
+    assert 1 <= reply["passages"]["changed"] <= 5
+    assert set(reply["pull"]) == {"passages", "embeddings", "encoder", "index/hnsw"}
+    assert reply["pull"]["encoder"]["fetched_bytes"] == 0
     words = bookwheel("diff", "latest@1", "latest", "--store", store).out
     assert "changed   Anarchism\n" in words
 
@@ -55,14 +55,14 @@ def test_versions_are_compared_named_and_rolled_back(store: Path, bookwheel: Any
 
 def test_a_name_is_deleted(store: Path, bookwheel: Any) -> None:
     bookwheel("tag", "latest@1", "good", "--store", store)
-    told = bookwheel("tag", "--delete", "good", "--store", store, "--json").json
-    assert (told["dry_run"], told["ref"], told["number"], told["others"]) == (True, "good", 1, [])
+    reply = bookwheel("tag", "--delete", "good", "--store", store, "--json").json
+    assert (reply["dry_run"], reply["ref"], reply["number"], reply["others"]) == (True, "good", 1, [])
     assert "nothing was changed" in bookwheel("tag", "--delete", "good", "--store", store).out
     assert bookwheel("tag", "--delete", "good", "--yes", "--store", store, "--json").json["number"] == 2
     assert bookwheel("log", "--ref", "good", "--store", store).out.splitlines()[0].startswith("good@2  nothing")
     assert [one["snapshot"] for one in bookwheel("log", "--ref", "good", "--store", store, "--json").json] == [
         None,
-        told["snapshot"],
+        reply["snapshot"],
     ]
     assert bookwheel("tag", "latest", "good", "--store", store, "--json").json["number"] == 3
 
@@ -85,24 +85,24 @@ def test_a_name_is_deleted(store: Path, bookwheel: Any) -> None:
     ],
 )
 def test_what_cannot_be_is_one_sentence(library: Path, bookwheel: Any, verb: list[Any], code: int, why: str) -> None:
-    ran = bookwheel(*verb, "--store", library)
-    assert (ran.code, why in ran.complaint) == (code, True)
+    result = bookwheel(*verb, "--store", library)
+    assert (result.code, why in result.complaint) == (code, True)
 
 
 def test_no_ref_goes_back_to_a_snapshot_that_is_broken(store: Path, bookwheel: Any) -> None:
     opened = Store.open(str(store))
     files = opened.snapshots.get(opened.refs.get_move("latest", 1).snapshot).content.files
     opened.blobs.get_local_path(files["index/hnsw.faiss"]).unlink()
-    ran = bookwheel("rollback", "latest", "--store", store)
-    assert ran.code == 3
-    assert "index/hnsw.faiss: missing" in ran.complaint
+    result = bookwheel("rollback", "latest", "--store", store)
+    assert result.code == 3
+    assert "index/hnsw.faiss: missing" in result.complaint
     assert opened.refs.list_numbers("latest") == [1, 2]
 
 
 def test_a_pull_takes_what_is_chosen(library: Path, tmp_path: Path, bookwheel: Any) -> None:
     def pulled(*flags: str) -> set[str]:
-        ran = bookwheel("pull", "latest", tmp_path, "--store", library, *flags, "--json")
-        folder = Path(ran.json["path"])
+        result = bookwheel("pull", "latest", tmp_path, "--store", library, *flags, "--json")
+        folder = Path(result.json["path"])
         return {str(path.relative_to(folder)).partition("/")[0] for path in folder.rglob("*") if path.is_file()}
 
     assert pulled("--passages-only") == {"manifest.json", "passages"}

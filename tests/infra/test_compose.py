@@ -189,8 +189,8 @@ def _s3(folder: Path) -> Iterator[dict[str, str]]:
         server.kill()
         server.wait()
         for door in doors:
-            for left in Path("/tmp").glob(f"seaweedfs-*-{moved[door]}.sock"):
-                left.unlink(missing_ok=True)
+            for path in Path("/tmp").glob(f"seaweedfs-*-{moved[door]}.sock"):
+                path.unlink(missing_ok=True)
 
 
 def _healthy(url: str) -> bool:

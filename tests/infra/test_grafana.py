@@ -38,7 +38,7 @@ def test_prometheus_takes_every_expression(tmp_path: Path) -> None:
     """Grafana fills its variables in; then each is a rule like any other."""
     expressions = [one for one in expressions_of(BOARD) if not one.startswith("label_values(")]
     assert len(expressions) > 20
-    filled = [one.replace("$__rate_interval", "5m").replace("$instance", ".+") for one in expressions]
+    filled = [expression.replace("$__rate_interval", "5m").replace("$instance", ".+") for expression in expressions]
     assert not any("$" in one for one in filled)
     recorded = [{"record": f"shown:number_{number}", "expr": one} for number, one in enumerate(filled)]
     rules = tmp_path / "rules.json"

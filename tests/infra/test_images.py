@@ -69,10 +69,10 @@ def test_what_is_added_by_name_is_bounded_as_the_project_bounds_it() -> None:
     added = [Requirement(text) for text in re.findall(r'"([\w-]+[><=]=[^"$]+)"', DOCKERFILE.read_text())]
     added.append(Requirement(bake()[0]["FAISS_GPU"]))
     extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
-    ours = {one.name: one.specifier for one in map(Requirement, (*PROJECT["dependencies"], *extras))}
+    actual = {one.name: one.specifier for one in map(Requirement, (*PROJECT["dependencies"], *extras))}
     for one in added:
         assert {"<", ">="} <= {part.operator for part in one.specifier}, one.name
-        assert one.specifier == ours.get(one.name, one.specifier), one.name
+        assert one.specifier == actual.get(one.name, one.specifier), one.name
 
 
 def test_the_faiss_of_the_image_is_that_of_the_extra_and_has_the_cuda_of_its_torch() -> None:

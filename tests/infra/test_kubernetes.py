@@ -38,7 +38,7 @@ def manifests(request: pytest.FixtureRequest) -> list[Document]:
 
 
 def _of(manifests: list[Document], kind: str) -> list[Document]:
-    return [one for one in manifests if one["kind"] == kind]
+    return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
 def _named(manifests: list[Document], kind: str) -> set[str]:
@@ -46,11 +46,11 @@ def _named(manifests: list[Document], kind: str) -> set[str]:
 
 
 def test_every_manifest_is_one_of_its_kind(manifests: list[Document]) -> None:
-    for one in manifests:
-        if one["kind"] == "FlinkDeployment":
-            jsonschema.validate(one, FLINK)
+    for manifest in manifests:
+        if manifest["kind"] == "FlinkDeployment":
+            jsonschema.validate(manifest, FLINK)
         else:
-            kubernetes_validate.validate(one, VERSION, strict=True)
+            kubernetes_validate.validate(manifest, VERSION, strict=True)
     for name, template in pods(manifests):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": template["spec"]}
         kubernetes_validate.validate(pod, VERSION, strict=True)
@@ -86,8 +86,8 @@ def test_every_name_that_is_referred_to_is_there(manifests: list[Document]) -> N
         assert set(claims) <= _named(manifests, "PersistentVolumeClaim")
         for container in containers(template):
             sources = container.get("envFrom", ())
-            assert {one["configMapRef"]["name"] for one in sources if "configMapRef" in one} <= maps
-            assert {one["secretRef"]["name"] for one in sources if "secretRef" in one} <= secrets
+            assert {source["configMapRef"]["name"] for source in sources if "configMapRef" in source} <= maps
+            assert {source["secretRef"]["name"] for source in sources if "secretRef" in source} <= secrets
             assert {mount["name"] for mount in container.get("volumeMounts", ())} <= volumes, name
     for binding in _of(manifests, "RoleBinding"):
         assert binding["roleRef"]["name"] in _named(manifests, "Role")
@@ -151,11 +151,11 @@ def test_pods_have_no_rights_that_they_do_not_need(manifests: list[Document]) ->
             assert own["allowPrivilegeEscalation"] is False, name
             assert own["capabilities"] == {"drop": ["ALL"]}, name
             assert own["seccompProfile"] == {"type": "RuntimeDefault"}, name
-            ours = container.get("image", "").startswith(REGISTRY)
-            assert own.get("readOnlyRootFilesystem", False) == ours, (
+            actual = container.get("image", "").startswith(REGISTRY)
+            assert own.get("readOnlyRootFilesystem", False) == actual, (
                 "Flink writes beside its program; nothing of ours does"
             )
-            if ours:  # all that our images write
+            if actual:  # all that our images write
                 assert {mount["mountPath"] for mount in container["volumeMounts"]} >= {"/scratch", "/tmp"}
                 assert container["resources"].keys() == {"requests", "limits"}
 

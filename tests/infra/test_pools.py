@@ -26,10 +26,12 @@ def _job(name: str, values: dict[str, Any]) -> dict[str, Any]:
         "job_manifest"
     ]
     spec = job["spec"]["template"]["spec"]
-    wanted = {
+    expected = {
         name: spec.pop(name) for name in ("parallelism", "completions")
     }  # Kubernetes drops them: they are a Job's
-    assert wanted == {"parallelism": 1, "completions": 1}, "Prefect's worker refuses a template without them just there"
+    assert expected == {"parallelism": 1, "completions": 1}, (
+        "Prefect's worker refuses a template without them just there"
+    )
     (container,) = spec["containers"]
     container["env"] = [{"name": key, "value": value} for key, value in container["env"].items()]
     container["args"] = container["args"].split()
@@ -63,7 +65,7 @@ def test_a_rebuild_gets_what_it_was_estimated_to_need() -> None:
 @pytest.mark.parametrize("name", POOLS)
 def test_a_run_finds_what_it_refers_to(name: str) -> None:
     job, manifests = _job(name, {}), kustomized("base")
-    names = {(one["kind"], one["metadata"]["name"]) for one in manifests}
+    names = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in manifests}
     ((_, template),) = pods([job])
     (container,) = containers(template)
     assert container["image"] in {REGISTRY + image for image in built()}

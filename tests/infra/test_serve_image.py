@@ -50,18 +50,18 @@ def _brought() -> set[str]:
     waiting, brought = _installed(), {canonicalize_name(PROJECT["name"])}
     seen = set()
     while waiting:
-        wanted = waiting.pop()
-        asked = (canonicalize_name(wanted.name), frozenset(wanted.extras))
+        expected = waiting.pop()
+        asked = (canonicalize_name(expected.name), frozenset(expected.extras))
         if asked in seen:
             continue
         seen.add(asked)
         brought.add(asked[0])
         try:
-            found = [Requirement(text) for text in requires(wanted.name) or ()]
+            found = [Requirement(text) for text in requires(expected.name) or ()]
         except PackageNotFoundError:  # for another platform
             continue
         for each in found:
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *wanted.extras)):
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *expected.extras)):
                 waiting.append(each)
     return brought
 
@@ -86,7 +86,7 @@ def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPa
     from flows.cli import app  # noqa: PLC0415 - with its settings read late, as the command does
 
     documents = kustomized("base")
-    (settings,) = (one["data"] for one in documents if one["kind"] == "ConfigMap")
+    (settings,) = (document["data"] for document in documents if document["kind"] == "ConfigMap")
     (template,) = (template for name, template in pods(documents) if name == "serve")
     (container,) = containers(template)
     stages = dockerfile()[1]

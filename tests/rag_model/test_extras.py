@@ -43,11 +43,13 @@ def test_two_faiss_over_each_other_are_one_sentence_with_what_to_run(tmp_path: P
     other = "faiss-gpu-cuvs" if own != "faiss-gpu-cuvs" else "faiss-gpu"
     places = os.pathsep.join([str(distribution(tmp_path, other, "1.15.1")), *filter(None, sys.path)])
     command = [sys.executable, "-c", "import rag_model.index.files.engine"]
-    ran = subprocess.run(command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False)
-    assert ran.returncode == 1
-    assert "MissingExtraError: " in ran.stderr
-    assert "are installed over each other" in ran.stderr
-    assert all(name in ran.stderr.partition("pip uninstall --yes ")[2] for name in (own, other))
+    result = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": places}, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "MissingExtraError: " in result.stderr
+    assert "are installed over each other" in result.stderr
+    assert all(name in result.stderr.partition("pip uninstall --yes ")[2] for name in (own, other))
 
 
 def test_a_faiss_for_gpus_is_known_by_the_name_that_memo_keys_have(

@@ -26,7 +26,7 @@ def test_what_is_built_in_comes_first_and_stays(tmp_path: Path, monkeypatch: pyt
     made = registry()
     assert made.list_names() == ["own", "a", "b"]
     assert [one.__name__ for one in made.iter_built_in()] == ["OrderedDict"]  # type: ignore[attr-defined]
-    assert [one.__name__ for one in made.iter_plugins()] == ["deque", "Counter"]  # type: ignore[attr-defined]
+    assert [plugin.__name__ for plugin in made.iter_plugins()] == ["deque", "Counter"]  # type: ignore[attr-defined]
     assert made.find("a") is made.find("a")
     assert made.find("absent") is None
 

@@ -175,11 +175,11 @@ def test_a_url_inside_of_other_values_is_found(given: object) -> None:
 
 
 def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
-    asked: list[str | None] = []
+    calls: list[str | None] = []
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.headers["Authorization"])
+            calls.append(self.headers["Authorization"])
             self.send_response(200)
             self.send_header("Content-Length", "5")
             self.end_headers()
@@ -205,7 +205,7 @@ def test_the_variable_for_web_addresses_works(tmp_path: Path) -> None:
         server.shutdown()
         server.server_close()
     assert told.stdout == b"b'who?\\n'\n", told.stderr
-    assert set(asked) == {f"Bearer {S}"}
+    assert set(calls) == {f"Bearer {S}"}
 
 
 def test_a_tokenizer_is_no_token(monkeypatch: pytest.MonkeyPatch) -> None:

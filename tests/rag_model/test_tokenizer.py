@@ -209,12 +209,12 @@ def test_a_model_of_transformers_runs_a_pattern_of_its_own_in_a_child(
         (("king [SEP] of",), {"split_special_tokens": True}),
         (pair, {}),
     ):
-        ours, theirs = guarded(*arguments, **options), plain(*arguments, **options)
-        assert dict(ours) == dict(theirs)
-        assert [ours.sequence_ids(row) for row in range(len(ours.encodings))] == [
-            theirs.sequence_ids(row) for row in range(len(theirs.encodings))
+        actual, reference = guarded(*arguments, **options), plain(*arguments, **options)
+        assert dict(actual) == dict(reference)
+        assert [actual.sequence_ids(row) for row in range(len(actual.encodings))] == [
+            reference.sequence_ids(row) for row in range(len(reference.encodings))
         ]
-    assert guarded.decode(ours["input_ids"][0]) == plain.decode(ours["input_ids"][0])
+    assert guarded.decode(actual["input_ids"][0]) == plain.decode(actual["input_ids"][0])
     with pytest.raises(InputError, match=r"^the model's tokenizer [^\n]+$"):
         model.encode_targets([HOSTILE]) if kind == "generator" else model.score(HOSTILE, ["a text"])
     guarded.save_pretrained(tmp_path / "saved")

@@ -56,6 +56,6 @@ def test_what_is_given_wrong(
     (tmp_path / "file.yaml").write_text(written)
     monkeypatch.setenv("BOOKWHEEL_WEBHOOK", webhook)
     assert main([str(tmp_path / "file.yaml")]) == code
-    told = capsys.readouterr().err
-    assert says in told
-    assert "s3cret" not in told
+    output = capsys.readouterr().err
+    assert says in output
+    assert "s3cret" not in output

@@ -52,8 +52,8 @@ def of(ran: Any) -> dict[str, Any]:
 
 def test_a_sound_machine_and_store(bookwheel: Any, tmp_path: Path) -> None:
     Store.open(str(tmp_path / "store"), create=True)
-    ran = bookwheel("doctor", "--store", str(tmp_path / "store"), "--json")
-    found = of(ran)
+    result = bookwheel("doctor", "--store", str(tmp_path / "store"), "--json")
+    found = of(result)
     assert found["store, conditional create"]["ok"]
     assert found["faiss"]["ok"]
     assert found["faiss"]["found"] in [f"{name} {own}" for name, own in list_faiss_packages().items()]
@@ -61,19 +61,21 @@ def test_a_sound_machine_and_store(bookwheel: Any, tmp_path: Path) -> None:
 
 
 def test_a_process_says_nothing_but_its_findings(command: Callable[..., Any]) -> None:
-    ran = command("doctor")
-    assert ran.out.startswith("ok    bookwheel")
-    assert ran.err == ""
+    result = command("doctor")
+    assert result.out.startswith("ok    bookwheel")
+    assert result.err == ""
 
 
 def test_what_is_amiss_is_named_with_what_to_do(bookwheel: Any, tmp_path: Path) -> None:
     flags = ["--", "--runner=FlinkRunner", "--flink_master=127.0.0.1:9", "--sdk_container_image=elsewhere:0.0"]
-    ran = bookwheel("doctor", "--store", str(tmp_path / "none"), *flags)
-    assert ran.code == 3
+    result = bookwheel("doctor", "--store", str(tmp_path / "none"), *flags)
+    assert result.code == 3
     for what, todo in (("store", "correct this"), ("flink", "start the cluster"), ("beam, image", "use the image")):
-        (line,) = [line for line in ran.out.splitlines() if line.split("  ")[0].removeprefix("AMISS").strip() == what]
+        (line,) = [
+            line for line in result.out.splitlines() if line.split("  ")[0].removeprefix("AMISS").strip() == what
+        ]
         assert todo in line
-    assert "checks failed" in ran.err
+    assert "checks failed" in result.err
 
 
 def test_a_cluster_that_answers(bookwheel: Any, flink: str) -> None:

@@ -45,7 +45,7 @@ def test_search_gives_what_the_library_finds(retriever: str, client: Client, mad
     reply = client.search(ASKED, 4, retriever)
     with Snapshot.open(made_library.url) as snapshot:
         found = open_retriever(snapshot, retriever).search(ASKED, 4)
-    assert (reply.snapshot, [one.question for one in reply.results]) == (made_library.red, ASKED)
+    assert (reply.snapshot, [result.question for result in reply.results]) == (made_library.red, ASKED)
     for result, hits in zip(reply.results, found, strict=True):
         assert [(hit.id, hit.text, hit.licence) for hit in result.hits] == [
             (hit.passage.id, hit.passage.text, hit.licence) for hit in hits
@@ -61,8 +61,8 @@ def test_answers_are_as_the_service_sends_them(client: Client, served: Serving) 
     assert (reply.snapshot, reply.model) == (sent["snapshot"], sent["model"])
     for answer, other in zip(reply.answers, sent["answers"], strict=True):
         assert (answer.question, answer.answer, answer.ended) == (other["question"], other["answer"], other["ended"])
-        assert sum(one.posterior or 0 for one in answer.passages) == pytest.approx(1, abs=1e-3)
-        assert [one.id for one in answer.passages] == [one["id"] for one in other["passages"]]
+        assert sum(passage.posterior or 0 for passage in answer.passages) == pytest.approx(1, abs=1e-3)
+        assert [passage.id for passage in answer.passages] == [one["id"] for one in other["passages"]]
 
 
 def test_an_answer_that_cites_is_read_with_its_context() -> None:

@@ -106,7 +106,7 @@ def test_the_real_extract_keeps_its_articles(demo_dump) -> None:
     siteinfo = read_siteinfo(demo_dump.as_uri())
     pages = list(parse_pages([bz2.decompress(demo_dump.read_bytes())], "demo"))
     verdicts = {page.title: classify_page(page, siteinfo) for page in pages}
-    assert Counter(kept if isinstance(kept, str) else "article" for kept in verdicts.values()) == {
+    assert Counter(verdict if isinstance(verdict, str) else "article" for verdict in verdicts.values()) == {
         "article": 96,
         "redirect": 99,
         "disambiguation": 8,

@@ -149,8 +149,10 @@ def test_a_section_a_table_and_code_that_fit_are_not_cut(tmp_path: Path) -> None
     (tmp_path / "a.md").write_text(text)
     texts = [passage.text for passage in list_passages(tmp_path / "a.md", tmp_path / "work", words=45)]
     assert max(len(text.split()) for text in texts) <= 45
-    assert sum("row 0 | value\nrow 1 | value\nrow 2 | value\nrow 3 | value\nrow 4 | value" in one for one in texts) == 1
-    assert sum("if a:\n    for b in c:\n        print(b)" in one for one in texts) == 1
+    assert (
+        sum("row 0 | value\nrow 1 | value\nrow 2 | value\nrow 3 | value\nrow 4 | value" in text for text in texts) == 1
+    )
+    assert sum("if a:\n    for b in c:\n        print(b)" in text for text in texts) == 1
     assert texts[-1] == "Two\nShort."
 
 
@@ -409,7 +411,9 @@ def test_a_definition_keeps_its_comment_and_decorator_and_is_whole_while_it_fits
     assert any(text.startswith("    class Inner:\n        def deep(self):\n            b = 2") for text in texts)
     assert any(text.startswith("# The largest.\n@decorated\ndef first(x):") for text in texts)
     (method,) = [
-        one for one in list_passages(tmp_path / "a.py", tmp_path / "work", words=7) if "> method" in one.section
+        passage
+        for passage in list_passages(tmp_path / "a.py", tmp_path / "work", words=7)
+        if "> method" in passage.section
     ]
     assert method.text == "def method(self):\n    a = 1\n    return a", "without the indentation of its class"
     assert all(passage.n_words <= 20 for passage in passages)

@@ -72,7 +72,10 @@ def test_contents_are_a_title_and_a_text(tmp_path, plan, name: str) -> None:
         pq.write_table(pa.Table.from_pylist(rows, pa.schema([(key, pa.string()) for key in rows[4]])), tmp_path / name)
     else:
         write_jsonl(tmp_path / name, list(rows))
-    found = {one.page_id: (one.title, [part.text for part in one.sections]) for one in articles(plan(tmp_path / name))}
+    found = {
+        article.page_id: (article.title, [part.text for part in article.sections])
+        for article in articles(plan(tmp_path / name))
+    }
     assert found == {
         "a": ("Title", ["First line.\nSecond line."]),
         "b": ("", ["A text without a title."]),
@@ -273,7 +276,10 @@ def test_dates_in_parquet_are_taken(tmp_path, plan, kind: pa.DataType) -> None:
     else:
         dates = pa.array([date(2026, 11, 1), None]).cast(kind)
     pq.write_table(pa.table({"id": ["1", "2"], "text": ["x", "y"], "revised": dates}), tmp_path / "x.parquet")
-    assert {one.page_id: one.revised for one in articles(plan(tmp_path / "x.parquet"))} == {"1": day, "2": None}
+    assert {article.page_id: article.revised for article in articles(plan(tmp_path / "x.parquet"))} == {
+        "1": day,
+        "2": None,
+    }
 
 
 @pytest.mark.parametrize("revised", ["March 2021", "2026-02-30", 1e9, True, [], {}, 10**12, -(10**30), "x" * 10_000])

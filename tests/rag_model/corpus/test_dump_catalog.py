@@ -31,13 +31,13 @@ def test_a_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> Non
     run(site, "20261001")
     found = find_newest(site.url)
     assert found is not None
-    told: list[tuple[int, int]] = []
-    glob = fetch_dump(found, tmp_path / "20261001", lambda done, total: told.append((done, total)))
+    messages: list[tuple[int, int]] = []
+    glob = fetch_dump(found, tmp_path / "20261001", lambda done, total: messages.append((done, total)))
     assert Path(glob).name == NAMES[0].format("20261001")
     for name in (name.format("20261001") for name in NAMES):
         assert (tmp_path / "20261001" / name).read_bytes() == site.pages[f"/testwiki/20261001/{name}"]
-    assert told[-1] == (600_000, 600_000)
-    assert told == sorted(told)
+    assert messages[-1] == (600_000, 600_000)
+    assert messages == sorted(messages)
 
 
 def test_a_requested_table_is_part_of_the_dump(site: Site, tmp_path: Path) -> None:

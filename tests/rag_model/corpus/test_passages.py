@@ -57,9 +57,9 @@ def test_rows_come_back_as_they_were_written(path: Path) -> None:
 
 
 def test_rows_are_read_in_the_order_asked(path: Path) -> None:
-    wanted = [2100, 0, ROW_GROUP, 2100, ROW_GROUP - 1]
+    expected = [2100, 0, ROW_GROUP, 2100, ROW_GROUP - 1]
     with path.open("rb") as source, PassageFile(source) as file:
-        assert file.read_rows(wanted) == [passage(i) for i in wanted]
+        assert file.read_rows(expected) == [passage(i) for i in expected]
         assert file.read_rows(np.array([3, 1]).tolist()) == [passage(3), passage(1)]
         assert file.read_rows([]) == []
 
@@ -245,7 +245,7 @@ def test_a_text_that_is_named_thousands_of_times_is_refused_before_it_is_copied(
         assert [len(passage.text) for passage in file.read_rows([3, 4_000])] == [1 << 20] * 2, "what fits is read"
     with pytest.raises(InputError, match="decodes to more than"):
         write_mapped_copy(path, tmp_path / "mapped.arrow")
-    assert [found.name for found in tmp_path.iterdir()] == ["bomb.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["bomb.parquet"]
     assert pa.total_allocated_bytes() - before < 64 << 20
 
 
@@ -382,7 +382,7 @@ def test_a_footer_whose_histograms_lie_is_refused_before_arrow_ends_the_process(
     sound = sink.getvalue().to_pybytes()
     check_footer(pq.read_metadata(pa.BufferReader(sound)), len(sound))
     length = int.from_bytes(sound[-8:-4], "little")
-    told = set()
+    messages = set()
     for place in range(len(sound) - 8 - length, len(sound) - 8):
         broken = bytearray(sound)
         broken[place] ^= 0x10
@@ -393,8 +393,8 @@ def test_a_footer_whose_histograms_lie_is_refused_before_arrow_ends_the_process(
         try:
             check_footer(metadata, len(sound))
         except PagesError as refused:
-            told.add(str(refused))
-    assert any("histogram" in why for why in told), told
+            messages.add(str(refused))
+    assert any("histogram" in why for why in messages), messages
 
 
 _STRINGS = st.lists(st.text(st.sampled_from('ab"\\\n\t\x00\x7f \x1c\x85\xa0\u1680\u2003\u200b\u2014\u3000\u3001é中😀')))

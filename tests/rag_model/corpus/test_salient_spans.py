@@ -97,7 +97,7 @@ def test_spans_follow_their_words_through_every_chunker(name: str, most: int, te
     for passage, spans in zip(passages, found, strict=True):
         for span in spans:
             assert passage.text[span.start : span.end] in {"a", "bb", "la", "Dr.", "end."}
-    linked = sorted(one.text[start:end] for one in sections for start, end in one.links)
+    linked = sorted(section.text[start:end] for section in sections for start, end in section.links)
     assert sorted(p.text[s.start : s.end] for p, own in zip(passages, found, strict=True) for s in own) == linked
 
 
@@ -122,7 +122,7 @@ def cut(
 def told(files: PartFiles) -> list[list[str]]:
     assert files.spans is not None
     file, passages = SpanFile(files.spans), list(PassageFile(files.passages).iter_passages())
-    return [[one.text[s.start : s.end] for s in file.get_spans(row)] for row, one in enumerate(passages)]
+    return [[passage.text[s.start : s.end] for s in file.get_spans(row)] for row, passage in enumerate(passages)]
 
 
 def test_a_part_has_its_spans_beside_the_same_passages(part: tuple[Part, Siteinfo], tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.folder / unquote(self.path.lstrip("/"))
         if path.is_dir():
             body, status = (
-                "".join(f'<a href="{one.name}">{one.name}</a>' for one in path.iterdir()).encode(),
+                "".join(f'<a href="{path.name}">{path.name}</a>' for path in path.iterdir()).encode(),
                 200,
             )
         elif path.exists():

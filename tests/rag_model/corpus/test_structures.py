@@ -50,7 +50,7 @@ The end."""
 
 
 def structures_of(text: str, names: tuple[str, ...] = ALL) -> list[Structure]:
-    return [found for section in clean_wikitext(text, SITE, structures=names) for found in section.structures]  # type: ignore[arg-type]
+    return [structure for section in clean_wikitext(text, SITE, structures=names) for structure in section.structures]  # type: ignore[arg-type]
 
 
 def chunk(tmp_path: Path, recipe: ChunkRecipe) -> tuple[ChunkStats, list[Passage]]:

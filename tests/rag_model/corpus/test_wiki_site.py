@@ -176,7 +176,7 @@ def test_a_killed_first_build_goes_on_where_it_was(wiki: Wiki, tmp_path: Path, m
     followed = Store.open(str(tmp_path / "followed"), create=True)
 
     def cut_off(proxy: Any, query: dict[str, str]) -> bool:
-        if "pageids" not in query or sum("pageids" in seen for seen in wiki.queries) <= 4:
+        if "pageids" not in query or sum("pageids" in query for query in wiki.queries) <= 4:
             return False
         proxy.reply(403, b"no more")
         return True

@@ -40,7 +40,7 @@ def test_a_folder_is_as_large_as_its_model(
 def test_a_quantised_file_is_as_large_as_the_model_in_it(tmp_path: Path) -> None:
     found = read_architecture(save_gguf(tmp_path))
     module = AutoModelForCausalLM.from_pretrained(str(tmp_path), gguf_file=next(tmp_path.glob("*.gguf")).name)
-    assert found.parameters == sum(one.numel() for one in module.parameters())
+    assert found.parameters == sum(parameter.numel() for parameter in module.parameters())
     assert (found.layers, found.hidden) == (module.config.num_hidden_layers, module.config.hidden_size)
 
 

@@ -48,30 +48,30 @@ def given(pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_hidden_states_are_those_of_transformers_to_the_bit(
     families: dict[str, Path], family: str, dtype: torch.dtype
 ) -> None:
-    ours = Bert.load(families[family], CPU, dtype)
+    actual = Bert.load(families[family], CPU, dtype)
     whole: Any = DPRQuestionEncoder if family == "dpr" else AutoModel
-    theirs = whole.from_pretrained(str(families[family]), dtype=dtype).eval()
-    body = theirs.question_encoder.bert_model if family == "dpr" else theirs
-    assert ours is not None
-    ids, mask = given(ours.sizes.pad_id)
+    reference = whole.from_pretrained(str(families[family]), dtype=dtype).eval()
+    body = reference.question_encoder.bert_model if family == "dpr" else reference
+    assert actual is not None
+    ids, mask = given(actual.sizes.pad_id)
     with torch.inference_mode():
-        assert torch.equal(ours(ids, mask)[0], body(input_ids=ids, attention_mask=mask)[0])
-        assert torch.equal(ours(ids[:1])[0], body(input_ids=ids[:1])[0])
+        assert torch.equal(actual(ids, mask)[0], body(input_ids=ids, attention_mask=mask)[0])
+        assert torch.equal(actual(ids[:1])[0], body(input_ids=ids[:1])[0])
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "dpr"])
 def test_texts_without_padding_have_the_same_hidden_states(families: dict[str, Path], family: str) -> None:
-    ours = Bert.load(families[family], CPU, torch.float32)
-    assert ours is not None
+    actual = Bert.load(families[family], CPU, torch.float32)
+    assert actual is not None
     torch.manual_seed(7)
     # More tokens than are multiplied at once; one text names the padding's token itself.
     groups = [torch.randint(5, 60, size) for size in ((40, 30), (3, 16), (1, 1))]
-    groups[1][0, 7] = ours.sizes.pad_id
+    groups[1][0, 7] = actual.sizes.pad_id
     with torch.inference_mode():
-        found = ours.forward_packed(groups)
+        found = actual.forward_packed(groups)
         for own, hidden in zip(groups, found, strict=True):
-            torch.testing.assert_close(hidden, ours(own)[0], rtol=0, atol=2e-6)
-        for alone, hidden in zip([ours.forward_packed([own[-1:]]) for own in groups], found, strict=True):
+            torch.testing.assert_close(hidden, actual(own)[0], rtol=0, atol=2e-6)
+        for alone, hidden in zip([actual.forward_packed([own[-1:]]) for own in groups], found, strict=True):
             assert torch.equal(alone[0], hidden[-1:]), "the bits of a text depend on the others"
 
 

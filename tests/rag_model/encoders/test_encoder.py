@@ -48,10 +48,10 @@ def copied(source: Path, into: Path) -> Path:
 
 def test_the_real_minilm_encodes_as_sentence_transformers_does(minilm: Path) -> None:
     texts = ["A bookwheel lets one read many books at once.", "Paris", "Rivers " * 300, ""]
-    ours = Encoder.load(minilm, "question", dtype="float32")
+    actual = Encoder.load(minilm, "question", dtype="float32")
     peer = SentenceTransformer(str(minilm), device="cpu")
-    np.testing.assert_allclose(ours.encode_questions(texts), peer.encode(texts), atol=1e-5)
-    passages = ours.encode_passages(["Paris"], ["is a city."])
+    np.testing.assert_allclose(actual.encode_questions(texts), peer.encode(texts), atol=1e-5)
+    passages = actual.encode_passages(["Paris"], ["is a city."])
     np.testing.assert_allclose(passages, peer.encode(["Paris is a city."]), atol=1e-5)
 
 
@@ -92,15 +92,15 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
         modules=["Transformer", "Pooling", *(["Normalize"] if has_normalize else [])],
         prompts={**settings, "similarity_fn_name": similarity},
     )
-    ours = Encoder.load(folder, dtype="float32")
+    actual = Encoder.load(folder, dtype="float32")
     peer = SentenceTransformer(str(folder), device="cpu")
     joined = [f"{title} {text}".strip() for title, text in zip(*texts, strict=True)]
-    passages, questions = ours.encode_passages(*texts), ours.encode_questions(joined)
-    assert ours.dim == ours.space().dim == passages.shape[1] == peer.get_embedding_dimension()
+    passages, questions = actual.encode_passages(*texts), actual.encode_questions(joined)
+    assert actual.dim == actual.space().dim == passages.shape[1] == peer.get_embedding_dimension()
     # A cosine model's vectors are normalised, so that the inner product is its similarity. So are
     # truncated vectors of a model with Normalize.
     is_unit = has_normalize or peer.similarity_fn_name == "cosine"
-    assert ours.space().normalize == is_unit
+    assert actual.space().normalize == is_unit
     peer_passages = peer.encode_document(joined, normalize_embeddings=is_unit)
     peer_questions = peer.encode_query(joined, normalize_embeddings=is_unit)
     np.testing.assert_allclose(passages, peer_passages, atol=1e-5)
@@ -116,9 +116,9 @@ def test_a_cosine_model_without_normalize_ranks_as_semantic_search(minilm: Path,
     (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "cosine"}')
     question = "What is the tallest building?"
     texts = ["Structural engineering is related to the design of buildings.", "The tower stands 309 feet tall. " * 9]
-    peer, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder, dtype="float32")
+    peer, actual = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder, dtype="float32")
     (hits,) = semantic_search(peer.encode_query([question]), peer.encode_document(texts))
-    scores = ours.encode_questions([question]) @ ours.encode_passages(["", ""], texts).T
+    scores = actual.encode_questions([question]) @ actual.encode_passages(["", ""], texts).T
     assert np.argsort(-scores[0]).tolist() == [hit["corpus_id"] for hit in hits]
     np.testing.assert_allclose(np.sort(scores[0])[::-1], [hit["score"] for hit in hits], atol=1e-5)
 
@@ -157,11 +157,11 @@ def end_token_folder(tmp_path: Path) -> Path:
 
 
 def test_a_requested_end_token_ends_every_input(end_token_folder: Path, tmp_path: Path) -> None:
-    ours = Encoder.load(end_token_folder, dtype="float32")
+    actual = Encoder.load(end_token_folder, dtype="float32")
     texts = ["Who wrote it?", "", "the king " * 100]
-    assert {ours.tokenizer.encode(text).tokens[-1] for text in texts} == {"</s>"}
-    assert ours.tokenizer.encode("the", "king").tokens[-1] == "</s>"
-    assert len(ours.tokenizer.encode(texts[2]).ids) == 64
+    assert {actual.tokenizer.encode(text).tokens[-1] for text in texts} == {"</s>"}
+    assert actual.tokenizer.encode("the", "king").tokens[-1] == "</s>"
+    assert len(actual.tokenizer.encode(texts[2]).ids) == 64
     # The oracle's tokenizer.json adds the token itself.
     mended = copied(end_token_folder, tmp_path / "mended")
     tokenizer = Tokenizer.from_file(str(mended / "tokenizer.json"))
@@ -170,12 +170,12 @@ def test_a_requested_end_token_ends_every_input(end_token_folder: Path, tmp_path
     )
     tokenizer.save(str(mended / "tokenizer.json"))
     peer = SentenceTransformer(str(mended), device="cpu")
-    np.testing.assert_allclose(ours.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
+    np.testing.assert_allclose(actual.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
     assert read_encoder_spec(mended).end_token == ""
     # Without the token the vectors are others, so the space is another one.
     without = Encoder.load(end_token_folder, overrides={"pooling": "mean"}, dtype="float32")
     assert without.spec.end_token == ""
-    assert without.space().tokenizer != ours.space().tokenizer
+    assert without.space().tokenizer != actual.space().tokenizer
 
 
 def test_an_end_token_without_a_name_is_refused(end_token_folder: Path) -> None:
@@ -383,6 +383,6 @@ def test_batches_for_a_gpu_have_the_same_few_shapes_again(tiny_bert: Path) -> No
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_vectors_of_the_cpu(minilm: Path, texts: Texts) -> None:
-    ours = Encoder.load(minilm, device="cuda:0").encode_passages(*texts)
+    actual = Encoder.load(minilm, device="cuda:0").encode_passages(*texts)
     cpu = Encoder.load(minilm, device="cpu", dtype="float32").encode_passages(*texts)
-    assert (ours * cpu).sum(1).min() >= 0.999
+    assert (actual * cpu).sum(1).min() >= 0.999

@@ -13,11 +13,11 @@ def test_values_and_gradients_are_those_of_a_plain_product(lengths: tuple[int, .
     words = torch.randn(11, 4, dtype=torch.float64, requires_grad=True)
     real = torch.arange(5) < torch.tensor(lengths)[:, None]
     plain = (hidden @ words.T).masked_fill(~real[..., None], -torch.inf).amax(1)
-    ours = max_inner_products(hidden, words, lengths)
-    assert torch.allclose(ours, plain, rtol=1e-12)
-    wanted = torch.autograd.grad(plain.square().sum(), (hidden, words))
-    found = torch.autograd.grad(ours.square().sum(), (hidden, words))
-    assert all(torch.allclose(*pair, rtol=1e-12) for pair in zip(found, wanted, strict=True))
+    actual = max_inner_products(hidden, words, lengths)
+    assert torch.allclose(actual, plain, rtol=1e-12)
+    expected = torch.autograd.grad(plain.square().sum(), (hidden, words))
+    found = torch.autograd.grad(actual.square().sum(), (hidden, words))
+    assert all(torch.allclose(*pair, rtol=1e-12) for pair in zip(found, expected, strict=True))
 
 
 def test_gradients_are_those_of_finite_differences() -> None:

@@ -30,8 +30,8 @@ def hamming(one: int, two: int) -> int:
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5])
 def test_an_empty_bucket_takes_the_nearest_of_all_tokens(bits: int) -> None:
     random = np.random.default_rng(bits)
-    buckets, wanted = random.integers(0, 1 << bits, 7), np.arange(1 << bits)
-    for bucket, place in zip(wanted, find_nearest_tokens(buckets, wanted), strict=True):
+    buckets, expected = random.integers(0, 1 << bits, 7), np.arange(1 << bits)
+    for bucket, place in zip(expected, find_nearest_tokens(buckets, expected), strict=True):
         distances = [hamming(int(bucket), int(own)) for own in buckets]
         assert distances[place] == min(distances)
         assert place == distances.index(min(distances))
@@ -42,7 +42,7 @@ def test_questions_sum_and_passages_take_means_and_fill() -> None:
     made = Muvera(D, repetitions=4, bits=bits, projected=D, seed=7)
     question, passage = unit((2, 5, D), 1), unit((9, D), 2)
     told = made.encode_passages(TokenVectors(passage, np.array([0, 9])))[0].reshape(4, 1 << bits, D)
-    asked = made.encode_questions(question)[1].reshape(4, 1 << bits, D)
+    query_vectors = made.encode_questions(question)[1].reshape(4, 1 << bits, D)
 
     def bucket(r: int, token: np.ndarray) -> int:
         return sum(1 << j for j in range(bits) if made._planes[r, j] @ token > 0)
@@ -51,10 +51,10 @@ def test_questions_sum_and_passages_take_means_and_fill() -> None:
         sides = [bucket(r, token) for token in passage]
         own = [token for token, side in zip(passage, sides, strict=True) if side == b]
         near = min(range(9), key=lambda place: (hamming(sides[place], b), place))
-        wanted = np.mean(own, axis=0) if own else passage[near]
-        assert np.allclose(told[r, b], wanted / 2, atol=1e-6)  # over sqrt(R)
-        mine = [token for token in question[1] if bucket(r, token) == b]
-        assert np.allclose(asked[r, b], np.sum(mine, axis=0) / 2 if mine else 0, atol=1e-6)
+        expected = np.mean(own, axis=0) if own else passage[near]
+        assert np.allclose(told[r, b], expected / 2, atol=1e-6)  # over sqrt(R)
+        actual = [token for token in question[1] if bucket(r, token) == b]
+        assert np.allclose(query_vectors[r, b], np.sum(actual, axis=0) / 2 if actual else 0, atol=1e-6)
 
 
 def chamfer(question: np.ndarray, passage: np.ndarray) -> float:
@@ -71,13 +71,13 @@ def test_the_mean_over_repetitions_tends_to_chamfer() -> None:
         near = question[0] + np.random.default_rng(seed).normal(size=(6, D)).astype(np.float32) * 0.02 * (1 + seed)
         near /= np.linalg.norm(near, axis=1, keepdims=True)
         passages.append(np.concatenate([near, unit((others, D), 10 + seed)]))
-    tokens = TokenVectors(np.concatenate(passages), compute_offsets(np.array([len(one) for one in passages])))
-    wanted = np.array([chamfer(question[0], passage) for passage in passages])
+    tokens = TokenVectors(np.concatenate(passages), compute_offsets(np.array([len(passage) for passage in passages])))
+    expected = np.array([chamfer(question[0], passage) for passage in passages])
     errors = []
     for bits in (0, 3, 6, 9):  # the more buckets, the fewer strangers share one
         found = product(Muvera(D, repetitions=60, bits=bits, projected=D, seed=1), question, tokens)
-        assert (found <= wanted + 1e-4).all()  # a mean, or one token, is never better than the best token
-        errors.append(float(np.abs(found - wanted).mean() / wanted.mean()))
+        assert (found <= expected + 1e-4).all()  # a mean, or one token, is never better than the best token
+        errors.append(float(np.abs(found - expected).mean() / expected.mean()))
     assert errors == sorted(errors, reverse=True)
     assert errors[-1] < 0.25
     few, many = (

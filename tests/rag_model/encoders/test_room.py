@@ -43,7 +43,7 @@ def scores(folder: Path) -> Any:
 def test_what_does_not_fit_at_once_is_encoded_in_halves(
     encode: Callable[[Path], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, looked_up, failed = encode(tmp_path / "all"), torch.nn.functional.embedding, []
+    expected, looked_up, failed = encode(tmp_path / "all"), torch.nn.functional.embedding, []
 
     def bounded(ids: Any, *given: Any, **named: Any) -> Any:
         if ids.numel() > ROOM:
@@ -52,7 +52,7 @@ def test_what_does_not_fit_at_once_is_encoded_in_halves(
         return looked_up(ids, *given, **named)
 
     monkeypatch.setattr(torch.nn.functional, "embedding", bounded)
-    np.testing.assert_allclose(encode(tmp_path / "all"), wanted, atol=1e-5)
+    np.testing.assert_allclose(encode(tmp_path / "all"), expected, atol=1e-5)
     assert 0 < len(failed) < 6, "few tries fail"
 
 

@@ -69,18 +69,18 @@ def kept(form: Any, other: Any, encoder: Any, work: Path) -> tuple[Path, int]:
 
 def test_known_passages_keep_their_token_vectors_wherever_they_stand(colbert: TokenEncoder, tmp_path: Path) -> None:
     whole, tokens = kept(TokenFormat(DIM, "float16"), TokenFormat(DIM, "float32"), colbert, tmp_path)
-    wanted = colbert.encode_passages(["T"] * 9, ALL)
+    expected = colbert.encode_passages(["T"] * 9, ALL)
     found = TokenVectors.concatenate(list(TokenFile(whole).iter_batches()))
-    assert (found.offsets == wanted.offsets).all()
-    assert np.abs(found.vectors - wanted.vectors).max() < 1e-3
-    assert tokens == wanted.offsets[-1]
+    assert (found.offsets == expected.offsets).all()
+    assert np.abs(found.vectors - expected.vectors).max() < 1e-3
+    assert tokens == expected.offsets[-1]
 
 
 def test_known_passages_keep_their_terms_wherever_they_stand(splade: SparseEncoder, tmp_path: Path) -> None:
     form = get_row_format("sparse", 128, "float16", 64)
     whole, terms = kept(form, SparseFormat(128, 32), splade, tmp_path)
-    wanted, found = splade.encode_passages(["T"] * 9, ALL), SparseFile(whole).take(np.arange(9))
-    assert (found.offsets == wanted.offsets).all()
-    assert (found.terms == wanted.terms).all()
-    assert (found.weights == wanted.weights).all()
-    assert terms == wanted.offsets[-1]
+    expected, found = splade.encode_passages(["T"] * 9, ALL), SparseFile(whole).take(np.arange(9))
+    assert (found.offsets == expected.offsets).all()
+    assert (found.terms == expected.terms).all()
+    assert (found.weights == expected.weights).all()
+    assert terms == expected.offsets[-1]

@@ -42,9 +42,9 @@ def test_weights_are_those_of_the_equation(folder: Path) -> None:
         centred = hidden - hidden.mean(1, keepdims=True)
         normal = centred / np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
         products = (normal * tensors["sidr_norm.weight"] + tensors["sidr_norm.bias"]) @ words.T  # (t, V)
-        wanted = np.where(products > 0, products + 1, np.exp(np.minimum(products, 0))).max(0)
-        wanted[~compute_term_mask(tokenizer, 128)] = 0
-        assert np.abs(found - wanted).max() < 1e-4
+        expected = np.where(products > 0, products + 1, np.exp(np.minimum(products, 0))).max(0)
+        expected[~compute_term_mask(tokenizer, 128)] = 0
+        assert np.abs(found - expected).max() < 1e-4
 
 
 def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
@@ -70,8 +70,8 @@ def test_texts_keep_the_heaviest_terms_and_their_own(folder: Path) -> None:
         assert own - {*best.tolist()} or number == 1, "a case where an own token is light"
         assert rows.terms[first:last].tolist() == kept
         assert rows.weights[first:last].tolist() == units[number][kept].tolist()
-    asked = encoder.encode_questions(TEXTS)
-    for own, weights in zip(asked, np.rint(dense * QUERY_UNITS), strict=True):
+    query_vectors = encoder.encode_questions(TEXTS)
+    for own, weights in zip(query_vectors, np.rint(dense * QUERY_UNITS), strict=True):
         held = own[own[:, 1] > 0]
         assert len(held) >= 12
         assert (weights[held[:, 0].astype(int)] == held[:, 1] * QUERY_UNITS).all()

@@ -36,9 +36,12 @@ def test_a_renamed_folder_is_the_same_space(tiny_bert: Path, tmp_path: Path) -> 
 def test_what_decides_a_passages_vector_decides_the_space(tiny_bert: Path, change: dict[str, Any]) -> None:
     (setting,) = change
     name = {"truncate_dim": "dim", "end_token": "tokenizer"}.get(setting, setting)
-    mine, theirs = compute_space(tiny_bert, SPEC, "mine"), compute_space(tiny_bert, replace(SPEC, **change), "theirs")
+    actual, reference = (
+        compute_space(tiny_bert, SPEC, "mine"),
+        compute_space(tiny_bert, replace(SPEC, **change), "theirs"),
+    )
     with pytest.raises(RefusedError, match=f"encoder mine .* encoder theirs, whose {name} differ"):
-        check_same_space(mine, theirs)
+        check_same_space(actual, reference)
 
 
 def test_the_question_prompt_does_not(tiny_bert: Path) -> None:

@@ -49,21 +49,21 @@ def load(folder: Path, **overrides: Any) -> SparseEncoder:
 def test_weights_are_those_of_sentence_transformers(pooling: str, activation: str, tmp_path: Path) -> None:
     made = save_splade(tmp_path / "made", pooling_strategy=pooling, activation_function=activation)
     peer = Peer(str(made), device="cpu")
-    wanted = peer.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
-    ours = load(made)
-    assert (ours.spec.pooling, ours.spec.activation, ours.spec.max_length) == (pooling, activation, 32)
-    assert np.abs(ours.compute_weights(TEXTS) - wanted).max() < 1e-5
-    assert 0.05 < (wanted > 0).mean() < 0.95
+    expected = peer.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
+    actual = load(made)
+    assert (actual.spec.pooling, actual.spec.activation, actual.spec.max_length) == (pooling, activation, 32)
+    assert np.abs(actual.compute_weights(TEXTS) - expected).max() < 1e-5
+    assert 0.05 < (expected > 0).mean() < 0.95
     peer.save(str(tmp_path / "saved"))  # in the layout of its own version
-    assert load(tmp_path / "saved").spec.space_pooling == ours.spec.space_pooling
+    assert load(tmp_path / "saved").spec.space_pooling == actual.spec.space_pooling
     old = save_splade(tmp_path / "old", old=True, pooling_strategy=pooling, activation_function=activation)
-    assert np.array_equal(load(old).compute_weights(TEXTS), ours.compute_weights(TEXTS))
+    assert np.array_equal(load(old).compute_weights(TEXTS), actual.compute_weights(TEXTS))
 
 
 def test_passages_keep_their_heaviest_terms_in_units(folder: Path) -> None:
-    ours = load(folder, passage_terms=9, scale=50)
-    rows = ours.encode_passages(["king", "", "city"], TEXTS)
-    dense = ours.compute_weights([f"king {TEXTS[0]}", TEXTS[1], f"city {TEXTS[2]}"])
+    actual = load(folder, passage_terms=9, scale=50)
+    rows = actual.encode_passages(["king", "", "city"], TEXTS)
+    dense = actual.compute_weights([f"king {TEXTS[0]}", TEXTS[1], f"city {TEXTS[2]}"])
     units = np.minimum(255, np.rint(dense * 50)).astype(int)
     for number, (first, last) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
         best = np.lexsort((np.arange(128), -units[number]))[:9]
@@ -72,10 +72,10 @@ def test_passages_keep_their_heaviest_terms_in_units(folder: Path) -> None:
 
 
 def test_questions_are_terms_from_the_heaviest_on(encoder: SparseEncoder) -> None:
-    asked = encoder.encode_questions([*TEXTS, "."])
+    query_vectors = encoder.encode_questions([*TEXTS, "."])
     dense = encoder.compute_weights([*TEXTS, "."])
-    assert asked.shape[2] == 2
-    for own, weights in zip(asked, dense, strict=True):
+    assert query_vectors.shape[2] == 2
+    for own, weights in zip(query_vectors, dense, strict=True):
         held = own[own[:, 1] > 0]
         units = np.rint(weights * QUERY_UNITS)
         assert len(held) == (units > 0).sum()

@@ -49,15 +49,15 @@ def test_vectors_are_those_of_model2vec(shape: dict[str, Any], tmp_path: Path) -
     folder = save_model2vec(tmp_path / "static", **shape)
     found = Encoder.load(folder).encode_passages([""] * len(TEXTS), TEXTS)
     assert found.dtype == np.float32
-    wanted = encoded_by_model2vec(folder, TEXTS)
-    assert np.abs(found - wanted).max() < 1e-6 * max(1, np.abs(wanted).max())
-    assert np.abs(wanted).max(axis=1).astype(bool).tolist() == [True, True, False, False, True, True, False, True]
+    expected = encoded_by_model2vec(folder, TEXTS)
+    assert np.abs(found - expected).max() < 1e-6 * max(1, np.abs(expected).max())
+    assert np.abs(expected).max(axis=1).astype(bool).tolist() == [True, True, False, False, True, True, False, True]
 
 
 def test_half_precision_is_computed_in_single(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", dtype="float16")
-    wanted = encoded_by_model2vec(folder, TEXTS)
-    assert np.abs(Encoder.load(folder).encode_questions(TEXTS) - wanted).max() < 1e-6
+    expected = encoded_by_model2vec(folder, TEXTS)
+    assert np.abs(Encoder.load(folder).encode_questions(TEXTS) - expected).max() < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,13 @@ def test_half_precision_is_computed_in_single(tmp_path: Path) -> None:
 )
 def test_vectors_are_those_of_sentence_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
     folder = save_static_embedding(tmp_path / "static", **shape)
-    peer, ours = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder)
+    peer, actual = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder)
     passages = peer.encode_document(TEXTS, normalize_embeddings=True)  # its similarity is the cosine
-    assert np.abs(ours.encode_passages([""] * len(TEXTS), TEXTS) - passages).max() < 1e-6
-    assert np.abs(ours.encode_questions(TEXTS) - peer.encode_query(TEXTS, normalize_embeddings=True)).max() < 1e-6
+    assert np.abs(actual.encode_passages([""] * len(TEXTS), TEXTS) - passages).max() < 1e-6
+    assert np.abs(actual.encode_questions(TEXTS) - peer.encode_query(TEXTS, normalize_embeddings=True)).max() < 1e-6
     peer.save_pretrained(str(tmp_path / "saved"))  # in the layout of its own version
-    assert Encoder.load(tmp_path / "saved").space().digest == ours.space().digest
-    assert read_passage_space(folder).digest == ours.space().digest
+    assert Encoder.load(tmp_path / "saved").space().digest == actual.space().digest
+    assert read_passage_space(folder).digest == actual.space().digest
 
 
 def test_unknown_tokens_count_as_the_folder_or_the_recipe_says(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_what_a_snapshot_carries_is_the_same_encoder(inside: str, tmp_path: Path
     found = load_any_encoder(carried)
     assert isinstance(found, Encoder)
     assert found.space().digest == Encoder.load(folder).space().digest
-    wanted = Encoder.load(folder, overrides={"question_prompt": "query "}).encode_questions(TEXTS)
-    assert np.array_equal(found.encode_questions(TEXTS), wanted)
+    expected = Encoder.load(folder, overrides={"question_prompt": "query "}).encode_questions(TEXTS)
+    assert np.array_equal(found.encode_questions(TEXTS), expected)
     assert is_static_encoder(carried)
 
 
@@ -281,8 +281,8 @@ def test_its_only_tensor_tells_it_without_modules(tmp_path: Path) -> None:
 
 def test_a_config_is_not_needed(tmp_path: Path) -> None:
     folder = save_model2vec(tmp_path / "static", normalize=False)
-    wanted = Encoder.load(folder).encode_questions(TEXTS)
+    expected = Encoder.load(folder).encode_questions(TEXTS)
     config = json.loads((folder / "config.json").read_text())
     assert config["normalize"] is False
     (folder / "config.json").unlink()
-    assert np.array_equal(Encoder.load(folder).encode_questions(TEXTS), wanted)
+    assert np.array_equal(Encoder.load(folder).encode_questions(TEXTS), expected)

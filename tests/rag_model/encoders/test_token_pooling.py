@@ -35,10 +35,10 @@ def by_definition(vectors: np.ndarray, count: int) -> list[list[int]]:
 def test_clusters_are_wards(tokens: int, factor: int) -> None:
     vectors = unit((tokens, 6), tokens)
     count = -(-tokens // factor)
-    wanted = by_definition(vectors, count)
+    expected = by_definition(vectors, count)
     numbers = cluster_tokens(vectors, count)
-    assert sorted(np.flatnonzero(numbers == number).tolist() for number in range(count)) == wanted
-    means = np.stack([vectors[members].mean(0) for members in wanted])
+    assert sorted(np.flatnonzero(numbers == number).tolist() for number in range(count)) == expected
+    means = np.stack([vectors[members].mean(0) for members in expected])
     means /= np.linalg.norm(means, axis=1, keepdims=True)
     assert np.allclose(pool_tokens(vectors, factor), means, atol=1e-6)
 

@@ -21,9 +21,9 @@ QUESTIONS = ["Who wrote the war music?", "", "Wer schrieb „Öde“? 作者は�
 
 def test_its_vectors_are_those_of_the_encoder(minilm: Path) -> None:
     oracle = Encoder.load(minilm, "question", dtype="float32")
-    ours = TrainableEncoder.load(minilm, device="cpu").eval()
+    actual = TrainableEncoder.load(minilm, device="cpu").eval()
     torch.testing.assert_close(
-        ours(QUESTIONS).detach(), torch.from_numpy(oracle.encode_questions(QUESTIONS)), atol=1e-5, rtol=0
+        actual(QUESTIONS).detach(), torch.from_numpy(oracle.encode_questions(QUESTIONS)), atol=1e-5, rtol=0
     )
 
 
@@ -42,74 +42,74 @@ def test_questions_and_passages_go_in_as_the_spec_says(
         }
     )
     oracle = Encoder.load(tiny_bert, overrides=spec.to_json(), dtype="float32")
-    ours = TrainableEncoder.load(tiny_bert, "passage", spec)
+    actual = TrainableEncoder.load(tiny_bert, "passage", spec)
     passages = list(zip(*texts, strict=True))
-    np.testing.assert_allclose(ours.encode(passages), oracle.encode_passages(*texts), atol=1e-5)
-    np.testing.assert_allclose(ours.encode(texts[1], "question"), oracle.encode_questions(texts[1]), atol=1e-5)
-    assert ours.training  # `encode` looks, and leaves it as it was
+    np.testing.assert_allclose(actual.encode(passages), oracle.encode_passages(*texts), atol=1e-5)
+    np.testing.assert_allclose(actual.encode(texts[1], "question"), oracle.encode_questions(texts[1]), atol=1e-5)
+    assert actual.training  # `encode` looks, and leaves it as it was
 
 
 def test_it_learns_and_dropout_is_on_while_it_does(tiny_bert: Path) -> None:
-    ours = TrainableEncoder.load(tiny_bert)
-    assert not torch.equal(ours(QUESTIONS), ours(QUESTIONS))
-    ours.eval()
-    before = ours(QUESTIONS)
-    (before @ torch.ones(ours.dim)).sum().backward()
-    learning = [parameter for parameter in ours.parameters() if parameter.requires_grad]
+    actual = TrainableEncoder.load(tiny_bert)
+    assert not torch.equal(actual(QUESTIONS), actual(QUESTIONS))
+    actual.eval()
+    before = actual(QUESTIONS)
+    (before @ torch.ones(actual.dim)).sum().backward()
+    learning = [parameter for parameter in actual.parameters() if parameter.requires_grad]
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in learning)
     torch.optim.SGD(learning, 0.1).step()
-    assert not torch.allclose(ours(QUESTIONS), before)
+    assert not torch.allclose(actual(QUESTIONS), before)
 
 
 def test_what_no_vector_needs_waits_for_no_gradient(minilm: Path) -> None:
-    ours = TrainableEncoder.load(minilm, device="cpu")
-    frozen = {name for name, parameter in ours.named_parameters() if not parameter.requires_grad}
+    actual = TrainableEncoder.load(minilm, device="cpu")
+    frozen = {name for name, parameter in actual.named_parameters() if not parameter.requires_grad}
     assert frozen == {"whole.pooler.dense.weight", "whole.pooler.dense.bias"}
 
 
 def test_a_saved_encoder_loads_as_it_was_and_transformers_opens_it(tiny_bert: Path, tmp_path: Path) -> None:
-    ours = TrainableEncoder.load(tiny_bert, spec=EncoderSpec(pooling="cls", normalize=False, max_length=16))
+    actual = TrainableEncoder.load(tiny_bert, spec=EncoderSpec(pooling="cls", normalize=False, max_length=16))
     with torch.no_grad():
-        for parameter in ours.parameters():
+        for parameter in actual.parameters():
             parameter.add_(0.01)
-    ours.save(tmp_path / "saved")
+    actual.save(tmp_path / "saved")
     again = Encoder.load(tmp_path / "saved", "question", dtype="float32")
-    assert again.spec == ours.spec
-    np.testing.assert_allclose(again.encode_questions(QUESTIONS), ours.encode(QUESTIONS), atol=1e-6)
+    assert again.spec == actual.spec
+    np.testing.assert_allclose(again.encode_questions(QUESTIONS), actual.encode(QUESTIONS), atol=1e-6)
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "bookwheel.json"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt"))]
     tokens = AutoTokenizer.from_pretrained(tmp_path / "saved")(["the king"], return_tensors="pt")
     hidden = AutoModel.from_pretrained(tmp_path / "saved")(**tokens)[0][:, 0].detach().numpy()
-    np.testing.assert_allclose(hidden, ours.encode(["the king"]), atol=1e-5)
+    np.testing.assert_allclose(hidden, actual.encode(["the king"]), atol=1e-5)
 
 
 def test_it_can_be_saved_where_it_came_from(tmp_path: Path) -> None:
     folder = save_bert(tmp_path / "encoder")
-    ours = TrainableEncoder.load(folder)
-    ours.save(folder)
-    np.testing.assert_allclose(TrainableEncoder.load(folder).encode(["a"]), ours.encode(["a"]), atol=1e-6)
+    actual = TrainableEncoder.load(folder)
+    actual.save(folder)
+    np.testing.assert_allclose(TrainableEncoder.load(folder).encode(["a"]), actual.encode(["a"]), atol=1e-6)
 
 
 def test_dprs_question_encoder_comes_and_goes_as_one(tiny_dpr: tuple[Path, Path], tmp_path: Path) -> None:
     spec = EncoderSpec(pooling="cls", normalize=False, max_length=64, layout="pair")
-    ours = TrainableEncoder.load(tiny_dpr[1], "question", spec)
-    ours.save(tmp_path / "saved")
-    tokens = ours.tokenizer.encode("who was the king?").ids
+    actual = TrainableEncoder.load(tiny_dpr[1], "question", spec)
+    actual.save(tmp_path / "saved")
+    tokens = actual.tokenizer.encode("who was the king?").ids
     oracle = DPRQuestionEncoder.from_pretrained(tmp_path / "saved").eval()
     expected = oracle(torch.tensor([tokens])).pooler_output.detach().numpy()
-    np.testing.assert_allclose(ours.encode(["who was the king?"]), expected, atol=1e-5)
+    np.testing.assert_allclose(actual.encode(["who was the king?"]), expected, atol=1e-5)
     with pytest.raises(InputError, match="is DPR's passage encoder"):
         TrainableEncoder.load(tiny_dpr[0], "question")
 
 
 def test_a_question_encoder_declares_whose_passages_it_was_trained_against(tiny_bert: Path, tmp_path: Path) -> None:
     passages = Encoder.load(tiny_bert).space()
-    ours = TrainableEncoder.load(tiny_bert)
+    actual = TrainableEncoder.load(tiny_bert)
     with torch.no_grad():
-        next(ours.parameters()).add_(1)
-    ours.save(tmp_path / "asks", target_space=passages)
-    ours.save(tmp_path / "alone")
+        next(actual.parameters()).add_(1)
+    actual.save(tmp_path / "asks", target_space=passages)
+    actual.save(tmp_path / "alone")
     check_same_space(Encoder.load(tmp_path / "asks", "question").space(), passages)
     with pytest.raises(RefusedError, match="weights differ"):
         check_same_space(Encoder.load(tmp_path / "alone", "question").space(), passages)

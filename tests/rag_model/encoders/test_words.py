@@ -89,8 +89,8 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], str]] = {
 @given(texts=st.lists(TEXT, max_size=6))
 def test_ids_are_those_of_the_whole_text(kind: str, texts: list[str]) -> None:
     tokenizer, words = KNOWN[kind]
-    wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert [line.tolist() for line in words.tokenize(texts)] == wanted
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [line.tolist() for line in words.tokenize(texts)] == expected
 
 
 def made(kind: str) -> tuple[Tokenizer, WordTokenizer]:
@@ -137,8 +137,8 @@ def test_texts_of_such_a_tokenizer_are_split_whole() -> None:
     tokenizer.add_tokens([AddedToken("the river")])
     assert find_word_separation(json.loads(tokenizer.to_str())) is None
     texts = ["the king of the river city", "music"]
-    wanted = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    assert [line.tolist() for line in WordTokenizer(tokenizer, TextLimits(99), None).tokenize(texts)] == wanted
+    expected = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [line.tolist() for line in WordTokenizer(tokenizer, TextLimits(99), None).tokenize(texts)] == expected
 
 
 def test_texts_are_cut_and_unknown_tokens_left_out_in_model2vecs_order() -> None:

@@ -46,8 +46,8 @@ def test_differences_are_taken_question_by_question(store: Store, tmp_path: Path
     old = evaluated(store, tmp_path, {"hnsw": {"Success@20": BEFORE, "EM": [None, 0.0, 1.0, None, 1.0, 0.0]}}, k=1)
     new = evaluated(store, tmp_path, {"exact": {"Success@20": AFTER[::-1], "EM": [1.0] * 6}}, "fedcba", k=2)
     (found,) = compare_evaluations(store, old, new).pairs.values()
-    wanted = estimate_difference(AFTER[::-1], BEFORE[::-1])  # joined by id, in the order of the second
-    assert found["Success@20"].difference == MetricValue(wanted.value, wanted.low, wanted.high)
+    expected = estimate_difference(AFTER[::-1], BEFORE[::-1])  # joined by id, in the order of the second
+    assert found["Success@20"].difference == MetricValue(expected.value, expected.low, expected.high)
     assert (found["Success@20"].n, found["EM"].n) == (6, 4)
     assert found["EM"].difference.value == pytest.approx(0.5)
     assert list(compare_evaluations(store, old, new).pairs) == ["hnsw -> exact"]

@@ -103,10 +103,10 @@ def test_answers_are_those_of_transformers(generator: Generator, kind: str, beam
         contexts, scores = asked(seed, shortest=4 if kind == "token" else 7)
         how = DecodingSettings(beams=beams, max_new_tokens=LENGTH, length_penalty=penalty)
         options = {"length_penalty": penalty, "early_stopping": "never"} if beams > 1 else {}
-        ours = DECODE[kind](generator, contexts, scores.log_softmax(-1), how, range(B))
+        actual = DECODE[kind](generator, contexts, scores.log_softmax(-1), how, range(B))
         expected = theirs(kind, generator, contexts, scores, num_beams=beams, max_length=LENGTH + 1, **options)
-        assert [list(one.tokens) for one in ours] == expected
-        ended += sum(len(one.tokens) < LENGTH for one in ours)
+        assert [list(one.tokens) for one in actual] == expected
+        ended += sum(len(one.tokens) < LENGTH for one in actual)
     assert ended or generator.first_token is None  # BART's
 
 
@@ -114,10 +114,10 @@ def test_an_answer_of_one_token_is_weighed_by_the_passages(bart: Generator) -> N
     contexts, _ = asked(0)
     scores = torch.tensor([[0.0, 0.0, 12.0]] * B)  # all but the last passage's say counts for nothing
     how = DecodingSettings(beams=2, max_new_tokens=1)
-    ours = decode_sequence(bart, contexts, scores.log_softmax(-1), how, range(B))
+    actual = decode_sequence(bart, contexts, scores.log_softmax(-1), how, range(B))
     last = Contexts(contexts.tokens[K - 1 :: K], contexts.mask[K - 1 :: K], 1)
     alone = decode_sequence(bart, last, torch.zeros(B, 1), how, range(B))
-    assert [one.tokens for one in ours] == [one.tokens for one in alone]
+    assert [one.tokens for one in actual] == [one.tokens for one in alone]
 
 
 def test_what_fills_up_a_context_is_not_read(bart: Generator) -> None:

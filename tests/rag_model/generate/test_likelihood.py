@@ -130,14 +130,14 @@ def straight(case: Case, kind: str, epsilon: float, prior: Tensor, logits: Tenso
     """Return the smoothed loss with everything held at once."""
     log_p = logits.log_softmax(-1)
     v = logits.shape[-1]
-    wanted = case.targets[:, None, :, None].expand(*logits.shape[:-1], 1)
+    expected = case.targets[:, None, :, None].expand(*logits.shape[:-1], 1)
     mask = case.mask[:, None, :]
     if kind == "sequence":
-        nll = (prior + (log_p.gather(-1, wanted)[..., 0] * mask).sum(2)).logsumexp(1)
+        nll = (prior + (log_p.gather(-1, expected)[..., 0] * mask).sum(2)).logsumexp(1)
         uniform = (v * prior + (log_p.sum(-1) * mask).sum(2)).logsumexp(1)
     else:
         mixed = (prior[..., None, None] + log_p).logsumexp(1)
-        nll = (mixed.gather(-1, wanted[:, 0])[..., 0] * case.mask).sum(1)
+        nll = (mixed.gather(-1, expected[:, 0])[..., 0] * case.mask).sum(1)
         uniform = (mixed.sum(-1) * case.mask).sum(1)
     return -(1 - epsilon) * nll - epsilon / v * uniform
 

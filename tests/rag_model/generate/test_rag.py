@@ -88,7 +88,7 @@ def oracle_loss(rag: Any, ours: Rag, given: tuple[list[str], Tensor, Contexts, T
     """Return the loss of each question; the decoder's input begins with what the generator starts from."""
     questions, vectors, contexts, targets = given
     tokens = ours.question.tokenizer.encode_batch(questions)  # type: ignore[union-attr,operator]
-    pooled = [rag.question_encoder(torch.tensor([one.ids])).pooler_output for one in tokens]
+    pooled = [rag.question_encoder(torch.tensor([token.ids])).pooler_output for token in tokens]
     asked = torch.cat(pooled).float().to(vectors.dtype)  # an encoder's vectors are float32 in any dtype of its weights
     scores = torch.einsum("bd,bkd->bk", asked, vectors)
     start = torch.full((2, 1), rag.generator.config.decoder_start_token_id)
@@ -119,16 +119,16 @@ def test_loss_and_gradients_are_those_of_transformers(
 ) -> None:
     """In float64: in float32, which kernels a processor has decides whether gradients of T5 agree to four digits."""
     settings = RagSettings(kind, K, label_smoothing=smoothing, exclude_bos=exclude_bos)
-    ours, theirs = rag_of(folders, family, settings).double(), oracle_of(folders, family, settings).double()
-    questions, vectors, contexts, targets = batch(ours, answers)
+    actual, reference = rag_of(folders, family, settings).double(), oracle_of(folders, family, settings).double()
+    questions, vectors, contexts, targets = batch(actual, answers)
     given = (questions, vectors.double(), contexts, targets)
     assert given[3].mask.all() == (answers is EVEN)
     assert given[2].mask.all() == (answers is EVEN)
-    loss, expected = loss_of(ours, given), oracle_loss(theirs, ours, given)
+    loss, expected = loss_of(actual, given), oracle_loss(reference, actual, given)
     torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-7)
     loss.mean().backward()
     expected.mean().backward()
-    for mine, other in ((ours.body, theirs.generator), (ours.question.whole, theirs.question_encoder)):
+    for mine, other in ((actual.body, reference.generator), (actual.question.whole, reference.question_encoder)):
         expected_gradients = dict(gradients(other))
         found = dict(gradients(mine))
         assert set(found) == set(expected_gradients)
@@ -145,13 +145,13 @@ def rag(folders: Folders) -> Rag:
 @pytest.mark.parametrize("kind", ["sequence", "token"])
 def test_a_passage_that_helped_is_drawn_nearer(folders: Folders, kind: Variant) -> None:
     """∂ -log p(y|x) / ∂ score(z) = p(z|x) - p(z|x,y): below zero where the answer speaks for the passage."""
-    ours = rag_of(folders, "bart", RagSettings(kind))
-    _, _, contexts, targets = batch(ours, UNEVEN)
+    actual = rag_of(folders, "bart", RagSettings(kind))
+    _, _, contexts, targets = batch(actual, UNEVEN)
     scores = torch.tensor([[1.0, 0.0, 2.0], [0.0, 0.5, 0.0]], requires_grad=True)
-    found = ours.log_likelihood(scores, contexts, targets)
+    found = actual.log_likelihood(scores, contexts, targets)
     (-found.log_p).sum().backward()
     tokens = targets.mask.sum(1)[:, None] if kind == "token" else 1  # each token draws on its own
-    expected = tokens * (ours.prior(scores).exp() - found.posterior.exp())
+    expected = tokens * (actual.prior(scores).exp() - found.posterior.exp())
     assert scores.grad is not None
     torch.testing.assert_close(scores.grad, expected.detach(), atol=1e-5, rtol=1e-4)
     assert not found.posterior.requires_grad
@@ -167,17 +167,17 @@ def test_the_loss_is_the_negative_likelihood(rag: Rag) -> None:
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])
 def test_a_loss_without_gradient_is_the_same(folders: Folders, kind: Variant) -> None:
-    ours = rag_of(folders, "t5", RagSettings(kind, label_smoothing=0.1))
-    given = batch(ours, UNEVEN)
+    actual = rag_of(folders, "t5", RagSettings(kind, label_smoothing=0.1))
+    given = batch(actual, UNEVEN)
     with torch.no_grad():
-        without = loss_of(ours, given)
+        without = loss_of(actual, given)
     assert not without.requires_grad
-    torch.testing.assert_close(without, loss_of(ours, given))
+    torch.testing.assert_close(without, loss_of(actual, given))
 
 
 def test_every_weight_is_the_model_s(rag: Rag) -> None:
-    ours = {id(parameter) for parameter in rag.parameters()}
-    assert ours == {id(one) for part in (rag.question, rag.generator.module) for one in part.parameters()}
+    actual = {id(parameter) for parameter in rag.parameters()}
+    assert actual == {id(parameter) for part in (rag.question, rag.generator.module) for parameter in part.parameters()}
 
 
 def test_fewer_passages_than_asked_for_are_marginalised_alike(rag: Rag) -> None:

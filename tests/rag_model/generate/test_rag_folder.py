@@ -162,12 +162,12 @@ def test_a_folder_of_transformers_alone_is_read(parts: dict[str, Path], tmp_path
     assert (rag.question.spec.pooling, rag.question.spec.normalize) == ("cls", False)
     with pytest.raises(InputError, match="does not declare its passage encoder"):
         rag.question.space()
-    ours = Rag(
+    actual = Rag(
         TrainableEncoder.load(parts["dpr"], device="cpu"),
         load_generator(parts["bart"], rag.generator.prompt_template, device="cpu"),
         rag.settings,
     )
-    torch.testing.assert_close(losses(rag), losses(ours.eval()), rtol=0, atol=0)
+    torch.testing.assert_close(losses(rag), losses(actual.eval()), rtol=0, atol=0)
 
 
 def test_each_half_of_a_plain_folder_opens_by_itself(parts: dict[str, Path], tmp_path: Path) -> None:

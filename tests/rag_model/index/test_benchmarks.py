@@ -29,10 +29,10 @@ def test_bench_hnsw_by_cells(tmp_path: Path, worker_threads: None) -> None:
     small, large = scaling_report["rows"]
     assert (small["n"], small["cells"], large["n"], large["cells"]) == (300, 1, 600, 2)
     for row in scaling_report["rows"]:
-        ours = row["builds"]["ours"]
+        actual = row["builds"]["ours"]
         assert row["cpu_ratio"] > 0
-        assert {"train", "scatter", "shard", "merge"} == set(ours["stages"])
-        assert ours["stages"]["shard"]["runs"] == row["shards"] == row["cells"]
+        assert {"train", "scatter", "shard", "merge"} == set(actual["stages"])
+        assert actual["stages"]["shard"]["runs"] == row["shards"] == row["cells"]
         assert row["unreachable"] == 0
         assert row["shortfall_mean"] < 0.1
     assert [row["n"] for row in scaling_report["scaling"]] == [300, 600]

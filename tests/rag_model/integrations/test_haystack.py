@@ -52,8 +52,10 @@ def test_a_pipeline_answers_from_the_passages(
     told = pipeline.run({"retriever": {"query": ASKED}, "prompt": {"query": ASKED}, "answer": {"query": ASKED}})
     (answer,) = told["answer"]["answers"]
     assert answer.data == expected[0].text
-    assert [(one.id, one.content) for one in answer.documents] == [(hit.id, hit.text) for hit in expected]
-    assert [one.score for one in answer.documents] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+    assert [(document.id, document.content) for document in answer.documents] == [
+        (hit.id, hit.text) for hit in expected
+    ]
+    assert [document.score for document in answer.documents] == pytest.approx([hit.score for hit in expected], abs=1e-4)
     assert answer.documents[0].meta["snapshot"] == made_library.red
     pipeline.get_component("retriever").source.close()
 
@@ -81,8 +83,8 @@ def test_joiner_sums_the_ranks_of_a_passage(places: dict[str, dict[str, str]]) -
     assert {one.id: one.meta for one in lists[0]} == {one.id: one.meta for one in lists[1]}
     scores = Counter[str]()
     for documents in lists:
-        for rank, one in enumerate(documents):
-            scores[one.id] += 1 / (61 + rank)
+        for rank, document in enumerate(documents):
+            scores[document.id] += 1 / (61 + rank)
     joined = DocumentJoiner("reciprocal_rank_fusion").run(lists)["documents"]
     assert {one.id for one in joined} == set(scores)
     assert [scores[one.id] for one in joined] == sorted(scores.values(), reverse=True)

@@ -22,7 +22,7 @@ from tests.rag_model.integrations.conftest import ASKED
 
 
 def joined(documents: list[Document]) -> str:
-    return "\n".join(one.page_content for one in documents)
+    return "\n".join(document.page_content for document in documents)
 
 
 def test_a_chain_answers_from_the_passages(place: dict[str, str], expected: list[Hit], made_library: Library) -> None:
@@ -46,8 +46,10 @@ def test_a_chain_answers_from_the_passages(place: dict[str, str], expected: list
 def test_search_metadata_are_added_on_request(places: dict[str, dict[str, str]], expected: list[Hit]) -> None:
     retriever = BookwheelRetriever(**places["folder"], k=2, search_metadata=True)
     documents = retriever.invoke(ASKED)
-    assert [(one.metadata["rank"], one.metadata["legs"]) for one in documents] == [(1, []), (2, [])]
-    assert [one.metadata["score"] for one in documents] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+    assert [(document.metadata["rank"], document.metadata["legs"]) for document in documents] == [(1, []), (2, [])]
+    assert [document.metadata["score"] for document in documents] == pytest.approx(
+        [hit.score for hit in expected], abs=1e-4
+    )
     retriever.source.close()
 
 

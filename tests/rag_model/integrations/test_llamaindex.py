@@ -26,10 +26,12 @@ def test_a_query_engine_answers_from_the_passages(
     told = RetrieverQueryEngine(retriever, read).query(ASKED)
     assert all(hit.text in str(told) and f"title: {hit.title}" in str(told) for hit in expected)
     assert made_library.red not in str(told)
-    assert [(one.node.node_id, one.node.get_content()) for one in told.source_nodes] == [
+    assert [(source_node.node.node_id, source_node.node.get_content()) for source_node in told.source_nodes] == [
         (hit.id, hit.text) for hit in expected
     ]
-    assert [one.score for one in told.source_nodes] == pytest.approx([hit.score for hit in expected], abs=1e-4)
+    assert [source_node.score for source_node in told.source_nodes] == pytest.approx(
+        [hit.score for hit in expected], abs=1e-4
+    )
     first = told.source_nodes[0].node
     assert (first.metadata["snapshot"], first.metadata["page_id"]) == (made_library.red, expected[0].page_id)
     assert "licence" not in first.get_content(MetadataMode.LLM)

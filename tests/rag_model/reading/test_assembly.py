@@ -35,7 +35,7 @@ def passage(
 
 
 def hits_of(*passages: Passage) -> list[Hit]:
-    return [hit(place, one) for place, one in enumerate(passages)]
+    return [hit(place, passage) for place, passage in enumerate(passages)]
 
 
 def article(random_: random.Random, words: Sequence[str], page: str) -> Article:
@@ -49,7 +49,9 @@ def article(random_: random.Random, words: Sequence[str], page: str) -> Article:
 def windows(text: Article, random_: random.Random) -> list[Passage]:
     """Cut an article as `tokens` does, in windows of words that overlap."""
     words = [word for section in text.sections for word in split_words(section.text)]
-    headings = [(number, one.heading) for number, one in enumerate(text.sections) for _ in split_words(one.text)]
+    headings = [
+        (number, section.heading) for number, section in enumerate(text.sections) for _ in split_words(section.text)
+    ]
     found, start = [], 0
     while start < len(words):
         end = min(len(words), start + random_.randint(3, 8))
@@ -160,7 +162,7 @@ def test_equal_texts_stand_once_with_the_places_of_all() -> None:
         passage("1:0", "so it  is"), passage("2:9", "other"), passage("3:0", "so it is"), passage("4:0", " ")
     )
     context = assemble(found, count, PLENTY)
-    assert [(one.number, one.text, one.places) for one in context.excerpts] == [
+    assert [(excerpt.number, excerpt.text, excerpt.places) for excerpt in context.excerpts] == [
         (1, "so it is", (0, 2)),
         (2, "other", (1,)),
     ]
@@ -194,7 +196,7 @@ def test_titles_have_the_day_of_the_revision_where_a_prompt_asks() -> None:
     )
     assert plain.text == dated.text.replace(" (2026-11-01)", "")
     assert plain.excerpts == dated.excerpts
-    assert [one.revised for one in dated.excerpts] == ["2026-11-01T12:00:00Z", "2026-11-01T12:00:00Z", None]
+    assert [excerpt.revised for excerpt in dated.excerpts] == ["2026-11-01T12:00:00Z", "2026-11-01T12:00:00Z", None]
     assert assemble(found, count, 8, dated=True).excerpts[0].cut, "the day is counted: it takes the room of a word"
     assert not assemble(found, count, 8).excerpts[0].cut
 
@@ -218,9 +220,9 @@ def test_orders(order: Order, expected: str) -> None:
         for place, name in enumerate(ranked)
     ]
     context = assemble(found, count, PLENTY, order)
-    assert [one.text for one in context.excerpts] == expected.split()
-    assert [one.number for one in context.excerpts] == [1, 2, 3, 4, 5]
-    assert [ranked[one.places[0]] for one in context.excerpts] == expected.split()
+    assert [excerpt.text for excerpt in context.excerpts] == expected.split()
+    assert [excerpt.number for excerpt in context.excerpts] == [1, 2, 3, 4, 5]
+    assert [ranked[excerpt.places[0]] for excerpt in context.excerpts] == expected.split()
 
 
 @given(
@@ -244,9 +246,13 @@ def test_the_best_passages_fill_the_budget(sizes: list[int], budget: int, order:
         return
     context = assemble(found, count, budget, order)
     assert count([context.text])[0] <= budget
-    kept = sorted((one.places[0], len(one.text.removesuffix(" …").split()), one.cut) for one in context.excerpts)
+    kept = sorted(
+        (excerpt.places[0], len(excerpt.text.removesuffix(" …").split()), excerpt.cut) for excerpt in context.excerpts
+    )
     assert kept == expected
-    assert [one.cut for one in context.excerpts] == [one.text.endswith(" …") for one in context.excerpts]
+    assert [excerpt.cut for excerpt in context.excerpts] == [
+        excerpt.text.endswith(" …") for excerpt in context.excerpts
+    ]
     assert assemble(found, count, budget, order) == context
 
 

@@ -34,7 +34,7 @@ class Echo:
     def write(
         self, prompts: Sequence[Prompt], should_stop: StopCheck | None = None, on_text: TextCallback | None = None
     ) -> list[Completion]:
-        said = [f"{one.system}|{one.user}" for one in prompts]
+        said = [f"{prompt.system}|{prompt.user}" for prompt in prompts]
         for place, text in enumerate(said):
             if on_text is not None:
                 on_text(place, text)
@@ -58,17 +58,17 @@ def hits(count: int = 3, words: int = 2) -> list[Hit]:
 
 
 def test_a_prompt_has_instruction_passages_and_question() -> None:
-    told: list[tuple[int, str]] = []
+    messages: list[tuple[int, str]] = []
     reader = ConcatReader(Shelf(), Echo(), k=2)
     answers = reader.answer(
-        QUESTIONS, callbacks=AnswerCallbacks(on_text=lambda place, text: told.append((place, text)))
+        QUESTIONS, callbacks=AnswerCallbacks(on_text=lambda place, text: messages.append((place, text)))
     )
     for place, (question, answer) in enumerate(zip(QUESTIONS, answers, strict=True)):
         context = "Title: T0\n[1] {t0}x0 {t0}x1\n\nTitle: T1\n[2] {t1}x0 {t1}x1"
         assert answer.text == f"{INSTRUCTION}|{context}\n\nQuestion: {question}\nAnswer:"
         assert (answer.question, len(answer.support), answer.log_likelihood) == (question, 2, -1.5)
         assert [(one.number, one.places) for one in answer.context] == [(1, (0,)), (2, (1,))]
-        assert told[place] == (place, answer.text)
+        assert messages[place] == (place, answer.text)
         assert answer.usage is not None
         assert answer_json(answer)["context"][1]["places"] == [1]
 

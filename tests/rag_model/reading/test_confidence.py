@@ -26,11 +26,13 @@ ASKED = ["who?", "what?", "where?"]
 
 def test_an_answer_below_the_threshold_is_withheld() -> None:
     reader = AbstainingReader(ConcatReader(None, Quoting()), Threshold("retrieval", 0.5))
-    told: list[tuple[int, str]] = []
-    answers = reader.answer_from(ASKED, HITS, AnswerCallbacks(on_text=lambda place, text: told.append((place, text))))
-    assert [(one.text, one.abstained) for one in answers] == [("Orwell [1].", False), ("", True), ("", True)]
-    assert told == [(0, "Orwell [1].")]  # what is withheld is not shown for a moment either
-    assert [one.confidence and one.confidence.score for one in answers] == [0.9, 0.2, -math.inf]
+    messages: list[tuple[int, str]] = []
+    answers = reader.answer_from(
+        ASKED, HITS, AnswerCallbacks(on_text=lambda place, text: messages.append((place, text)))
+    )
+    assert [(answer.text, answer.abstained) for answer in answers] == [("Orwell [1].", False), ("", True), ("", True)]
+    assert messages == [(0, "Orwell [1].")]  # what is withheld is not shown for a moment either
+    assert [answer.confidence and answer.confidence.score for answer in answers] == [0.9, 0.2, -math.inf]
     shown = answer_json(answers[1])
     assert (shown["answer"], shown["abstained"]) == ("", True)
     assert shown["confidence"] == {"signal": "retrieval", "score": 0.2, "least": 0.5}
@@ -41,8 +43,12 @@ def test_an_answer_below_the_threshold_is_withheld() -> None:
 def test_the_memory_that_answered_is_told() -> None:
     concat = ConcatReader(None, Quoting())
     answers = add_closed_book(concat, concat.answer_from(ASKED, HITS))
-    assert [(one.log_likelihood, one.closed_book) for one in answers] == [(-0.5, -4.0), (-0.5, -4.0), (-4.0, -4.0)]
-    assert [get_score(one, "passages") for one in answers] == [3.5, 3.5, 0]
+    assert [(answer.log_likelihood, answer.closed_book) for answer in answers] == [
+        (-0.5, -4.0),
+        (-0.5, -4.0),
+        (-4.0, -4.0),
+    ]
+    assert [get_score(answer, "passages") for answer in answers] == [3.5, 3.5, 0]
     assert answer_json(answers[0])["closed_book_log_likelihood"] == -4.0
     sure = AbstainingReader(concat, Threshold("passages", 1.0)).answer_from(ASKED, HITS)
     assert [one.abstained for one in sure] == [False, False, True]

@@ -61,13 +61,13 @@ def test_padding_and_order_change_nothing(tmp_path: Path) -> None:
 def test_what_is_not_there_is_not_said(tmp_path: Path) -> None:
     reader = ExtractiveReader(None, SpanModel.load(save_span_model(tmp_path, "bert")))
     answers = reader.answer_from([QUESTION] * 3, [[], hits([""]), hits(["x" * 3000])])
-    assert [one.text for one in answers[:2]] == ["", ""]
+    assert [answer.text for answer in answers[:2]] == ["", ""]
     assert answers[0].log_likelihood is None
     long = reader.answer_from(["who " * 500], [hits(TEXTS)])
     assert long[0].text
-    told: list[str] = []
-    reader.answer_from([QUESTION], [hits(TEXTS)], AnswerCallbacks(on_text=lambda place, text: told.append(text)))
-    assert len(told) == 1
+    messages: list[str] = []
+    reader.answer_from([QUESTION], [hits(TEXTS)], AnswerCallbacks(on_text=lambda place, text: messages.append(text)))
+    assert len(messages) == 1
     with pytest.raises(StoppedError):
         reader.answer_from([QUESTION], [hits(TEXTS)], AnswerCallbacks(should_stop=lambda: True))
 

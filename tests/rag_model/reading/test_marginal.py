@@ -102,9 +102,9 @@ def test_given_answers_are_as_likely_as_when_they_were_found(kind: str) -> None:
     hits[1] = hits[1][:1]  # as many as were found
     hits[2] = []  # closed book
     answers = asked.answer_from(QUESTIONS, hits)
-    found = asked.log_likelihood(QUESTIONS, hits, [one.text for one in answers])
-    assert found == pytest.approx([one.log_likelihood for one in answers], abs=1e-5)
-    closed = asked.log_likelihood(QUESTIONS, [[]] * 4, [one.text for one in answers])
+    found = asked.log_likelihood(QUESTIONS, hits, [answer.text for answer in answers])
+    assert found == pytest.approx([answer.log_likelihood for answer in answers], abs=1e-5)
+    closed = asked.log_likelihood(QUESTIONS, [[]] * 4, [answer.text for answer in answers])
     assert [one.closed_book for one in add_closed_book(asked, answers)] == pytest.approx(closed, abs=1e-5)
     assert closed[2] == pytest.approx(answers[2].log_likelihood, abs=1e-5)
     with pytest.raises(UsageError, match="give one list per question"):
@@ -115,7 +115,8 @@ def test_a_token_s_support_is_its_own() -> None:
     for answer in reader("token").answer(QUESTIONS):
         assert "".join(token.text for token in answer.tokens) == answer.text
         mean = [
-            sum(column) / len(answer.tokens) for column in zip(*(one.posterior for one in answer.tokens), strict=True)
+            sum(column) / len(answer.tokens)
+            for column in zip(*(token.posterior for token in answer.tokens), strict=True)
         ]
         assert [one.posterior for one in answer.support] == pytest.approx(mean)
     assert all(not answer.tokens for answer in reader("sequence").answer(QUESTIONS))
@@ -126,7 +127,7 @@ def test_a_token_s_support_is_its_own() -> None:
 def test_answers_are_the_same_in_any_batch_and_order(kind: str, decoding: DecodingSettings) -> None:
     together = reader(kind, decoding).answer(QUESTIONS)
     backwards = reader(kind, decoding, batch=1).answer(QUESTIONS[::-1])[::-1]
-    assert [alike(one) for one in together] == [alike(one) for one in backwards]
+    assert [alike(one) for one in together] == [alike(backward) for backward in backwards]
 
 
 @pytest.mark.parametrize("kind", ["sequence", "token"])

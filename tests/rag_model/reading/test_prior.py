@@ -80,10 +80,10 @@ def test_scores_of_codes_are_not_the_inner_products(
 ) -> None:
     question = asker()
     vectors = np.concatenate([shelf.embeddings(part.name) for part in shelf.parts]).astype(np.float32)
-    asked = question.encode_questions(ASKED)
+    query_vectors = question.encode_questions(ASKED)
     found = open_retriever(shelf, index, encoder=question, products=True).search(ASKED, 4)
     apart = 0.0
-    for vector, hits in zip(asked, found, strict=True):
+    for vector, hits in zip(query_vectors, found, strict=True):
         for hit in hits:
             assert hit.inner_product == pytest.approx(float(vectors[hit.row] @ vector), abs=1e-6)
             apart = max(apart, abs(hit.score - float(vectors[hit.row] @ vector)))

@@ -77,23 +77,25 @@ def test_a_likely_answer_of_the_weights_needs_no_passages(
     answers = reader.answer(
         QUESTIONS, callbacks=AnswerCallbacks(on_text=lambda row, text: texts.append((row, text)), on_hits=shown.append)
     )
-    assert [one.memory for one in answers] == memories
+    assert [answer.memory for answer in answers] == memories
     assert shelf.queries == searched
     assert [bool(hits) for hits in shown[0]] == [question in searched for question in QUESTIONS]
-    assert [one.text for one in answers] == ["Rome" if one == "weights" else "Orwell [1]." for one in memories]
-    assert sorted(texts) == [(row, one.text) for row, one in enumerate(answers)]
+    assert [answer.text for answer in answers] == [
+        "Rome" if memory == "weights" else "Orwell [1]." for memory in memories
+    ]
+    assert sorted(texts) == [(row, answer.text) for row, answer in enumerate(answers)]
     hits = Shelf().search(QUESTIONS, 1)
-    assert [one.text for one in reader.answer_from(QUESTIONS, hits)] == [one.text for one in answers]
+    assert [one.text for one in reader.answer_from(QUESTIONS, hits)] == [answer.text for answer in answers]
     difference = [score + 0.5 / 2 for score in CLOSED_BOOK_SCORES]
     scores = CLOSED_BOOK_SCORES if route.signal == "weights" else difference
-    assert [one.route and one.route.score for one in answers] == pytest.approx(scores)
-    for one, memory in zip(answers, memories, strict=True):
-        assert bool(one.support) == (memory == "passages")
-        assert json.loads(json.dumps(answer_json(one)))["memory"] == memory
-        assert one.usage is not None
-        assert one.usage.new_tokens == (2 if one.question not in searched else 4)  # those of both answers
-        assert ("search" in one.seconds) == (one.question in searched)
-        assert "weights" in one.seconds
+    assert [answer.route and answer.route.score for answer in answers] == pytest.approx(scores)
+    for answer, memory in zip(answers, memories, strict=True):
+        assert bool(answer.support) == (memory == "passages")
+        assert json.loads(json.dumps(answer_json(answer)))["memory"] == memory
+        assert answer.usage is not None
+        assert answer.usage.new_tokens == (2 if answer.question not in searched else 4)  # those of both answers
+        assert ("search" in answer.seconds) == (answer.question in searched)
+        assert "weights" in answer.seconds
 
 
 @pytest.mark.parametrize(("k", "searched_k"), [(None, 1), (3, 3), (0, 0)])
@@ -118,7 +120,7 @@ def test_every_reader_names_the_memory() -> None:
 def test_a_withheld_answer_of_the_weights_is_not_searched() -> None:
     reader, shelf = auto(Route("weights", -9.0))
     answers = AbstainingReader(reader, Threshold("likelihood", -1.0)).answer(QUESTIONS)
-    assert [one.abstained for one in answers] == [False, True]
+    assert [answer.abstained for answer in answers] == [False, True]
     assert shelf.queries == []
 
 

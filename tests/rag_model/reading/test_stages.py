@@ -28,6 +28,8 @@ def test_answers_of_a_batch_share_its_time_and_keep_what_they_have() -> None:
     for stage in (CONFIDENCE, SEARCH):
         outer.end_stage(stage)
     answers = add_stage_seconds(add_stage_seconds([Answer(one, "", None, ()) for one in "ab"], inner), outer)
-    assert [list(one.seconds.items()) for one in answers] == [[(SEARCH, 0.5), (GENERATION, 0.5), (CONFIDENCE, 0.5)]] * 2
-    assert sum(sum(one.seconds.values()) for one in answers) == pytest.approx(3.0)
+    assert [list(answer.seconds.items()) for answer in answers] == [
+        [(SEARCH, 0.5), (GENERATION, 0.5), (CONFIDENCE, 0.5)]
+    ] * 2
+    assert sum(sum(answer.seconds.values()) for answer in answers) == pytest.approx(3.0)
     assert add_stage_seconds([], inner) == []

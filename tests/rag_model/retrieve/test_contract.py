@@ -51,7 +51,9 @@ def library(
     work = tmp_path_factory.mktemp("tokens")
     encoder = TokenEncoder.load(save_colbert(work / "colbert"))
     with TokenWriter(work / "tokens.arrow", encoder.dim, "float16") as writer:
-        writer.write(encoder.encode_passages([one.title for one in passages], [one.text for one in passages]))
+        writer.write(
+            encoder.encode_passages([passage.title for passage in passages], [passage.text for passage in passages])
+        )
     plan = get_kind_for_factory("MaxSim").plan(IndexRecipe("MaxSim,PQ8", over="tokens"), len(passages), encoder.dim)
     run_stages(plan, [work / "tokens.arrow"], work / "index", work)
     space = compute_token_space(encoder.folder, encoder.spec)

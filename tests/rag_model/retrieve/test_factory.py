@@ -250,7 +250,9 @@ def test_reranking_orders_by_the_models_scores(snapshot: Snapshot, encoder: Enco
     found = open_retriever(snapshot, f"rerank(hnsw, {model}, 6)", encoder=encoder).search(ASKED, 4)
     for question, before, hits in zip(ASKED, read, found, strict=True):
         passages = [hit.passage for hit in before]
-        told = scorer.scores([question] * 6, [one.title for one in passages], [one.text for one in passages])
+        told = scorer.scores(
+            [question] * 6, [passage.title for passage in passages], [passage.text for passage in passages]
+        )
         order = np.argsort(-told)[:4]
         assert [hit.row for hit in hits] == [before[place].row for place in order]
         assert [hit.score for hit in hits] == pytest.approx(told[order].tolist(), abs=1e-5)

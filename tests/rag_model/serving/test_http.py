@@ -55,10 +55,10 @@ def test_search_replies_as_the_verb_does(index: str, served: Serving, made_libra
 
 def test_a_default_k_is_capped_by_the_retriever(served: Serving) -> None:
     for expression, count in (("hnsw", 5), ("hnsw:3", 3), ("rrf(hnsw:1, exact:1)", 2)):
-        asked = {"questions": ASKED, "retriever": expression}
-        results = served.client.post("/search", json=asked).json()["results"]
+        request = {"questions": ASKED, "retriever": expression}
+        results = served.client.post("/search", json=request).json()["results"]
         assert max(len(result["hits"]) for result in results) <= count
-        assert served.client.post("/search", json={**asked, "k": 3}).status_code == (200 if count >= 3 else 400)
+        assert served.client.post("/search", json={**request, "k": 3}).status_code == (200 if count >= 3 else 400)
     assert len(served.client.post("/search", json={"questions": ASKED}).json()["results"][0]["hits"]) == 5
 
 
@@ -66,8 +66,8 @@ def test_answer_replies_as_the_verb_does(served: Serving, made_library: Library,
     with Snapshot.open(made_library.url) as snapshot:
         name, reader = open_reader(snapshot, made_library.url, str(model), "hnsw")
         for k in (None, 2):
-            asked = {"questions": ASKED} if k is None else {"questions": ASKED, "k": k}
-            reply = served.client.post("/answer", json=asked).json()
+            request = {"questions": ASKED} if k is None else {"questions": ASKED, "k": k}
+            reply = served.client.post("/answer", json=request).json()
             answers = [answer_json(one) for one in reader.answer(ASKED, k)]
             assert reply == rounded({"snapshot": made_library.red, "model": name, "answers": answers})
 

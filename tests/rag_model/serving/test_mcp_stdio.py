@@ -135,7 +135,7 @@ def test_an_agent_searches_reads_on_is_told_what_is_wrong_and_follows_the_ref(
 def test_what_cannot_be_served_ends_with_one_sentence(
     options: list[str], words: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["serve", "--mcp", *(one.format(tmp_path) for one in options)]) == code
+    assert cli.run(["serve", "--mcp", *(option.format(tmp_path) for option in options)]) == code
     told = capsys.readouterr()
     assert told.out == ""
     assert words in told.err

@@ -126,7 +126,7 @@ def test_single_queries_are_answered_while_a_large_request_runs(made_library: Li
     with serving(made_library.url, dest, with_limits(batch_questions=4, max_queries=5000, workers=2)) as served:
         many = QUERIES * 20
         batcher = served.service._chunk_batcher
-        niceness = {os.getpriority(os.PRIO_PROCESS, one._thread.native_id or 0) for one in batcher.threads}
+        niceness = {os.getpriority(os.PRIO_PROCESS, thread._thread.native_id or 0) for thread in batcher.threads}
         assert min(niceness) > os.getpriority(os.PRIO_PROCESS, 0)
         with ThreadPoolExecutor() as pool:
             large = pool.submit(httpx.post, f"{served.url}/retrieve", json={"queries": many}, timeout=PATIENCE)

@@ -64,8 +64,8 @@ def test_what_was_started_with_a_model_reranks(served: Serving, made_library: Li
     named = f"rerank(hnsw,{cross},6)"
     reply = served.client.post("/search", json={"questions": ASKED, "k": 4, "retriever": named}).json()
     with Snapshot.open(made_library.url) as snapshot:
-        found = open_retriever(snapshot, named).search(ASKED, 4)
-    assert [one["hits"] for one in reply["results"]] == rounded([[hit.to_json() for hit in some] for some in found])
+        hits = open_retriever(snapshot, named).search(ASKED, 4)
+    assert [one["hits"] for one in reply["results"]] == rounded([[hit.to_json() for hit in some] for some in hits])
 
 
 @pytest.mark.parametrize("asked", [None, "hnsw", "rrf(hnsw, exact)", "rerank"])

@@ -41,10 +41,10 @@ def served(
 
 @pytest.mark.parametrize("by", ["body", "header"])
 def test_a_stream_has_the_passages_the_words_and_the_unstreamed_reply(served: Serving, by: str) -> None:
-    asked = {"questions": ASKED, "k": 3}
-    whole = served.client.post("/answer", json=asked).json()
+    request = {"questions": ASKED, "k": 3}
+    whole = served.client.post("/answer", json=request).json()
     headers = {"Accept": "text/event-stream"} if by == "header" else {}
-    given = {**asked, "stream": True} if by == "body" else asked
+    given = {**request, "stream": True} if by == "body" else request
     reply = served.client.post("/answer", json=given, headers=headers)
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert reply.headers["cache-control"] == "no-store"
@@ -62,12 +62,12 @@ def test_a_stream_has_the_passages_the_words_and_the_unstreamed_reply(served: Se
         assert first["passages"] == rounded(
             [{key: one[key] for key in one if key not in {"weight", "posterior"}} for one in answer["passages"]]
         )
-        assert "".join(one["text"] for one in values[1:-1] if one["answer"] == place) == answer["answer"]
+        assert "".join(value["text"] for value in values[1:-1] if value["answer"] == place) == answer["answer"]
 
 
 def test_the_body_decides_before_the_header(served: Serving) -> None:
-    asked = {"questions": ASKED[:1], "stream": False}
-    reply = served.client.post("/answer", json=asked, headers={"Accept": "text/event-stream"})
+    request = {"questions": ASKED[:1], "stream": False}
+    reply = served.client.post("/answer", json=request, headers={"Accept": "text/event-stream"})
     assert reply.json()["answers"]
 
 

@@ -42,11 +42,11 @@ def test_nobody_fails_and_nothing_is_mixed(library: Library, dest: Path, tmp_pat
             try:
                 with httpx.Client(base_url=found.url, timeout=PATIENCE) as client:
                     while not done.is_set():
-                        asked: dict[str, Any] = {
+                        request: dict[str, Any] = {
                             "questions": ["who was the king?", f"river {len(replies)}"][: 1 + number % 2]
                         }
-                        asked["k"] = 1 if verb == "answer" else 3
-                        replies.append((verb, client.post(f"/{verb}", json=asked)))
+                        request["k"] = 1 if verb == "answer" else 3
+                        replies.append((verb, client.post(f"/{verb}", json=request)))
             except BaseException as failure:
                 failures.append(failure)
 

@@ -40,8 +40,8 @@ def test_a_question_that_panics_costs_nobody_else_an_answer(fragile: str, dest: 
         replies: dict[str, httpx.Response] = {}
 
         def ask(question: str) -> None:
-            asked = {"questions": [question], "k": 1}
-            replies[question] = httpx.post(f"{found.url}/search", json=asked, timeout=PATIENCE)
+            request = {"questions": [question], "k": 1}
+            replies[question] = httpx.post(f"{found.url}/search", json=request, timeout=PATIENCE)
 
         asked = [*(f"{PANICS} {i}" for i in range(4)), *(f"who is king {i}?" for i in range(4))]
         threads = [threading.Thread(target=ask, args=(question,)) for question in asked]
@@ -77,7 +77,7 @@ def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Li
     with serving(shared_library.url, dest, observer=metrics) as found:
         (thread,) = found.service._search_batcher.threads
         gathered = found.service._search_batcher._wait_for_batch
-        broken, told = threading.Event(), []
+        broken, messages = threading.Event(), []
 
         def dies(number: int, last: int) -> list[object]:
             if broken.is_set():
@@ -87,8 +87,8 @@ def test_a_thread_that_dies_is_told_counted_and_started_again(shared_library: Li
         found.service._search_batcher._wait_for_batch = dies  # type: ignore[method-assign,assignment]
         broken.set()
         found.search("who?")  # the round under way; the next one dies
-        until(lambda: told.append(found.client.get("/readyz")) or told[-1].status_code == 503)  # type: ignore[func-returns-value]
-        assert "the thread search died of PanicError" in told[-1].json()["detail"]
+        until(lambda: messages.append(found.client.get("/readyz")) or messages[-1].status_code == 503)  # type: ignore[func-returns-value]
+        assert "the thread search died of PanicError" in messages[-1].json()["detail"]
         assert found.client.get("/healthz").status_code == 200
         broken.clear()
         until(lambda: found.client.get("/readyz").status_code == 200)

@@ -90,7 +90,7 @@ def read_back(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, st
     passages, vectors = [], []
     for chunk_result, embed_result in zip(imported.passages, imported.embeddings, strict=True):
         with PassageFile(store.blobs.get_local_path(chunk_result.passages)) as file:
-            passages += [(one.id, one.title, one.text) for one in file.iter_passages()]
+            passages += [(passage.id, passage.title, passage.text) for passage in file.iter_passages()]
         vectors.append(np.load(store.blobs.get_local_path(embed_result.vectors)))
     return passages, np.concatenate(vectors)
 

@@ -26,9 +26,9 @@ def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
     assert {name: found.factory for name, found in measured.recalls.items()} == {
         name: entry["factory"] for name, entry in snapshot.manifest.content.indexes.items()
     }
-    for found in measured.recalls.values():
-        assert found.recalls.shape == (10,)
-        assert found.recalls.min() >= 0.6
+    for recall in measured.recalls.values():
+        assert recall.recalls.shape == (10,)
+        assert recall.recalls.min() >= 0.6
     assert measured.recalls["hnsw"].recalls.tolist() == [1.0] * 10  # a graph of a dozen misses nothing
     settings = [effort.setting for effort in measured.curves["hnsw"]]
     assert f"efSearch={snapshot.manifest.content.indexes['hnsw']['search']['efSearch']}" in settings

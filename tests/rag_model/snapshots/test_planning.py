@@ -59,10 +59,10 @@ def test_the_ranges_of_the_parent_are_kept(
         parts = plan_parts(store, dump, recipe, parent=parent).parts
         return [(part.first_page, part.last_page) for part in parts]
 
-    theirs = [(part.first_page, part.last_page) for part in own.parts]
-    assert planned() == list(zip(starts, ends, strict=True)) != theirs
-    assert planned(dbname="dewiki") == theirs, "a page id means nothing in another wiki"
-    assert planned(kind="documents") == theirs
+    reference = [(part.first_page, part.last_page) for part in own.parts]
+    assert planned() == list(zip(starts, ends, strict=True)) != reference
+    assert planned(dbname="dewiki") == reference, "a page id means nothing in another wiki"
+    assert planned(kind="documents") == reference
     whole = planned(Recipe(part_bytes=1 << 30))
     assert whole == [(0, last)], "the recipe asks for parts of another size"
 

@@ -245,11 +245,11 @@ class Ordered(Files):
     when = "before"
 
     def create(self, path: str, data: bytes) -> bool:
-        mine = path.startswith("snapshots/")
-        if mine and self.when == "before":
+        actual = path.startswith("snapshots/")
+        if actual and self.when == "before":
             Store(Files(self.url)).takedowns.add("enwiki", [GONE], "", "")
         done = super().create(path, data)
-        if mine and self.when == "after":
+        if actual and self.when == "after":
             Store(Files(self.url)).takedowns.add("enwiki", [GONE], "", "")
         return done
 

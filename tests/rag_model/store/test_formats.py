@@ -117,9 +117,9 @@ def test_it_is_pulled(store: Store, tmp_path: Path) -> None:
     for mapped in (False, True):
         pull(store, "latest", tmp_path / f"{mapped}", mapped=mapped)
         with Snapshot.from_folder(tmp_path / f"{mapped}") as pulled:
-            found = pulled.passages(range(pulled.n))
-            assert RIVER in {passage.text for passage in found}
-            assert {passage.revised for passage in found} == {None}
+            passages = pulled.passages(range(pulled.n))
+            assert RIVER in {passage.text for passage in passages}
+            assert {passage.revised for passage in passages} == {None}
 
 
 def test_a_page_is_taken_down_and_no_part_gets_dates(store: Store) -> None:

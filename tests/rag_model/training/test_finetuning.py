@@ -19,7 +19,7 @@ from tests.fixtures.toy_objective import TOY, Toy, ToyTraining
 @pytest.fixture
 def job(tiny: Path, kings: list[Example], tmp_path: Path) -> Job[ToyTraining]:
     (tmp_path / "work").mkdir()
-    articles = {one.positives[0].title: one.positives[0].text for one in kings}
+    articles = {king.positives[0].title: king.positives[0].text for king in kings}
     store = Store.open(str(tmp_path / "store"), create=True)
     snapshot = publish_tiny(store, tiny, articles, tmp_path / "work")
     settings = ToyTraining(loop=LoopSettings(max_steps=2, cpu=True))

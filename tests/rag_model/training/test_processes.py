@@ -295,7 +295,7 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
         if not first_process and opened == [second, third]:
             raise StoreError("its disk is gone")
 
-    rebuild, told = tiny_end2end.ByHand(), list[list[Any]]()
+    rebuild, messages = tiny_end2end.ByHand(), list[list[Any]]()
     snapshot, settings = Snapshot.from_store(store, first), MovingSettings(2, "asynchronous")
     index = MovingIndex(store, snapshot, settings, rebuild, folder / "moves", MovingIndexHooks(lambda _: None, turn_to))
     for step in range(1, 11):
@@ -303,8 +303,8 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
             if step == ended and first_process:
                 rebuild.end(order, made)
         said = index.move(step)
-        told.append([index.asked, said["snapshot_age"], said["refreshes_failed"]])
-    return told
+        messages.append([index.asked, said["snapshot_age"], said["refreshes_failed"]])
+    return messages
 
 
 def train_together(rank: int, port: int, folder: Path, given: Path) -> None:

@@ -48,8 +48,8 @@ def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) 
 def test_the_loss_is_told_apart(outcomes: list[RetrievalResult]) -> None:
     book = measure_condition(open_book(outcomes, 2), answered)
     rows = {
-        one.name: measure_condition(one, answered, open_book_result=book)
-        for one in iter_conditions(outcomes, 2, AblationSettings(sweep=(1, 2, 3, 9)))
+        condition.name: measure_condition(condition, answered, open_book_result=book)
+        for condition in iter_conditions(outcomes, 2, AblationSettings(sweep=(1, 2, 3, 9)))
     }
     assert book.metrics["EM"].value == pytest.approx(3 / 5)
     assert rows[CLOSED_BOOK].metrics["EM"].value == pytest.approx(1 / 5)  # it believes in Rome
@@ -68,7 +68,7 @@ def test_the_loss_is_told_apart(outcomes: list[RetrievalResult]) -> None:
 
 
 def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[RetrievalResult]) -> None:
-    by_name = {one.name: one for one in iter_conditions(outcomes, 2, AblationSettings())}
+    by_name = {condition.name: condition for condition in iter_conditions(outcomes, 2, AblationSettings())}
     said = [
         [reading.answer for reading in answered(one)] for one in (open_book(outcomes, 2), by_name[SHUFFLED_PASSAGES])
     ]
@@ -78,14 +78,16 @@ def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[
 def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[RetrievalResult]) -> None:
     for seed in range(20):
         (shuffled,) = [
-            one for one in iter_conditions(outcomes, 2, AblationSettings(seed=seed)) if one.name == SHUFFLED_PASSAGES
+            condition
+            for condition in iter_conditions(outcomes, 2, AblationSettings(seed=seed))
+            if condition.name == SHUFFLED_PASSAGES
         ]
         assert all(
             hits[0].passage.id != outcome.hits[0].passage.id
             for hits, outcome in zip(shuffled.hits, outcomes, strict=True)
         )
         assert sorted(hits[0].passage.id for hits in shuffled.hits) == sorted(
-            one.hits[0].passage.id for one in outcomes
+            outcome.hits[0].passage.id for outcome in outcomes
         )
         assert shuffled in list(iter_conditions(outcomes, 2, AblationSettings(seed=seed)))
 
@@ -94,12 +96,14 @@ def test_the_evidence_names_the_gold_passage_where_there_is_one(outcomes: list[R
     told = RetrievalResult(
         Question("q", "?", ("Paris",), (frozenset({"02"}),)), outcomes[0].hits, outcomes[0].has_answer
     )
-    (gold,) = [one for one in iter_conditions([told], 2, AblationSettings()) if one.name == GOLD_PASSAGE]
+    (gold,) = [
+        condition for condition in iter_conditions([told], 2, AblationSettings()) if condition.name == GOLD_PASSAGE
+    ]
     assert gold.hits[0][0].passage.page_id == "02"  # and not "00", which holds the answer
 
 
 def test_what_there_is_too_little_of_is_left_out(outcomes: list[RetrievalResult]) -> None:
-    assert [one.name for one in iter_conditions(outcomes[4:], 2, AblationSettings(sweep=()))] == [
+    assert [condition.name for condition in iter_conditions(outcomes[4:], 2, AblationSettings(sweep=()))] == [
         CLOSED_BOOK
     ]  # no gold, none to swap with
     assert open_book(outcomes, 50).k == 4  # the corpus has no more

@@ -34,7 +34,7 @@ def test_spread_by_hand() -> None:
 def test_spread_is_a_share(passages: list[list[str]]) -> None:
     seen = measure_collapse(passages, corpus_size=8)
     assert 0 <= seen.spread <= 1
-    assert seen.distinct == len({d for given in passages for d in given})
+    assert seen.distinct == len({d for passage in passages for d in passage})
 
 
 def test_where_there_is_no_choice_nothing_has_collapsed() -> None:

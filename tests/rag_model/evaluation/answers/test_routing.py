@@ -73,8 +73,8 @@ def test_both_answers_are_made_only_if_that_is_better() -> None:
 def test_a_route_is_chosen_and_used_for_every_condition() -> None:
     routed = RoutedAnswers(answered(SURE), None, ("sha256:1", "concat"))
     readings = routed(BOOK, lambda done, total: None)
-    assert [one.answer for one in readings] == [f"name {n}" for n in range(4)]
-    assert [one.memory for one in readings] == ["weights", "weights", "passages", "passages"]
+    assert [reading.answer for reading in readings] == [f"name {n}" for n in range(4)]
+    assert [reading.memory for reading in readings] == ["weights", "weights", "passages", "passages"]
     assert routed.report is not None
     assert routed.report.route == Route("weights", -0.4 / 2, "sha256:1", "concat")
     assert routed.report.to_json() == {
@@ -84,8 +84,8 @@ def test_a_route_is_chosen_and_used_for_every_condition() -> None:
     }  # fmt: skip
     assert "EM is 1.000, from the weights alone 0.500, from passages alone 0.500" in str(routed.report)
     # An answer from passages costs both.
-    assert [one.seconds for one in readings] == [1, 1, 2, 2]
-    assert [one.usage and one.usage.new_tokens for one in readings] == [2, 2, 4, 4]
+    assert [reading.seconds for reading in readings] == [1, 1, 2, 2]
+    assert [reading.usage and reading.usage.new_tokens for reading in readings] == [2, 2, 4, 4]
     assert readings[3].stages == {"weights": 1.0, "generation": 1.0}
     again = routed(Condition("gold", 1, QUESTIONS[:1], HITS[:1]), lambda done, total: None)
     assert again == readings[:1]

@@ -39,7 +39,7 @@ def test_spans_are_measured_by_exact_match_and_f1() -> None:
     assert figures["EM"].value == 0.25
     assert figures["F1"].value == pytest.approx((1 + 2 / 3 + 0 + 0) / 4)
     assert set(figures) == {"EM", "F1"}
-    assert all(one.low <= one.value <= one.high and one.n == 4 for one in figures.values())
+    assert all(figure.low <= figure.value <= figure.high and figure.n == 4 for figure in figures.values())
 
 
 def test_two_way_accuracy_is_of_the_decided_claims() -> None:

@@ -173,7 +173,7 @@ def test_a_search_has_every_cutoff_that_reports_list(judged_by: JudgedBy) -> Non
 def test_success_and_rr_are_those_of_ir_measures(rankings: list[Ranking], cutoff: int) -> None:
     package = pytest.importorskip("ir_measures")
     qrels = {str(i): dict(ranking.grades) for i, ranking in enumerate(rankings)}
-    run = {str(i): {name: -float(at) for at, name in enumerate(one.results)} for i, one in enumerate(rankings)}
+    run = {str(i): {name: -float(at) for at, name in enumerate(ranking.results)} for i, ranking in enumerate(rankings)}
     for name in ("Success", "RR"):
         measure = load_measures()[name]
         assert isinstance(measure, RankingMeasure)

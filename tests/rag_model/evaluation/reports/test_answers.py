@@ -18,8 +18,8 @@ from tests.fixtures.strict_html import EVIL, assert_harmless, parsed
 def row(name: str, k: int, answers: list[str], book: AblationResult | None = None) -> AblationResult:
     shown = tuple(AnswerPassage(f"{n}", f"{n}", EVIL, f"{EVIL} {n}", 0.5, 0.625, 0.375) for n in range(k))
     scored = tuple(
-        score_answer(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), said, -1.5, shown, said != ""))
-        for n, said in enumerate(answers)
+        score_answer(Question(str(n), f"{EVIL} {n}?", ("Paris",)), Reading(str(n), answer, -1.5, shown, answer != ""))
+        for n, answer in enumerate(answers)
     )
     return AblationResult(
         name, k, scored, estimate_measures(scored), compare_answers(scored, book.scored) if book else {}

@@ -54,14 +54,14 @@ def test_differences_are_those_of_the_same_questions(snapshot: Snapshot, measure
     first, second = compare_retrievers(measured, judge, 3, groups)
     assert (first.expression, second.expression) == tuple(NAMES)
     assert first.overall.differences == {}
-    ours, theirs = measured[1].final_stage.values, measured[0].final_stage.values
+    actual, reference = measured[1].final_stage.values, measured[0].final_stage.values
     for name, one in second.overall.differences.items():
-        paired = estimate_difference(ours[name], theirs[name])
+        paired = estimate_difference(actual[name], reference[name])
         assert (one.value, one.low, one.high) == pytest.approx((paired.value, paired.low, paired.high))
     lone = second.groups["source two"]
     assert lone.n == 2
-    assert lone.metrics["RR@10"].value == estimate_mean([ours["RR@10"][place] for place in (1, 3)]).value
-    assert [list(stage) for stage in second.stages] == [list(ours)] * 3
+    assert lone.metrics["RR@10"].value == estimate_mean([actual["RR@10"][place] for place in (1, 3)]).value
+    assert [list(stage) for stage in second.stages] == [list(actual)] * 3
     told = second.to_json()
     assert told["metrics"] == {name: one.value for name, one in second.overall.metrics.items()}
     assert [stage["stage"] for stage in told["stages"]] == ["hnsw", "exact", "rrf(hnsw, exact)"]

@@ -144,8 +144,8 @@ def test_select_best_links_keeps_distinct_links(candidates: Any, similarity: Any
     near = np.take_along_axis(similarity, np.maximum(candidates, 0), 1)
     kept = select_best_links(pack_links(near, candidates), 4)
     for row, found, all_near in zip(candidates, kept, similarity, strict=True):
-        wanted = sorted({int(c) for c in row if c >= 0}, key=lambda c: (-all_near[c], np.signbit(all_near[c]), c))[:4]
-        assert found.tolist() == wanted + [-1] * (4 - len(wanted))
+        expected = sorted({int(c) for c in row if c >= 0}, key=lambda c: (-all_near[c], np.signbit(all_near[c]), c))[:4]
+        assert found.tolist() == expected + [-1] * (4 - len(expected))
 
 
 def test_drawn_levels_equal_faiss(make_vectors: Make) -> None:

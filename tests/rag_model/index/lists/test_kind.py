@@ -228,9 +228,9 @@ def test_pieces_that_do_not_belong_are_refused(make_vectors: Make, write_parts: 
     pieces = _pieces(plan, parts, tmp_path / "mine")
     with pytest.raises(InputError, match="part 0 is a piece of another build"):
         _merge(plan, parts, pieces[::-1], out)
-    theirs = _pieces(other, parts, tmp_path / "theirs")
+    reference = _pieces(other, parts, tmp_path / "theirs")
     with pytest.raises(InputError, match="part 1 is a piece of another build"):
-        _merge(plan, parts, [pieces[0], theirs[1]], out)
+        _merge(plan, parts, [pieces[0], reference[1]], out)
     kind.KIND.scatter(plan, tmp_path / "mine" / "trained", parts[0], 1, pieces[1])
     with pytest.raises(InputError, match="part 1 holds 500 vectors and the part has 700"):
         _merge(plan, parts, pieces, out)

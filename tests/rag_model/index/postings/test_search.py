@@ -68,7 +68,7 @@ def bm25s_scores(
         return [term.decode() for term in analyzer.terms(text)]
 
     oracle = bm25s.BM25(method="lucene", k1=k1, b=b)
-    oracle.index([terms(f"{one.title} {one.text}") for one in passages], show_progress=False)
+    oracle.index([terms(f"{passage.title} {passage.text}") for passage in passages], show_progress=False)
     known = set(oracle.vocab_dict)
     return np.array([oracle.get_scores([one for one in terms(each) if one in known]) for each in questions])
 
@@ -78,10 +78,10 @@ def test_scores_are_those_of_bm25s(index: Bm25Index, k1: float, b: float) -> Non
     questions = asked(60)
     every = bm25s_scores(corpus(), questions, k1, b, Analyzer())
     scores, rows = index.search(questions, 25, k1=k1, b=b)
-    for own, found, score in zip(every, rows, scores, strict=True):
-        decoded_search = found >= 0
-        np.testing.assert_allclose(score[decoded_search], own[found[decoded_search]], rtol=1e-5)
-        best = np.sort(own)[::-1][: len(found)]
+    for own, row, score in zip(every, rows, scores, strict=True):
+        decoded_search = row >= 0
+        np.testing.assert_allclose(score[decoded_search], own[row[decoded_search]], rtol=1e-5)
+        best = np.sort(own)[::-1][: len(row)]
         np.testing.assert_allclose(score[decoded_search], best[best > 0], rtol=1e-5)
 
 
@@ -91,9 +91,9 @@ def test_scores_of_the_analyzer_lucene_are_those_of_bm25s(tmp_path: Path) -> Non
     lucene, questions = build_words(inflected, tmp_path, [200], analyzer="lucene"), [*asked(40), "Is it run?", "it's"]
     every = bm25s_scores(inflected, questions[:-1], 0.9, 0.4, LuceneAnalyzer())
     scores, rows = lucene.search(questions, 25)
-    for own, found, score in zip(every, rows[:-1], scores[:-1], strict=True):
-        best = np.sort(own)[::-1][: len(found)]
-        np.testing.assert_allclose(score[found >= 0], best[best > 0], rtol=1e-5)
+    for own, row, score in zip(every, rows[:-1], scores[:-1], strict=True):
+        best = np.sort(own)[::-1][: len(row)]
+        np.testing.assert_allclose(score[row >= 0], best[best > 0], rtol=1e-5)
     assert (rows[-1] == -1).all(), "a stop word finds nothing"
 
 
@@ -239,11 +239,11 @@ def test_a_damaged_file_is_noticed_or_answers(index: Bm25Index, tmp_path: Path) 
         path = tmp_path / "bad.postings"
         path.write_bytes(bad)
         try:
-            found = Bm25Index(PostingsFile(path), Analyzer(), {}).search(questions, 10)[1].max()
+            hits = Bm25Index(PostingsFile(path), Analyzer(), {}).search(questions, 10)[1].max()
         except InputError:
             noticed += 1
         else:
-            assert found < index.n
+            assert hits < index.n
     assert noticed > 10
 
 

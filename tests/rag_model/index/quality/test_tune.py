@@ -115,14 +115,14 @@ def test_target_out_of_range_is_refused(built: Built, target: float) -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=70), st.integers(1, 5), st.floats(0.01, 0.99))
 def test_find_smallest_bisects_any_rising_recall(recalls: list[float], least: int, target: float) -> None:
-    rising, asked = np.maximum.accumulate(recalls), []
+    rising, calls = np.maximum.accumulate(recalls), []
 
     def look(value: int) -> float:
-        asked.append(value)
+        calls.append(value)
         return float(rising[value - least])
 
     most = least + len(recalls) - 1
     enough = np.flatnonzero(rising >= target)
     assert _find_smallest(look, least, most, target) == (least + int(enough[0]) if len(enough) else None)
-    assert len(set(asked)) <= 2 * len(_double_up_to(least, most)) + 1
-    assert set(asked) <= set(range(least, most + 1))
+    assert len(set(calls)) <= 2 * len(_double_up_to(least, most)) + 1
+    assert set(calls) <= set(range(least, most + 1))

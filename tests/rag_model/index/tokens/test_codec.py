@@ -51,12 +51,12 @@ def test_colberts_codec_is_the_restatement_byte_for_byte(vectors: np.ndarray, bi
     cells = centroids.train_centroids(vectors[:3000], 16, seed=3)
     codec = ResidualBits.train(vectors[:3000], cells, bits)
     ids, codes = codec.encode(vectors[3000:3500])
-    wanted = restated(vectors[:3000], cells, vectors[3000:3500], bits)
-    assert (ids == wanted[0]).all()
-    assert codes.tobytes() == wanted[1].tobytes()
-    assert (codec.cutoffs == wanted[3]).all()
-    assert (codec.weights == wanted[4]).all()
-    assert np.abs(codec.decode(ids, codes) - wanted[2]).max() < 1e-6
+    expected = restated(vectors[:3000], cells, vectors[3000:3500], bits)
+    assert (ids == expected[0]).all()
+    assert codes.tobytes() == expected[1].tobytes()
+    assert (codec.cutoffs == expected[3]).all()
+    assert (codec.weights == expected[4]).all()
+    assert np.abs(codec.decode(ids, codes) - expected[2]).max() < 1e-6
     assert codes.shape[1] == D * bits // 8
 
 

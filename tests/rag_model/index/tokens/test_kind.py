@@ -54,13 +54,13 @@ def test_search_and_score_are_maxsim_over_what_is_rebuilt(parts: list[Path], tmp
     assert index.n == TokenRows(parts).n == 71
     assert (every.offsets == compute_offsets(TokenRows(parts).lengths)).all()
     questions = np.random.default_rng(9).normal(size=(11, 6, D)).astype(np.float32)
-    wanted = maxsim(questions, every.vectors, every.offsets)
+    expected = maxsim(questions, every.vectors, every.offsets)
     scores, rows = index.search(questions, 5)
-    order = np.lexsort((np.broadcast_to(np.arange(71), wanted.shape), -wanted), axis=1)[:, :5]
+    order = np.lexsort((np.broadcast_to(np.arange(71), expected.shape), -expected), axis=1)[:, :5]
     assert (rows == order).all()
-    assert np.allclose(scores, np.take_along_axis(wanted, order, 1), atol=1e-5)
+    assert np.allclose(scores, np.take_along_axis(expected, order, 1), atol=1e-5)
     some = np.array([70, 3, 0, 41, 40])
-    assert np.allclose(index.score(questions[0], some)[[0, 2, 3, 4]], wanted[0, some][[0, 2, 3, 4]], atol=1e-5)
+    assert np.allclose(index.score(questions[0], some)[[0, 2, 3, 4]], expected[0, some][[0, 2, 3, 4]], atol=1e-5)
     assert index.score(questions[0], some)[1] == -np.inf  # without tokens
 
 

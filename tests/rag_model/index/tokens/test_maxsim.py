@@ -9,7 +9,9 @@ from rag_model.index.tokens.search import maxsim
 
 
 def looped(questions: np.ndarray, passages: list[np.ndarray]) -> np.ndarray:
-    return np.array([[sum(max(t @ v for v in one) for t in question) for one in passages] for question in questions])
+    return np.array(
+        [[sum(max(t @ v for v in passage) for t in question) for passage in passages] for question in questions]
+    )
 
 
 def test_it_is_the_sum_of_the_largest_products() -> None:

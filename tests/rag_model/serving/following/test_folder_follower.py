@@ -49,8 +49,8 @@ def test_a_service_answers_from_a_folder(folder: Folder, made_library: Library) 
     service = Service(PulledFolder(folder.path), QUICK)
     service.start()
     until(lambda: service.is_ready)
-    found = asyncio.run(service.search(["who?"], 2))
-    assert (found.snapshot, len(found.hits[0])) == (made_library.red, 2)
+    hits = asyncio.run(service.search(["who?"], 2))
+    assert (hits.snapshot, len(hits.hits[0])) == (made_library.red, 2)
     assert (
         service.describe()["ref"],
         service.describe()["number"],

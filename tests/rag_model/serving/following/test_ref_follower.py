@@ -391,8 +391,8 @@ def test_many_changes_leave_nothing_behind(loaded: bool, changes: int, library: 
             found.search("who?")
         until(lambda: found.service.slot.loaded_count == 1)
         mapped = Path("/proc/self/maps").read_text()
-        ours = [line for line in mapped.splitlines() if str(dest) in line and line.endswith("index/hnsw.faiss")]
-        assert len(ours) == (0 if loaded else 1)
+        actual = [line for line in mapped.splitlines() if str(dest) in line and line.endswith("index/hnsw.faiss")]
+        assert len(actual) == (0 if loaded else 1)
         assert f"{library.blue}/" not in mapped
     assert sum(line.startswith("freed") for line in log.told) == changes + 1
     assert str(dest) not in Path("/proc/self/maps").read_text()

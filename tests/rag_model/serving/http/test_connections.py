@@ -165,7 +165,7 @@ def test_a_client_that_does_not_read_is_cut_off(bound: dict[str, Any], shared_li
         state = found.server.server_state
 
         def gone() -> bool:
-            return not any(one.client[0] == OTHER for one in state.connections)
+            return not any(connection.client[0] == OTHER for connection in state.connections)
 
         until(lambda: not gone())
         with suppress(ConnectionResetError, BrokenPipeError):

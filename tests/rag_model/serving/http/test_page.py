@@ -253,8 +253,8 @@ def test_an_answer_shows_what_it_was_read_from(
         expect(page.locator(".passage")).to_have_count(3)
         expect(page.locator("#foot")).to_contain_text("model")
         with httpx.Client() as client:
-            asked = {"questions": ["Which is the highest mountain?"], "k": 3}
-            told = client.post(f"{reading.url}/answer", json=asked, timeout=PATIENCE).json()["answers"][0]
+            request = {"questions": ["Which is the highest mountain?"], "k": 3}
+            told = client.post(f"{reading.url}/answer", json=request, timeout=PATIENCE).json()["answers"][0]
         expect(page.locator(".said")).to_contain_text(told["answer"] or "The model gave no answer.")
         for meter, key in (("found", "weight"), ("carries", "posterior")):
             shown = page.locator(f".meter.{meter} .fill").evaluate_all(_SHARES)

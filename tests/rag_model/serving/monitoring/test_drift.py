@@ -46,8 +46,8 @@ def test_it_is_the_discrepancy_of_the_paper() -> None:
     among_x = np.mean([kernel(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
     among_y = np.mean([kernel(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j])
     between = np.mean([kernel(a, b) for a in x for b in y])
-    wanted = (among_x + among_y - 2 * between) / (1 - among_x)
-    assert DriftReference.from_vectors(x).distance(y) == pytest.approx(wanted, abs=1e-5)
+    expected = (among_x + among_y - 2 * between) / (1 - among_x)
+    assert DriftReference.from_vectors(x).distance(y) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_reference_that_says_nothing_is_refused() -> None:

@@ -30,7 +30,10 @@ def scraped(metrics: ServiceMetrics) -> dict[str, float]:
     """Return every sample by its name and, sorted, its labels' values."""
     families = text_string_to_metric_families(metrics.render_exposition().decode())
     samples = [sample for family in families for sample in family.samples]
-    return {" ".join([one.name, *(one.labels[key] for key in sorted(one.labels))]): one.value for one in samples}
+    return {
+        " ".join([sample.name, *(sample.labels[key] for key in sorted(sample.labels))]): sample.value
+        for sample in samples
+    }
 
 
 def manifest(**said: Any) -> Manifest:

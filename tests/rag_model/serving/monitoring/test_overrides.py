@@ -76,7 +76,7 @@ def test_what_only_the_passages_make_likely_is_no_override(world: World) -> None
     assert model.has_likelihoods
     reader = model.model.open_reader(None, APART)
     answers = reader.answer_from(QUESTIONS, [world.hits[one] for one in QUESTIONS])
-    unheld = [one for one in answers if is_unsupported(one)]
+    unheld = [answer for answer in answers if is_unsupported(answer)]
     assert [one.question[0] for one in unheld] == [*REMEMBERS, *INVENTS]
     assert [is_remembered(model.create_likelihood_reader(), one) for one in unheld] == [True] * len(REMEMBERS) + [
         False

@@ -34,9 +34,9 @@ def test_whatever_was_left_ends_well(tmp_path: Path, left: bytes) -> None:
 
 def test_what_is_left_is_not_asked_for_again(tmp_path: Path) -> None:
     (tmp_path / f".file{PARTIAL_SUFFIX}").write_bytes(DATA)
-    asked: list[int] = []
-    assert fetch_file(ID, len(DATA), tmp_path / "file", lambda start: asked.append(start) or rest(start))  # type: ignore[func-returns-value]
-    assert asked == [len(DATA)]
+    calls: list[int] = []
+    assert fetch_file(ID, len(DATA), tmp_path / "file", lambda start: calls.append(start) or rest(start))  # type: ignore[func-returns-value]
+    assert calls == [len(DATA)]
 
 
 def test_wrong_bytes_leave_nothing(tmp_path: Path) -> None:

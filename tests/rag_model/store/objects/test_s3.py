@@ -158,7 +158,7 @@ def test_a_move_whose_answer_was_lost_is_made_once(store: Store, faulty_server: 
 
 
 def _first(server: FaultyServer, request: Request) -> bool:
-    return [seen.path for seen in server.requests].count(request.path) == 1
+    return [request.path for request in server.requests].count(request.path) == 1
 
 
 @pytest.mark.parametrize("fault", ["throttle", "error", "refuse", "break"])

@@ -40,7 +40,9 @@ def test_dpr_passages_are_read_by_our_own_reader_of_them(nasty: Snapshot, tmp_pa
     export_snapshot(nasty, tmp_path / "out", "dpr")
     file = tmp_path / "out" / "psgs_w100.tsv"
     assert file.read_text().startswith("id\ttext\ttitle\n1:0\tplain\tTitle 1\n")
-    assert list(TSV.read_records(str(file))) == [(one.id, one.title, one.text, None) for one in passages(nasty)]
+    assert list(TSV.read_records(str(file))) == [
+        (passage.id, passage.title, passage.text, None) for passage in passages(nasty)
+    ]
 
 
 def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_dpr_vectors_lie_beside_their_ids(snapshot: Snapshot, tmp_path: Path) ->
             np.load(report.path / f"wikipedia_passages_{number}{kind}.npy", allow_pickle=False) for kind in (".ids", "")
         )
         found += [(str(own), vector.tolist()) for own, vector in zip(ids, vectors, strict=True)]
-    assert found == [(one.id, [row] * 4) for row, one in enumerate(passages(snapshot))]
+    assert found == [(passage.id, [row] * 4) for row, passage in enumerate(passages(snapshot))]
     assert report.bytes == sum(path.stat().st_size for path in report.path.rglob("*"))
 
 
@@ -59,13 +61,13 @@ def test_jsonl_has_ids_and_contents(nasty: Snapshot, tmp_path: Path) -> None:
     export_snapshot(nasty, tmp_path / "out", "jsonl")
     lines = (tmp_path / "out" / "corpus.jsonl").read_bytes().splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"id": one.id, "contents": f"{one.title}\n{one.text}"} for one in passages(nasty)
+        {"id": passage.id, "contents": f"{passage.title}\n{passage.text}"} for passage in passages(nasty)
     ]
 
 
 def test_jsonl_has_dates_that_our_own_reader_reads(snapshot: Snapshot, tmp_path: Path) -> None:
     export_snapshot(snapshot, tmp_path / "out", "jsonl")
-    known = {one.id: one.revised for one in passages(snapshot)}
+    known = {passage.id: passage.revised for passage in passages(snapshot)}
     assert {own: date for own, _, _, date in JSONL.read_records(str(tmp_path / "out" / "corpus.jsonl"))} == known
     assert {date is None for date in known.values()} == {True, False}
 
@@ -74,9 +76,9 @@ def test_datasets_have_typed_columns(snapshot: Snapshot, tmp_path: Path) -> None
     export_snapshot(snapshot, tmp_path / "out", "datasets")
     table = ds.dataset(tmp_path / "out" / "data", format="parquet").to_table()
     assert table.schema.names == ["id", "text", "title", "page_id", "revised", "embeddings"]
-    assert to_seconds(table["revised"]).to_pylist() == [one.revised for one in passages(snapshot)]
+    assert to_seconds(table["revised"]).to_pylist() == [passage.revised for passage in passages(snapshot)]
     assert table.schema.field("embeddings").type == pa.list_(pa.float32())
-    assert table["text"].to_pylist() == [one.text for one in passages(snapshot)]
+    assert table["text"].to_pylist() == [passage.text for passage in passages(snapshot)]
     assert table["embeddings"].to_pylist() == [[float(row)] * 4 for row in range(snapshot.n)]
     names = sorted(path.name for path in (tmp_path / "out" / "data").iterdir())
     assert names[0] == "train-00000-of-00003.parquet"

@@ -259,12 +259,12 @@ def test_a_server_is_asked_for_new_rows_alone_on_a_bad_day_too(
     files = new.manifest.content.files
     assert report.reused_bytes == (new.n - NEW_ROWS) * 2 * D + new.n * 4 * D
     for path, rows in {"embeddings/part-00001.npy": 1, "index/hnsw.faiss": 0}.items():
-        table, asked = find_vector_tables(new.manifest.content)[path], set[tuple[int, int]]()
+        table, calls = find_vector_tables(new.manifest.content)[path], set[tuple[int, int]]()
         for request in faulty_server.requests:
             if request.method == "GET" and request.touches(files[path].path):
                 first, last = request.headers["Range"].removeprefix("bytes=").split("-")
-                asked.add((int(first), int(last) + 1))
-        assert sum(end - first for first, end in asked) == table.head_bytes + rows * table.row_bytes, path
+                calls.add((int(first), int(last) + 1))
+        assert sum(end - first for first, end in calls) == table.head_bytes + rows * table.row_bytes, path
 
 
 def test_a_full_disk_leaves_the_earlier_snapshot_and_the_next_pull_goes_on(
@@ -333,15 +333,15 @@ def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
         later = np.where(rows[:, None] < 0, np.uint8(7), earlier[rows])
         data = bytes(head) + later.tobytes()
         patch = Patch(VectorTable("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
-        asked: list[tuple[int, int]] = []
+        calls: list[tuple[int, int]] = []
 
         def read(first: int, end: int) -> bytes:
-            asked.append((first, end))
+            calls.append((first, end))
             return data[first:end]
 
         vectors = PulledVectors([earlier[:4], earlier[4:]])
         assert b"".join(patch.iter_chunks(vectors, read, 0)) == data
-        assert sum(end - first for first, end in asked) == patch.fetched_bytes
+        assert sum(end - first for first, end in calls) == patch.fetched_bytes
         begin = int(start * len(data))
         assert b"".join(patch.iter_chunks(vectors, read, begin)) == data[begin:]
 

@@ -21,7 +21,7 @@ def test_any_parts_are_found_as_by_looking_at_all(seed: int) -> None:
     ranges = PageRanges(parts)
     for first in range(-60, 240):
         last = first + chance.randint(0, 20)
-        expected = [(n, one) for n, one in enumerate(parts) if one.first_page <= last and first <= one.last_page]
+        expected = [(n, part) for n, part in enumerate(parts) if part.first_page <= last and first <= part.last_page]
         assert list(ranges.within(first, last)) == expected
 
 

@@ -230,10 +230,10 @@ def test_it_is_told_how_far_it_is(memory_store: Store, publish: Callable[..., st
     partial.parent.mkdir(parents=True)
     partial.write_bytes(memory_store.blobs.read(ref)[:1000])
     for _ in range(2):  # the second finds all of it there
-        told: list[tuple[int, int]] = []
-        pull(memory_store, snapshot, dest, on_progress=lambda done, all_, told=told: told.append((done, all_)))  # type: ignore[misc]
-        assert told == sorted(told)
-        assert told[-1] == (total, total)
+        messages: list[tuple[int, int]] = []
+        pull(memory_store, snapshot, dest, on_progress=lambda done, all_, told=messages: told.append((done, all_)))  # type: ignore[misc]
+        assert messages == sorted(messages)
+        assert messages[-1] == (total, total)
 
 
 def test_after_a_failure_the_others_stop(memory_store: Store, publish: Callable[..., str], dest: Path) -> None:

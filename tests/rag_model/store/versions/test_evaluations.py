@@ -106,7 +106,10 @@ def test_it_is_recorded_once(any_store: Store, publish: Callable[..., str], put:
     assert found.content.metrics == FIGURES
     assert any_store.evaluations.resolve(first.evaluation[:8]) == first.evaluation
     assert verify_version(any_store, first.evaluation, any_store.evaluations) == []
-    assert {one.id for one in list_evaluations(any_store, snapshot)} == {first.evaluation, other.evaluation}
+    assert {evaluation.id for evaluation in list_evaluations(any_store, snapshot)} == {
+        first.evaluation,
+        other.evaluation,
+    }
     assert list_evaluations(any_store, "0" * 64) == []
     assert sum(tally.files for tally in collect_garbage(any_store, 0.0).values()) == 0
 

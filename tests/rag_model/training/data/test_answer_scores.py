@@ -74,10 +74,10 @@ def test_a_text_goes_on_after_its_background_and_does_not_end(llama: Path) -> No
 def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
     readings = [replace(READING, id=f"q{n}", text=f"who was king {n}?") for n in range(BLOCK + 3)]
-    told = list[tuple[int, int]]()
-    found = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *both: told.append(both))
-    assert told == [(1, 2), (2, 2)]
-    assert found == [score_example(generator, one) for one in readings]
+    messages = list[tuple[int, int]]()
+    found = score_answers(store, lambda: generator, "a", readings, on_progress=lambda *both: messages.append(both))
+    assert messages == [(1, 2), (2, 2)]
+    assert found == [score_example(generator, reading) for reading in readings]
 
     def unloadable() -> Any:
         raise AssertionError("nothing is to be scored")
@@ -96,16 +96,16 @@ def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
 
 def test_others_may_do_it(store: Store, llama: Path) -> None:
     generator: Any = load_generator(llama, device="cpu")
-    asked = list[ScoreBlock]()
+    calls = list[ScoreBlock]()
 
     def scorer(tasks: Sequence[ScoreBlock], tell: OnProgress) -> list[Mapping[str, Any]]:
-        asked.extend(tasks)
+        calls.extend(tasks)
         return [compute_once(task, store) for task in tasks]
 
     assert score_answers(store, lambda: generator, "a", [READING, PLAIN], scorer) == [
         score_example(generator, one) for one in (READING, PLAIN)
     ]
-    (task,) = asked
+    (task,) = calls
     assert task.contexts == 6
     assert task.weight_bytes > 4 * sum(weights.numel() for weights in generator.module.parameters())
     assert set(task.inputs()) == {"content", "model", "code", "libraries"}

@@ -40,7 +40,7 @@ def test_scores_follow_their_passages() -> None:
     for seed in range(5):
         batch = build_list_batch([taught[0], taught[2]], 3, random.Random(seed))
         for passages, scores in zip(batch.lists, batch.scores, strict=True):
-            assert scores == tuple(float(len(one.text)) for one in passages)
+            assert scores == tuple(float(len(passage.text)) for passage in passages)
     cut = [dataclasses.replace(one, scores=()) for one in taught]
     assert digest_examples(taught) == digest_examples(cut), "another machine's rounding is no other training"
 

@@ -34,13 +34,13 @@ class Lengths:
 def test_a_killed_process_loses_one_block_at_most(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, __file__, tmp_path, "7"], check=False)
     assert killed.returncode == -signal.SIGKILL
-    teacher, told = Lengths(), list[tuple[int, int]]()
-    found = CachedPairScorer(teacher, "a", tmp_path, lambda *both: told.append(both), BLOCK).scores(
+    teacher, messages = Lengths(), list[tuple[int, int]]()
+    found = CachedPairScorer(teacher, "a", tmp_path, lambda *both: messages.append(both), BLOCK).scores(
         QUESTIONS, TITLES, TEXTS
     )
     assert teacher.read == 10 - 2 * BLOCK, "two blocks were kept"
     assert (found == Lengths().scores(QUESTIONS, TITLES, TEXTS)).all()
-    assert told == [(3, 10), (6, 10), (9, 10), (10, 10)]
+    assert messages == [(3, 10), (6, 10), (9, 10), (10, 10)]
     before = (tmp_path / SCORES_FILE).read_bytes()
     again = Lengths()
     assert (CachedPairScorer(again, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS) == found).all()
@@ -56,11 +56,11 @@ def test_scores_of_others_are_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_damaged_line_is_scored_again(tmp_path: Path) -> None:
-    wanted = CachedPairScorer(Lengths(), "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
+    expected = CachedPairScorer(Lengths(), "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)
     first, second, *others = (tmp_path / SCORES_FILE).read_bytes().splitlines(keepends=True)
     (tmp_path / SCORES_FILE).write_bytes(b"".join([first, second.replace(b": [2", b": [3", 1), *others])[:-5])
     teacher = Lengths()
-    assert (CachedPairScorer(teacher, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS) == wanted).all()
+    assert (CachedPairScorer(teacher, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS) == expected).all()
     assert teacher.read == BLOCK + 1, "the changed line, and the last, which was cut"
     once_more = Lengths()
     CachedPairScorer(once_more, "a", tmp_path, block=BLOCK).scores(QUESTIONS, TITLES, TEXTS)

@@ -55,11 +55,11 @@ def test_dprs_training_json(tmp_path: Path, name: str) -> None:
     text = lines(*DPR) if name.endswith("jsonl") else json.dumps(DPR, indent=4)
     first, second = read_examples(written(tmp_path / name, text), negatives=2)
     assert (first.id, first.question, first.answers) == ("0", "who wrote animal farm?", ("George Orwell", "Orwell"))
-    assert [(one.id, one.title, one.text) for one in first.positives] == [
+    assert [(positive.id, positive.title, positive.text) for positive in first.positives] == [
         ("11", "Animal Farm", "By George Orwell."),
         ("12", "Orwell", "Wrote Animal Farm."),
     ]
-    assert [one.id for one in first.negatives] == ["20", "21"]
+    assert [negative.id for negative in first.negatives] == ["20", "21"]
     assert second == Example("1", "wo?")
 
 
@@ -98,7 +98,10 @@ def beir(folder: Path, corpus: str, qrels: str = "q1\td2\t1\nq1\td3\t2\nq1\td1\t
 def test_beir_folders(tmp_path: Path) -> None:
     corpus = lines(*({"_id": f"d{n}", "title": f"T{n}", "text": f"text {n}"} for n in range(5)))
     (example,) = read_examples(beir(tmp_path / "nq", corpus))
-    assert [(one.id, one.page_id, one.title) for one in example.positives] == [("d3", "d3", "T3"), ("d2", "d2", "T2")]
+    assert [(positive.id, positive.page_id, positive.title) for positive in example.positives] == [
+        ("d3", "d3", "T3"),
+        ("d2", "d2", "T2"),
+    ]
     assert example.own_document is None
     corpus += lines({"_id": "q1", "text": "who?"})
     (counterpart,) = read_examples(beir(tmp_path / "arguana", corpus))

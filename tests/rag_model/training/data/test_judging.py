@@ -41,11 +41,11 @@ def test_a_free_answer_is_right_if_it_holds_a_gold_one(generator: Generator) -> 
         reader.answer_from([QUESTION], [[Hit(1, 0.0, 0, one, "", "", inner_product=0.0)]])[0].text for one in PASSAGES
     ]
     word = next(word for text in said for word in text.split() if word.isalnum() or len(word) > 1)
-    wanted = [AnswerMatcher([word]).match(text) for text in said]
+    expected = [AnswerMatcher([word]).match(text) for text in said]
     judge = Judge(generator, [Example("1", QUESTION, ("gold", word))], JudgeSettings(max_new_tokens=6))
     found = judge_passages(judge, QUESTION, PASSAGES)
-    assert [one.right for one in found] == wanted
-    assert True in wanted
+    assert [one.right for one in found] == expected
+    assert True in expected
     assert [one.log_p for one in found] == pytest.approx(
         [by_hand(generator, one, "gold") for one in PASSAGES], rel=1e-4
     )

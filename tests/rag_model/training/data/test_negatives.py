@@ -57,7 +57,10 @@ QUESTION = Example("1", "Who wrote the novella Animal Farm?", ("George Orwell",)
 def test_a_negative_never_holds_an_answer(corpus: Snapshot) -> None:
     (mined,) = mine(corpus, QUESTION)
     assert mined.positives == (CORPUS[0],)  # the first that holds it
-    assert [one.title for one in mined.negatives] == ["Novella", "Farm"]  # and not the one that bears its name
+    assert [negative.title for negative in mined.negatives] == [
+        "Novella",
+        "Farm",
+    ]  # and not the one that bears its name
     (unfound,) = mine(corpus, QUESTION, find_positives=False)
     assert unfound.negatives == mined.negatives  # nor one that nobody calls a positive
 
@@ -67,7 +70,7 @@ def test_positives_of_ones_own_stay_and_are_no_negatives(corpus: Snapshot) -> No
     (mined,) = mine(corpus, own, negatives=1)
     assert (mined.positives, mined.negatives) == ((CORPUS[1],), (CORPUS[0],))
     (left,) = mine(corpus, QUESTION, find_positives=False, skip=2)
-    assert (left.positives, [one.title for one in left.negatives]) == ((), ["Farm"])
+    assert (left.positives, [negative.title for negative in left.negatives]) == ((), ["Farm"])
 
 
 def test_the_question_itself_is_no_negative(corpus: Snapshot) -> None:
@@ -118,9 +121,9 @@ def test_what_can_not_be_judged_or_is_complete_is_left_as_it_is(example: Example
 def test_a_snapshot_is_mined_with_the_encoder_that_is_to_learn(snapshot: Snapshot, passages: list[Passage]) -> None:
     question, recipe = Example("1", "Who wrote Animal Farm?", ("Orwell",)), NegativesRecipe("snapshot", "exact")
     (mined,) = add_mined_passages({"dev": [question]}, snapshot, recipe)["dev"]
-    assert [one.title for one in mined.positives] == ["Animal Farm"]
+    assert [positive.title for positive in mined.positives] == ["Animal Farm"]
     assert len(mined.negatives) == len(passages) - 1
-    assert not any(AnswerMatcher(["Orwell"]).match(one.text) for one in mined.negatives)
+    assert not any(AnswerMatcher(["Orwell"]).match(negative.text) for negative in mined.negatives)
 
 
 def test_order_and_number_are_kept_over_many(corpus: Snapshot) -> None:

@@ -94,13 +94,13 @@ class Workers:
 
 
 def test_they_are_those_of_the_cross_encoder(store: Store, teacher: Path) -> None:
-    workers, told = Workers(store), list[tuple[int, int]]()
-    kept = WorkerPairScorer(store, teacher, "a", workers, lambda *both: told.append(both), cpu=True, block=4)
+    workers, messages = Workers(store), list[tuple[int, int]]()
+    kept = WorkerPairScorer(store, teacher, "a", workers, lambda *both: messages.append(both), cpu=True, block=4)
     found = kept.scores(*PAIRS)
     alone = CrossEncoder.load(teacher, device="cpu").scores(*PAIRS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, alone, atol=1e-4)  # other batches
-    assert told == [(4, N), (8, N), (N, N)]
+    assert messages == [(4, N), (8, N), (N, N)]
     assert [block.contexts for block in workers.blocks] == [4, 4, 2]
     assert all(block.uses_gpu is False and block.stage == "teach" for block in workers.blocks)
     whole = WorkerPairScorer(store, teacher, "a", workers, cpu=True)

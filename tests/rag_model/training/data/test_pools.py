@@ -23,8 +23,8 @@ def told(*pairs: tuple[bool, float]) -> list[Verdict]:
 def test_pools_are_by_label_and_their_bounds_by_score() -> None:
     own = build_pooled_example(EXAMPLE, FOUND, told((False, -4), (True, -1), (False, -2), (True, -3), (True, -2)), 2)
     assert own is not None
-    assert [one.text for one in own.positives] == ["b", "e"], "the likeliest first, and two of them"
-    assert [one.text for one in own.negatives] == ["c", "a"]
+    assert [positive.text for positive in own.positives] == ["b", "e"], "the likeliest first, and two of them"
+    assert [negative.text for negative in own.negatives] == ["c", "a"]
     assert (own.best_negative_log_p, own.worst_positive_log_p) == (-2, -3), "of all, kept or not"
     assert (own.id, own.answers) == ("q", ("x",))
 

@@ -21,17 +21,17 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 
 def test_it_learns_and_keeps_the_best(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+    messages: list[tuple[str, int, int]] = []
     task = LineTask()
-    done = train(task, settings(), tmp_path, lambda kind, step, steps, _: told.append((kind, step, steps)))
+    done = train(task, settings(), tmp_path, lambda kind, step, steps, _: messages.append((kind, step, steps)))
     assert done.steps == 30
     assert done.best_measures["error"] < 0.5 * done.initial_measures["error"]
     rows = read_metrics(tmp_path)
     dev = {row["step"]: row["error"] for row in rows if row["kind"] == "dev"}
     assert list(dev) == [0, 8, 16, 24, 30]
     assert done.best_step == min(dev, key=lambda step: dev[step])
-    assert [(row["kind"], row["step"], 30) for row in rows] == [one for one in told if one[0] != "evaluate"]
-    assert [step for kind, step, _ in told if kind == "evaluate"] == list(dev)
+    assert [(row["kind"], row["step"], 30) for row in rows] == [one for one in messages if one[0] != "evaluate"]
+    assert [step for kind, step, _ in messages if kind == "evaluate"] == list(dev)
     task.module.load_state_dict(load_file(done.best_folder / "model.safetensors"))
     task.module.eval()
     with torch.no_grad():

@@ -23,15 +23,15 @@ def test_schedules_are_those_of_transformers_but_that_the_first_step_counts(
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3.0)
     warmup = round(share * steps)
     peer = get_scheduler(NAMES[kind], optimizer, num_warmup_steps=warmup, num_training_steps=steps)
-    theirs = []
+    reference = []
     for _ in range(steps + 1):
-        theirs.append(peer.get_last_lr()[0])
+        reference.append(peer.get_last_lr()[0])
         optimizer.step()
         peer.step()
-    ours = [compute_learning_rate(settings, step, steps) for step in range(1, steps + 1)]
-    assert ours[:warmup] == pytest.approx(theirs[1 : warmup + 1])  # theirs wastes the first step on a rate of 0
-    assert ours[warmup:] == pytest.approx(theirs[warmup:steps])
-    assert all(rate > 0 for rate in ours)
+    actual = [compute_learning_rate(settings, step, steps) for step in range(1, steps + 1)]
+    assert actual[:warmup] == pytest.approx(reference[1 : warmup + 1])  # theirs wastes the first step on a rate of 0
+    assert actual[warmup:] == pytest.approx(reference[warmup:steps])
+    assert all(rate > 0 for rate in actual)
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(list(NAMES)))

@@ -33,8 +33,8 @@ def test_steps_are_adamws_and_only_matrices_decay(device: str) -> None:
             one.grad = each[name].clone()
         optimizer.step()
     for name, one in module.named_parameters():
-        wanted = by_hand(began[name], [each[name] for each in gradients], 0.2 if name == "weight" else 0.0)
-        assert torch.allclose(one, wanted, rtol=1e-12)
+        expected = by_hand(began[name], [each[name] for each in gradients], 0.2 if name == "weight" else 0.0)
+        assert torch.allclose(one, expected, rtol=1e-12)
     assert all(parameter.requires_grad for group in optimizer.param_groups for parameter in group["params"])
 
 

@@ -46,17 +46,17 @@ def test_the_loss_in_the_batch_is_the_likelihood_of_the_positives(plain: Path) -
     batch = build_list_batch(examples()[:3], 1, None)
     loss, measures = own.loss(batch)
     encoder = own.encoder()
-    asked = torch.from_numpy(encoder.encode_questions([one.question for one in examples()[:3]]))
+    query_vectors = torch.from_numpy(encoder.encode_questions([example.question for example in examples()[:3]]))
     read = encoder.encode_passages([""] * 6, [one.text for one in batch.pairs()[1]])
     rows = [torch.from_numpy(read.vectors[a:b]) for a, b in zip(read.offsets[:-1], read.offsets[1:], strict=True)]
-    scores = torch.stack([torch.stack([(q @ r.T).max(1).values.sum() for r in rows]) for q in asked])
+    scores = torch.stack([torch.stack([(q @ r.T).max(1).values.sum() for r in rows]) for q in query_vectors])
     hashes = [one.hash for one in batch.pairs()[1]]
     for row, gold in enumerate((0, 2, 4)):  # the same passage elsewhere in the batch is no negative
         for place, key in enumerate(hashes):
             if place != gold and key == hashes[gold]:
                 scores[row, place] = -torch.inf
-    wanted = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 2, 4]))
-    assert float(loss.detach()) == pytest.approx(float(wanted), rel=1e-4)
+    expected = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 2, 4]))
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-4)
     assert set(measures) == {"accuracy", "in_batch"}
 
 
@@ -78,7 +78,9 @@ def test_weights_move_and_the_rank_falls(plain: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     own = task(plain)
     before, rank = own.module.linear.weight.detach().clone(), own.evaluate()["average_rank"]
-    optimizer = torch.optim.Adam([one for one in own.module.parameters() if one.requires_grad], lr=2e-3)
+    optimizer = torch.optim.Adam(
+        [parameter for parameter in own.module.parameters() if parameter.requires_grad], lr=2e-3
+    )
     for epoch in range(8):
         for batch in own.batches(epoch):
             optimizer.zero_grad()
@@ -96,8 +98,8 @@ def test_weights_move_and_the_rank_falls(plain: Path, tmp_path: Path) -> None:
 def test_a_colbert_goes_on_as_it_was(tmp_path: Path) -> None:
     folder = save_colbert(tmp_path / "colbert")
     own = task(folder)
-    wanted = TokenEncoder.load(folder, device="cpu", dtype="float32")
-    assert (own.encoder().encode_questions(["who?"]) == wanted.encode_questions(["who?"])).all()
+    expected = TokenEncoder.load(folder, device="cpu", dtype="float32")
+    assert (own.encoder().encode_questions(["who?"]) == expected.encode_questions(["who?"])).all()
 
 
 def test_equal_epochs_have_equal_batches(plain: Path) -> None:

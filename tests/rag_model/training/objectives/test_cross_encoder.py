@@ -24,10 +24,10 @@ RECIPE = CrossEncoderRecipe(batch_size=6, negatives=3, ranked=5)
 @pytest.fixture(scope="session")
 def confused(kings: list[Example]) -> list[Example]:
     """The kings, with the passages of others as further negatives."""
-    others = [one.positives[0] for one in kings[::2]]
+    others = [king.positives[0] for king in kings[::2]]
     return [
-        dataclasses.replace(one, negatives=(*one.negatives, *(o for o in others if o.hash != one.positives[0].hash)))
-        for one in kings
+        dataclasses.replace(king, negatives=(*king.negatives, *(o for o in others if o.hash != king.positives[0].hash)))
+        for king in kings
     ]
 
 
@@ -61,8 +61,8 @@ def test_the_loss_is_that_of_the_scores(confused: list[Example], tmp_path: Path)
     batch = task.batches(0)[0]
     told = CrossEncoder.load(folder, device="cpu")
     losses = []
-    for one, passages in zip(batch.examples, batch.lists, strict=True):
-        scores = told.scores([one.question] * 4, [p.title for p in passages], [p.text for p in passages])
+    for example, passages in zip(batch.examples, batch.lists, strict=True):
+        scores = told.scores([example.question] * 4, [p.title for p in passages], [p.text for p in passages])
         losses.append(np.logaddexp.reduce(scores) - scores[0])
     assert task.loss(batch)[0].item() == pytest.approx(np.mean(losses), rel=1e-4)
 
@@ -83,7 +83,7 @@ def test_a_constant_model_is_last(confused: list[Example], tmp_path: Path) -> No
 def test_what_cannot_be_is_refused(tiny: Path, kings: list[Example], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"negatives of \[cross_encoder\] is 0: use 1 or more"):
         CrossEncoderRecipe(negatives=0)
-    bare = [dataclasses.replace(one, negatives=()) for one in kings]
+    bare = [dataclasses.replace(king, negatives=()) for king in kings]
     with pytest.raises(InputError, match="no example has a positive and a negative passage"):
         CrossEncoderTask(TrainableCrossEncoder.load(tiny), bare, kings, RECIPE)
     write_json(tmp_path / "dpr" / "config.json", {"model_type": "dpr"})

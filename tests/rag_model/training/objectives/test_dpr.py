@@ -41,7 +41,7 @@ def test_it_learns_to_tell_kings_apart(tiny: Path, kings: list[Example], tmp_pat
     read = reading.encode_passages([one.title for one in pool], [one.text for one in pool])
     again = RankingEvaluator(kings, pool)
     rows = np.array([pool.index(one) for one in again.pool])
-    measured = again.evaluate(asking.encode_questions([one.question for one in kings]), read[rows])
+    measured = again.evaluate(asking.encode_questions([king.question for king in kings]), read[rows])
     assert measured["average_rank"] == pytest.approx(done.best_measures["average_rank"])
     same = np.allclose(asking.encode_questions(["a"]), dataclasses.replace(reading).encode_questions(["a"]), atol=1e-6)
     assert same == (how == "shared")
@@ -64,12 +64,12 @@ def test_the_loss_is_that_of_the_vectors(tiny: Path, kings: list[Example]) -> No
     task = DprTask(BiEncoder.load(tiny, device="cpu").eval(), kings, kings, RECIPE)
     batch = task.batches(0)[0]
     ours, measures = task.loss(batch)
-    asked = task.module.encode_questions([one.question for one in batch.examples])
+    query_vectors = task.module.encode_questions([example.question for example in batch.examples])
     read = task.module.encode_passages(batch.passages)
     losses = []
-    for example, row in zip(batch.examples, asked @ read.T / 0.1, strict=True):
-        others = {one.hash for one in example.positives[1:]}
-        kept = [score for score, one in zip(row, batch.passages, strict=True) if one.hash not in others]
+    for example, row in zip(batch.examples, query_vectors @ read.T / 0.1, strict=True):
+        others = {positive.hash for positive in example.positives[1:]}
+        kept = [score for score, passage in zip(row, batch.passages, strict=True) if passage.hash not in others]
         losses.append(np.logaddexp.reduce(kept) - row[batch.passages.index(example.positives[0])])
     assert ours.item() == pytest.approx(np.mean(losses), rel=1e-4)
     assert 0 <= float(measures["accuracy"]) <= 1
@@ -135,7 +135,7 @@ def test_it_survives_texts_of_every_kind(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_success_counts_answers_and_rank_counts_the_positive(kings: list[Example]) -> None:
-    pool = [one.positives[0] for one in kings[::2]]
+    pool = [king.positives[0] for king in kings[::2]]
     ranking = RankingEvaluator([kings[0], dataclasses.replace(kings[4], answers=())], pool)
     read = np.eye(len(ranking.pool), dtype=np.float32)
     asked = np.zeros((2, len(ranking.pool)), np.float32)

@@ -67,7 +67,7 @@ def test_statements_are_part_of_the_key(given: Path, tmp_path: Path) -> None:
     path.write_text('{"statement": "the king was aaa."}\n')
     settings = {"reconstruction": ReconstructionSettings(str(path))}
     keys = [Finetuning(END2END, job_of(given, **settings)).key]
-    assert [one.text for one in load_statements(job_of(given, **settings))] == ["the king was aaa."]
+    assert [statement.text for statement in load_statements(job_of(given, **settings))] == ["the king was aaa."]
     path.write_text('{"statement": "the king was bbb."}\n')
     keys += [Finetuning(END2END, job_of(given, **settings)).key, Finetuning(END2END, job_of(given)).key]
     assert len({*keys}) == 3

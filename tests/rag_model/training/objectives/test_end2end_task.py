@@ -57,9 +57,9 @@ def test_the_snapshot_that_is_asked_stands_beside_every_step(
     given: Path, whole: tuple[End2EndTask, TrainingResult, Path]
 ) -> None:
     task, done, folder = whole
-    first, second = (one.snapshot for one in done.searched_snapshots)
+    first, second = (searched_snapshot.snapshot for searched_snapshot in done.searched_snapshots)
     assert first == Store.open(str(given / "store")).snapshots.resolve("first") != second == task.asked
-    assert [one.step for one in done.searched_snapshots] == [0, EVERY + 1]
+    assert [searched_snapshot.step for searched_snapshot in done.searched_snapshots] == [0, EVERY + 1]
     for row in read_metrics(folder):
         assert row["snapshot"] == (first if row["step"] <= EVERY else second)
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
@@ -100,7 +100,7 @@ def test_an_asynchronous_run_that_is_killed_asks_its_snapshot_until_the_rebuild_
 
     task, done = trained(given, folder, "asynchronous", after, rebuild=lambda _: made)
     assert [order.step for order in made.orders] == [EVERY]
-    first, second = (one.snapshot for one in done.searched_snapshots)
+    first, second = (searched_snapshot.snapshot for searched_snapshot in done.searched_snapshots)
     assert (second, task.asked, done.steps) == (made.ended[EVERY].snapshot, second, 6)  # type: ignore[union-attr]
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     assert [(row["step"], row["snapshot"]) for row in rows] == [*((step, first) for step in range(1, 6)), (6, second)]
@@ -137,8 +137,8 @@ def test_scores_are_those_of_the_passage_encoder_as_it_is_now_with_gradient(give
     with torch.no_grad():
         for parameter in passage.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    texts = [[(one.title, one.text) for one in some] for some in recalled.passages]
-    now = np.stack([passage.encode(some) for some in texts])
+    texts = [[(one.title, one.text) for one in passage] for passage in recalled.passages]
+    now = np.stack([passage.encode(text) for text in texts])
     scores = task._compute_logits(asked, recalled)
     assert np.allclose(scores.detach().numpy(), np.einsum("bd,bkd->bk", asked.detach().numpy(), now), rtol=1e-4)
     assert not np.allclose(scores.detach().numpy(), held, atol=1e-2)
@@ -156,11 +156,13 @@ def test_the_best_of_more_candidates_are_read_by_the_encoder_as_it_is_now(given:
     batch = answered(task.batches(0)[0])
     asked = task.module.embed_questions([pair.example.question for pair in batch])
     wide = task._memory.retrieve([pair.example.question for pair in batch], asked.detach().numpy(), SETTINGS.candidates)
-    now = np.stack([task._passage.encode([(one.title, one.text) for one in some]) for some in wide.passages])
+    now = np.stack([task._passage.encode([(one.title, one.text) for one in passage]) for passage in wide.passages])
     scores = np.einsum("bd,bcd->bc", asked.detach().numpy(), now)
-    best = [[some[place] for place in np.argsort(-own)[:3]] for some, own in zip(wide.passages, scores, strict=True)]
+    best = [
+        [passage[place] for place in np.argsort(-own)[:3]] for passage, own in zip(wide.passages, scores, strict=True)
+    ]
     read = task._retrieve_batch(batch, asked)
-    assert read.passages == best != [some[:3] for some in wide.passages]
+    assert read.passages == best != [passage[:3] for passage in wide.passages]
     assert np.allclose([[hit.score for hit in some] for some in read.hits], -np.sort(-scores)[:, :3], rtol=1e-4)
 
 
@@ -187,7 +189,7 @@ def test_a_statement_is_written_from_other_passages_than_its_own(given: Path, tm
     assert [pair.example.question for pair in pairs] == ["<p>"] * 4
     for pair, passages in zip(stated[:4], recalled.passages, strict=True):
         assert len(passages) == 3
-        assert pair.answer not in [one.text for one in passages]
+        assert pair.answer not in [passage.text for passage in passages]
     for part in (task._question, task._passage, task.module.body):
         assert max(float(p.grad.norm()) for p in part.parameters() if p.grad is not None) > 1e-6
 
@@ -199,8 +201,8 @@ def test_a_corpus_of_one_passage_has_nothing_to_write_a_statement_from(given: Pa
     one = dict(list(ARTICLES.items())[:1])
     task.switch_to(publish_tiny(Store.open(str(given / "store")), given / "encoder", one, tmp_path / "work"))
     batch = task.batches(0)[0]
-    mine = StatementPair.from_statement(Statement("a", ARTICLES["City a"]))
-    loss, measures = task.loss((*answered(batch), mine))
+    actual = StatementPair.from_statement(Statement("a", ARTICLES["City a"]))
+    loss, measures = task.loss((*answered(batch), actual))
     loss.backward()
     assert loss.isfinite()
     assert measures["reconstruction_loss"] == 0

@@ -57,7 +57,9 @@ def test_sentences_find_their_passages(tiny: Path, snapshot: Snapshot, tmp_path:
     question = Encoder.load(done.best_folder / "question", "question", threads=1, device="cpu")
     check_same_space(question.space(), Encoder.load(done.best_folder / "passage", threads=1, device="cpu").space())
     again = IctTask(BiEncoder.load(tiny, device="cpu"), snapshot, RECIPE)
-    assert [again.draw_pairs(one) for one in again.batches(1)] == [task.draw_pairs(one) for one in task.batches(1)]
+    assert [again.draw_pairs(batch) for batch in again.batches(1)] == [
+        task.draw_pairs(batch) for batch in task.batches(1)
+    ]
 
 
 def test_gradients_reach_both_encoders_and_equal_passages_are_no_negatives(tiny: Path, snapshot: Snapshot) -> None:
@@ -65,7 +67,10 @@ def test_gradients_reach_both_encoders_and_equal_passages_are_no_negatives(tiny:
     loss, _ = task.loss(task.batches(0)[0])
     loss.backward()  # type: ignore[no-untyped-call]
     for part in (task.module.question, task.module.passage):
-        assert max(float(one.grad.abs().max()) for one in part.parameters() if one.grad is not None) > 1e-6
+        assert (
+            max(float(parameter.grad.abs().max()) for parameter in part.parameters() if parameter.grad is not None)
+            > 1e-6
+        )
     row = int(task.batches(0)[0].rows[0])
     assert task.loss(TextBatch(0, (row, row)))[0].item() == pytest.approx(0), "the same passage twice"
 

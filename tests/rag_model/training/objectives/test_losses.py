@@ -41,11 +41,11 @@ def test_it_is_sentence_transformers_multiple_negatives_ranking_loss(minilm: Pat
     questions, positives, negatives = vectors(1, B), vectors(2, B), vectors(3, B)
     peer = MultipleNegativesRankingLoss(SentenceTransformer(str(minilm), device="cpu"), scale, dot_score)
     peer.model = Given()  # type: ignore[assignment]
-    theirs = peer([{"vectors": one} for one in (questions, positives, negatives)], torch.empty(0))
-    gradients = torch.autograd.grad(theirs, [questions, positives, negatives])
+    reference = peer([{"vectors": one} for one in (questions, positives, negatives)], torch.empty(0))
+    gradients = torch.autograd.grad(reference, [questions, positives, negatives])
     passages = torch.cat([positives, negatives])
     ours, _ = in_batch_loss(questions, passages, torch.arange(B), temperature=1 / scale)
-    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(ours, reference)
     for own, their in zip(torch.autograd.grad(ours, [questions, positives, negatives]), gradients, strict=True):
         torch.testing.assert_close(own, their)
 

@@ -20,10 +20,10 @@ def test_scores_are_sums_of_the_largest_products_of_kept_tokens() -> None:
     questions, passages, kept = given()
     for b, question in enumerate(questions):
         for m, passage in enumerate(passages):
-            wanted = sum(
+            expected = sum(
                 max(float(token @ own) for own, k in zip(passage, kept[m], strict=True) if k) for token in question
             )
-            assert math.isclose(float(compute_maxsim(questions, passages, kept)[b, m]), wanted, rel_tol=1e-9)
+            assert math.isclose(float(compute_maxsim(questions, passages, kept)[b, m]), expected, rel_tol=1e-9)
 
 
 def test_a_masked_token_does_not_win_where_all_similarities_are_negative() -> None:

@@ -23,8 +23,8 @@ def double(values: list[float]) -> torch.Tensor:
 def test_the_list_loss_is_the_softmax_over_each_list() -> None:
     flat = double(FLAT)
     loss, best = listwise_loss(pad_lists(flat, LENGTHS))
-    wanted = [-math.log(math.exp(some[0]) / sum(map(math.exp, some))) for some in lists(FLAT)]
-    assert loss.item() == pytest.approx(sum(wanted) / 2, rel=1e-12)
+    expected = [-math.log(math.exp(some[0]) / sum(map(math.exp, some))) for some in lists(FLAT)]
+    assert loss.item() == pytest.approx(sum(expected) / 2, rel=1e-12)
     assert best.item() == 0.5
     loss.backward()  # type: ignore[no-untyped-call]
     gold = [1.0, 0.0, 0.0, 1.0, 0.0]

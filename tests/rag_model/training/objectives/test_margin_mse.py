@@ -26,9 +26,10 @@ RECIPE = MarginMseRecipe(batch_size=8, negatives=2, temperature=0.1, goal="loss"
 def taught(kings: list[Example], tmp_path_factory: pytest.TempPathFactory) -> list[Example]:
     """The kings with the scores of a random cross-encoder."""
     teacher = CrossEncoder.load(save_cross_encoder(tmp_path_factory.mktemp("teacher") / "cross"), device="cpu")
-    others = [one.positives[0] for one in kings[::2]]
+    others = [king.positives[0] for king in kings[::2]]
     many = [
-        dataclasses.replace(one, negatives=tuple(o for o in others if o.hash != one.positives[0].hash)) for one in kings
+        dataclasses.replace(king, negatives=tuple(o for o in others if o.hash != king.positives[0].hash))
+        for king in kings
     ]
     return add_teacher_scores(many, teacher, 4)
 
@@ -65,15 +66,17 @@ def test_gradients_reach_the_encoders_that_learn(tiny: Path, taught: list[Exampl
     task.loss(task.batches(0)[0])[0].backward()  # type: ignore[no-untyped-call]
     reached = {name.partition(".")[0] for name, one in encoder.named_parameters() if one.grad is not None}
     assert reached == ({"question"} if frozen else {"question", "passage"})
-    assert any(one.grad.abs().max() > 0 for one in encoder.question.parameters() if one.grad is not None)
+    assert any(
+        parameter.grad.abs().max() > 0 for parameter in encoder.question.parameters() if parameter.grad is not None
+    )
 
 
 def test_a_draw_keeps_its_teachers_scores(tiny: Path, taught: list[Example]) -> None:
     task = MarginMseTask(BiEncoder.load(tiny, device="cpu"), taught, taught, RECIPE)
     told = {(one.id, p.hash): s for one in taught for p, s in _scored(one)}
     for batch in task.batches(3):
-        for one, passages, scores in zip(batch.examples, batch.lists, batch.scores, strict=True):
-            assert scores == tuple(told[one.id, passage.hash] for passage in passages)
+        for example, passages, scores in zip(batch.examples, batch.lists, batch.scores, strict=True):
+            assert scores == tuple(told[example.id, passage.hash] for passage in passages)
 
 
 def test_what_cannot_be_is_refused() -> None:

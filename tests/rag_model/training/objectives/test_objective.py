@@ -40,7 +40,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ours_are_known_without_any_metadata() -> None:
     assert list_objective_names() == OURS
-    assert [one.name for one in list_objectives()] == list(OURS)
+    assert [objective.name for objective in list_objectives()] == list(OURS)
     assert get_objective("dpr") is DPR
     with pytest.raises(UsageError, match=f"no objective 'toy': choose one of {', '.join(OURS)}"):
         get_objective("toy")
@@ -88,5 +88,5 @@ def test_a_broken_one_is_named_and_the_others_work(
     install(tmp_path, "broken", monkeypatch, broken=value)
     with pytest.raises(InputError, match=f"objective 'broken' .*{why}"):
         get_objective("broken")
-    assert [one.name for one in list_objectives()] == [*OURS, "toy"]
+    assert [objective.name for objective in list_objectives()] == [*OURS, "toy"]
     assert "objective 'broken'" in caplog.text

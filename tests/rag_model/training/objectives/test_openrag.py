@@ -92,19 +92,19 @@ def test_bags_that_are_made_here_score_as_a_dense_product(folders: dict[str, Pat
     memory, pair = BagMemory(snapshot, folders["sidr"]), SidrPair.load(folders["sidr"], folders["sidr"], device="cpu")
     assert memory.is_temporary
     every, questions = snapshot.passages(range(snapshot.n)), [one.question for one in EXAMPLES]
-    asked = pair.eval().question.encoder().encode_questions(questions)
+    query_vectors = pair.eval().question.encoder().encode_questions(questions)
     with torch.no_grad():
         bags = pair.embed_passages(every)[1].numpy()
     dense = np.zeros((len(questions), bags.shape[1]))
-    for row, own in enumerate(asked):
+    for row, own in enumerate(query_vectors):
         dense[row, own[:, 0].astype(int)] += own[:, 1]
     scores = dense @ bags.T
-    for own, found in zip(scores, memory.propose(asked, 5), strict=True):
+    for own, found in zip(scores, memory.propose(query_vectors, 5), strict=True):
         best = np.lexsort((np.arange(snapshot.n), -own))[:5]
         assert [one.hash for one in found] == [every[row].hash for row in best]
-    fewer = BagMemory(snapshot, folders["sidr"], terms=2).propose(asked, 5)
+    fewer = BagMemory(snapshot, folders["sidr"], terms=2).propose(query_vectors, 5)
     assert [[one.hash for one in own] for own in fewer] != [
-        [one.hash for one in own] for own in memory.propose(asked, 5)
+        [one.hash for one in own] for own in memory.propose(query_vectors, 5)
     ]
 
 
@@ -114,16 +114,18 @@ def test_pools_are_what_the_generator_says_of_what_the_bags_find(job_of: Any, fo
     assert len(pools) > 0
     assert len(pools) + pools.all_right + pools.all_wrong == len(EXAMPLES)
     judge = judge_of(folders)
-    for one in pools:
-        assert all(told.right for told in judge_passages(judge, one.question, one.positives))
-        assert not any(told.right for told in judge_passages(judge, one.question, one.negatives))
-        assert max(len(one.positives), len(one.negatives)) <= 2
+    for pool in pools:
+        assert all(told.right for told in judge_passages(judge, pool.question, pool.positives))
+        assert not any(told.right for told in judge_passages(judge, pool.question, pool.negatives))
+        assert max(len(pool.positives), len(pool.negatives)) <= 2
 
 
 def naive(task: OpenRagTask, judge: Judge, example: Any, ranked: Sequence[Passage], *, closed: bool) -> tuple[Any, Any]:
     """The online half as the paper says it, for one question."""
     positive = None
-    known = {one.hash: True for one in example.positives} | {one.hash: False for one in example.negatives}
+    known = {positive.hash: True for positive in example.positives} | {
+        negative.hash: False for negative in example.negatives
+    }
     for passage in ranked:
         told = judge_passages(judge, example.question, [passage])[0]
         if passage.hash in known:
@@ -152,20 +154,20 @@ def test_passages_are_judged_in_order_until_the_first_that_does_not_help(
     if not closed:  # the same pools, with bounds so that scores decide either way
         judge = judge_of(folders, JudgeSettings())
         task._online = replace(task._online, judge=judge, settings=JudgeSettings())
-        scores = [judge_passages(judge, one.question, one.positives)[0].log_p for one in pools]
+        scores = [judge_passages(judge, pool.question, pool.positives)[0].log_p for pool in pools]
         pools = [
             replace(one, best_negative_log_p=score - 0.3 * (place % 2), worst_positive_log_p=score + 0.3 * (place % 3))
             for place, (one, score) in enumerate(zip(pools, scores, strict=True))
         ]
-    ranked = task.rank_proposals([one.question for one in pools])
+    ranked = task.rank_proposals([pool.question for pool in pools])
     pair = task.module
     seen, together = set(), task._label_examples(pools, ranked)
-    for one, own, found in zip(pools, ranked, together, strict=True):
-        scores = pair.scores(pair.encode_questions([one.question]), own)[0][0]
+    for pool, own, found in zip(pools, ranked, together, strict=True):
+        scores = pair.scores(pair.encode_questions([pool.question]), own)[0][0]
         assert (scores.diff() <= 1e-4).all(), "in the order of the encoder"
-        assert task._label_examples([one], [own]) == [found], "other questions change nothing"
-        wanted = naive(task, judge, one, own, closed=closed)
-        assert (found.positive, found.negative) == wanted
+        assert task._label_examples([pool], [own]) == [found], "other questions change nothing"
+        expected = naive(task, judge, pool, own, closed=closed)
+        assert (found.positive, found.negative) == expected
         assert found.judged <= len(own)
         seen.add((found.positive is not None, found.negative is not None))
     assert len(seen) > 1, "cases differ"
@@ -187,14 +189,14 @@ def test_questions_are_judged_together_and_each_pair_once(job_of: Any, tmp_path:
 
     cache._teacher = Counting()
     pools = job.examples["train"]
-    ranked = task.rank_proposals([one.question for one in pools])
+    ranked = task.rank_proposals([pool.question for pool in pools])
     labels = task._label_examples(pools, ranked)
-    alone = [judge_passages(judge, one.question, own)[0] for one, own in zip(pools, ranked, strict=True)]
-    together = task._judge_pairs([(one.question, own[0]) for one, own in zip(pools, ranked, strict=True)], judge)
+    alone = [judge_passages(judge, pool.question, own)[0] for pool, own in zip(pools, ranked, strict=True)]
+    together = task._judge_pairs([(pool.question, own[0]) for pool, own in zip(pools, ranked, strict=True)], judge)
     assert [one.right for one in together] == [one.right for one in alone]
     assert [one.log_p for one in together] == pytest.approx([one.log_p for one in alone], abs=1e-4)
-    assert sum(calls) <= sum(one.judged for one in labels), "a pair is judged once"
-    assert len(calls) <= max(one.judged for one in labels), "a round is one call"
+    assert sum(calls) <= sum(label.judged for label in labels), "a pair is judged once"
+    assert len(calls) <= max(label.judged for label in labels), "a round is one call"
     done = len(calls)
     assert task._label_examples(pools, ranked) == labels
     assert len(calls) == done, "verdicts are cached by pair"
@@ -217,7 +219,7 @@ def plain_kept(weights: Tensor, bags: Tensor, count: int) -> Tensor:
 
 def plain_loss(task: OpenRagTask, batch: DprBatch, judge: Judge, every: Sequence[Passage]) -> Tensor:
     """OpenRAG's online step as the papers say it."""
-    pair, asked = task.module, [one.question for one in batch.examples]
+    pair, asked = task.module, [example.question for example in batch.examples]
     layout = pair.passage.spec.format_passage
     (questions, question_bags), (read, bags) = (
         plain_weights(one, texts)
@@ -228,15 +230,15 @@ def plain_loss(task: OpenRagTask, batch: DprBatch, judge: Judge, every: Sequence
         for other in (bags, plain_kept(read, bags, pair.passage.spec.passage_terms))
     )
     positives, negatives = list[int](), list[int]()
-    for one, proposing, ordering in zip(batch.examples, by_bags, by_weights, strict=True):
+    for example, proposing, ordering in zip(batch.examples, by_bags, by_weights, strict=True):
         best = sorted(range(len(every)), key=lambda row, own=proposing: -own[row])[: RECIPE.proposed]  # type: ignore[misc]
         ranked = [every[row] for row in sorted(best, key=lambda row, own=ordering: -own[row])]  # type: ignore[misc]
-        found = naive(task, judge, one, ranked, closed=True)
-        positives.append(every.index(found[0] or one.positives[0]))
-        negatives.append(every.index(found[1] or one.negatives[0]))
+        found = naive(task, judge, example, ranked, closed=True)
+        positives.append(every.index(found[0] or example.positives[0]))
+        negatives.append(every.index(found[1] or example.negatives[0]))
     rows = list(dict.fromkeys([*positives, *negatives]))
     gold = torch.tensor([rows.index(row) for row in positives])
-    known = torch.tensor([[every[row] in one.positives for row in rows] for one in batch.examples])
+    known = torch.tensor([[every[row] in example.positives for row in rows] for example in batch.examples])
     weights, own = read[rows], bags[rows]
     pairs = (
         (plain_kept(questions, question_bags, RECIPE.terms), weights),
@@ -255,12 +257,15 @@ def test_an_online_step_has_loss_and_gradient_of_the_plain_equations(
 ) -> None:
     task = OPENRAG.task(prepared(job_of()))
     task.module.eval()  # without dropout
-    batch, learned = task.batches(0)[0], [one for one in task.module.parameters() if one.requires_grad]
+    batch, learned = (
+        task.batches(0)[0],
+        [parameter for parameter in task.module.parameters() if parameter.requires_grad],
+    )
     loss, told = task.loss(batch)
     assert float(told["online_negatives"]) > 0
-    wanted = plain_loss(task, batch, judge_of(folders), snapshot.passages(range(snapshot.n)))
-    assert torch.allclose(loss, wanted, rtol=1e-5)
-    gradients = [torch.autograd.grad(one, learned, allow_unused=True) for one in (loss, wanted)]
+    expected = plain_loss(task, batch, judge_of(folders), snapshot.passages(range(snapshot.n)))
+    assert torch.allclose(loss, expected, rtol=1e-5)
+    gradients = [torch.autograd.grad(one, learned, allow_unused=True) for one in (loss, expected)]
     largest = max(float(one.abs().max()) for one in gradients[1] if one is not None)
     for ours, theirs in zip(*gradients, strict=True):
         assert (ours is None) == (theirs is None)
@@ -271,9 +276,9 @@ def test_the_gradient_reaches_the_encoders_and_not_the_generator(job_of: Any) ->
     task = OPENRAG.task(prepared(job_of()))
     judge: Any = task._online.judge
     task.loss(task.batches(0)[0])[0].backward()  # type: ignore[no-untyped-call]
-    learned = [one for one in task.module.parameters() if one.requires_grad and one.dim() > 1]
+    learned = [parameter for parameter in task.module.parameters() if parameter.requires_grad and parameter.dim() > 1]
     assert all(one.grad is not None and bool(one.grad.abs().max() > 0) for one in learned)
-    assert all(one.grad is None for one in judge._generator.module.parameters())
+    assert all(parameter.grad is None for parameter in judge._generator.module.parameters())
     assert not {*map(id, task.module.parameters())} & {*map(id, judge._generator.module.parameters())}
 
 
@@ -289,25 +294,25 @@ def test_a_run_that_was_killed_goes_on_to_the_same_losses_and_judges_no_pool_aga
         train(OPENRAG.task(job), LOOP, folder, kill)
         return [row["loss"] for row in read_metrics(folder) if row["kind"] == "train"]
 
-    wanted = run(tmp_path / "whole")
+    expected = run(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "killed", 5)
     kept = (tmp_path / "killed" / "scores.jsonl").read_bytes()
-    assert run(tmp_path / "killed") == wanted
+    assert run(tmp_path / "killed") == expected
     again = (tmp_path / "killed" / "scores.jsonl").read_bytes()
     assert again.startswith(kept)
     assert again.count(b"\n") == (tmp_path / "whole" / "scores.jsonl").read_bytes().count(b"\n")
 
 
 def test_a_finetuning_gives_a_pair_that_asks_bags(job_of: Any, tmp_path: Path) -> None:
-    told = list[int]()
+    messages = list[int]()
     job = Finetuning(OPENRAG, job_of())
-    job.prepare(tmp_path, lambda done, total: told.append(total))
+    job.prepare(tmp_path, lambda done, total: messages.append(total))
     trained = job.run(tmp_path)
     assert {"right", "nll", "Success@1", "questions", "all_right", "all_wrong", "agreement"} <= set(
         trained.best_measures
     )
-    assert {*told} == {len(EXAMPLES)}
+    assert {*messages} == {len(EXAMPLES)}
     pair = SidrPair.load(trained.best_folder / "question", trained.best_folder / "passage", device="cpu")
     assert pair.question.spec.question_terms == 12
     space = OPENRAG.space(job.job, trained.best_folder)

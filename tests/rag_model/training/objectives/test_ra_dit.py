@@ -153,7 +153,7 @@ def test_answers_are_measured_by_inner_products_whatever_finds_the_passages(
 ) -> None:
     question = TrainableEncoder.load(tiny, "question", device="cpu")
     dev = DevSet(PassageMemory(snapshot, question), DEV, SETTINGS.ra_dit)
-    asked = [one.question for one in dev.examples]
+    asked = [example.question for example in dev.examples]
     recalled = PassageMemory(snapshot, question).retrieve(asked, question.encode_questions(asked), 3)
     others = [[replace(hit, score=-hit.score) for hit in some] for some in recalled.hits]
     generator = load_generator(str(models["llama"]), device="cpu")
@@ -167,8 +167,8 @@ def test_the_first_stage_moves_the_generator_alone(job_of: Any, tmp_path: Path, 
     assert (tmp_path / "run" / "lm").is_dir()
     assert not (tmp_path / "run" / "retriever").exists()
     before = TrainableEncoder.load(tiny, "question", device="cpu")
-    asked = ["who was king?"]
-    assert (rag.question.encode_questions(asked) == before.encode_questions(asked)).all()
+    questions = ["who was king?"]
+    assert (rag.question.encode_questions(questions) == before.encode_questions(questions)).all()
 
 
 def test_the_second_stage_moves_the_question_encoder_alone(job_of: Any, tmp_path: Path, models: Any) -> None:

@@ -19,9 +19,9 @@ EVERY = torch.ones(1, 3, dtype=torch.bool)
 
 def written_out(scores: list[float], probabilities: list[float], tau: float, temperature: float) -> float:
     """Eq. 2, 4 and 5 of Lin et al. 2023 in numpy."""
-    ours, theirs = np.exp(np.array(scores) / temperature), np.exp(np.array(probabilities) / tau)
-    ours, theirs = ours / ours.sum(), theirs / theirs.sum()
-    return float((ours * np.log(ours / theirs)).sum())
+    actual, reference = np.exp(np.array(scores) / temperature), np.exp(np.array(probabilities) / tau)
+    actual, reference = actual / actual.sum(), reference / reference.sum()
+    return float((actual * np.log(actual / reference)).sum())
 
 
 def test_it_is_the_equation() -> None:

@@ -212,9 +212,9 @@ def test_more_passages_than_there_are_are_all_of_them(task_of: Any) -> None:
 
 def test_what_an_index_does_not_reach_is_filled_up(task_of: Any, snapshot: Snapshot) -> None:
     task = task_of()
-    found = task._memory.retrieve(["who"], np.ones((1, 32), np.float32), 3).hits[0]
-    filled = task._memory._pad_hits(found[:1], 3)
-    assert [hit.row for hit in filled[1:]] == [row for row in range(3) if row != found[0].row][:2]
+    hits = task._memory.retrieve(["who"], np.ones((1, 32), np.float32), 3).hits[0]
+    filled = task._memory._pad_hits(hits[:1], 3)
+    assert [hit.row for hit in filled[1:]] == [row for row in range(3) if row != hits[0].row][:2]
     assert filled[1].passage == snapshot.passages([filled[1].row])[0]
 
 

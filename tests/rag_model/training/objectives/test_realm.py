@@ -64,11 +64,11 @@ def test_the_null_passage_is_first_and_the_own_passage_is_gone(given: Path, snap
         vectors = task.module.embed_texts(texts).detach().numpy()
         found = CandidateRetriever(snapshot, None, 4).retrieve(batch.rows, texts, vectors)
         assert found.mask.all()
-        for row, some in zip(batch.rows, found.passages, strict=True):
+        for row, passage in zip(batch.rows, found.passages, strict=True):
             own = snapshot.passages([row])[0]
-            assert some[0] is NULL
-            assert len(some) == 4
-            assert own.id not in {one.id for one in some}
+            assert passage[0] is NULL
+            assert len(passage) == 4
+            assert own.id not in {one.id for one in passage}
 
 
 def test_a_passage_with_the_same_text_is_gone_too(given: Path, tmp_path: Path) -> None:
@@ -99,8 +99,10 @@ def test_a_passage_that_overlaps_at_the_mask_is_gone(given: Path, tmp_path: Path
         text.question
         == "a river in the city of the king, and the king of rome was " + 7 * "[MASK] " + "in the war of music"
     )
-    asked = Encoder.load(given / "encoder", "question", threads=1, device="cpu").encode_questions([text.question])
-    found = CandidateRetriever(snapshot, None, 99).retrieve([0], [text], asked)
+    query_vectors = Encoder.load(given / "encoder", "question", threads=1, device="cpu").encode_questions(
+        [text.question]
+    )
+    found = CandidateRetriever(snapshot, None, 99).retrieve([0], [text], query_vectors)
     assert {one.title for one in found.passages[0]} == {"", "Other"}
 
 
@@ -254,8 +256,8 @@ def test_candidates_that_all_score_the_same_count_the_same(given: Path, snapshot
     task = a_task(given, snapshot)
     task.module.eval()
     with torch.no_grad():
-        for one in task.module.encoders.question.parameters():
-            one.zero_()  # every question's vector is 0
+        for parameter in task.module.encoders.question.parameters():
+            parameter.zero_()  # every question's vector is 0
     loss, measures = task.loss(task.batches(0)[0])
     assert loss.isfinite()
     assert float(measures["null_prior"]) == pytest.approx(1 / RECIPE.candidates)

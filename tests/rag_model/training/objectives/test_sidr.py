@@ -49,9 +49,9 @@ def test_it_learns_and_its_folders_are_a_pair_that_ranks_as_in_training(
     rows = reading.encode_passages([one.title for one in pool], [one.text for one in pool])
     dense[np.repeat(np.arange(len(pool)), np.diff(rows.offsets)), rows.terms] = rows.weights / reading.spec.scale
     ranks = []
-    for one, asked in zip(kings, asking.encode_questions([one.question for one in kings]), strict=True):
+    for king, asked in zip(kings, asking.encode_questions([king.question for king in kings]), strict=True):
         scores = dense[:, asked[:, 0].astype(int)] @ asked[:, 1]
-        gold = next(place for place, passage in enumerate(pool) if passage.hash == one.positives[0].hash)
+        gold = next(place for place, passage in enumerate(pool) if passage.hash == king.positives[0].hash)
         ranks.append(1 + int((scores > scores[gold]).sum()))
     assert np.mean(ranks) == pytest.approx(trained.best_measures["average_rank"], abs=0.5), (
         "but for the rounding to bytes"
@@ -60,12 +60,12 @@ def test_it_learns_and_its_folders_are_a_pair_that_ranks_as_in_training(
 
 def test_scores_are_dense_products_and_bags_score_by_the_questions_weights(tiny: Path, kings: list[Example]) -> None:
     pair = pair_of(tiny).eval()
-    questions, passages = [one.question for one in kings], [one.positives[0] for one in kings[:5]]
+    questions, passages = [king.question for king in kings], [king.positives[0] for king in kings[:5]]
     with torch.no_grad():
-        asked, read = pair.question.encoder().encode_questions(questions), pair.embed_passages(passages)
+        query_vectors, read = pair.question.encoder().encode_questions(questions), pair.embed_passages(passages)
         by_weights, by_bags = pair.scores(pair.encode_questions(questions), passages)
     dense = torch.zeros(len(questions), len(pair.question.model.terms))
-    for row, own in enumerate(asked):
+    for row, own in enumerate(query_vectors):
         dense[row, own[:, 0].astype(int)] += torch.from_numpy(own[:, 1])
     assert torch.allclose(by_bags, dense @ read[1].float().T, atol=1e-2)
     assert (by_weights > by_bags.new_zeros(())).all()
@@ -75,12 +75,12 @@ def test_in_mixed_precision_it_trains_and_scores_in_float32(tiny: Path, kings: l
     settings = dataclasses.replace(SETTINGS, precision="bf16", max_steps=2, evaluate_every=2)
     trained = train(SidrTask(pair_of(tiny), kings, kings, RECIPE), settings, tmp_path)
     assert trained.steps == 2
-    pair, passages = pair_of(tiny).eval(), [one.positives[0] for one in kings[:5]]
-    asked = pair.encode_questions([one.question for one in kings[:3]])
+    pair, passages = pair_of(tiny).eval(), [king.positives[0] for king in kings[:5]]
+    query_vectors = pair.encode_questions([king.question for king in kings[:3]])
     with torch.autocast("cpu", torch.bfloat16):
-        by_weights, by_bags = pair.scores(asked, passages)
+        by_weights, by_bags = pair.scores(query_vectors, passages)
     assert by_weights.dtype == torch.float32
-    assert torch.equal(by_bags, pair.scores(asked, passages)[1])
+    assert torch.equal(by_bags, pair.scores(query_vectors, passages)[1])
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -94,14 +94,17 @@ def test_the_gradient_reaches_both_encoders_and_all_that_weighs(tiny: Path, king
     words = next(one for name, one in learned.items() if "word_embeddings" in name)
     held = words.grad.abs().sum(1) > 0  # type: ignore[union-attr]
     batch = task.batches(0)[0]
-    bags = [pair.embed_questions([one.question for one in batch.examples])[1], pair.embed_passages(batch.passages)[1]]
+    bags = [
+        pair.embed_questions([example.question for example in batch.examples])[1],
+        pair.embed_passages(batch.passages)[1],
+    ]
     assert held.sum() > torch.cat(bags).any(0).sum(), "words that no text has are weighed too"
 
 
 def test_a_run_that_was_killed_goes_on_to_the_same_losses(
     done: tuple[TrainingResult, Path], tiny: Path, kings: list[Example], tmp_path: Path
 ) -> None:
-    wanted = [row["loss"] for row in read_metrics(done[1]) if row["kind"] == "train"]
+    expected = [row["loss"] for row in read_metrics(done[1]) if row["kind"] == "train"]
     seen = list[int]()
 
     def kill(kind: str, step: int, steps: int, values: object) -> None:
@@ -112,7 +115,7 @@ def test_a_run_that_was_killed_goes_on_to_the_same_losses(
     with pytest.raises(KeyboardInterrupt):
         train(SidrTask(pair_of(tiny), kings, kings, RECIPE), SETTINGS, tmp_path, kill)
     train(SidrTask(pair_of(tiny), kings, kings, RECIPE), SETTINGS, tmp_path)
-    assert [row["loss"] for row in read_metrics(tmp_path) if row["kind"] == "train"] == wanted
+    assert [row["loss"] for row in read_metrics(tmp_path) if row["kind"] == "train"] == expected
 
 
 def test_a_trained_one_is_trained_on_with_its_own_settings(done: tuple[TrainingResult, Path]) -> None:

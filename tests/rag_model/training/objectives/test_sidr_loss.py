@@ -33,14 +33,14 @@ def test_it_is_the_mean_of_four_losses_by_hand(temperature: float) -> None:
     # the heaviest term, and those of the bags
     asked_kept = [[3.0, 0.0, 0.0, 0.2], [0.0, 2.0, 1.0, 0.0]]
     read_kept = [[2.0, 0.0, 0.0, 0.0], [0.0, 1.5, 0.0, 0.1], [1.0, 1.2, 0.0, 2.0]]
-    wanted = (
+    expected = (
         by_hand(asked_kept, READ.tolist(), temperature)
         + by_hand(ASKED.tolist(), read_kept, temperature)
         + by_hand(ASKED_BAG.double().tolist(), READ.tolist(), temperature)
         + by_hand(ASKED.tolist(), READ_BAG.double().tolist(), temperature)
     ) / 4
     loss, found = semi_parametric_loss((ASKED, ASKED_BAG), (READ, READ_BAG), GOLD, NONE, 1, temperature)
-    assert float(loss) == pytest.approx(wanted, rel=1e-12)
+    assert float(loss) == pytest.approx(expected, rel=1e-12)
     assert {name: float(one) for name, one in found.items()} == {"accuracy": 0.5, "bag_accuracy": 0.5}
 
 
