@@ -130,7 +130,7 @@ def format_paired_difference(difference: Mapping[str, float]) -> str:
 def create_table(
     rows: list[dict[str, Any]], key: str, description: str, report: str | None = None, title: str = ""
 ) -> None:
-    """Write a table as an artifact of the run, and the link `title` to its report, if there is one."""
+    """Write a table as an artifact of the run, and the link `title` to its report, if any."""
     if in_run():
         from prefect.artifacts import create_table_artifact  # noqa: PLC0415 - takes most of a second
 

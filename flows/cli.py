@@ -194,7 +194,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
-    """Return the parser's message, or one that names the missing parameter or the surplus argument."""
+    """Return the parser's message, or one that names a missing parameter or a surplus argument."""
     parser_message = format_error(error)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         verb = " ".join(error.command_chain or ())

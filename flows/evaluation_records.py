@@ -79,5 +79,5 @@ def _publish_page(store: Store, evaluation: str) -> str | None:
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
-    """Return metrics as a manifest stores them, with their confidence intervals if they have any."""
+    """Return metrics as a manifest stores them, with their confidence intervals, if any."""
     return {name: MetricValue(value, *intervals.get(name, (None, None))) for name, value in metrics.items()}

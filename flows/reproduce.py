@@ -259,7 +259,8 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
     indexes = plan.reproduction.select_indexes(row.library, [row])
     row_kind_by_index = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
-    if EXACT in row.retriever or set(row_kind_by_index.values()) != {"text"}:  # the query is encoded
+    # the query is encoded
+    if EXACT in row.retriever or set(row_kind_by_index.values()) != {"text"}:
         operations += (model.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
     token_indexes = [name for name, represents in row_kind_by_index.items() if represents == "tokens"]
     passages = _count_passages(plan, row.library)

@@ -240,7 +240,7 @@ class EndpointErrors:
         )
 
     def quote(self, message: str) -> str:
-        """Return an endpoint's text in parentheses, shortened for a message; "" for an empty text."""
+        """Return an endpoint's text in parentheses, shortened for a message; "" if it is empty."""
         return f" ({self._sanitize(message)})" if message else ""
 
     def _sanitize(self, text: str) -> str:

@@ -98,7 +98,8 @@ def _remove_abandoned_folders() -> None:
 def remove_unlocked_folders(parent: Path, prefix: str) -> None:
     """Remove the folders of this prefix that killed processes left; keep those of the last minute."""
     for folder in parent.glob(f"{glob.escape(prefix)}*/"):
-        with suppress(OSError):  # locked by its owner, of another user, or removed by another process
+        # locked by its owner, of another user, or removed by another process
+        with suppress(OSError):
             # A new folder has no lock for a moment.
             if time.time() - folder.stat().st_mtime < _ABANDONED_SECONDS:
                 continue
@@ -340,7 +341,8 @@ class ChildWorker:
                 timer.cancel()
             if line:
                 return _parse_reply(line, self._memory)
-            with suppress(subprocess.TimeoutExpired):  # `close` would kill a child that is ending by itself
+            # `close` would kill a child that is ending by itself
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_SECONDS)
             self.close()
         if is_late.is_set():

@@ -258,7 +258,8 @@ def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
     *values, overflow_count = reply
     fields = dict(zip(_ENCODING_FIELDS, values, strict=True))
     fields["offsets"] = [tuple(offset) for offset in fields["offsets"]]
-    return SimpleNamespace(**fields, overflowing=[None] * overflow_count)  # only their number is known
+    # only their number is known
+    return SimpleNamespace(**fields, overflowing=[None] * overflow_count)
 
 
 def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:

@@ -69,7 +69,8 @@ class Library:
 
     dump: str  # data set with the passages
     encoder: str  # folder or hub name of the passage encoder
-    vectors: str = ""  # data set with finished vectors, which are imported; empty: encode the passages
+    # data set with finished vectors, which are imported; empty: encode the passages
+    vectors: str = ""
     recipe: Recipe = field(default_factory=lambda: Recipe(index={}))
     # estimated number of passages; 0: derived from the records or the bytes of the dump
     passages: int = 0
@@ -226,7 +227,8 @@ def read_reproduction(name: str) -> Reproduction:
     table = read_toml(path)
     for library in _list_tables(table.get("library")):
         if isinstance(recipe := library.setdefault("recipe", {}), dict):
-            recipe.setdefault("index", {})  # a recipe without [index] would have the default indexes
+            # a recipe without [index] would have the default indexes
+            recipe.setdefault("index", {})
     for data in _list_tables(table.get("data")):
         if isinstance(local_path := data.get("path"), str) and "://" not in local_path:
             data["path"] = str(path.parent.absolute() / local_path)

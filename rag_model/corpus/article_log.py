@@ -310,6 +310,7 @@ def _read_log(path: Path) -> pa.Table:
             names = [name for name, _ in _COLUMNS] + later_names
             check_groups(path, file, names, path.stat().st_size)
             log = file.read(names, use_threads=False)
-            return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))  # numbers in earlier logs
+            # numbers in earlier logs
+            return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{path} is not a readable article log ({error}): build without it") from error

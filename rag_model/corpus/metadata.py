@@ -221,7 +221,8 @@ def _find_target(page: Page, siteinfo: Siteinfo) -> str:
         return ""
     if page.target or link is None:
         return page.target
-    title = " ".join(link[1].replace("_", " ").split())  # exports before 2012 do not name the target
+    # exports before 2012 do not name the target
+    title = " ".join(link[1].replace("_", " ").split())
     return title[:1].upper() + title[1:] if siteinfo.case == "first-letter" else title
 
 

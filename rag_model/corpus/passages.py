@@ -85,7 +85,8 @@ FULL_SCHEMA = pa.schema([*KIND_SCHEMA, *_METADATA_FIELDS])
 PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, FULL_SCHEMA, UNDATED_SCHEMA)
 _REQUIRED = UNDATED_SCHEMA.names  # columns of every passage file
 _TEXTS = [field.name for field in FULL_SCHEMA if pa.types.is_string(field.type)]
-_DEFAULTS = {KIND: PROSE, **dict.fromkeys(METADATA_COLUMNS, "")}  # values of columns that a file lacks
+# values of columns that a file lacks
+_DEFAULTS = {KIND: PROSE, **dict.fromkeys(METADATA_COLUMNS, "")}
 
 
 class PassageWriter:
@@ -106,7 +107,8 @@ class PassageWriter:
         self._written_rows = 0
         self._tables: list[pa.Table] = []  # rows as columns, not written yet
         self._new_rows: list[tuple[Any, ...]] = []
-        self._run: tuple[PassageFile, int, int] | None = None  # rows to copy from another file: first, end
+        # rows to copy from another file: first, end
+        self._run: tuple[PassageFile, int, int] | None = None
         self._atomic_write = atomic_write(path)
         self._file: pq.ParquetWriter
 
@@ -413,7 +415,8 @@ class PassageFile:
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the file contains; it may lack dates, kinds and metadata."""
         missing = {*FULL_SCHEMA.names} - {*self.schema.names}
-        return [name for name in columns if name not in missing] or ["n_words"]  # one column, to count the rows
+        # one column, to count the rows
+        return [name for name in columns if name not in missing] or ["n_words"]
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check the decoded size of columns before Arrow decodes them, each column chunk once.
@@ -581,7 +584,8 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
     starts_word[1:] &= is_space[:-1]
     is_filled = offsets[:-1] < offsets[1:]
     first_bytes = offsets[:-1][is_filled]
-    starts_word[first_bytes] = ~is_space[first_bytes]  # even if the previous text ends with a letter
+    # even if the previous text ends with a letter
+    starts_word[first_bytes] = ~is_space[first_bytes]
     counts = np.zeros(len(texts), np.int32)
     if len(first_bytes):
         counts[is_filled] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
@@ -604,7 +608,8 @@ def _escape_json(strings: pa.Array) -> pa.Array:
     """Escape a column as `encode_basestring` does, without the quotation marks around a string."""
     data, _ = _view_strings(strings)
     special_bytes = np.unique(data[(data < 0x20) | (data == 0x22) | (data == 0x5C)])
-    for character in map(chr, sorted(special_bytes.tolist(), key=lambda byte: byte != 0x5C)):  # the backslash first
+    # the backslash first
+    for character in map(chr, sorted(special_bytes.tolist(), key=lambda byte: byte != 0x5C)):
         strings = pc.replace_substring(strings, character, encode_basestring(character)[1:-1])
     return strings
 

@@ -62,7 +62,8 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-_UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")  # most titles have none, which spares a slower test
+# most titles have none, which spares a slower test
+_UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
 # Text that no title contains. MediaWiki shows a link to it as text, in which `[https://a.org b]` of
 # `[[https://a.org b]]` is an external link.

@@ -90,7 +90,8 @@ class Muvera:
     def assign_buckets(self, tokens: Vectors) -> Buckets:
         """Return the (R, t) bucket numbers of (t, d) tokens; bit j is the side of hyperplane j."""
         is_above_plane = np.einsum("rkd,td->rtk", self._planes, tokens) > 0
-        buckets: Buckets = is_above_plane @ (1 << np.arange(self.bits))  # (R, t, k) @ (k,) -> (R, t)
+        # (R, t, k) @ (k,) -> (R, t)
+        buckets: Buckets = is_above_plane @ (1 << np.arange(self.bits))
         return buckets
 
     @cached_property

@@ -491,7 +491,8 @@ def find_pad_id(tokenizer: "Tokenizer", folder: Path) -> int:
 
 def pad_rows(rows: Sequence[Sequence[int] | Rows | TokenIds], width: int, fill: int) -> tuple[Rows, Flags]:
     """Return (b, `width`) int64 ids, padded at the end with `fill`, and the (b, `width`) mask of tokens."""
-    is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]  # (t,) < (b, 1) -> (b, t)
+    # (t,) < (b, 1) -> (b, t)
+    is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]
     ids = np.full(is_token.shape, fill, np.int64)
     ids[is_token] = np.concatenate(rows)  # ragged -> (b, t)
     return ids, is_token

@@ -66,7 +66,8 @@ class IndexFiles:
     n: int  # number of passages in the snapshot
     # loads ranges of `index` if the whole file is not on this disk; only for a `RangedKind`
     ranges: CachedFile | None = None
-    outline: Any = None  # with `ranges`: what the kind's `build_outline` returned; None for a small file
+    # with `ranges`: what the kind's `build_outline` returned; None for a small file
+    outline: Any = None
 
     def pin_ranges(self) -> None:
         """Load the ranges that every search reads, or all of a small file, and keep them.

@@ -69,7 +69,8 @@ def open_retriever(
 ) -> SnapshotRetriever:
     """Open the retriever of an expression, after checking the expression.
 
-    >>> open_retriever(snapshot, "rrf(hnsw, ivfpq)").search(["who wrote animal farm?"], 5)  # doctest: +SKIP
+    # doctest: +SKIP
+    >>> open_retriever(snapshot, "rrf(hnsw, ivfpq)").search(["who wrote animal farm?"], 5)
 
     Args:
         snapshot: the snapshot to search.

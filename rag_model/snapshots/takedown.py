@@ -245,7 +245,8 @@ def _iter_manifests(store: Store) -> Iterator[Manifest]:
         try:
             yield store.snapshots.get(snapshot)
         except StoreError:
-            if store.files.find(store.snapshots.manifest_path(snapshot)) is not None:  # otherwise it has just expired
+            # otherwise it has just expired
+            if store.files.find(store.snapshots.manifest_path(snapshot)) is not None:
                 raise
 
 

@@ -287,7 +287,8 @@ def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[
 
 def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
-    path_by_blob = {ref: path for path, ref in sorted(files.items(), reverse=True)}  # first name wins
+    # first name wins
+    path_by_blob = {ref: path for path, ref in sorted(files.items(), reverse=True)}
     overlap = Overlap.between(before, after)
     store = Store.open(after.location) if isinstance(after.location, str) else None
     steps = list_delta_steps(before.manifest.content, after.manifest.content)

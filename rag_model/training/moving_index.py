@@ -74,7 +74,7 @@ class MovingSettings:
         return bool(self.every and n_steps) and n_steps % self.every == 0
 
     def count_rebuilds(self, n_steps: int) -> int:
-        """Return the number of rebuilds that start during `n_steps` steps, without the final one."""
+        """Return how many rebuilds start during `n_steps` steps, without the final one."""
         return max(0, n_steps - 1) // self.every if self.every else 0
 
 

@@ -36,7 +36,8 @@ _BLOCK_TAG_NAMES = (
     "hr html li main p section summary table tbody td tfoot th thead tr"
 )
 _BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
-_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)  # only layout tables contain these
+# only layout tables contain these
+_LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)
 _SKIPPED_TAG_NAMES = "aside button footer form head header iframe nav noscript script select style svg template"
 _SKIPPED_TAGS = frozenset(_SKIPPED_TAG_NAMES.split())
 _SKIPPED_ROLES = frozenset({"navigation", "banner", "contentinfo", "search"})
@@ -198,7 +199,8 @@ class HtmlPages(DocumentFiles):
         except (etree.ParseError, UnparsablePageError) as error:
             raise DroppedFileError("damaged") from error
         if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
-            raise DroppedFileError("damaged")  # the parser left out elements that are nested too deeply
+            # the parser left out elements that are nested too deeply
+            raise DroppedFileError("damaged")
         builder = SectionBuilder()
         if root is not None:
             if title := root.findtext("head/title"):

@@ -647,7 +647,8 @@ class MediaWiki(PageFormat):
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
         """Yield the pages of a slice with their keys, without parsing those that a log contains."""
-        if type(self).parse_slice is not MediaWiki.parse_slice:  # a subclass may have other elements
+        # a subclass may have other elements
+        if type(self).parse_slice is not MediaWiki.parse_slice:
             return self.parse_slice(byte_slice)
         return parse_unlogged_pages(read_slice(byte_slice), describe_slice(byte_slice), identify)
 

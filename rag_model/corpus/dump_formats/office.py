@@ -136,7 +136,8 @@ def _read_workbook(path: Path) -> ParsedFile:
             sheet.reset_dimensions()  # the declared size of a sheet may be wrong
             builder.start_section(1, sheet.title)
             builder.add_rows(map(_format_value, row) for row in sheet.iter_rows(values_only=True))
-    return ParsedFile([(heading, text) for heading, text in builder.finish() if text != heading])  # no empty sheets
+    # no empty sheets
+    return ParsedFile([(heading, text) for heading, text in builder.finish() if text != heading])
 
 
 def _format_value(value: Any) -> str:

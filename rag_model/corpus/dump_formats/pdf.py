@@ -25,7 +25,8 @@ _LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyp
 _MAX_BOOKMARKS = 100_000
 # Maximum objects and characters of a file that are examined for tables; each takes about 4 us.
 _MAX_TABLE_ITEMS = 10_000_000
-_DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")  # dots before the page numbers of a table of contents
+# dots before the page numbers of a table of contents
+_DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
 

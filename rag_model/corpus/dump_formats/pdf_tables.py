@@ -105,7 +105,8 @@ class _Grid:
             row, column = first_cells[cell]
             last = last_indices.get((row, subrows[row], column))
             is_new_line = last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2
-            if is_new_line and last_key != (row, subrows[row], column):  # a subrow begins after other cells
+            # a subrow begins after other cells
+            if is_new_line and last_key != (row, subrows[row], column):
                 subrows[row], last, is_new_line = subrows[row] + 1, None, False
             key = last_key = row, subrows[row], column
             previous = characters[i - 1]

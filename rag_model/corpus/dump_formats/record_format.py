@@ -67,7 +67,8 @@ Record = (
 _RECORD_FIELDS = 4  # without metadata
 _SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
-_ID_FIELDS = ("id", "_id", "docid")  # the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
+# the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
+_ID_FIELDS = ("id", "_id", "docid")
 _METADATA_FIELDS = ("language", "wikidata", "wikidata_id", "categories", "aliases")
 # The page of a passage. Without it, passages with the same title form a page.
 PAGE_FIELD = "page_id"
@@ -336,7 +337,8 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
         if not sections and row.get("contents"):
             first_line, _, rest = row["contents"].partition("\n")
             has_title = rest and len(first_line) <= MAX_TITLE  # a longer first line is text
-            if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':  # as Pyserini quotes DPR's titles
+            # as Pyserini quotes DPR's titles
+            if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':
                 first_line = first_line[1:-1].replace('""', '"')
             title, sections = (title or first_line, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
         document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, where)

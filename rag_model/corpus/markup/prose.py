@@ -34,7 +34,8 @@ _EXTERNAL = re.compile(
     r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|mms|nntp|redis|sftp|ssh|svn|telnet|worldwind):)?//|"
     r"(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)(?=[^\s\]<>\"])"
     r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # an address ends before markup
-    r"((?:[^\]\n<]|<(?:/?[a-z][^<>\n]*+>)?)*+)\]",  # the words may contain `[`, and tags in them `]` too
+    # the words may contain `[`, and tags in them `]` too
+    r"((?:[^\]\n<]|<(?:/?[a-z][^<>\n]*+>)?)*+)\]",
     re.IGNORECASE,
 )
 _QUOTES = re.compile(r"('{2,})")
@@ -53,7 +54,8 @@ _LIST = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-_STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)  # without an unclosed table, cells are text
+# without an unclosed table, cells are text
+_STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[{}<]")  # text without these characters has no leftovers
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
@@ -80,7 +82,8 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
 _LINES = re.compile(r"\n\s+")
-_EMPTY_BRACKETS = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")  # except those of a call such as `f()`
+# except those of a call such as `f()`
+_EMPTY_BRACKETS = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")
 _EMPTY_GAP = re.compile(rf"\((?=[ ,;:]*+{GAP})[{GAP} ,;:]*+\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
 _CLOSING = re.compile(r"[ ,;][ ,;]{0,8}\)")
@@ -118,7 +121,8 @@ def to_plain_text(text: str) -> str:
         text = _remove_traces(_LEFTOVER.sub("", text))
         if not _LEFTOVER.search(text):  # the removal created no new brackets
             return reveal(text)
-    return reveal(_remove_traces(_BRACKET.sub("", text)))  # nested so that each removal creates new brackets
+    # nested so that each removal creates new brackets
+    return reveal(_remove_traces(_BRACKET.sub("", text)))
 
 
 SENTENCE_ENDS = ".!?…。！？؟۔।॥։"  # for a character class of a regular expression

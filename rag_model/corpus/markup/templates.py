@@ -76,7 +76,8 @@ _NOT_SHOWABLE = re.compile(
 
 _MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
 _MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
-_LABELS = ("label", "lt", "text", "txt", "xt", "display")  # names of parameters with the shown words
+# names of parameters with the shown words
+_LABELS = ("label", "lt", "text", "txt", "xt", "display")
 _PAIR_OF_DATES = 6  # number of parameters for a date of birth and one of death
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,12})*")
 _OPTION = re.compile(

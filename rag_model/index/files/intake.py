@@ -437,7 +437,8 @@ def _find_non_finite_rows(block: Block) -> Rows:
     # A row's sum is finite only if all its values are, and a sum costs a tenth of a check of each
     # value. A sum may overflow, so the values of the suspect rows are checked.
     with np.errstate(over="ignore", invalid="ignore"):
-        suspect_rows = np.flatnonzero(~np.isfinite(block.sum(axis=1, dtype=np.float32)))  # (m, d) -> (m,) -> rows
+        # (m, d) -> (m,) -> rows
+        suspect_rows = np.flatnonzero(~np.isfinite(block.sum(axis=1, dtype=np.float32)))
     return suspect_rows[~np.isfinite(block[suspect_rows]).all(axis=1)]
 
 

@@ -325,7 +325,8 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
                 f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
             )
         stored_vectors = np.frombuffer(data, f"<f{width}", count * dim, head_bytes)
-        vectors = stored_vectors.reshape(-1, dim)  # flat -> (m + l, d); `concatenate` makes it float32
+        # flat -> (m + l, d); `concatenate` makes it float32
+        vectors = stored_vectors.reshape(-1, dim)
         digests = np.frombuffer(data, "<u8", count, head_bytes + stored_vectors.nbytes)
         members.append(vectors[:member_count])
         linked.append(vectors[member_count:])

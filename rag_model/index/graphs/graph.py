@@ -150,7 +150,7 @@ def unpack_links(keys: ScoredLinks) -> Links:
 
 
 def unpack_similarities(keys: ScoredLinks) -> Vectors:
-    """Return the float32 similarities of keys, in the same shape; that of `NO_LINK` is undefined."""
+    """Return the float32 similarities of keys, same shape; that of `NO_LINK` is undefined."""
     sortable = (~keys >> np.uint64(32)).astype(np.uint32)
     bits = np.where(sortable >> 31, sortable & np.uint32(0x7FFF_FFFF), ~sortable)
     return bits.view(np.float32)

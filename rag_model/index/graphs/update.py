@@ -180,7 +180,8 @@ def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: 
     n_lists = np.diff(begins).max() + _OWN_LINKS
     candidates = np.full((len(members), n_lists * lists.shape[1]), -1, np.int32)
     same_numbers = np.arange(len(new_lists)).astype(np.int32)
-    offered_to = np.full(len(new_lists), -1, np.int64)  # the last member that each one was offered to
+    # the last member that each one was offered to
+    offered_to = np.full(len(new_lists), -1, np.int64)
     n_columns = 1
     for i in range(len(members)):
         member, count = members[i], 0

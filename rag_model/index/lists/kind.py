@@ -78,7 +78,8 @@ class ListKind(VectorKind):
 
     name: ClassVar[str] = "ivf"
     VERSION: ClassVar[int] = 6
-    block_bytes: ClassVar[int] = 4 << 10  # also the estimated bytes that a search reads for the id of a hit
+    # also the estimated bytes that a search reads for the id of a hit
+    block_bytes: ClassVar[int] = 4 << 10
     factories = re.compile("IVF|OPQ|PCA|RR")
 
     def floor(self, factory: str) -> RecallFloor:

@@ -38,7 +38,8 @@ class PostingsKind(UntrainedKind, ABC):
     """
 
     suffix: ClassVar[str] = "postings"
-    block_bytes: ClassVar[int] = 4 << 10  # small, because a search may read only a few postings of a long list
+    # small, because a search may read only a few postings of a long list
+    block_bytes: ClassVar[int] = 4 << 10
 
     part_bytes: ClassVar[int]  # memory per passage while the postings of a part are built
     piece_bytes: ClassVar[int]  # bytes of a passage in the piece of its part

@@ -166,7 +166,8 @@ class PostingsFile:
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
         entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
-            edges = np.array(sections, np.int64).reshape(-1, 2, 2)  # section, begin or end, group or offset
+            # section, begin or end, group or offset
+            edges = np.array(sections, np.int64).reshape(-1, 2, 2)
             edge_offsets = [
                 16 * edges[:, :, 0] + self.layout.groups_offset,
                 edges[:, :, 1] + self.layout.dictionary_offset,

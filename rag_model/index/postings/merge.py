@@ -71,7 +71,8 @@ class Windows(NamedTuple):
     # (parts,) first eight bytes of the next term as a number, padded with 0
     keys: npt.NDArray[np.uint64]
     lengths: Ints  # (parts,) bytes of the next term
-    needs_terms: npt.NDArray[np.bool_]  # (parts,) whether the window is used up; the heap lacks the part
+    # (parts,) whether the window is used up; the heap lacks the part
+    needs_terms: npt.NDArray[np.bool_]
 
 
 class Batch(NamedTuple):

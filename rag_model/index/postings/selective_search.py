@@ -60,7 +60,8 @@ class SelectiveSearch:
         self._file, self._lists, self._factors, self._k = file, lists[has_postings], factors[has_postings], k
         self.is_optional = self._choose_optional()  # (t,)
         self._completed_ends = completed_ends
-        self._candidates: tuple[Ints, Ints] | None = None  # rows, and their scores without the optional lists
+        # rows, and their scores without the optional lists
+        self._candidates: tuple[Ints, Ints] | None = None
 
     def list_first_ranges(self) -> Ranges:
         """Return the ranges of required lists, of optional lists' headers, and of bytes for later
@@ -83,7 +84,8 @@ class SelectiveSearch:
         remaining_bytes = _MAX_COMPLETED_BYTES
         for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
             completed_end = self._completed_ends.get(begin, end)
-            if completed_end == end:  # the list is new, or was complete and then removed from the cache
+            # the list is new, or was complete and then removed from the cache
+            if completed_end == end:
                 self._completed_ends[begin] = headers_end
                 continue
             next_end = min(end, completed_end + remaining_bytes)

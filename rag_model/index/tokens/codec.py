@@ -270,7 +270,8 @@ class ResidualProducts:
         return normalize(decoded_vectors)
 
 
-Codec = ResidualBits | ResidualProducts  # a trained codec, which encodes unit vectors and decodes them
+# a trained codec, which encodes unit vectors and decodes them
+Codec = ResidualBits | ResidualProducts
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ class LeaderStatePublisher:
         self._pin_requests: list[Message] = []
 
     def tick(self) -> None:
-        """Send the state if it has changed, and reply to workers that wait for a pinned snapshot."""
+        """Send the state if it changed, and reply to workers that wait for a pinned snapshot."""
         refusal = self._follower.refusal
         state = {
             "refusal": refusal and asdict(refusal),

@@ -176,7 +176,8 @@ class ProbeMonitor:
         """
         self._questions = choose_probes(questions) if questions else []
         self._folder, self._seconds, self.on_usage = folder, seconds, on_usage
-        self._recorded_answers: dict[str, list[ProbeAnswer]] = {}  # by digest of probes and settings
+        # by digest of probes and settings
+        self._recorded_answers: dict[str, list[ProbeAnswer]] = {}
         self._changed = threading.Condition()
         self._model: ServedModel | None = None
         self._metrics: ProbeMetrics | None = None

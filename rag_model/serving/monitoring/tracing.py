@@ -111,7 +111,8 @@ class RequestTracer:
             return None
         default_name = {} if environment.get("OTEL_SERVICE_NAME") else {"service.name": "bookwheel"}
         provider = TracerProvider(resource=Resource.create(default_name))
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `_SpanExporter` logs failures, less often
+        # `_SpanExporter` logs failures, less often
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         exporter: Any = _SpanExporter(OTLPSpanExporter())
         provider.add_span_processor(BatchSpanProcessor(exporter))
         return cls(provider)

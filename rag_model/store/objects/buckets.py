@@ -22,7 +22,8 @@ from fsspec import AbstractFileSystem
 from rag_model.extras import require
 
 _DELETE_THREADS = 8
-_QUERY = re.compile(r"\?[^\s)'\"]+")  # query string of a URL in a message, which may contain a signature
+# query string of a URL in a message, which may contain a signature
+_QUERY = re.compile(r"\?[^\s)'\"]+")
 _ERROR_TYPES: dict[int, type[OSError]] = {
     401: PermissionError,
     403: PermissionError,

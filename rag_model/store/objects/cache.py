@@ -53,7 +53,7 @@ class Stamps:
         self._known: dict[str, str] = {}
 
     def is_sound(self, path: Path, identity: str) -> bool:
-        """Return whether a file has this digest. Without a valid stamp, hash the file and stamp it."""
+        """Return whether a file has this digest; without a valid stamp, hash and stamp the file."""
         if self.has_valid_stamp(path, identity):
             return True
         # Computed before the file is read, so that a concurrent write invalidates the stamp.

@@ -459,7 +459,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def _get_modified_time(info: Mapping[str, Any]) -> float:
-    """Return the time of a listed file's last write; infinity (the file is new) if it is unknown."""
+    """Return the time of a listed file's last write; infinity (a new file) if it is unknown."""
     modified_time = next((info[name] for name in _TIME_FIELDS if info.get(name) is not None), math.inf)
     return modified_time.timestamp() if isinstance(modified_time, datetime) else float(modified_time)
 

@@ -24,7 +24,8 @@ from rag_model.untrusted_text import parse_json
 
 # The groups are stage, key and, from the second one on, the generation.
 RECORD_PATH = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")
-MIRROR_STAGE = "wiki-"  # start of the stages with the states of followed wikis (`snapshots.mirrors`)
+# start of the stages with the states of followed wikis (`snapshots.mirrors`)
+MIRROR_STAGE = "wiki-"
 _FORMAT = 1
 # The key, in a record's statistics, of a file's digest or a list of digests: `gc` keeps the outputs
 # as long as one of these files. It is for outputs that no version names, such as a delta.

@@ -250,7 +250,8 @@ def rebuild_file(
         OSError: `out` cannot be written.
     """
     for step in (step for step in steps if step.over == TEXT):
-        with suppress(BookwheelError):  # an error of the store itself is raised when the file is fetched
+        # an error of the store itself is raised when the file is fetched
+        with suppress(BookwheelError):
             is_applicable = step.base is None or base().is_file()
             if is_applicable and (delta := find_delta(store, step)):
                 copy, size = out.with_name("delta"), step.head_bytes or step.target.size

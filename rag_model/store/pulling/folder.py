@@ -59,7 +59,7 @@ def record_name(dest: Path, store: str, name: str, identity: str) -> None:
 
 
 def find_recorded(dest: Path, store: str, name: str) -> Path | None:
-    """Return the folder of the snapshot that a name referred to when it was last pulled, or None."""
+    """Return the folder of the snapshot that a name meant when it was last pulled, or None."""
     try:
         identity = name if _SNAPSHOT_ID.fullmatch(name) else _name_path(dest, store, name).read_text()
     except (OSError, UnicodeDecodeError):

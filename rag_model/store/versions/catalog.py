@@ -100,7 +100,7 @@ class Catalog(Generic[ManifestT]):
         return manifest
 
     def find(self, identity: str) -> ManifestT | None:
-        """Return the manifest of a full id as `get` does; None if it was deleted in the meantime."""
+        """Return the manifest of a full id as `get` does; None if it was deleted meanwhile."""
         try:
             return self.get(identity)
         except StoreError:

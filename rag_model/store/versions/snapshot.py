@@ -445,7 +445,8 @@ class Snapshot:
                 byte_ranges += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
                 # the footer begins after the last group
                 footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))
-            except (LookupError, TypeError, ValueError, ArithmeticError):  # the outline is only a hint
+            except (LookupError, TypeError, ValueError, ArithmeticError):
+                # the outline is only a hint
                 unlocated_parts.append((part, local))
             if part.name not in self._readers:
                 byte_ranges.append((path, footer_start, size))

@@ -88,7 +88,8 @@ class ModelDescription:
     usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
     # task of the Hugging Face hub, such as text-generation; empty: it follows from the parts
     pipeline_tag: str = ""
-    parts: frozenset[str] = frozenset()  # folders that `Task.save` writes; see `store.versions.model_manifest`
+    # folders that `Task.save` writes; see `store.versions.model_manifest`
+    parts: frozenset[str] = frozenset()
     # whether the passage encoder is trained, so that passages are encoded again at the end
     rebuilds: bool = False
 

@@ -104,7 +104,8 @@ def keep_terms(weights: Tensor, bag: Tensor, count: int) -> Tensor:
 
     `weights` (b, V), `bag` (b, V) bool. The kept weights have a gradient.
     """
-    heaviest_terms = weights.detach().topk(min(count, weights.shape[1]), dim=1).indices  # (b, count)
+    # (b, count)
+    heaviest_terms = weights.detach().topk(min(count, weights.shape[1]), dim=1).indices
     return weights.where(bag.scatter(1, heaviest_terms, True), 0)
 
 
