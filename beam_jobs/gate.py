@@ -34,28 +34,23 @@ from rag_model.index.exact_search import (
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import BLOCK_BYTES, find_equal_rows, open_vectors
 from rag_model.index.kind import IndexMeasurement
-from rag_model.index.quality.results import (
-    PROCESS_BYTES,
-    GraphStats,
-    IndexHealth,
-    ListStats,
-    OperatingPoint,
-)
+from rag_model.index.quality.results import PROCESS_BYTES
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.resources import CORE_FLOPS
 from rag_model.retrieve.indexes import index_metric, list_row_files
+from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import (
-    AnyTrial,
+    AnyQuerySet,
     QuerySample,
-    TuneTask,
-    cache_query_sets,
     choose_rows,
     count_candidates,
-    encode_vector_queries,
+    create_query_set,
+    encode_queries,
     measure_index,
     rank_passages,
     read_sample,
     tune_index,
+    with_tuning,
 )
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import TARGET_KEY, Record, StageResult
@@ -63,6 +58,7 @@ from rag_model.store.pulling.overlap import PageRanges
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, passages_path, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
+from rag_model.toml import from_table
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
 _SAMPLE = "sample"  # an output of the stage `QUERIES`: the `QuerySample` as JSON
@@ -198,26 +194,34 @@ def measure_one(task: MeasureTask, store: Store) -> Report:
     with _open_snapshot(store, task.content) as snapshot:
         representation = snapshot.manifest.content.representation_of(task.index)
         query_set = _open_query_set(store, snapshot, task, representation)
-        return measurement_to_json(measure_index(snapshot, task.index, query_set))
+        measurement = measure_index(snapshot, task.index, query_set)
+    metrics = {name: value if isinstance(value, int) else float(value) for name, value in measurement.metrics.items()}
+    return {**asdict(measurement), "recalls": measurement.recalls.tolist(), "metrics": metrics}
+
+
+def read_measurement(report: Report) -> IndexMeasurement:
+    """Return the measurement that `measure_one` reported."""
+    measurement = from_table(IndexMeasurement, {**report, "recalls": ()}, "a report of the gate job")
+    return replace(measurement, recalls=np.array(report["recalls"], np.float64))
 
 
 def tune_one(task: MeasureTask, store: Store) -> Report:
     """Find the search parameters of one index for its recall target, unless recorded."""
     with _open_snapshot(store, task.content) as snapshot:
-        content = snapshot.manifest.content
-        blob, target = content.files[content.index_file(task.index)], float(task.target or 0)
-        inputs = TuneTask(task.index, blob, target, task.k, task.queries, task.seed, dict(task.start))
-        return tune_index(store, snapshot, inputs, partial(_open_query_set, store, snapshot, task))
+        get_query_set, target = partial(_open_query_set, store, snapshot, task), float(task.target or 0)
+        return tune_index(store, snapshot, task.index, target, task.recipe, dict(task.start), get_query_set)
 
 
 def _open_snapshot(store: Store, content: BlobRef) -> Snapshot:
     return Snapshot.from_manifest(store, Manifest(Content.from_json(json.loads(store.blobs.read(content)))))
 
 
-def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, representation: str) -> AnyTrial:
+def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, representation: str) -> AnyQuerySet:
     if task.neighbors is None:
-        sample = None if task.sample is None else QuerySample(**json.loads(store.blobs.read(task.sample)))
-        return cache_query_sets(snapshot, task.recipe, sample)(representation)
+        if task.sample is None:
+            raise ValueError(f"index {task.index} has no sample of queries: draw one before it is measured")
+        sample = QuerySample(**json.loads(store.blobs.read(task.sample)))
+        return create_query_set(snapshot, task.recipe, representation, sample)
     with np.load(io.BytesIO(store.blobs.read(task.neighbors)), allow_pickle=False) as arrays:
         vectors, scores, rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
@@ -247,52 +251,67 @@ def measure_indexes(
     Raises:
         BookwheelError: as for `run_job`.
     """
-    names = [*snapshot.manifest.content.indexes]
-    tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(names))
+    if not snapshot.n:
+        return {}
+    tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(snapshot.manifest.content.indexes))
     progress = _Progress(on_progress, len(tasks))
     tasks = _add_queries(store, snapshot, tasks, launch, progress, parent)
     reports = run_job("gate", measure_one, tasks, _size_launch(launch, tasks), progress, _estimate_measure_seconds)
-    return {task.index: measurement_from_json(report) for task, report in zip(tasks, reports, strict=True)}
+    return {task.index: read_measurement(report) for task, report in zip(tasks, reports, strict=True)}
 
 
 def tune_indexes(
     store: Store,
     launch: Launch,
     on_progress: OnProgress | None,
-    snapshot: Snapshot,
-    targets: Sequence[TuneTask],
+    draft: Content,
+    built_indexes: Sequence[BuiltIndex],
+    recipe: GateRecipe,
     *,
     parent: Content | None = None,
-) -> list[Report]:
-    """Tune indexes on workers; return `tune_index`'s results in order.
+) -> list[BuiltIndex]:
+    """Return the indexes with search parameters that reach their recall target.
 
-    Queries are sampled only for indexes whose parameters are not recorded.
+    An index without a target is unchanged. Queries are sampled like the gate's but with another
+    seed, so that the gate judges the parameters on other queries, and only for indexes whose
+    parameters are not recorded. A target that cannot be reached becomes a note of the index.
+
+    Args:
+        store: the store with the files of the draft.
+        launch: the settings of the run.
+        on_progress: called with the finished and the total number of tasks.
+        draft: the content before tuning.
+        built_indexes: the indexes of the draft.
+        recipe: the gate's depth k, number of queries and seed.
+        parent: the parent's content; tuning starts from the parameters of its indexes.
 
     Raises:
         BookwheelError: as for `run_job`.
     """
-    tasks = [
-        replace(task, start=tuple(target.start.items()))
-        for task, target in zip(
-            _create_tasks(store, snapshot, targets[0].recipe, {target.index: target.target for target in targets}),
-            targets,
-            strict=True,
-        )
-    ]
-    reports = look_up_reports(tune_one, tasks, store)
-    unrecorded = [task for task, report in zip(tasks, reports, strict=True) if report is None]
-    progress = _Progress(on_progress, len(tasks))
-    tasks_with_queries = _add_queries(store, snapshot, unrecorded, launch, progress, parent)
-    task_by_index = {task.index: task for task in tasks_with_queries}
-    tasks = [task_by_index.get(task.index, task) for task in tasks]
-    sized_launch = _size_launch(launch, tasks)
-    return run_job(
-        "tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, memoised=True, recorded=reports
-    )
+    recipe = replace(recipe, seed=recipe.seed + 1)
+    targets = {index.name: index.plan.recall_target for index in built_indexes if index.plan.recall_target is not None}
+    if not targets or not draft.n:
+        return [*built_indexes]
+    with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
+        tasks = _create_tasks(store, snapshot, recipe, targets, parent)
+        recorded = look_up_reports(tune_one, tasks, store)
+        unrecorded = [task for task, report in zip(tasks, recorded, strict=True) if report is None]
+        progress = _Progress(on_progress, len(tasks))
+        tasks_with_queries = _add_queries(store, snapshot, unrecorded, launch, progress, parent)
+        task_by_index = {task.index: task for task in tasks_with_queries}
+        tasks = [task_by_index.get(task.index, task) for task in tasks]
+        sized_launch = _size_launch(launch, tasks)
+        reports = run_job("tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, recorded=recorded)
+    results = {task.index: report for task, report in zip(tasks, reports, strict=True)}
+    return [with_tuning(index, results[index.name]) if index.name in results else index for index in built_indexes]
 
 
 def _create_tasks(
-    store: Store, snapshot: Snapshot, recipe: GateRecipe, targets: Mapping[str, float | None]
+    store: Store,
+    snapshot: Snapshot,
+    recipe: GateRecipe,
+    targets: Mapping[str, float | None],
+    parent: Content | None = None,
 ) -> list[MeasureTask]:
     content = snapshot.manifest.content
     blob = store.blobs.put_bytes(json.dumps(content.to_json()).encode())
@@ -305,9 +324,16 @@ def _create_tasks(
             recipe.seed,
             content.files[content.index_file(name)].size,
             target=target,
+            start=_get_search_parameters(parent, name),
         )
         for name, target in targets.items()
     ]
+
+
+def _get_search_parameters(parent: Content | None, index: str) -> tuple[tuple[str, int], ...]:
+    """Return the search parameters of the parent's index; empty without one."""
+    search = parent.indexes.get(index, {}).get("search") if parent else None
+    return tuple((name, value) for name, value in (search or {}).items() if type(value) is int and value > 0)
 
 
 class _Progress:
@@ -425,7 +451,7 @@ def _store_queries(
     inputs = _list_query_inputs(snapshot.manifest.content, recipe, representation)
 
     def produce(workdir: Path) -> StageResult:
-        np.save(workdir / "queries.npy", encode_vector_queries(snapshot, sample.sentences, representation))
+        np.save(workdir / "queries.npy", encode_queries(snapshot, sample.sentences, representation))
         (workdir / "sample.json").write_text(json.dumps(asdict(sample)), encoding="utf-8")
         outputs = {"queries": workdir / "queries.npy", _SAMPLE: workdir / "sample.json"}
         return StageResult(outputs, {TARGET_KEY: inputs["files"]})
@@ -505,37 +531,3 @@ def _size_launch(launch: Launch, tasks: Sequence[MeasureTask]) -> Launch:
 
 def _estimate_measure_seconds(task: MeasureTask) -> float:
     return task.file_bytes / _MEASURED_BYTES_PER_SECOND
-
-
-def measurement_to_json(measurement: IndexMeasurement) -> Report:
-    """Return a measurement as JSON values."""
-    return {
-        **asdict(measurement),
-        "recalls": measurement.recalls.tolist(),
-        "metrics": {
-            name: value if isinstance(value, int) else float(value) for name, value in measurement.metrics.items()
-        },
-    }
-
-
-def measurement_from_json(report: Mapping[str, Any]) -> IndexMeasurement:
-    """Return the measurement that `measurement_to_json` converted."""
-    setting, health = report["setting"], report["health"]
-    return IndexMeasurement(
-        np.array(report["recalls"], np.float64),
-        [OperatingPoint(**point) for point in report["curve"]],
-        OperatingPoint(**setting) if setting else None,
-        _parse_health(health) if health else None,
-        report["metrics"],
-    )
-
-
-def _parse_health(values: Mapping[str, Any]) -> IndexHealth:
-    graph, lists = values["graph"], values["lists"]
-    return IndexHealth(
-        values["kind"],
-        values["n"],
-        GraphStats(**{**graph, "degrees": tuple(graph["degrees"])}) if graph else None,
-        ListStats(**{**lists, "sizes": tuple(lists["sizes"])}) if lists else None,
-        values["quantization_error"],
-    )

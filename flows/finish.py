@@ -27,7 +27,7 @@ from rag_model.snapshots.content import (
     list_arithmetics,
     list_row_files,
 )
-from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
+from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
 from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot, write_report
@@ -120,7 +120,8 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         built_indexes = [*build.ready_indexes, *merge_shards(indexes, launch, on_progress)]
     with clock("tune") as on_progress:
         draft = build.assemble_content(built_indexes)
-        built_indexes = tune_indexes(store, draft, built_indexes, recipe, launch, on_progress, build.parent_content)
+        tune_arguments = store, launch, on_progress, draft, built_indexes, recipe.gate
+        built_indexes = tune_indexes(*tune_arguments, parent=build.parent_content)
     content = build.assemble_content(built_indexes)
     if range_tasks := list_range_tasks(content):
         with clock("ranges") as on_progress:
@@ -236,6 +237,7 @@ scatter_vectors = stage(index.scatter, "scatter_vectors")
 build_shards = stage(index.build_shards, "build_shards")
 merge_shards = stage(index.merge, "merge_shards")
 write_deltas = stage(corpus.write_deltas, "write_deltas")
+tune_indexes = stage(gate.tune_indexes, "tune_indexes")
 
 
 @stage
@@ -244,21 +246,6 @@ def digest_ranges(
 ) -> Content:
     """Add the digests with which large files are read from the store by ranges."""
     return add_range_digests(store, content, tasks, partial(corpus.run, launch=launch), on_progress)
-
-
-@stage
-def tune_indexes(
-    store: Store,
-    draft: Content,
-    built_indexes: Sequence[BuiltIndex],
-    recipe: Recipe,
-    launch: Launch,
-    on_progress: OnProgress,
-    parent: Content | None = None,
-) -> list[BuiltIndex]:
-    """Set the search parameters of indexes with a recall target, starting from the parent's."""
-    tune = partial(gate.tune_indexes, store, launch, on_progress, parent=parent)
-    return tune_searches(store, draft, built_indexes, recipe.gate, tune, parent)
 
 
 @stage
@@ -276,9 +263,9 @@ def measure_indexes(
     Exact neighbours are derived from those of the parent.
     """
     merge_stats_by_index = {index.name: index.stats for index in built_indexes}
-    measure = partial(gate.measure_indexes, store, launch, on_progress, parent=parent)
     with Snapshot.from_manifest(store, manifest) as snapshot:
-        return measure_snapshot(snapshot, recipe.gate, merge_stats_by_index, measure)
+        measurements = gate.measure_indexes(store, launch, on_progress, snapshot, recipe.gate, parent=parent)
+        return measure_snapshot(snapshot, recipe.gate, measurements, merge_stats_by_index)
 
 
 @stage

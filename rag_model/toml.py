@@ -75,7 +75,7 @@ def _check_value(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint):
         return from_table(hint, value, where)  # type: ignore[arg-type]
     if origin in (UnionType, Union):
-        kind = next(kind for kind in arguments if kind is not type(None))
+        kind = type(value) if type(value) in arguments else next(kind for kind in arguments if kind is not type(None))
         return None if value is None and type(None) in arguments else _check_value(kind, value, where)
     if origin is Literal:
         if value not in arguments:

@@ -12,7 +12,6 @@ differently, gets the same parameters and the same snapshot.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ import pyarrow.compute as pc
 from rag_model.corpus.passages import read_hashes
 from rag_model.digest import digest_json
 from rag_model.encoders.encoder import load_any_encoder
-from rag_model.encoders.sparse_encoder import SparseEncoder
-from rag_model.encoders.token_encoder import TokenEncoder
 from rag_model.errors import InputError
 from rag_model.evaluation.bootstrap import estimate_mean
 from rag_model.evaluation.gate import GateRecipe, IndexRecalls, QuestionFloor, RetrieverScore
@@ -36,19 +33,16 @@ from rag_model.index.kind import IndexMeasurement, SparseQuerySet, TextQuerySet,
 from rag_model.index.quality.results import IndexHealth, OperatingPoint, percentile5
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.indexes import index_files, open_exact_index
+from rag_model.retrieve.indexes import index_files
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
-from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, passages_path, question_encoder_path
+from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, TOKENS, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
-AnyTrial = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
+AnyQuerySet = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
 _TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # few, because exact MaxSim costs a hundred dense scans
 _KEY_DIGITS = 16  # hex digits of a passage's hash that rank it
-# A function that measures all indexes of a snapshot and returns the measurements by index name.
-MeasureIndexes = Callable[[Snapshot, GateRecipe], Mapping[str, IndexMeasurement]]
 # Metrics by the names of a merge's statistics.
 _BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
     name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
@@ -100,51 +94,38 @@ class SnapshotMetrics:
 def measure_snapshot(
     snapshot: Snapshot,
     recipe: GateRecipe,
-    merges: Mapping[str, Mapping[str, Any]] | None = None,
-    measure_indexes: MeasureIndexes | None = None,
+    measurements: Mapping[str, IndexMeasurement],
+    merges: Mapping[str, Mapping[str, Any]],
 ) -> SnapshotMetrics:
-    """Search each index with the same sampled queries, compare with exact search, and examine its
-    file.
-
-    The queries are sentences of sampled passages, encoded by the snapshot's question encoder.
+    """Return the metrics of a snapshot's measured indexes, and score retrievers on the questions
+    for which the gate sets a floor.
 
     Args:
         snapshot: a snapshot, published or not.
-        recipe: number of queries, depth k and seed.
+        recipe: the depth k of recall, and the floors.
+        measurements: the measurement of each index, by name.
         merges: the statistics of each index's merge, by name, with the number of repaired nodes.
-        measure_indexes: measures the indexes, perhaps on other machines; None: measure them in this
-            process.
 
     Raises:
-        InputError: an index or its vectors are damaged.
+        InputError: questions or a model cannot be read.
     """
-    if not snapshot.n:
-        return SnapshotMetrics(recipe.k, {}, {})
-    measurements = (measure_indexes or _measure_indexes)(snapshot, recipe)
-    content = snapshot.manifest.content
+    indexes = snapshot.manifest.content.indexes
     return SnapshotMetrics(
         min(recipe.k, snapshot.n),
         {
-            name: IndexRecalls(_get_full_factory(content.indexes[name]), measurement.recalls)
+            name: IndexRecalls(_get_full_factory(indexes[name]), measurement.recalls)
             for name, measurement in measurements.items()
         },
         {name: measurement.curve for name, measurement in measurements.items() if measurement.curve},
         {name: measurement.setting for name, measurement in measurements.items() if measurement.setting is not None},
         {name: measurement.health for name, measurement in measurements.items() if measurement.health is not None},
-        _select_build_metrics(merges or {}),
+        _select_build_metrics(merges),
         {name: measurement.metrics for name, measurement in measurements.items() if measurement.metrics},
         {name: score_retriever(snapshot, floor) for name, floor in recipe.questions.items()},
     )
 
 
-def _measure_indexes(snapshot: Snapshot, recipe: GateRecipe) -> dict[str, IndexMeasurement]:
-    get_query_set, content = cache_query_sets(snapshot, recipe), snapshot.manifest.content
-    return {
-        name: measure_index(snapshot, name, get_query_set(content.representation_of(name))) for name in content.indexes
-    }
-
-
-def measure_index(snapshot: Snapshot, name: str, query_set: AnyTrial) -> IndexMeasurement:
+def measure_index(snapshot: Snapshot, name: str, query_set: AnyQuerySet) -> IndexMeasurement:
     """Search one index with queries of its representation, and examine its file.
 
     Raises:
@@ -215,9 +196,8 @@ def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
     """Return how many passages of a part can belong to a sample of `n_queries` from n passages.
 
-        The result is at least four times the expected number, rounded up to a power of two, so that
-        it stays the
-    same for most later snapshots.
+    The result is at least four times the expected number, rounded up to a power of two, so that it
+    stays the same for most later snapshots.
     """
     return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n)).bit_length())
 
@@ -255,104 +235,30 @@ def read_sample(
     return QuerySample(tuple(keys_by_row), tuple(map(sentence_by_key.__getitem__, keys)), keys)
 
 
-def sample_queries(snapshot: Snapshot, recipe: GateRecipe) -> QuerySample:
-    """Sample sentences of a snapshot; reads the hashes of all passages.
-
-    Raises:
-        InputError: the passages are damaged.
-        StoreError: a passage file is missing or damaged.
-    """
-    candidates = [
-        rank_passages(
-            snapshot.path(passages_path(part.name)),
-            count_candidates(recipe.queries, part.rows, snapshot.n),
-            recipe.seed,
-        )
-        for part in snapshot.parts
-    ]
-    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed)
-
-
-def cache_query_sets(
-    snapshot: Snapshot, recipe: GateRecipe, sample: QuerySample | None = None
-) -> Callable[[str], AnyTrial]:
-    """Return a function from a representation's name to its queries, which are created once.
-
-    If `sample` is None, it is drawn from the snapshot.
-    """
-
-    @cache
-    def get_sample() -> QuerySample:
-        return sample_queries(snapshot, recipe) if sample is None else sample
-
-    @cache
-    def get_query_set(representation: str) -> AnyTrial:
-        create = _QUERY_SETS.get(snapshot.manifest.content.kind_of(representation), create_vector_queries)
-        return create(snapshot, recipe, representation, get_sample())
-
-    return get_query_set
-
-
-def sample_vector_queries(snapshot: Snapshot, recipe: GateRecipe, representation: str = EMBEDDINGS) -> VectorQuerySet:
-    """Return queries sampled from the corpus, with their exact neighbours.
-
-    Raises:
-        InputError: the vectors are damaged.
-    """
-    return create_vector_queries(snapshot, recipe, representation, sample_queries(snapshot, recipe))
-
-
-def create_vector_queries(
-    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
-) -> VectorQuerySet:
-    """Return the queries of a sample, with their exact neighbours to depth min(`recipe.k`, n)."""
-    return VectorQuerySet.from_exact_search(
-        open_exact_index(snapshot, representation),
-        encode_vector_queries(snapshot, sample.sentences, representation),
-        min(recipe.k, snapshot.n),
-    )
-
-
-def encode_vector_queries(snapshot: Snapshot, sentences: Sequence[str], representation: str) -> Vectors:
-    """Return (q, d) float32: the question encoder's vectors of sentences."""
+def encode_queries(snapshot: Snapshot, sentences: Sequence[str], representation: str) -> Vectors:
+    """Return the question encoder's vectors of sentences: (q, d), (q, l, d) or (q, l, 2) float32."""
     encoder = load_any_encoder(snapshot.folder(question_encoder_path(representation)))
     return encoder.encode_questions(list(sentences))
 
 
-def _create_token_queries(
+def create_query_set(
     snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
-) -> TokenQuerySet:
-    """Return token vectors of queries, and a sample of passages that includes their sources."""
-    sample = sample.first(_TOKEN_QUERIES)
-    encoder = TokenEncoder.load(snapshot.folder(question_encoder_path(representation)))
-    sampled_rows = sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)
-    searched_rows = np.union1d(sample.rows, sampled_rows).astype(np.int64)
-    return TokenQuerySet(encoder.encode_questions([*sample.sentences]), min(recipe.k, snapshot.n), searched_rows)
+) -> TokenQuerySet | SparseQuerySet | TextQuerySet:
+    """Return the queries of a sample for an index over token vectors, weighted terms or texts.
 
-
-def _create_sparse_queries(
-    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
-) -> SparseQuerySet:
-    """Return the weighted terms of queries."""
-    encoder = SparseEncoder.load(snapshot.folder(question_encoder_path(representation)))
-    vectors, k = encoder.encode_questions([*sample.sentences]), min(recipe.k, snapshot.n)
-    return SparseQuerySet(vectors, k, np.array(sample.rows, np.int64))
-
-
-def _create_text_queries(
-    snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
-) -> TextQuerySet:
-    """Return the texts of queries."""
-    return TextQuerySet([*sample.sentences], min(recipe.k, snapshot.n), np.array(sample.rows, np.int64))
-
-
-# by the kind of a representation
-_QUERY_SETS: dict[str, Callable[[Snapshot, GateRecipe, str, QuerySample], AnyTrial]] = {
-    "vectors": create_vector_queries,
-    "tokens": _create_token_queries,
-    "sparse": _create_sparse_queries,
-    "text": _create_text_queries,
-}
+    Queries of token vectors are few, and searched among a sample of passages that includes their
+    sources.
+    """
+    kind, k = snapshot.manifest.content.kind_of(representation), min(recipe.k, snapshot.n)
+    if kind == TOKENS:
+        sample = sample.first(_TOKEN_QUERIES)
+        sampled_rows = sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)
+        searched_rows = np.union1d(sample.rows, sampled_rows).astype(np.int64)
+        return TokenQuerySet(encode_queries(snapshot, sample.sentences, representation), k, searched_rows)
+    rows = np.array(sample.rows, np.int64)
+    if kind == TEXT:
+        return TextQuerySet([*sample.sentences], k, rows)
+    return SparseQuerySet(encode_queries(snapshot, sample.sentences, representation), k, rows)
 
 
 def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
@@ -362,94 +268,14 @@ def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TuneTask:
-    """An index whose search parameters are to reach a recall target."""
-
-    index: str
-    blob: BlobRef  # the index file
-    target: float
-    k: int  # depth of recall
-    queries: int  # number of sampled queries
-    seed: int  # seed of the sample, which differs from the gate's
-    # The parent's parameters, from which tuning starts; they don't change its result.
-    start: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def recipe(self) -> GateRecipe:
-        """The settings of the query sample, in the form that samplers expect."""
-        return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
-
-
-# A function that tunes indexes of a snapshot, perhaps on other machines, and returns the results of
-# `tune_index` in order.
-TuneIndexes = Callable[[Snapshot, Sequence[TuneTask]], Sequence[Mapping[str, Any]]]
-
-
-def tune_searches(
-    store: Store,
-    draft: Content,
-    built_indexes: Sequence[BuiltIndex],
-    recipe: GateRecipe,
-    tune_indexes: TuneIndexes | None = None,
-    parent: Content | None = None,
-) -> list[BuiltIndex]:
-    """Return the indexes with search parameters that reach their recall target.
-
-    An index without a target is unchanged. Queries are sampled like the gate's but with another
-    seed, so that the gate judges the parameters on other queries. A target that cannot be reached
-    becomes a note of the index.
-
-    Args:
-        store: the store with the files of the draft.
-        draft: the content before tuning.
-        built_indexes: the indexes of the draft.
-        recipe: the gate's depth k and number of queries.
-        tune_indexes: tunes the indexes, perhaps on other machines; None: tune them in this process.
-        parent: the parent's content; tuning starts from the parameters of its indexes.
-
-    Raises:
-        InputError: an index or its vectors are damaged.
-    """
-    with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
-        tasks = [
-            TuneTask(
-                index.name,
-                index.blob,
-                index.plan.recall_target,
-                recipe.k,
-                recipe.queries,
-                recipe.seed + 1,
-                _get_search_parameters(parent, index.name),
-            )
-            for index in built_indexes
-            if index.plan.recall_target is not None and snapshot.n
-        ]
-        if tune_indexes is None:
-            get_query_set = cache_query_sets(snapshot, replace(recipe, seed=recipe.seed + 1))
-            results: Sequence[Mapping[str, Any]] = [tune_index(store, snapshot, task, get_query_set) for task in tasks]
-        else:
-            results = tune_indexes(snapshot, tasks) if tasks else []
-    stats_by_index = {task.index: stats for task, stats in zip(tasks, results, strict=True)}
-    return [
-        _with_tuning(index, stats_by_index[index.name]) if index.name in stats_by_index else index
-        for index in built_indexes
-    ]
-
-
-def _get_search_parameters(parent: Content | None, index: str) -> dict[str, int]:
-    """Return the search parameters of the parent's index; empty without one."""
-    search = parent.indexes.get(index, {}).get("search") if parent else None
-    return {name: value for name, value in (search or {}).items() if type(value) is int and value > 0}
-
-
-def _with_tuning(index: BuiltIndex, stats: Mapping[str, Any]) -> BuiltIndex:
-    notes = (*index.plan.notes, stats["note"]) if stats["note"] else index.plan.notes
-    return replace(index, plan=replace(index.plan, search=stats["search"], notes=notes))
-
-
 def tune_index(
-    store: Store, snapshot: Snapshot, task: TuneTask, get_query_set: Callable[[str], AnyTrial]
+    store: Store,
+    snapshot: Snapshot,
+    name: str,
+    target: float,
+    recipe: GateRecipe,
+    start: Mapping[str, int],
+    get_query_set: Callable[[str], AnyQuerySet],
 ) -> dict[str, Any]:
     """Return the search parameters of one index, and a note if they miss the target.
 
@@ -458,7 +284,10 @@ def tune_index(
     Args:
         store: the store with the memo.
         snapshot: the draft.
-        task: the index, its target and the sample of queries.
+        name: the name of the index.
+        target: the recall to reach.
+        recipe: the depth of recall, and the sample of queries.
+        start: parameters from which tuning starts; they do not change its result.
         get_query_set: returns the queries of a representation; not called for a recorded result.
 
     Raises:
@@ -467,24 +296,30 @@ def tune_index(
     content = snapshot.manifest.content
 
     def produce(workdir: Path) -> StageResult:
-        entry, query_set = content.indexes[task.index], get_query_set(content.representation_of(task.index))
-        search = {name: task.start.get(name, value) for name, value in entry["search"].items()}
+        entry, query_set = content.indexes[name], get_query_set(content.representation_of(name))
+        search = {parameter: start.get(parameter, value) for parameter, value in entry["search"].items()}
         start_entry = {**entry, "search": search}
-        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, task.index), start_entry, query_set, task.target)
+        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, name), start_entry, query_set, target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
-    return dict(store.memo.get_or_create("tune", _build_memo_inputs(content, task), produce)[0].stats)
+    return dict(store.memo.get_or_create("tune", _list_tune_inputs(content, name, target, recipe), produce)[0].stats)
 
 
-def _build_memo_inputs(draft: Content, task: TuneTask) -> dict[str, object]:
-    representation = draft.representation_of(task.index)
-    files = {path: ref.id for path, ref in sorted(draft.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
+def _list_tune_inputs(content: Content, name: str, target: float, recipe: GateRecipe) -> dict[str, object]:
+    representation = content.representation_of(name)
+    files = {path: ref.id for path, ref in sorted(content.files.items()) if path.partition("/")[0] in _INPUT_FOLDERS}
     return {
-        "index": task.blob.id,
-        "target": task.target,
+        "index": content.files[content.index_file(name)].id,
+        "target": target,
         "files": files,
-        "questions": [task.k, task.queries, task.seed],
+        "questions": [recipe.k, recipe.queries, recipe.seed],
         "code": CODE,
         # The representation decides the question encoder, even if the vectors are equal.
         **({} if representation == EMBEDDINGS else {"over": representation}),
     }
+
+
+def with_tuning(index: BuiltIndex, result: Mapping[str, Any]) -> BuiltIndex:
+    """Return an index with the search parameters of `tune_index`; its note becomes one of the plan."""
+    notes = (*index.plan.notes, result["note"]) if result["note"] else index.plan.notes
+    return replace(index, plan=replace(index.plan, search=result["search"], notes=notes))

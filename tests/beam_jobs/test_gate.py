@@ -4,7 +4,7 @@ import io
 import json
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,10 @@ from rag_model.corpus.records import Passage
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import Rows, Vectors
+from rag_model.index.kind import IndexMeasurement
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.content import BuiltIndex
-from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot, tune_searches
+from rag_model.snapshots.measure import measure_snapshot
 from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.memo import TARGET_KEY
 from rag_model.store.store import Store
@@ -34,8 +35,9 @@ RECIPE = GateRecipe(k=3, queries=8)
 passages, encoder, content = corpus.passages, corpus.encoder, corpus.content
 
 
-def without_times(metrics: SnapshotMetrics) -> object:
-    """Return all that does not depend on the clock."""
+def without_times(snapshot: Snapshot, measurements: Mapping[str, IndexMeasurement]) -> object:
+    """Return all metrics that do not depend on the clock."""
+    metrics = measure_snapshot(snapshot, RECIPE, measurements, {})
     curves = {name: [replace(point, milliseconds=0) for point in curve] for name, curve in metrics.curves.items()}
     recalls = {name: found.recalls.tolist() for name, found in metrics.recalls.items()}
     return metrics.metrics(), metrics.health, curves, recalls
@@ -60,11 +62,15 @@ def launch(store: Store, monkeypatch: pytest.MonkeyPatch) -> Launch:
     return Launch.new(store.url, ["--runner=FnApiRunner"])
 
 
-def test_workers_measure_what_one_process_measures(store: Store, snapshot: Snapshot, launch: Launch) -> None:
+def test_workers_measure_what_one_process_measures(
+    store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[tuple[int, int]] = []
-    expected = measure_snapshot(snapshot, RECIPE)
-    on_workers = partial(gate.measure_indexes, store, launch, lambda *step: steps.append(step))
-    assert without_times(measure_snapshot(snapshot, RECIPE, None, on_workers)) == without_times(expected)
+    measurements = gate.measure_indexes(store, launch, lambda *step: steps.append(step), snapshot, RECIPE)
+    monkeypatch.delenv(START_VARIABLE)  # the launcher then measures itself
+    shutil.rmtree(store.files.local_path("memo"))
+    expected = gate.measure_indexes(store, Launch.new(store.url), None, snapshot, RECIPE)
+    assert without_times(snapshot, measurements) == without_times(snapshot, expected)
     assert steps == sorted(steps)
     assert steps[-1] == (4, 4)  # two parts, then two indexes
 
@@ -121,9 +127,10 @@ def test_gate_of_a_refresh_compares_only_new_rows_and_reads_only_new_passages(
     assert len(sampled_rows) == RECIPE.queries  # sentences of unchanged passages are not read again
     assert 0 < sum(compared) < RECIPE.queries * len(vectors)
     monkeypatch.undo()
-    expected = measure_snapshot(changed, recipe)
+    shutil.rmtree(store.files.local_path("memo"))
+    expected = measure(changed, recipe)
     assert {name: found.recalls.tolist() for name, found in measurements.items()} == {
-        name: found.recalls.tolist() for name, found in expected.recalls.items()
+        name: found.recalls.tolist() for name, found in expected.items()
     }
 
 
@@ -163,16 +170,18 @@ def test_a_recorded_sample_is_kept_only_with_the_passages_that_it_quotes(
     assert passages <= set(record.stats[TARGET_KEY]), "an edit may change a passage and not its vector"
 
 
-def test_tuning_on_workers_is_recorded_as_in_one_process(store: Store, snapshot: Snapshot, launch: Launch) -> None:
+def test_tuning_on_workers_is_recorded_as_in_one_process(
+    store: Store, snapshot: Snapshot, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = snapshot.manifest.content
     entry = content.indexes["hnsw"]
     plan = resolve(IndexRecipe(entry["factory"], recall_target=0.9), snapshot.n, snapshot.dim)
     blob = content.files["index/hnsw.faiss"]
     built = [BuiltIndex("hnsw", replace(plan, search=entry["search"]), blob)]
-    first = tune_searches(store, content, built, RECIPE, partial(gate.tune_indexes, store, launch, None))
+    first = gate.tune_indexes(store, launch, None, content, built, RECIPE)
     assert first[0].plan.search == {"efSearch": 3}
-    store.memo = replace(store.memo, can_produce=False)
-    assert tune_searches(store, content, built, RECIPE) == first
+    monkeypatch.delattr(gate, "read_sample")
+    assert gate.tune_indexes(store, Launch.new(store.url), None, content, built, RECIPE) == first
 
 
 def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
@@ -195,7 +204,7 @@ def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
     monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
     for task in tasks:
-        measured = gate.measurement_from_json(gate.measure_one(task, remote))
+        measured = gate.read_measurement(gate.measure_one(task, remote))
         assert measured.health == expected[task.index].health
         assert measured.recalls.tolist() == expected[task.index].recalls.tolist()
     assert fetched == {content.files[content.index_file(name)].id for name in content.indexes}

@@ -58,8 +58,16 @@ from rag_model.digest import ALGORITHM
 from rag_model.evaluation.bootstrap import estimate_difference
 from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.quality.results import compute_recall
-from rag_model.retrieve.indexes import open_index
-from rag_model.snapshots.measure import sample_vector_queries
+from rag_model.index.quality.sweep import VectorQuerySet
+from rag_model.retrieve.indexes import open_exact_index, open_index
+from rag_model.snapshots.measure import (
+    QuerySample,
+    choose_rows,
+    count_candidates,
+    encode_queries,
+    rank_passages,
+    read_sample,
+)
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import open_stamps
 from rag_model.store.store import Store
@@ -257,13 +265,24 @@ def compare_builds(ours: Path, theirs: Path) -> dict[str, Any]:
 
 def measure_recalls(snapshot: Snapshot) -> dict[str, npt.NDArray[np.float64]]:
     """Return the recall@20 of each vector index for each of the queries that are sampled from the corpus."""
-    trial = sample_vector_queries(snapshot, GateRecipe(queries=QUERIES))
+    sample, k = sample_queries(snapshot, QUERIES), min(GateRecipe().k, snapshot.n)
+    vectors = encode_queries(snapshot, sample.sentences, EMBEDDINGS)
+    trial = VectorQuerySet.from_exact_search(open_exact_index(snapshot), vectors, k)
     recalls = {}
     content = snapshot.manifest.content
     for name in (index for index in content.indexes if content.representation_of(index) == EMBEDDINGS):
         rows = open_index(snapshot, name).search(trial.vectors, trial.k)[1]
         recalls[name] = compute_recall(rows, trial.rows, trial.scores, trial.k)
     return recalls
+
+
+def sample_queries(snapshot: Snapshot, count: int) -> QuerySample:
+    """Return sentences of sampled passages, those of the gate."""
+    candidates = [
+        rank_passages(snapshot.path(passages_path(part.name)), count_candidates(count, part.rows, snapshot.n), 0)
+        for part in snapshot.parts
+    ]
+    return read_sample(snapshot, choose_rows(snapshot, count, candidates), 0)
 
 
 def list_word_indexes(snapshot: Snapshot) -> dict[str, BlobRef]:

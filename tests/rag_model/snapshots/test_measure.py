@@ -1,19 +1,22 @@
 """A snapshot measured: sound indexes pass the gate, and one built over other vectors does not."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from beam_jobs import gate
+from beam_jobs.launch import Launch
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
 from rag_model.evaluation.gate import GateRecipe, QuestionFloor, SnapshotSummary, check_snapshot
 from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
-from rag_model.snapshots.measure import count_candidates, measure_snapshot, rank_passages
+from rag_model.snapshots.measure import SnapshotMetrics, count_candidates, measure_snapshot, rank_passages
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -21,8 +24,17 @@ from rag_model.store.versions.snapshot import Snapshot
 RECIPE = GateRecipe(k=5, queries=10)
 
 
+def measure(
+    snapshot: Snapshot, recipe: GateRecipe, merges: Mapping[str, Mapping[str, Any]] | None = None
+) -> SnapshotMetrics:
+    """Measure the indexes of a snapshot as a build does."""
+    launch = Launch.new(snapshot.store.url)
+    measurements = gate.measure_indexes(snapshot.store, launch, None, snapshot, recipe)
+    return measure_snapshot(snapshot, recipe, measurements, merges or {})
+
+
 def test_every_index_is_compared_with_exact_search(snapshot: Snapshot) -> None:
-    measured = measure_snapshot(snapshot, RECIPE)
+    measured = measure(snapshot, RECIPE)
     assert {name: found.factory for name, found in measured.recalls.items()} == {
         name: entry["factory"] for name, entry in snapshot.manifest.content.indexes.items()
     }
@@ -69,7 +81,7 @@ def test_sample_changes_by_the_share_of_passages_that_changed(snapshot: Snapshot
 
 
 def test_what_the_merge_repaired_stands_beside_what_is_left(snapshot: Snapshot) -> None:
-    measured = measure_snapshot(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
+    measured = measure(snapshot, RECIPE, {"hnsw": {"unreachable_repaired": 3}, "ivfpq": {"rows": 12}})
     assert measured.metrics()["hnsw"]["repaired"] == 3
     assert "repaired" not in measured.metrics()["ivfpq"]
 
@@ -78,11 +90,11 @@ def test_a_setting_off_the_curve_is_measured_too(content: tuple[Store, Content])
     store, what = content
     entry = {**what.indexes["hnsw"], "search": {"efSearch": 21}}
     odd = Snapshot.from_manifest(store, Manifest(replace(what, indexes={**what.indexes, "hnsw": entry})))
-    assert measure_snapshot(odd, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
+    assert measure(odd, RECIPE).operating_points["hnsw"].setting == "efSearch=21"
 
 
 def test_k_may_be_larger_than_the_corpus(snapshot: Snapshot) -> None:
-    measured = measure_snapshot(snapshot, GateRecipe(k=50, queries=500))
+    measured = measure(snapshot, GateRecipe(k=50, queries=500))
     assert measured.recalls["hnsw"].recalls.shape == (12,)
     assert measured.recalls["hnsw"].recalls.min() == 1.0
 
@@ -94,7 +106,7 @@ def test_an_index_of_other_vectors_fails_the_gate(content: tuple[Store, Content]
     run_stages(resolve(IndexRecipe("HNSW32"), 12, 384), [tmp_path / "noise.npy"], tmp_path / "out", tmp_path)
     files = {**what.files, "index/hnsw.faiss": store.blobs.put_file(tmp_path / "out")}
     broken = Snapshot.from_store(store, store.snapshots.publish(Manifest(replace(what, files=files))))
-    verdict = check_snapshot(RECIPE, SnapshotSummary(12, None, ""), measure_snapshot(broken, RECIPE).recalls)
+    verdict = check_snapshot(RECIPE, SnapshotSummary(12, None, ""), measure(broken, RECIPE).recalls)
     assert [check.name for check in verdict.checks if not check.passed] == [
         "hnsw recall@5, mean",
         "hnsw recall@5, 5th percentile",
@@ -109,7 +121,7 @@ def test_questions_with_a_floor_are_asked(snapshot: Snapshot, tmp_path: Path) ->
         "deep": QuestionFloor(str(path), 0.9, "Success@100", "rrf(hnsw, exact)"),  # deeper than the corpus
         "first": QuestionFloor(str(path), 0.9, "RR@1"),
     }
-    reached = measure_snapshot(snapshot, replace(RECIPE, questions=floors)).retriever_scores
+    reached = measure(snapshot, replace(RECIPE, questions=floors)).retriever_scores
     assert {name: (one.retriever, one.estimate.value, one.estimate.n) for name, one in reached.items()} == {
         "deep": ("rrf(hnsw, exact)", 0.5, 2),
         "first": ("hnsw", 0.5, 2),
