@@ -80,14 +80,9 @@ class Store:
         self.blobs = Blobs(files)
         self.memo = Memo(files, self.blobs)
         self.refs = Refs(files)
-        self.snapshots = Catalog(files, self.refs, "snapshot", Manifest.from_bytes)
-        self.models = Catalog(files, Refs(files, "models/refs", "model"), "model", ModelManifest.from_bytes)
-        self.evaluations = Catalog(
-            files,
-            Refs(files, "evaluations/refs", "evaluation"),
-            "evaluation",
-            EvaluationManifest.from_bytes,
-        )
+        self.snapshots = Catalog(files, self.refs, Manifest)
+        self.models = Catalog(files, Refs(files, "models/refs", "model"), ModelManifest)
+        self.evaluations = Catalog(files, Refs(files, "evaluations/refs", "evaluation"), EvaluationManifest)
         self.runs = RunReports(files)
         self.intents = Intents(files)
         self.takedowns = Takedowns(files)

@@ -3,11 +3,11 @@
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
@@ -16,6 +16,7 @@ from rag_model.store.objects.files import json_bytes, read_ahead
 from rag_model.store.pulling.deltas import find_delta, list_delta_steps
 from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
+from rag_model.store.versions.checks import VersionContent
 
 _THREADS = 4  # hashing and reading release the GIL
 
@@ -28,15 +29,6 @@ class StoreProblem:
     path: str
     blob: str | None  # blob id of a version's file; None for another file
     what: str
-
-
-class HasFiles(Protocol):
-    """The content of a snapshot, a model or an evaluation."""
-
-    @property
-    def files(self) -> Mapping[str, BlobRef]:
-        """The files by path."""
-        ...
 
 
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
@@ -60,13 +52,13 @@ def find_missing(store: Store, catalog: Catalog[Any], identity: str) -> list[Sto
     return _check_version(store, catalog, identity, _check_size)
 
 
-def find_missing_files(store: Store, content: HasFiles) -> list[StoreProblem]:
+def find_missing_files(store: Store, content: VersionContent) -> list[StoreProblem]:
     """Return the files of a content, published or not, that are missing or have another size."""
     return _check_files(store, content, _check_size)
 
 
 @contextmanager
-def protect_files(store: Store, version: str, manifest_path: str, content: HasFiles) -> Iterator[None]:
+def protect_files(store: Store, version: str, manifest_path: str, content: VersionContent) -> Iterator[None]:
     """Hold an intent for all files of a version that is being published, and check that all exist.
 
     Raises:
@@ -96,7 +88,9 @@ def _check_version(
     return _check_files(store, manifest.content, check)
 
 
-def _check_files(store: Store, content: HasFiles, check: Callable[[Store, BlobRef], str | None]) -> list[StoreProblem]:
+def _check_files(
+    store: Store, content: VersionContent, check: Callable[[Store, BlobRef], str | None]
+) -> list[StoreProblem]:
     paths_by_blob: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
         paths_by_blob[ref].append(path)

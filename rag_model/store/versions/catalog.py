@@ -4,13 +4,12 @@ A store has three catalogs: snapshots, models, and evaluations, which have no re
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
 from rag_model.store.objects.files import Files, json_bytes
-from rag_model.store.versions.checks import FULL_ID
+from rag_model.store.versions.checks import FULL_ID, VersionManifest
 from rag_model.store.versions.refs import Refs
 from rag_model.store.versions.signatures import (
     Signatures,
@@ -24,20 +23,7 @@ _PREFIX = re.compile(r"[0-9a-f]{4,63}")
 _REF_AT_NUMBER = re.compile(r"([^@]+)@([0-9]{1,8})")
 
 
-class VersionManifest(Protocol):
-    """A manifest in a catalog."""
-
-    @property
-    def id(self) -> str:
-        """The id of the content, 64 hex digits."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values."""
-        ...
-
-
-ManifestT = TypeVar("ManifestT", bound=VersionManifest)
+ManifestT = TypeVar("ManifestT", bound=VersionManifest[Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +32,16 @@ class Catalog(Generic[ManifestT]):
 
     files: Files
     refs: Refs
-    noun: str  # kind of the versions: snapshot, model or evaluation
-    # parses and checks the bytes of a manifest, which may be hostile
-    parse: Callable[[bytes], ManifestT]
+    manifest_class: type[ManifestT]
+
+    @property
+    def noun(self) -> str:
+        """The kind of the versions: snapshot, model or evaluation."""
+        return self.manifest_class.noun
+
+    def parse(self, data: bytes) -> ManifestT:
+        """Parse and check the bytes of a manifest, which may be hostile."""
+        return self.manifest_class.from_bytes(data)
 
     def publish(self, manifest: ManifestT, *, sign: bool = True) -> str:
         """Store a manifest and return its id; an existing manifest with this id is not changed.

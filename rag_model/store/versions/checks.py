@@ -1,9 +1,13 @@
-"""Checks of manifests. A manifest may be hostile, so each path and number is checked before use."""
+"""The base of manifests, and their checks. A manifest may be hostile, so each path and number is
+checked before use.
+"""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from rag_model.digest import digest_json
 from rag_model.errors import StoreError
@@ -141,3 +145,83 @@ def parse_manifest(data: bytes, from_json: Callable[[Any], T]) -> T:
     except ValueError as error:
         raise StoreError(f"the manifest is damaged ({error}){PULL_AGAIN}") from error
     return from_json(value)
+
+
+class VersionContent(Protocol):
+    """The content of a version: everything that determines its id."""
+
+    @property
+    def files(self) -> Mapping[str, BlobRef]:
+        """The files by path."""
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content as JSON values, with files sorted by path."""
+        ...
+
+
+ContentT = TypeVar("ContentT", bound=VersionContent)
+
+
+class VersionManifest(ABC, Generic[ContentT]):
+    """The manifest of a snapshot, a model or an evaluation: one JSON file in a catalog.
+
+    A subclass is a frozen dataclass with the fields `content` and `format`. Its other fields are
+    JSON objects, or tuples of JSON values, that the id does not cover.
+    """
+
+    __slots__ = ()
+    noun: ClassVar[str]  # kind of the version: snapshot, model or evaluation
+    newest_format: ClassVar[int]
+    identity: ClassVar[str] = "content"  # name of the section that determines the id
+    content: ContentT
+    format: int
+
+    @classmethod
+    @abstractmethod
+    def parse_content(cls, value: Any, format_number: int) -> ContentT:
+        """Parse and check the content of a manifest of this format.
+
+        Raises:
+            StoreError: a field is missing, unknown or invalid.
+        """
+
+    def content_to_json(self) -> dict[str, Any]:
+        """Return the content as JSON values of the manifest's format."""
+        return self.content.to_json()
+
+    @property
+    def id(self) -> str:
+        """The id: SHA-256 of the content's canonical JSON, 64 hex digits."""
+        return compute_id(self.content_to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the manifest as JSON values, in the order of the file."""
+        values = {"format": self.format, "id": self.id, "content": self.content_to_json()}
+        others = {name: getattr(self, name) for name in self._list_fields() if name not in values}
+        return values | {name: [*value] if isinstance(value, tuple) else dict(value) for name, value in others.items()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """Parse and check the result of `to_json`; the input may be hostile.
+
+        Raises:
+            StoreError: the format is newer, a path is unsafe, a number is impossible, or the id
+                does not match the content.
+        """
+        format_number, names = check_format(value, cls.newest_format, cls.noun), cls._list_fields()
+        values = dict(check_fields(value, {"id", *names}, "manifest"))
+        check_objects(values, *(name for name in names if name in ("metrics", "provenance")))
+        identity, values["content"] = values.pop("id"), cls.parse_content(values["content"], format_number)
+        manifest = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        check(manifest.id == identity, f"id {identity!r}: its {cls.identity} hashes to {manifest.id}")
+        return manifest
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse the bytes of a manifest file."""
+        return parse_manifest(data, cls.from_json)
+
+    @classmethod
+    def _list_fields(cls) -> list[str]:
+        return [field.name for field in fields(cls)]  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
@@ -18,9 +18,9 @@ from rag_model.store.versions.checks import (
     FULL_ID,
     PULL_AGAIN,
     NewerFormatError,
+    VersionManifest,
     check,
     check_fields,
-    check_format,
     check_objects,
     check_paths,
     compute_id,
@@ -146,9 +146,12 @@ class EvaluationContent:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationManifest:
+class EvaluationManifest(VersionManifest[EvaluationContent]):
     """An evaluation: its content and its provenance."""
 
+    noun: ClassVar[str] = "evaluation"
+    newest_format: ClassVar[int] = FORMAT
+    identity: ClassVar[str] = "subject"
     content: EvaluationContent
     # time, files, versions and duration of the evaluation
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -159,29 +162,10 @@ class EvaluationManifest:
         """The evaluation's id, which is the id of its subject."""
         return self.content.subject.id
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values, in the order of the file."""
-        return {
-            "format": self.format,
-            "id": self.id,
-            "content": self.content.to_json(),
-            "provenance": dict(self.provenance),
-        }
-
     @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Parse and check the result of `to_json`; the input may be hostile.
-
-        Raises:
-            StoreError: the format is newer, a path is unsafe, a metric is not a number, or the id
-                does not match the subject.
-        """
-        format_number = check_format(value, FORMAT, "evaluation")
-        fields = check_fields(value, {"format", "id", "content", "provenance"}, "manifest")
-        check_objects(fields, "provenance")
-        manifest = cls(EvaluationContent.from_json(fields["content"]), fields["provenance"], format_number)
-        check(manifest.id == fields["id"], f"id {fields['id']!r}: its subject hashes to {manifest.id}")
-        return manifest
+    def parse_content(cls, value: Any, format_number: int) -> EvaluationContent:
+        """Parse the content; there is one format."""
+        return EvaluationContent.from_json(value)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -9,21 +9,19 @@ folder has the same paths as the manifest.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rag_model.errors import UsageError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.checks import (
     FULL_ID,
+    VersionManifest,
     check,
     check_fields,
-    check_format,
     check_objects,
     check_paths,
-    compute_id,
     files_to_json,
     parse_files,
-    parse_manifest,
 )
 
 EMBEDDINGS = "embeddings"  # the representation that every build writes: one vector per passage
@@ -268,9 +266,11 @@ def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(VersionManifest[Content]):
     """A snapshot: its content, parents, metrics and provenance."""
 
+    noun: ClassVar[str] = "snapshot"
+    newest_format: ClassVar[int] = FORMAT
     content: Content
     metrics: Mapping[str, Any] = field(default_factory=dict)
     parents: tuple[str, ...] = ()  # ids of the parent snapshots, nearest first
@@ -280,51 +280,18 @@ class Manifest:
 
     def __post_init__(self) -> None:
         """Check that the parents are snapshot ids."""
-        are_ids = all(isinstance(parent, str) and FULL_ID.fullmatch(parent) for parent in self.parents)
+        is_list = isinstance(self.parents, tuple)
+        are_ids = is_list and all(isinstance(parent, str) and FULL_ID.fullmatch(parent) for parent in self.parents)
         check(are_ids, f"list of parents {self.parents!r}")
 
-    @property
-    def id(self) -> str:
-        """The snapshot id: SHA-256 of the content's canonical JSON, 64 hex digits."""
-        return compute_id(self.content.to_json(self.format))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values, in the order of the file."""
-        return {
-            "format": self.format,
-            "id": self.id,
-            "content": self.content.to_json(self.format),
-            "metrics": dict(self.metrics),
-            "parents": list(self.parents),
-            "provenance": dict(self.provenance),
-        }
-
     @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Parse and check the result of `to_json`; the input may be hostile.
+    def parse_content(cls, value: Any, format_number: int) -> Content:
+        """Parse the content of a manifest of this format."""
+        return Content.from_json(value, format_number)
 
-        Raises:
-            StoreError: the format is newer, a path is unsafe, a number is impossible, or the id
-                does not match the content.
-        """
-        format_number = check_format(value, FORMAT, "snapshot")
-        fields = check_fields(value, {"format", "id", "content", "metrics", "parents", "provenance"}, "manifest")
-        check_objects(fields, "metrics", "provenance")
-        check(isinstance(fields["parents"], list), "field 'parents', which is not a list")
-        manifest = cls(
-            content=Content.from_json(fields["content"], format_number),
-            metrics=fields["metrics"],
-            parents=tuple(fields["parents"]),
-            provenance=fields["provenance"],
-            format=format_number,
-        )
-        check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
-        return manifest
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Parse the bytes of a manifest file."""
-        return parse_manifest(data, cls.from_json)
+    def content_to_json(self) -> dict[str, Any]:
+        """Return the content as JSON values of the manifest's format."""
+        return self.content.to_json(self.format)
 
 
 def file_kind(path: str) -> str:

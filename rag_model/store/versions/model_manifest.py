@@ -13,19 +13,17 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.checks import (
+    VersionManifest,
     check,
     check_fields,
-    check_format,
     check_objects,
     check_paths,
-    compute_id,
     files_to_json,
     parse_files,
-    parse_manifest,
 )
 
 FORMAT = 1
@@ -79,9 +77,11 @@ class ModelContent:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelManifest:
+class ModelManifest(VersionManifest[ModelContent]):
     """A model: its content, its metrics and its provenance."""
 
+    noun: ClassVar[str] = "model"
+    newest_format: ClassVar[int] = FORMAT
     content: ModelContent
     # Metrics on the dev set before and after training.
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -89,40 +89,10 @@ class ModelManifest:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
-    @property
-    def id(self) -> str:
-        """The model's id: SHA-256 of the content's canonical JSON, 64 hex digits."""
-        return compute_id(self.content.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the manifest as JSON values, in the order of the file."""
-        return {
-            "format": self.format,
-            "id": self.id,
-            "content": self.content.to_json(),
-            "metrics": dict(self.metrics),
-            "provenance": dict(self.provenance),
-        }
-
     @classmethod
-    def from_json(cls, value: Any) -> Self:
-        """Parse and check the result of `to_json`; the input may be hostile.
-
-        Raises:
-            StoreError: the format is newer, a path is unsafe, or the id does not match the content.
-        """
-        format_number = check_format(value, FORMAT, "model")
-        fields = check_fields(value, {"format", "id", "content", "metrics", "provenance"}, "manifest")
-        check_objects(fields, "metrics", "provenance")
-        content = ModelContent.from_json(fields["content"])
-        manifest = cls(content, fields["metrics"], fields["provenance"], format_number)
-        check(manifest.id == fields["id"], f"id {fields['id']!r}: its content hashes to {manifest.id}")
-        return manifest
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Parse the bytes of a manifest file."""
-        return parse_manifest(data, cls.from_json)
+    def parse_content(cls, value: Any, format_number: int) -> ModelContent:
+        """Parse the content; there is one format."""
+        return ModelContent.from_json(value)
 
 
 def detect_model_parts(paths: Iterable[str]) -> frozenset[str]:
