@@ -23,14 +23,13 @@ many bytes per passage, and only new rows are fetched; if the kind is a `Derivin
 derives the file itself.
 
 A kind implements three protocols: `IndexBuilder`, `IndexSearcher` and `IndexPlanner`. The planner
-is optional: `DefaultPlanner` has defaults.
+is optional: all of its methods have defaults.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.index.factory import parse_factory
@@ -297,92 +296,48 @@ class IndexSearcher(IndexOpener, Protocol):
         ...
 
 
-class IndexPlanner(Protocol):
-    """Estimate, tune and reuse indexes of one kind. Optional: `DefaultPlanner` has defaults."""
+class IndexPlanner(Protocol[PlanT]):
+    """Estimate, tune and reuse indexes of one kind.
 
-    def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
-        """Estimate memory and disk of an index from its plan alone."""
-        ...
-
-    def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Estimate the seconds of one task of a stage on one core, for `rows` rows of `size` bytes.
-
-        `inherited`: the parent index has a trained file that may fit (train), or pieces with most
-        of the rows (scatter).
-        """
-        ...
-
-    def tune(self, files: IndexFiles, entry: IndexEntry, query_set: Any, target: float) -> TuningResult:
-        """Return the cheapest search setting whose recall against exhaustive search is `target`."""
-        ...
-
-    def steady(self, recipe: Any, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> IndexPlan:
-        """Return the plan with numbers of the parent index where that allows reuse.
-
-        `parent_inputs` are the `IndexPlan.piece_inputs` of the parent index.
-        """
-        ...
-
-    def losses(self, plan: IndexPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return the error of vectors, (m, d) float32, under the trained cells, lists and codes."""
-        ...
-
-    def fit(
-        self,
-        plan: IndexPlan,
-        trained: Path,
-        losses: Mapping[str, float],
-        changed: Sequence[tuple[Path, Sequence[Path]]],
-        same: Sequence[Path],
-    ) -> FitResult:
-        """Measure how well the parent's trained file fits the rows of a changed corpus.
-
-        Args:
-            plan: the plan of the index.
-            trained: the parent's trained file.
-            losses: the losses of the training vectors, from `train`.
-            changed: each changed row file, with the parent's row files of the same range.
-            same: the unchanged row files.
-        """
-        ...
-
-    def follow(self, plan: IndexPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Adapt the parent's trained file to the current rows.
-
-        The build calls it if `FitResult.explain_missed_neighbors` returns a reason.
-        """
-        ...
-
-
-@runtime_checkable
-class IndexKind(IndexBuilder, IndexSearcher, IndexPlanner, Protocol):
-    """One kind of index, as registered."""
-
-
-class DefaultPlanner(Generic[PlanT]):
-    """Default `IndexPlanner` of a kind that trains nothing and has no search setting to tune."""
+    All methods are optional: the defaults suit a kind that trains nothing and has no search setting
+    to tune.
+    """
 
     def estimate(self, plan: PlanT, part_rows: int | None = None) -> ResourceEstimate:
-        """Return 1 KB per passage for the file, and constant memory for each stage."""
+        """Estimate memory and disk of an index from its plan alone.
+
+        The default is 1 KB per passage for the file, and constant memory for each stage.
+        """
         size = plan.n << 10
         return ResourceEstimate(
             dict.fromkeys(("train", "scatter", "merge"), PROCESS_BYTES), size + PROCESS_BYTES, size, 2 * size
         )
 
     def seconds(self, plan: PlanT, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
-        """Return the time to read `size` bytes at 20 MB per second."""
+        """Estimate the seconds of one task of a stage on one core, for `rows` rows of `size` bytes.
+
+        `inherited`: the parent index has a trained file that may fit (train), or pieces with most
+        of the rows (scatter). The default is the time to read `size` bytes at 20 MB per second.
+        """
         return 0.01 if stage == "train" else size / 2e7
 
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: Any, target: float) -> TuningResult:
-        """Return the entry's search setting; `check` has refused a recall target."""
+        """Return the cheapest search setting whose recall against exhaustive search is `target`.
+
+        The default is the entry's search setting, for a kind whose `check` refuses a recall target.
+        """
         return TuningResult(dict(entry["search"]), 1.0)
 
     def steady(self, recipe: Any, plan: PlanT, parent_inputs: Mapping[str, Any]) -> PlanT:
-        """Return the plan unchanged."""
+        """Return the plan with numbers of the parent index where that allows reuse.
+
+        `parent_inputs` are the `IndexPlan.piece_inputs` of the parent index. The default is the
+        plan itself.
+        """
         return plan
 
     def losses(self, plan: PlanT, trained: Path, vectors: Vectors) -> dict[str, float]:
-        """Return no losses, because nothing is trained."""
+        """Return the error of vectors, (m, d) float32, under the trained cells, lists and codes."""
         return {}
 
     def fit(
@@ -393,26 +348,42 @@ class DefaultPlanner(Generic[PlanT]):
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
     ) -> FitResult:
-        """Return a perfect fit, because nothing is trained."""
+        """Measure how well the parent's trained file fits the rows of a changed corpus.
+
+        The default is a perfect fit.
+
+        Args:
+            plan: the plan of the index.
+            trained: the parent's trained file.
+            losses: the losses of the training vectors, from `train`.
+            changed: each changed row file, with the parent's row files of the same range.
+            same: the unchanged row files.
+        """
         return FitResult(0, {})
 
     def follow(self, plan: PlanT, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Raise ValueError: `fit` never reports missed neighbours for this kind.
+        """Adapt the parent's trained file to the current rows.
+
+        The build calls it if `FitResult.explain_missed_neighbors` returns a reason.
 
         Raises:
-            ValueError: always.
+            ValueError: by default, because the default of `fit` reports no missed neighbours.
         """
         raise ValueError(f"{plan.factory} cannot be adapted to new vectors: train it again")
 
 
-class UnshardedKind(DefaultPlanner[PlanT]):
+@runtime_checkable
+class IndexKind(IndexBuilder, IndexSearcher, IndexPlanner[IndexPlan], Protocol):
+    """One kind of index, as registered."""
+
+
+DefaultPlanner = IndexPlanner  # a name for the defaults, as the base of a kind
+
+
+class UnshardedKind(IndexPlanner[PlanT]):
     """Defaults for a kind without shards, whose scattered pieces are merged directly."""
 
     threaded: ClassVar[bool] = False
-
-    @abstractmethod
-    def scatter(self, plan: PlanT, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
-        """Write the piece of part `number`."""
 
     def shard(self, plan: PlanT, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
         """Raise ValueError: there are no shards.

@@ -123,7 +123,22 @@ class FaissFileIndex:
         vectors: Sequence[Path] = (),
         ranges: CachedFile | None = None,
     ) -> None:
-        """Open `path`; see `open_index`."""
+        """Open an index file for search.
+
+        Args:
+            path: a faiss file of a graph, of inverted lists, or of plain vectors.
+            mmap: map the file: it opens at once, and processes that search it share its memory.
+            defaults: search parameters for calls without any; None: those in the file.
+            vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
+                range. With them, `refine` times k candidates per query are reranked; without them,
+                the index's own scores rank.
+            ranges: loads lists of a file of inverted lists that is not whole on this disk.
+
+        Raises:
+            InputError: the file is missing, truncated, or not an index that can be searched by
+                inner product or L2; or `vectors` are not those that it was built from.
+            UsageError: a default does not apply to this index.
+        """
         self._path, self._index = path, engine.read_index(path, mmap=mmap or ranges is not None)
         self._ranges = ranges
         self._lists = get_inverted_lists(self._index)
@@ -271,31 +286,7 @@ class FaissFileIndex:
         return settings
 
 
-def open_index(
-    path: Path,
-    *,
-    mmap: bool = True,
-    defaults: Mapping[str, int] | None = None,
-    vectors: Sequence[Path] = (),
-    ranges: CachedFile | None = None,
-) -> FaissFileIndex:
-    """Open an index file for search.
-
-    Args:
-        path: a faiss file of a graph, of inverted lists, or of plain vectors.
-        mmap: map the file: it opens at once, and processes that search it share its memory.
-        defaults: search parameters for calls without any; None: those in the file.
-        vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
-            range. With them, `refine` times k candidates per query are reranked; without them, the
-            index's own scores rank.
-        ranges: loads lists of a file of inverted lists that is not whole on this disk.
-
-    Raises:
-        InputError: the file is missing, truncated, or not an index that can be searched by inner
-            product or L2; or `vectors` are not those that it was built from.
-        UsageError: a default does not apply to this index.
-    """
-    return FaissFileIndex(path, mmap=mmap, defaults=defaults, vectors=vectors, ranges=ranges)
+open_index = FaissFileIndex
 
 
 def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
