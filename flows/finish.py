@@ -5,7 +5,7 @@ Passages and vectors may have any origin.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,9 @@ from beam_jobs.index_work import IndexInProgress
 from beam_jobs.launch import Launch, OnProgress
 from beam_jobs.workers import is_local
 from flows import artifacts
-from flows.outcome import BuildOutcome, create_gate_error
+from flows.outcome import BuildOutcome
 from flows.stage import StageClock, stage
-from rag_model.errors import BookwheelError, StoreError
+from rag_model.errors import BookwheelError, GateRefusedError, StoreError
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import (
@@ -92,11 +92,15 @@ def finish_build(build: Build) -> BuildOutcome:
     if parent_manifest := Parent.of(build.store, build.base or build.ref).manifest:
         for base in _list_delta_bases(build.store, parent_manifest, manifest):
             offer_deltas(build, base, manifest.content)
-    published = publish_snapshot(build.store, manifest, metrics, build.recipe, build.ref, build.base)
+    published = publish_snapshot(build, manifest, metrics)
     build.store.runs.delete_reports(build.launch.run)
     outcome = report_build(build, manifest, published, metrics)
     if published.move is None:
-        raise create_gate_error(outcome, published.verdict.reason)
+        raise GateRefusedError(
+            f"snapshot {manifest.id[:12]} is published but {build.ref} did not move: "
+            f"{published.verdict.reason}; see {outcome.report}",
+            outcome,
+        )
     return outcome
 
 
@@ -108,10 +112,10 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     Raises:
         BookwheelError: a stage failed; finished work is recorded.
     """
-    store, launch, clock, recipe = build.store, build.launch, build.clock, build.recipe
+    store, launch, clock = build.store, build.launch, build.clock
     parent_indexes = find_parent_indexes(build)
     with clock("train") as on_progress:
-        indexes = train_indexes(store, build, parent_indexes, launch, on_progress)
+        indexes = train_indexes(build, parent_indexes, on_progress)
     with clock("scatter") as on_progress:
         indexes = scatter_vectors(indexes, launch, on_progress)
     with clock("shard") as on_progress:
@@ -120,25 +124,21 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         built_indexes = [*build.ready_indexes, *merge_shards(indexes, launch, on_progress)]
     with clock("tune") as on_progress:
         draft = build.assemble_content(built_indexes)
-        tune_arguments = store, launch, on_progress, draft, built_indexes, recipe.gate
+        tune_arguments = store, launch, on_progress, draft, built_indexes, build.recipe.gate
         built_indexes = tune_indexes(*tune_arguments, parent=build.parent_content)
     content = build.assemble_content(built_indexes)
     if range_tasks := list_range_tasks(content):
         with clock("ranges") as on_progress:
-            content = digest_ranges(store, content, range_tasks, launch, on_progress)
+            content = digest_ranges(build, content, range_tasks, on_progress)
     parent_provenance = build.parent.provenance if build.parent else {}
     arithmetics = list_arithmetics(build.embeddings, parent_provenance)
     arithmetic_notes = describe_mixed_arithmetics(build.embeddings, parent_provenance)
     with clock("gate") as on_progress:
         for note in arithmetic_notes:
             on_progress.say(note)
-        measure_arguments = recipe, launch, on_progress, build.parent_content
-        metrics = measure_indexes(store, Manifest(content), built_indexes, *measure_arguments)
+        metrics = measure_indexes(build, Manifest(content), built_indexes, on_progress)
     notes = [*build.notes, *arithmetic_notes]
-    own_provenance, derived_provenance = (
-        build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, notes),
-        build.derived_provenance,
-    )
+    own_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, notes)
     own_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
     # Workers on other machines use CPU time that the clock does not measure.
     own_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
@@ -146,10 +146,10 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     # An index that is not built here keeps its shards.
     shards = {
         name: entry
-        for name, entry in {**derived_provenance.get(SHARDS, {}), **own_provenance[SHARDS]}.items()
+        for name, entry in {**build.derived_provenance.get(SHARDS, {}), **own_provenance[SHARDS]}.items()
         if name in content.indexes
     }
-    provenance = {**own_provenance, **derived_provenance, SHARDS: shards}
+    provenance = {**own_provenance, **build.derived_provenance, SHARDS: shards}
     return Manifest(content, metrics.metrics(), provenance=provenance), metrics
 
 
@@ -198,8 +198,11 @@ def report_build(build: Build, manifest: Manifest, published: PublishResult, met
     seconds = build.clock.seconds
     results = build.passages, group_by_stage(build.embeddings)
     page = write_report(build.store, manifest, published, metrics, counts, *results, seconds)
-    outcome = BuildOutcome.of(published, build.ref, counts, metrics.metrics(), seconds, page)
-    outcome = replace(outcome, warnings=list_warnings(read_history(manifest)))
+    number, gate_result = published.move.number if published.move else None, asdict(published.verdict)
+    warnings = list_warnings(read_history(manifest))
+    outcome = BuildOutcome(
+        manifest.id, build.ref, number, counts, metrics.metrics(), gate_result, seconds, page, warnings
+    )
     artifacts.show_build(outcome)
     return outcome
 
@@ -222,9 +225,10 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 
 @stage
 def train_indexes(
-    store: Store, build: Build, parent_indexes: Mapping[str, ParentIndex], launch: Launch, on_progress: OnProgress
+    build: Build, parent_indexes: Mapping[str, ParentIndex], on_progress: OnProgress
 ) -> list[IndexInProgress]:
     """Derive indexes from those of the parent; train the others, or reuse the parent's training."""
+    store, launch = build.store, build.launch
     rows, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
         index.start_index(store, name, plan, rows[plan.over], reused_trainings.get(name), parent_indexes.get(name))
@@ -241,39 +245,34 @@ tune_indexes = stage(gate.tune_indexes, "tune_indexes")
 
 
 @stage
-def digest_ranges(
-    store: Store, content: Content, tasks: Mapping[str, RangeTask], launch: Launch, on_progress: OnProgress
-) -> Content:
+def digest_ranges(build: Build, content: Content, tasks: Mapping[str, RangeTask], on_progress: OnProgress) -> Content:
     """Add the digests with which large files are read from the store by ranges."""
-    return add_range_digests(store, content, tasks, partial(corpus.run, launch=launch), on_progress)
+    return add_range_digests(build.store, content, tasks, partial(corpus.run, launch=build.launch), on_progress)
 
 
 @stage
 def measure_indexes(
-    store: Store,
-    manifest: Manifest,
-    built_indexes: Sequence[BuiltIndex],
-    recipe: Recipe,
-    launch: Launch,
-    on_progress: OnProgress,
-    parent: Content | None = None,
+    build: Build, manifest: Manifest, built_indexes: Sequence[BuiltIndex], on_progress: OnProgress
 ) -> SnapshotMetrics:
     """Compare every index with exact search, check its file, and measure the gate's questions.
 
     Exact neighbours are derived from those of the parent.
     """
-    merge_stats_by_index = {index.name: index.stats for index in built_indexes}
-    with Snapshot.from_manifest(store, manifest) as snapshot:
-        measurements = gate.measure_indexes(store, launch, on_progress, snapshot, recipe.gate, parent=parent)
-        return measure_snapshot(snapshot, recipe.gate, measurements, merge_stats_by_index)
+    merge_stats_by_index, recipe = {index.name: index.stats for index in built_indexes}, build.recipe.gate
+    with Snapshot.from_manifest(build.store, manifest) as snapshot:
+        gate_arguments = build.store, build.launch, on_progress, snapshot, recipe
+        measurements = gate.measure_indexes(*gate_arguments, parent=build.parent_content)
+        return measure_snapshot(snapshot, recipe, measurements, merge_stats_by_index)
 
 
 @stage
-def publish_snapshot(
-    store: Store, manifest: Manifest, metrics: SnapshotMetrics, recipe: Recipe, ref: str, base: str | None = None
-) -> PublishResult:
+def publish_snapshot(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> PublishResult:
     """Write the manifest, apply the gate, and move the ref if it passes."""
     judge = partial(
-        check_snapshot, recipe.gate, summarize_snapshot(manifest), metrics.recalls, scores=metrics.retriever_scores
+        check_snapshot,
+        build.recipe.gate,
+        summarize_snapshot(manifest),
+        metrics.recalls,
+        scores=metrics.retriever_scores,
     )
-    return publish(store, manifest, ref, judge, base)
+    return publish(build.store, manifest, build.ref, judge, build.base)

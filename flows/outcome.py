@@ -11,7 +11,6 @@ from rag_model.corpus.records import Plan
 from rag_model.encoders.files import ENDPOINT_PREFIX
 from rag_model.errors import BookwheelError, GateRefusedError, RefusedError
 from rag_model.evaluation.answers.collapse import CollapsedError
-from rag_model.snapshots.publish import PublishResult
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -32,21 +31,6 @@ class BuildOutcome:
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
     warnings: list[str] = field(default_factory=list)  # sentences about trends of the last builds
-
-    @classmethod
-    def of(
-        cls,
-        published: PublishResult,
-        ref: str,
-        counts: dict[str, Any],
-        metrics: dict[str, Any],
-        seconds: dict[str, float],
-        report: str,
-    ) -> Self:
-        """Return the outcome of a run that published a snapshot."""
-        number = published.move.number if published.move else None
-        gate = asdict(published.verdict)
-        return cls(published.snapshot, ref, number, counts, metrics, gate, seconds, report)
 
     @classmethod
     def of_plan(cls, plan: Plan, size: int, ref: str) -> Self:
@@ -88,15 +72,6 @@ class TakedownOutcome:
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
         return {**asdict(self), "replaced": {old: new or None for old, new in self.replaced.items()}}
-
-
-def create_gate_error(outcome: BuildOutcome, reason: str) -> GateRefusedError:
-    """Return the error for a published snapshot to which the gate did not let the ref move."""
-    return GateRefusedError(
-        f"snapshot {(outcome.snapshot or '')[:12]} is published but {outcome.ref} did not move: "
-        f"{reason}; see {outcome.report}",
-        outcome,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,11 @@ without pages it only continues earlier takedowns.
 Requires: a store that this machine and the workers both reach.
 """
 
-import dataclasses
 import getpass
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from beam_jobs import corpus
 from beam_jobs.corpus import RedactTask
@@ -132,21 +131,13 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
     content = replace_redacted_parts(old_manifest.content, redacted)
     if not content.parts:
         return None
-    build = prepare_takedown_build(
-        store,
-        old_manifest,
-        content,
-        launch,
-        clock,
-        {"takedown": {"of": old_manifest.id, "pages": list(affected.pages)}},
-    )
-    build = dataclasses.replace(
-        build, reused_trainings=find_trainings_to_redact(store, old_manifest, build.plans, redacted)
-    )
+    build = prepare_takedown_build(store, affected, content, launch, clock)
+    trainings = find_trainings_to_redact(store, old_manifest, build.plans, redacted)
+    build = replace(build, reused_trainings=trainings)
     manifest, metrics = build_indexes(build)
     store.runs.delete_reports(launch.run)
     _write_build_report(build, manifest, metrics)
-    return dataclasses.replace(manifest, parents=old_manifest.parents)
+    return replace(manifest, parents=old_manifest.parents)
 
 
 @stage
@@ -181,37 +172,21 @@ def find_trainings_to_redact(
 
 @stage
 def prepare_takedown_build(
-    store: Store,
-    old_manifest: Manifest,
-    content: Content,
-    launch: Launch,
-    clock: StageClock,
-    takedown_provenance: Mapping[str, Any],
+    store: Store, affected: AffectedSnapshot, content: Content, launch: Launch, clock: StageClock
 ) -> Build:
     """Plan the indexes of a snapshot that is derived from another."""
+    old_manifest = affected.manifest
     recipe, provenance = read_snapshot_recipe(old_manifest.content), inherited_provenance(old_manifest)
+    provenance["takedown"] = {"of": old_manifest.id, "pages": list(affected.pages)}
     passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
     with Snapshot.from_manifest(store, old_manifest) as snapshot:
         plans = plan_indexes(
             recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old_manifest)
         )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
-    assemble_content = partial(with_indexes, content)
-    return Build(
-        store,
-        launch,
-        clock,
-        recipe,
-        "",
-        source,
-        encoder,
-        passages,
-        embeddings,
-        plans,
-        assemble_content,
-        {**provenance, **takedown_provenance},
-        redacted_content=old_manifest.content,
-    )
+    stages = passages, embeddings, plans, partial(with_indexes, content), provenance
+    redacted_content = old_manifest.content
+    return Build(store, launch, clock, recipe, "", source, encoder, *stages, redacted_content=redacted_content)
 
 
 def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:
