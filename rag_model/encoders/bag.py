@@ -8,9 +8,9 @@ depends only on the tokenizer, so any sparse encoder with the same tokenizer can
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from rag_model.encoders.files import (
     read_vocabulary_size,
 )
 from rag_model.encoders.space import BAG_POOLING, Space, digest_tokenizer
-from rag_model.encoders.spec import BAG_KEY, JOINED, RECORD_FILE, SPARSE_KEY, check_field_types, replace_fields
+from rag_model.encoders.spec import BAG_KEY, JOINED, RECORD_FILE, SPARSE_KEY, EncoderSettings
 from rag_model.encoders.tokens import count_truncated, load_tokenizer, tokenize
 from rag_model.errors import InputError, UsageError
 
@@ -37,14 +37,15 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class BagSpec:
+class BagSpec(EncoderSettings):
     """Settings of the bags of passages; all of them are part of the vector space."""
 
+    noun: ClassVar[str] = "a bag"
     max_length: int = 256  # maximum tokens per passage, including special tokens
     passage_prompt: str = ""  # prepended unchanged to every passage
 
     def __post_init__(self) -> None:
-        check_field_types(self, "a bag")
+        self.check()
         if self.max_length < _MIN_TOKENS:
             raise UsageError(
                 f"max_length {self.max_length} of a bag leaves no room for text: give {_MIN_TOKENS} or more"
@@ -117,7 +118,7 @@ def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> B
         spec = BagSpec(**{"max_length": read_max_tokens(folder)} | settings)
     except (TypeError, UsageError) as error:
         raise InputError(f"the record of encoder {folder} is corrupt ({error}): fetch the model again") from error
-    return replace_fields(spec, overrides or {}, "a bag")
+    return spec.with_fields(overrides or {})
 
 
 def compute_bag_space(folder: Path, spec: BagSpec) -> Space:
@@ -149,7 +150,7 @@ def collect_bag_files(folder: Path, spec: BagSpec, workdir: Path) -> dict[str, P
     Raises:
         InputError: `folder` has no tokenizer.
     """
-    json_files = {RECORD_FILE: {BAG_KEY: asdict(spec)}, CONFIG: {"vocab_size": read_vocabulary_size(folder)}}
+    json_files = {RECORD_FILE: {BAG_KEY: spec.to_json()}, CONFIG: {"vocab_size": read_vocabulary_size(folder)}}
     files = {path.name: path for path in list_tokenizer_files(folder)}
     for name, value in json_files.items():
         files[name] = workdir / name

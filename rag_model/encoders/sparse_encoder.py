@@ -11,10 +11,10 @@ The scale is a setting, not a statistic of the corpus, so that all parts and bui
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +34,7 @@ from rag_model.encoders.files import (
     resolve_folder,
 )
 from rag_model.encoders.space import Space, digest_tokenizer, read_declared_space
-from rag_model.encoders.spec import (
-    JOINED,
-    RECORD_FILE,
-    SPARSE_KEY,
-    check_choices,
-    check_field_types,
-    replace_fields,
-    write_encoder_record,
-)
+from rag_model.encoders.spec import JOINED, RECORD_FILE, SPARSE_KEY, EncoderSettings, write_encoder_record
 from rag_model.encoders.tokens import (
     BATCH_INVARIANT_TOKENS,
     batch_by_length,
@@ -80,11 +72,12 @@ _MAX_SCALE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class SparseSpec:
+class SparseSpec(EncoderSettings):
     """Settings of a sparse encoder; the fields that concern passages are part of its vector
     space.
     """
 
+    noun: ClassVar[str] = "a sparse encoder"
     # Pooling over the tokens of a text, including special tokens as in training, but not padding.
     pooling: TermPooling = "max"
     # Function of a logit before log(1 + …); `log1p_relu` is log(1 + relu(logit)), and `elu1p` is
@@ -100,8 +93,7 @@ class SparseSpec:
     question_prompt: str = ""  # text before every question
 
     def __post_init__(self) -> None:
-        check_field_types(self, "a sparse encoder")
-        check_choices(self, "a sparse encoder")
+        self.check()
         bounds = {
             "max_length": (_MIN_TERM_TOKENS, None),
             "passage_terms": (1, _MAX_TERMS),
@@ -130,22 +122,6 @@ class SparseSpec:
     def format_passage(self, title: str, text: str) -> str:
         """Return the tokenizer input for a passage."""
         return f"{self.passage_prompt}{title} {text}" if title else self.passage_prompt + text
-
-    def format_question(self, question: str) -> str:
-        """Return the tokenizer input for a question."""
-        return self.question_prompt + question
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values."""
-        return asdict(self)
-
-    def with_fields(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with these fields replaced.
-
-        Raises:
-            UsageError: a field is unknown or its value is wrong.
-        """
-        return replace_fields(self, values, "a sparse encoder")
 
 
 def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> SparseSpec:

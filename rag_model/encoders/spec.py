@@ -19,7 +19,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from rag_model.digest import digest_json
 from rag_model.encoders.files import (
@@ -44,9 +44,6 @@ from rag_model.encoders.static_folder import (
     read_static_settings,
 )
 from rag_model.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 RECORD_FILE = "bookwheel.json"
 # Keys in bookwheel.json, each of one kind of encoder.
@@ -99,21 +96,51 @@ _PYLATE_FIELDS = {
     "attend_to_expansion_tokens": "attend_to_masks",
     "skiplist_words": "skipped",
 }
-Spec = TypeVar("Spec", bound="DataclassInstance")
 
 
-def replace_fields(spec: Spec, values: Mapping[str, Any], noun: str) -> Spec:
-    """Return a copy of the settings of an encoder with these fields replaced.
+class EncoderSettings:
+    """Settings of a kind of encoder; a subclass is a frozen dataclass whose fields have defaults."""
 
-    Raises:
-        UsageError: a field is unknown or its value is invalid; `noun` names the kind of encoder in
-            the message.
-    """
-    names = [field.name for field in fields(spec)]
-    for name in values:
-        if name not in names:
-            raise UsageError(f"{name!r} is not a setting of {noun}: use one of {', '.join(names)}")
-    return replace(spec, **values)
+    __slots__ = ()
+    noun: ClassVar[str]  # the kind of encoder, for messages
+    question_prompt: str  # text before every question
+
+    def check(self) -> None:
+        """Check that each setting has the type of its default, that items of tuples are texts, and
+        that a setting whose type is a `Literal` is one of its choices.
+
+        Raises:
+            UsageError: a setting has a wrong type, or is none of its choices.
+        """
+        for field in fields(self):  # type: ignore[arg-type]
+            value, expected_type = getattr(self, field.name), type(field.default)
+            items = value if isinstance(value, tuple) else ()
+            if type(value) is not expected_type or not all(isinstance(item, str) for item in items):
+                raise UsageError(
+                    f"{field.name} of {self.noun} is {value!r}: give a value of type {expected_type.__name__}"
+                )
+        check_choices(self, self.noun)
+
+    def with_fields(self, values: Mapping[str, Any]) -> Self:
+        """Return a copy with these fields replaced; lists become tuples.
+
+        Raises:
+            UsageError: a field is unknown or its value is invalid.
+        """
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        for name in values:
+            if name not in names:
+                raise UsageError(f"{name!r} is not a setting of {self.noun}: use one of {', '.join(names)}")
+        replacements = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return replace(self, **replacements)  # type: ignore[type-var]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the settings as JSON values."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    def format_question(self, question: str) -> str:
+        """Return the tokenizer input for a question."""
+        return self.question_prompt + question
 
 
 def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Path:
@@ -123,20 +150,6 @@ def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Pa
     return record
 
 
-def check_field_types(settings: "DataclassInstance", owner: str) -> None:
-    """Check that each setting has the type of its default, and that items of tuples are texts.
-
-    Raises:
-        UsageError: a setting has a wrong type; `owner` names the owner of the settings in the
-            message.
-    """
-    for field in fields(settings):
-        value, expected_type = getattr(settings, field.name), type(field.default)
-        items = value if isinstance(value, tuple) else ()
-        if type(value) is not expected_type or not all(isinstance(item, str) for item in items):
-            raise UsageError(f"{field.name} of {owner} is {value!r}: give a value of type {expected_type.__name__}")
-
-
 def check_choices(settings: object, owner: str) -> None:
     """Check that each setting whose type is a `Literal` has one of its choices.
 
@@ -144,17 +157,18 @@ def check_choices(settings: object, owner: str) -> None:
         UsageError: a setting has another value; the message calls it a setting of `owner`.
     """
     for name, annotation in get_type_hints(type(settings)).items():
-        value, choices = getattr(settings, name), get_args(annotation)
-        if get_origin(annotation) is Literal and value not in choices:
+        choices = get_args(annotation)
+        if get_origin(annotation) is Literal and (value := getattr(settings, name)) not in choices:
             raise UsageError(f"{name} {value!r} of {owner} is unknown: use one of {', '.join(choices)}")
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderSpec:
+class EncoderSpec(EncoderSettings):
     """Settings of a dense encoder; all fields except `question_prompt` are part of its vector
     space.
     """
 
+    noun: ClassVar[str] = "an encoder"
     # `cls`, `mean` and `last` pool the last hidden states by first token, mean or last token.
     # `static` is the mean of the token vectors of a static encoder, `static-known` the mean without
     # unknown tokens, and `endpoint` a model behind an HTTP API.
@@ -173,8 +187,7 @@ class EncoderSpec:
     end_token: str = ""
 
     def __post_init__(self) -> None:
-        check_field_types(self, "an encoder")
-        check_choices(self, "an encoder")
+        self.check()
         if self.max_length < _MIN_TOKENS:
             raise UsageError(f"max_length {self.max_length} leaves no room for text: use {_MIN_TOKENS} or more")
         if self.truncate_dim < 0:
@@ -206,7 +219,7 @@ class EncoderSpec:
         Raises:
             UsageError: a field is unknown, or its value is not one of the choices.
         """
-        return replace_fields(cls(), value, "an encoder")
+        return cls().with_fields(value)
 
     def format_passage(self, title: str, text: str) -> TextInput:
         """Return the tokenizer input for a passage: one string, or a pair."""
@@ -215,10 +228,6 @@ class EncoderSpec:
         if self.layout == "pair":
             return self.passage_prompt + title, text
         return f"{self.passage_prompt}{title} {text}"
-
-    def format_question(self, question: str) -> str:
-        """Return the tokenizer input for a question."""
-        return self.question_prompt + question
 
 
 def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> EncoderSpec:
@@ -230,7 +239,7 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
             limit.
     """
     folder_spec = _read_folder_spec(folder)
-    spec = replace_fields(folder_spec, overrides or {}, "an encoder")
+    spec = folder_spec.with_fields(overrides or {})
     is_fixed = folder_spec.is_endpoint and "max_length" in (overrides or {})
     if is_fixed or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
         name, value = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
@@ -323,9 +332,10 @@ def _read_folder_spec(folder: Path) -> EncoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenSpec:
+class TokenSpec(EncoderSettings):
     """Settings of a ColBERT; the fields that concern passages are part of its vector space."""
 
+    noun: ClassVar[str] = "a ColBERT"
     # Second token of every question, [Q] in the paper.
     question_mark: str = "[unused0]"
     passage_mark: str = "[unused1]"  # second token of every passage, [D] in the paper
@@ -340,7 +350,7 @@ class TokenSpec:
     pool: int = 1
 
     def __post_init__(self) -> None:
-        check_field_types(self, "a ColBERT")
+        self.check()
         for name in ("question_length", "passage_length"):
             if getattr(self, name) < _MIN_MARKED_TOKENS:
                 raise UsageError(
@@ -385,15 +395,6 @@ class TokenSpec:
             "similarity": "cosine",
             "dim": dim,
         }
-
-    def with_fields(self, values: Mapping[str, Any]) -> Self:
-        """Return a copy with these fields replaced.
-
-        Raises:
-            UsageError: a field is unknown or its value is wrong.
-        """
-        replacements = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return replace_fields(self, replacements, "a ColBERT")
 
 
 def is_token_encoder(folder: Path) -> bool:

@@ -83,11 +83,6 @@ class RepresentRecipe:
     # settings of the kind `muvera`: repetitions, bits, projected, seed
     muvera: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def encode(self) -> EncodeRecipe:
-        """The same settings in the form of the representation `embeddings`."""
-        return EncodeRecipe(self.dtype, self.question_encoder, self.spec)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredEncoder:
@@ -107,7 +102,7 @@ class StoredEncoder:
 
 
 def store_encoder(
-    store: Store, name: str, recipe: EncodeRecipe, models: Store | None = None, pins: Pins = NO_PINS
+    store: Store, name: str, recipe: EncodeRecipe | RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
     """Resolve the encoder `name`, and store the files that workers and readers need.
 
@@ -121,23 +116,22 @@ def store_encoder(
         StoreError: the store has no such model.
         UsageError: `recipe.spec` names an unknown field, or the model encodes no passages.
     """
-    names = resolve_encoders(models or store, name, recipe.question_encoder)
-    if names.passage is None:
-        raise UsageError(f"{name} encodes only questions: name a model of `finetune dpr`")
-    folder = resolve_encoder_folder(store, names.passage, models, pins)
+    folder, question_folder, commits = _resolve_pair(
+        models or store,
+        name,
+        recipe.question_encoder,
+        "dpr",
+        lambda encoder: resolve_encoder_folder(store, encoder, models, pins),
+    )
     check_is_encoder(folder)
     settings = {**find_known_settings(name), **recipe.spec}
     spec = read_encoder_spec(folder, settings)
     space = name_space_by_content(compute_space(folder, spec), folder)
-    question_folder = folder
-    if names.question != names.passage:
-        question_folder = resolve_encoder_folder(store, names.question, models, pins)
 
     def collect_files(folder: Path, workdir: Path) -> Mapping[str, Path]:
         return collect_question_encoder_files(folder, read_encoder_spec(folder, settings), space, workdir)
 
     passage, question = _store_pair(store, folder, question_folder, space, collect_files)
-    commits = _list_commits({names.passage: folder, names.question: question_folder})
     return StoredEncoder(name, spec, space, passage, question, commits=commits)
 
 
@@ -233,16 +227,41 @@ def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | No
 def _resolve_sparse_pair(
     models: Store, name: str, recipe: RepresentRecipe, pins: Pins
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
-    """Return the folders of the passage encoder and of the question encoder, which may be the
-    same, and their commits.
-    """
     if recipe.muvera:
         raise UsageError(f"{name} makes weighted terms: leave muvera out")
-    names = resolve_encoders(models, name, recipe.question_encoder)
+    return _resolve_pair(models, name, recipe.question_encoder, "sidr", lambda encoder: _resolve_pinned(encoder, pins))
+
+
+def _resolve_pair(
+    models: Store, name: str, question_encoder: str, objective: str, resolve: Callable[[str], Path]
+) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
+    """Return the folders of the passage encoder and of the question encoder, which may be the
+    same, and their commits; `objective` trains models with both.
+    """
+    names = resolve_encoders(models, name, question_encoder)
     if names.passage is None:
-        raise UsageError(f"{name} encodes only questions: name a model of `finetune sidr`")
-    folder, question_folder = _resolve_pinned(names.passage, pins), _resolve_pinned(names.question, pins)
+        raise UsageError(f"{name} encodes only questions: name a model of `finetune {objective}`")
+    folder = resolve(names.passage)
+    question_folder = folder if names.question == names.passage else resolve(names.question)
     return folder, question_folder, _list_commits({names.passage: folder, names.question: question_folder})
+
+
+@dataclass(frozen=True, slots=True)
+class RepresentationKind:
+    """A kind of representation that a recipe may name."""
+
+    rows: RowFormatName
+    # stores its encoder: the store, the encoder's name, its settings, the store of models, the pins
+    store: Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]
+
+
+REPRESENTATION_KINDS = {
+    "vectors": RepresentationKind("vectors", store_encoder),
+    "tokens": RepresentationKind("tokens", store_token_encoder),
+    "muvera": RepresentationKind("vectors", store_token_encoder),
+    "sparse": RepresentationKind("sparse", store_sparse_encoder),
+    "bag": RepresentationKind("sparse", store_bag),
+}
 
 
 def resolve_encoder_folder(store: Store, name: str, models: Store | None = None, pins: Pins = NO_PINS) -> Path:

@@ -40,14 +40,11 @@ from rag_model.index.recipe import IndexRecipe, representation_of
 from rag_model.process import temporary_folder
 from rag_model.snapshots.encoding import (
     NO_PINS,
+    REPRESENTATION_KINDS,
     Pins,
-    RepresentRecipe,
     StoredEncoder,
-    store_bag,
     store_chunker,
     store_encoder,
-    store_sparse_encoder,
-    store_token_encoder,
 )
 from rag_model.snapshots.mirrors import StoredMirror, open_mirror
 from rag_model.snapshots.parent import Parent
@@ -298,23 +295,9 @@ def store_encoders(
             raise UsageError(f"[represent.{name}] of the recipe names no encoder: add encoder = FOLDER or model:NAME")
     stored_encoders = {EMBEDDINGS: store_encoder(store, encoder, recipe.encode, models, pins)}
     for name, representation in recipe.represent.items():
-        stored_encoders[name] = _STORE_FUNCTIONS[representation.kind or recipe.list_representations()[name]](
-            store, representation.encoder, representation, models, pins
-        )
+        kind = REPRESENTATION_KINDS[representation.kind or recipe.list_representations()[name]]
+        stored_encoders[name] = kind.store(store, representation.encoder, representation, models, pins)
     return stored_encoders
-
-
-def _store_encoder(store: Store, name: str, recipe: RepresentRecipe, models: Store | None, pins: Pins) -> StoredEncoder:
-    return store_encoder(store, name, recipe.encode, models, pins)
-
-
-_STORE_FUNCTIONS: dict[str, Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]] = {
-    "vectors": _store_encoder,
-    "tokens": store_token_encoder,
-    "muvera": store_token_encoder,
-    "sparse": store_sparse_encoder,
-    "bag": store_bag,
-}
 
 
 def collect_inputs(

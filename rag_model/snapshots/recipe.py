@@ -35,19 +35,12 @@ from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.index.kind import RepresentationType, get_kind_for_factory
 from rag_model.index.recipe import IndexRecipe, representation_of
 from rag_model.retrieve.factory import CALLS, plan_retriever
-from rag_model.snapshots.encoding import EncodeRecipe, RepresentRecipe
+from rag_model.snapshots.encoding import REPRESENTATION_KINDS, EncodeRecipe, RepresentRecipe
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, SPARSE, TEXT, TOKENS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table, read_toml
 
 _INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_ROWS_BY_KIND: dict[str, RepresentationType] = {
-    "vectors": "vectors",
-    "muvera": "vectors",
-    "tokens": "tokens",
-    "sparse": "sparse",
-    "bag": "sparse",
-}
 # Types of the representations whose recipe states no kind.
 _DEFAULT_TYPES: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -127,7 +120,9 @@ class Recipe:
         kind_by_representation: dict[str, RepresentationType] = {EMBEDDINGS: "vectors"}
         for name, representation in self.represent.items():
             kind_by_representation[name] = (
-                _ROWS_BY_KIND[representation.kind] if representation.kind else _DEFAULT_TYPES.get(name, "vectors")
+                REPRESENTATION_KINDS[representation.kind].rows
+                if representation.kind
+                else _DEFAULT_TYPES.get(name, "vectors")
             )
         return kind_by_representation
 
