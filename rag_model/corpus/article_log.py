@@ -228,9 +228,8 @@ class ReusableArticles:
         article = self._articles.get(key)
         if article is None or (with_spans and article.spans is None):
             return None
-        names = _split_names(article.templates)
-        is_current = (self._table.compute_digest(names) if names else b"") == article.template_digest
-        return article if is_current else None
+        digest = self._table.compute_digest(_split_names(article.templates)) if article.templates else b""
+        return article if digest == article.template_digest else None
 
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)

@@ -337,10 +337,10 @@ def _decompress(data: bytes, page: _Page) -> bytes:
 
 def _list_text_ends(data: bytes, start: int = 0) -> list[int]:
     """Return the ends of the complete texts from `start` on; 4 bytes before a text are its length."""
-    ends = list[int]()
-    while start + _LENGTH.size <= len(data):
-        start += _LENGTH.size + _LENGTH.unpack_from(data, start)[0]
-        if start > len(data):
+    ends, size, read_length = list[int](), len(data), _LENGTH.unpack_from
+    while start + 4 <= size:
+        start += 4 + read_length(data, start)[0]
+        if start > size:
             break
         ends.append(start)
     return ends

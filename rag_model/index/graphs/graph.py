@@ -167,10 +167,12 @@ def select_best_links(candidates: ScoredLinks, count: int) -> Links:
         count: number of links in a list.
     """
     ranked = np.sort(candidates, axis=1)
-    duplicates = ranked[:, 1:] == ranked[:, :-1]  # (b, c) -> (b, c - 1) bool
-    ranked[:, 1:][duplicates] = NO_LINK
-    repeats = np.flatnonzero(duplicates[:, : 2 * count].any(axis=1))
-    ranked[repeats] = np.sort(ranked[repeats], axis=1)
+    # (b, c) -> (b, c - 1) bool
+    is_repeated = (ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] != NO_LINK)
+    rows = np.flatnonzero(is_repeated[:, : 2 * count].any(axis=1))
+    distinct_keys = ranked[rows]
+    distinct_keys[:, 1:][is_repeated[rows]] = NO_LINK
+    ranked[rows] = np.sort(distinct_keys, axis=1)
     return unpack_links(ranked[:, :count])  # (b, c) -> (b, count)
 
 
