@@ -388,7 +388,8 @@ def _rank_changed_links(
         links, keys = bottom_links(index, first, last), lists[block]  # (b, 2M)
         is_changed = links != nodes.take(unpack_links(keys))
         changed_rows = np.flatnonzero(is_changed.any(axis=1))
-        block, links, keys, is_changed = (array[changed_rows] for array in (block, links, keys, is_changed))
+        block, links = block[changed_rows], links[changed_rows]
+        keys, is_changed = keys[changed_rows], is_changed[changed_rows]
         keys[is_changed] = NO_LINK
         rows, slots = np.nonzero(is_changed & (links >= 0))
         targets = numbers[links[rows, slots]]
