@@ -105,7 +105,7 @@ class RebuildProcess:
         return self._process.poll() is not None and not self._restart_if_failed()
 
     def result(self) -> RebuildResult:
-        """Wait for the end and return the result, as `RunningRebuild.result`.
+        """Wait for the end of the rebuild and return its result; see `RunningRebuild.result`.
 
         Raises:
             BookwheelError: the error of the child process, or the process died at every start.
@@ -165,7 +165,7 @@ class RebuildLauncher:
         self._children: list[RebuildProcess] = []
 
     def start(self, order: RebuildOrder) -> RebuildProcess:
-        """Start a rebuild, as `Rebuilder.start`.
+        """Start a rebuild; see `Rebuilder.start`.
 
         Raises:
             ResourceError: the order's folder cannot be written, or no process can be started.

@@ -285,8 +285,8 @@ def reproduce(
         reproduction: `dpr`, `rag`, or a TOML file of data sets, libraries and rows.
         store: URL or folder of the store; created if it does not exist.
         folder: Folder of local copies of data sets and models; missing data is downloaded to it.
-        rows: Only rows with this name; `*` stands for any text. Repeat it for more. By default all
-            rows.
+        rows: Only rows with this name; `*` stands for any text. Repeat the option for further rows.
+            By default all rows.
         fraction: Try all steps on this share of passages and questions, such as .01; do not
             compare the values. By default all passages and questions are used.
         beam_options: Options of Beam and its runner, on the command line after `--`.

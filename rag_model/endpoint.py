@@ -61,7 +61,7 @@ class Endpoint:
         """
         try:
             refuse_secret(self.url)
-        except UsageError:  # that message is about stores; this one omits the secret
+        except UsageError:  # that message is about stores; the one below omits the secret
             raise UsageError(
                 "the endpoint's base URL contains a user, a password, a query or a port that is "
                 "not a number, which may be a secret: set a base URL such as "

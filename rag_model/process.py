@@ -438,7 +438,7 @@ def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
 def _limit_time(seconds: float) -> None:
     """Let the kernel end this process when a call exceeds a limit, even if the parent was killed.
 
-    The limits are those of `run_in_child`. `signal.alarm(0)` removes the limit of elapsed time.
+    `run_in_child` describes the limits. `signal.alarm(0)` removes the limit of elapsed time.
     """
     hard_limit = resource.getrlimit(resource.RLIMIT_CPU)[1]
     cpu_limit = max(ceil(time.process_time() + seconds), 1)

@@ -78,10 +78,10 @@ def evaluate(
     Args:
         questions: DPR's CSV, JSONL with `question` and `answers`, KILT's JSONL, or a BEIR folder.
         retriever: Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]) or rerank(A,
-            MODEL, 50); A:100 retrieves 100 from A. Repeat it to compare others with the first. By
-            default the snapshot's own.
-        index: An index of the snapshot, or `exact`; the short form of --retriever. Repeat it
-            for more.
+            MODEL, 50); A:100 retrieves 100 from A. Repeat the option to compare others with the
+            first. By default the snapshot's own.
+        index: An index of the snapshot, or `exact`; the short form of --retriever. Repeat the
+            option for further indexes.
         k: Passages per question. The default is 20, or all of a smaller corpus; with --model it
             is the number of the model's training.
         judge: How relevance is judged: by `answers` that a passage contains, or by `pages` or
@@ -89,8 +89,8 @@ def evaluate(
             every question names one, else answers.
         model: Answer the questions too, with this RAG model of the store, or folder of one;
             with --reader concat also a folder of a generator alone, or openai:MODEL.
-        reader: With --model: how passages are read, as in `answer`. Repeat it to compare others
-            with the first on the same passages.
+        reader: With --model: how passages are read, as in `answer`. Repeat the option to compare
+            others with the first on the same passages.
         answers: The kind of the answers: `spans`, `patterns` (CuratedTREC), `labels` (FEVER),
             `texts`, or `clues` (Jeopardy: the question is an entity, the answer a clue that
             asks for it).

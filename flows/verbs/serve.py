@@ -106,7 +106,8 @@ def serve(
         retriever: Retriever expression: an index, rrf(A, B, k=60, weights=[1, 1]) or rerank(A,
             MODEL, 50); repeat it for more. The first is the default. Requests may combine their
             indexes in others. By default every index of the snapshot that fits into memory.
-        index: An index, or `exact`; the short form of --retriever. Repeat it for more.
+        index: An index, or `exact`; the short form of --retriever. Repeat the option for further
+            values.
         in_memory: Load indexes instead of mapping them: the kernel cannot evict their pages, and
             two versions are in memory while one follows the other.
         memory: Memory for the processes, the encoders and the indexes, such as 4G. Only indexes

@@ -364,8 +364,8 @@ def diff(
     `evaluation:ID` twice compares two evaluations: metrics side by side, and the difference of each
     measure, paired by question, with its 95 % interval.
 
-    Passages are joined by id and hash. The bytes are those that a pull of the second fetches into a
-    folder with the first.
+    Passages are joined by id and hash. The bytes are counted for a pull of the second version into
+    a folder with the first.
 
     Args:
         before: A ref, ref@number, an id, or a unique prefix of one; with `evaluation:` before

@@ -66,7 +66,7 @@ def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihoo
 def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
     """Return Σ_i log Σ_z p(z|x) p(y_i|x,z,y_<i), and each passage's share in each token.
 
-    The arguments are those of `sequence_likelihood`.
+    The arguments are the same as of `sequence_likelihood`.
     """
     joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
     marginals = joint.logsumexp(1)

@@ -543,7 +543,7 @@ class DerivingKind(Protocol):
         texts: Callable[[Rows], Iterator[Any]],
         out: Path,
     ) -> IndexStats | None:
-        """Derive the index file; its bytes are those of a full build.
+        """Derive the index file; a full build writes the same bytes.
 
         Args:
             earlier: the manifest entry of the previous index.
@@ -600,7 +600,7 @@ class PieceReusingKind(Protocol):
     ) -> IndexStats:
         """Write the piece of part `number`, copying results from `previous_pieces`.
 
-        The bytes are those that `scatter` writes.
+        `scatter` writes the same bytes.
 
         Raises:
             InputError: for the same reasons as `scatter`, or a previous piece is missing or damaged.

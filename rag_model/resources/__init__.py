@@ -24,8 +24,9 @@ MEMORY_MARGIN = 1.25
 # Floating-point operations per second of a core for a transformer in fp32; measured with MiniLM at
 # 47 passages per second.
 CORE_FLOPS = 1.5e11
-# The same for a small recent GPU such as an L4, at a third of its specified performance. An H200
-# reached 3.3e14, a third of its specified performance, so hours for larger GPUs are upper bounds.
+# Operations per second of a small recent GPU such as an L4, at a third of its specified
+# performance. An H200 reached 3.3e14, a third of its specified performance, so hours for larger
+# GPUs are upper bounds.
 GPU_FLOPS = 2e13
 # Bytes of a process without data and models; 490 MB were measured with Prefect, torch and faiss.
 PROCESS_BYTES = 700 << 20

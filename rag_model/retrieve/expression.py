@@ -189,7 +189,7 @@ def quote_expression(text: str) -> str:
 def expression_error(source: str, offset: int, message: str) -> UsageError:
     """Return an error about the part of an expression at `offset`, which is counted from 0."""
     if _PLAIN.fullmatch(source):
-        return UsageError(message)  # the position in a single name is of no help
+        return UsageError(message)  # a position within a single name does not help the reader
     return UsageError(f"the retriever {quote_expression(source)} is invalid at character {offset + 1}: {message}")
 
 

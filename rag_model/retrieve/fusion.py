@@ -4,7 +4,7 @@
 Reciprocal rank fusion (Cormack, Clarke and Büttcher 2009): RRF(d) = sum over retrievers of w / (k +
 rank), with ranks from 1 and k = 60. The formula uses no scores, so it fuses retrievers of any kind.
 
-Interpolation is that of Pyserini's `HybridSearcher` (`pyserini/search/hybrid/_searcher.py`):
+Interpolation follows Pyserini's `HybridSearcher` (`pyserini/search/hybrid/_searcher.py`):
 score(d) = A(d) + alpha * B(d). A retriever that has not retrieved d gives d its lowest score for
 the query. Pyserini's dense retriever is A and its sparse retriever B, or the reverse with
 `--weight-on-dense`. With `normalization=true` the scores of each retriever are first mapped
@@ -100,7 +100,7 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
     A row that a list lacks gets the list's lowest score for the query, or 0 if the list is empty.
 
     Returns:
-        (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, as `fuse`.
+        (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, like those of `fuse`.
     """
     row_lists, score_lists = [], []
     for lists in zip(_iter_lists(first), _iter_lists(second), strict=True):

@@ -179,7 +179,7 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
 
     Raises:
         InputError: As for `plan_parts`, or two records have one id.
-        UsageError: As for `plan_parts`.
+        UsageError: for the same reasons as `plan_parts`.
     """
     if is_wiki_site(dump):
         from rag_model.corpus.dump_formats.wiki_site import plan_site_dry_run  # noqa: PLC0415 - imports httpx

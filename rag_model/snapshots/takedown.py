@@ -75,7 +75,7 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     are published meanwhile are checked as well.
 
     Raises:
-        StoreError: the store cannot be read or written; another run resumes.
+        StoreError: the store cannot be read or written; a second run continues.
     """
     replacement_by_snapshot: dict[str, str] = {}
     n_moves = 0

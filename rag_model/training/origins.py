@@ -78,7 +78,7 @@ def choose_models(
     """Return the initial models of a training that saves these parts and accepts these options.
 
     * A question and a passage encoder: the named encoders, else the one that the snapshot carries.
-      If no passage encoder is saved, only the question encoder.
+      If no passage encoder is saved, the result is only the question encoder.
     * A cross-encoder or a ColBERT: the named model, else the snapshot's encoder. A transformer
       without a head, or an encoder without a projection, gets a new one.
     * A masked language model: the named generator, else the passage encoder with a new head over

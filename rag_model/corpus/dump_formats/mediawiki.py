@@ -467,7 +467,8 @@ def find_properties_file(url: str) -> str | None:
 def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
     """Yield the streams of a dump in file order, as its index lists them; check two of them.
 
-    The titles in the index show which streams have templates; `namespaces` are those of the dump.
+    The titles in the index show which streams have templates; `namespaces` are the dump's
+    namespaces.
 
     Raises:
         InputError: The index is malformed, incomplete, or belongs to another dump.

@@ -352,7 +352,7 @@ class AnswerEvaluation:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The `rank_metrics` of the outcomes; for labels only those that use evidence."""
+        """The `rank_metrics` of the outcomes; for labels, only the metrics that use evidence."""
         ranks = rank_metrics(self.outcomes, self._measured_depth)
         return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 

@@ -1,8 +1,8 @@
 """Pieces: the files that one build stage hands to the next.
 
-A piece is a sequence of `.npy` images in one file, the stamp of the build first. A piece is read in
-ranges of rows, from disk or from object storage. A truncated piece, or one of another build, is
-detected before any number in it is used.
+A piece is a sequence of `.npy` images in one file, beginning with the stamp of the build. A piece
+is read in ranges of rows, from disk or from object storage. A truncated piece, or one of another
+build, is detected before any number in it is used.
 
 A piece of a kind with shards ends in *slices*, one per shard: there are shards x parts of them, so
 each has to be cheap. The layout of such a piece is a head, which the merge reads; all slices; a

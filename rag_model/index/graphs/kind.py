@@ -182,7 +182,7 @@ class GraphKind(VectorKind):
 
         `cells` is the distance to the cells' centroids, and `codes` the error of the codes. `links`
         is the planned number of links per vector over the actual number: with too few links across
-        borders, the graphs fall apart.
+        borders, a walk cannot reach all graphs.
 
         Raises:
             InputError: the trained file is damaged or of another plan.

@@ -277,7 +277,7 @@ def take_terms(windows, batch, max_postings):
 def merge_parts(parts: Sequence[PartReader], out: Path, scale: int = 0) -> IndexStats:
     """Write the index file of parts, which are given in row order.
 
-    `scale` is that of `file.Layout`.
+    `scale` has the meaning of `file.Layout.scale`.
 
     Raises:
         InputError: a part is damaged.

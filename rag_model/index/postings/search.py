@@ -123,7 +123,7 @@ class PostingsIndex:
     def _search_ranges(
         self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints
     ) -> Ints:
-        """Load the ranges that the queries read, in up to two rounds of requests; then as
+        """Load the ranges that the queries read, in up to two rounds of requests; then search like
         `_fill_best`.
         """
         if self.file.is_whole or not skip:

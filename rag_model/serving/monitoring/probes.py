@@ -135,7 +135,8 @@ def ask_probes(
 def compare_probes(
     recorded_answers: Sequence[ProbeAnswer], answers: Sequence[ProbeAnswer], likelihoods: Sequence[float | None]
 ) -> ProbeMetrics:
-    """Compare the answers with the recorded ones; `likelihoods` are those of the recorded texts.
+    """Compare the answers with the recorded ones; `likelihoods` are the likelihoods of the recorded
+    texts.
 
     >>> before = [ProbeAnswer("Rome.", -1.0, 2), ProbeAnswer("Paris", -0.5, 1)]
     >>> compare_probes(before, [ProbeAnswer("rome", None, 2), ProbeAnswer("Lyon", None, 1)], [-1.5, -1.5])

@@ -168,7 +168,7 @@ class Blobs:
         """Store a local file; nothing is copied if it was stored within the last twelve hours.
 
         With `move`, a store on the same disk renames the file instead of copying it. `digest` is
-        that of the file, if its writer has computed it.
+        the file's digest, if its writer has computed it.
 
         Raises:
             StoreError: the store is full or unwritable, or the file cannot be read.

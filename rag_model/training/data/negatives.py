@@ -119,7 +119,7 @@ class CandidateChecker:
 def select_candidates(example: Example, checks: Checks, settings: MiningSettings) -> tuple[list[int], list[int]]:
     """Return (positions of new positives, at most one; positions of negatives, hardest first).
 
-    `checks` are those of the retrieved passages, best first. A negative holds no answer (DPR's
+    `checks` are the checks of the retrieved passages, best first. A negative holds no answer (DPR's
     token match, in text or title), is not a positive, and is neither from a page that the example
     names nor from the document whose text is the question.
 

@@ -156,7 +156,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
     ) -> None:
         """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
 
-        `digests` are those of the encoder's and the teacher's files.
+        `digests` are the digests of the encoder's and the teacher's files.
 
         Raises:
             InputError: no example has a positive and a negative; or one lacks them, and the recipe

@@ -80,7 +80,7 @@ class IctTask(TextTask):
     def __init__(
         self, encoders: BiEncoder, snapshot: Snapshot, recipe: IctRecipe, digests: Mapping[str, str] | None = None
     ) -> None:
-        """Choose the texts; `digests` are those of the initial encoders' files."""
+        """Choose the texts; `digests` are the digests of the initial encoders' files."""
         super().__init__(snapshot, np.arange(snapshot.n), recipe, digests)
         self.module = encoders
         self.goal = Goal.of(recipe.goal)

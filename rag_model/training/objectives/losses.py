@@ -69,8 +69,8 @@ def locate_positives(
 
     The (b, m) bool mask marks the passages that must not be negatives of a question, as in
     `mask_other_positives`. With `counts_once` it also marks all but the first of equal passages, as
-    in a `DprBatch`, which holds each passage once. `passages` are those of this process, and `gold`
-    are the positions of the positives in them.
+    in a `DprBatch`, which holds each passage once. `passages` are this process's passages, and
+    `gold` are the positions of the positives in them.
     """
     keys, start = gather_all_processes(passage_keys(passages).to(device))
     rows = torch.tensor(gold, device=device) + start

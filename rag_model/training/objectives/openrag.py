@@ -150,7 +150,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         online: OnlineJudging,
         digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `digests` are those of the encoders' and the generator's files.
+        """Set the data; `digests` are the digests of the encoders' and the generator's files.
 
         Raises:
             UsageError: no dev example has an answer.

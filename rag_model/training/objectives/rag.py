@@ -203,7 +203,8 @@ class RagTask:
         recipe: RagRecipe,
         initial_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Set the data; `initial_digests` are those of the initial question encoder and generator.
+        """Set the data; `initial_digests` are the digests of the initial question encoder and
+        generator.
 
         Raises:
             InputError: no training example has an answer; or one has none, and the recipe refuses

@@ -135,9 +135,10 @@ class RealmTask(TextTask):
     ) -> None:
         """Choose the texts, which stay those of `snapshot` when the index moves.
 
-        `digests` are those of the initial models' files. `index` builds the moving index, with the
-        settings `moving`, from the hooks of this task; without it `snapshot` is searched to the
-        end. `runner` finds the texts with salient spans on workers; if None, this process does.
+        `digests` are the digests of the initial models' files. `index` builds the moving index,
+        with the settings `moving`, from the hooks of this task; without it `snapshot` is searched
+        to the end. `runner` finds the texts with salient spans on workers; if None, this process
+        does.
 
         Raises:
             UsageError: masks are salient but the snapshot has no spans, or the retriever expression

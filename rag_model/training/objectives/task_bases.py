@@ -196,7 +196,7 @@ class GroupTask(ABC, Generic[B, M, R]):
     ) -> None:
         """Set the data; `corpus` and the passages of dev examples are ranked for dev questions.
 
-        `digests` are those of the initial models' and the teacher's files.
+        `digests` are the digests of the initial models' and the teacher's files.
 
         Raises:
             InputError: no example of `train` is complete; or one is incomplete, and the recipe
@@ -349,8 +349,8 @@ class TextTask:
     def __init__(self, snapshot: Snapshot, rows: Rows, recipe: Any, digests: Mapping[str, str] | None = None) -> None:
         """Split `rows` into training and held-out texts.
 
-        `recipe` is a record with `batch_size`, `seed` and `dev_texts`; `digests` are those of the
-        initial models' files.
+        `recipe` is a record with `batch_size`, `seed` and `dev_texts`; `digests` are the digests of
+        the initial models' files.
         """
         self._snapshot, self._recipe, self._digests = snapshot, recipe, dict(digests or {})
         self._split = TextSplit.hold_out(rows, recipe.dev_texts)
