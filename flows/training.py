@@ -12,7 +12,7 @@ from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
-from pydantic import PydanticUserError, TypeAdapter, WithJsonSchema
+from pydantic import PydanticUserError, TypeAdapter
 
 from flows.parameters import read_file
 from rag_model.toml import read_toml
@@ -85,7 +85,15 @@ def _convert_default_to_json(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-RecipeTables = Annotated[dict[str, dict[str, Any]] | None, WithJsonSchema(build_form(list_objectives()))]
+class _ObjectiveForm:
+    """The JSON schema of a form, which only Prefect asks for: reading all comments takes .5 s."""
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        """Return the schema of the settings of all objectives."""
+        return build_form(list_objectives())
+
+
+RecipeTables = Annotated[dict[str, dict[str, Any]] | None, _ObjectiveForm()]
 if TYPE_CHECKING:
     KindName = str
 else:

@@ -17,21 +17,21 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache as cache_results
 from inspect import signature
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import Cache, EncoderDecoderCache
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from rag_model.digest import digest_json
 from rag_model.errors import UsageError
+from rag_model.extras import require
 
-_AnyCache = TypeVar("_AnyCache", bound=Cache)
+if TYPE_CHECKING:
+    from transformers import Cache
+
+_AnyCache = TypeVar("_AnyCache", bound="Cache")
 # in transformers 5.24 and later, and in earlier releases
 _ARGUMENT_NAMES = ("cache", "past_key_values")
-# field names in the installed release
-_OUTPUT_FIELDS = {field.name for field in fields(CausalLMOutputWithPast)}
 Mode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py
 ProposeTokens = Callable[[Tensor, Sequence[int]], tuple[Tensor, Tensor]]
@@ -41,7 +41,7 @@ It returns (h, c) log p and (h, c) tokens of the candidates, best first.
 """
 
 
-def build_continuation_arguments(module: Any, cache: Cache) -> dict[str, Any]:
+def build_continuation_arguments(module: Any, cache: "Cache") -> dict[str, Any]:
     """Return the arguments that make a transformers model continue from `cache`."""
     return {_find_argument_name(type(module).forward): cache, "use_cache": True}
 
@@ -58,9 +58,9 @@ def _find_argument_name(forward: Callable[..., Any]) -> str:
     """Return the name of the cache argument in a method's signature, or else, for a method with
     arbitrary keywords, the name in the installed release.
     """
-    return next(
-        name for names in (signature(forward).parameters, _OUTPUT_FIELDS) for name in _ARGUMENT_NAMES if name in names
-    )
+    output_type = require("transformers.modeling_outputs", "model").CausalLMOutputWithPast
+    names_of_both = signature(forward).parameters, {field.name for field in fields(output_type)}
+    return next(name for names in names_of_both for name in _ARGUMENT_NAMES if name in names)
 
 
 def get_cache(outputs: Mapping[str, Any]) -> Any:
@@ -83,7 +83,7 @@ def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = F
 def _copy_cache(cache: Any) -> Any:
     """Return a copy that shares the tensors; a layer that appends tokens allocates new tensors."""
     copied = copy(cache)
-    if isinstance(cache, EncoderDecoderCache):
+    if isinstance(cache, require("transformers", "model").EncoderDecoderCache):
         copied.self_attention_cache = _copy_cache(cache.self_attention_cache)
         copied.cross_attention_cache = _copy_cache(cache.cross_attention_cache)
         copied.is_updated = dict(cache.is_updated)

@@ -14,9 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
 from rag_model.chat_template import TemplateRefusalError, render_chat_template
 from rag_model.encoders.architecture import check_gguf_file
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_json_object, read_optional_json, resolve_folder
@@ -61,6 +58,7 @@ def load_generator(
             model is given a template other than `InstructionTemplate`.
         MissingExtraError: the folder holds a GGUF file, and the package `gguf` is not installed.
     """
+    transformers = require("transformers", "model")
     folder, resolved_device = resolve_folder(name), resolve_device(device)
     resolved_dtype = parse_dtype(dtype or choose_inference_dtype(resolved_device))
     weight_source = _find_weight_source(folder)
@@ -159,11 +157,8 @@ def _load_with(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
 
 def _check_is_generator(folder: Path, config: Any) -> None:
     architectures = config.architectures or []
-    if (
-        architectures
-        and not config.is_encoder_decoder
-        and not set(architectures) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    ):
+    class_names = require("transformers.models.auto.modeling_auto", "model").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if architectures and not config.is_encoder_decoder and not set(architectures) & set(class_names.values()):
         raise InputError(
             f"generator {folder} is a {architectures[0]}, not a generator: give an encoder-decoder "
             "or a decoder-only model"
@@ -171,7 +166,7 @@ def _check_is_generator(folder: Path, config: Any) -> None:
 
 
 def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
-    load = partial(_load_with, folder, transformers.AutoTokenizer, weight_source)
+    load = partial(_load_with, folder, require("transformers", "model").AutoTokenizer, weight_source)
     tokenizer = load_with_guard(folder / TOKENIZER, load)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")

@@ -19,10 +19,9 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-import transformers
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -33,6 +32,7 @@ from rag_model.encoders.spec import RECORD_FILE
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.encoders.weights import WEIGHTS, list_weight_files, read_tensor_headers
 from rag_model.errors import InputError, UsageError
+from rag_model.extras import require
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import PaperTemplate, PromptTemplate, template_from_json, template_to_json
 from rag_model.generate.rag import Rag, RagSettings
@@ -40,6 +40,9 @@ from rag_model.generate.transformer import TransformersGenerator
 from rag_model.process import temporary_folder
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.model_manifest import GENERATOR, PASSAGE, detect_model_parts
+
+if TYPE_CHECKING:
+    from transformers import DPRQuestionEncoder
 
 QUESTION: Literal["question"] = "question"
 _TOKENIZERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
@@ -129,7 +132,7 @@ def read_rag_settings(folder: Path) -> RagSettings:
 
 def _convert_to_dpr(
     rag: Rag, question: TrainableEncoder, generator: TransformersGenerator
-) -> "transformers.DPRQuestionEncoder | None":
+) -> "DPRQuestionEncoder | None":
     """Return the question encoder as an object of DPR's class; None if transformers' layout cannot
     store all settings.
     """
@@ -146,8 +149,9 @@ def _convert_to_dpr(
         or not generator.module.config.is_encoder_decoder
     ):
         return None
+    transformers = require("transformers", "model")
     if isinstance(question.whole, transformers.DPRQuestionEncoder):
-        return question.whole
+        return cast("DPRQuestionEncoder", question.whole)
     if not isinstance(question.whole, transformers.BertModel):
         return None
     values = question.whole.config.to_dict()
@@ -155,13 +159,14 @@ def _convert_to_dpr(
     dpr_encoder = transformers.DPRQuestionEncoder(transformers.DPRConfig(**values, projection_dim=0))
     state = {name: value for name, value in question.whole.state_dict().items() if not name.startswith("pooler.")}
     dpr_encoder.question_encoder.bert_model.load_state_dict(state)
-    return dpr_encoder
+    return cast("DPRQuestionEncoder", dpr_encoder)
 
 
 def _save_transformers_layout(
-    rag: Rag, dpr_encoder: "transformers.DPRQuestionEncoder", generator: TransformersGenerator, folder: Path
+    rag: Rag, dpr_encoder: "DPRQuestionEncoder", generator: TransformersGenerator, folder: Path
 ) -> None:
     module, prompt_template, settings = generator.module, generator.prompt_template, rag.settings
+    transformers = require("transformers", "model")
     config = transformers.RagConfig.from_question_encoder_generator_configs(
         dpr_encoder.config,
         module.config,

@@ -13,11 +13,10 @@ tokens of an answer: `<s> … </s>` for BART, `… </s>` for T5.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import Cache, EncoderDecoderCache
 
 from rag_model.corpus.records import Passage
 from rag_model.generate.decoding import build_continuation_arguments, get_cache, select_cache_rows, send_to
@@ -30,6 +29,9 @@ from rag_model.generate.prompts import (
     tokenize_prompts,
     truncate_with_end_token,
 )
+
+if TYPE_CHECKING:
+    from transformers import Cache, EncoderDecoderCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class _TransformerGenerator:
 class CausalState:
     """Decoding state of m rows: the cache of the prompts and of the tokens generated after them."""
 
-    cache: Cache
+    cache: "Cache"
     mask: Tensor  # (m, s + generated tokens) int64, 0 for padding
 
 
@@ -168,7 +170,7 @@ def _pad_left(contexts: Contexts) -> tuple[Tensor, Tensor]:
 class Seq2SeqState:
     """Decoding state of m rows: the cache of the generated tokens, and the encoded contexts."""
 
-    cache: EncoderDecoderCache
+    cache: "EncoderDecoderCache"
     hidden: Tensor  # (m, s, d) output of the encoder
     mask: Tensor  # (m, s) int64, 0 for padding
     # (m,) int64 context of each row; on the CPU, so that reading it does not wait for a GPU

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import transformers
 from torch import Tensor
 
 from rag_model.encoders.files import CONFIG, TOKENIZER, read_optional_json
 from rag_model.encoders.pretrained import load_pretrained
 from rag_model.encoders.weights import read_tensor_headers
 from rag_model.errors import InputError, StoppedError
+from rag_model.extras import require
 from rag_model.reading.answer import Answer, SupportingPassage, TokenUsage
 from rag_model.reading.reader import (
     EXTRACTION,
@@ -67,6 +67,7 @@ class SpanModel:
         head = "qa_classifier" if kind == _DPR else "qa_outputs"
         if not any(head in name for name in names):
             raise InputError(f"model {folder} has no question-answering head ({head}): give a model with one")
+        transformers = require("transformers", "model")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
         load = partial(load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
