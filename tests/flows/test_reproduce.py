@@ -547,9 +547,10 @@ def test_a_verdict_follows_from_tolerance_and_interval(
     )
 
 
-def test_a_look_up_imports_no_training() -> None:
-    program = "import flows.reproduce, sys; print('flows.finetune' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+def test_a_look_up_and_a_search_service_import_neither_training_nor_transformers() -> None:
+    program = "import sys, flows.reproduce, flows.verbs.serve, rag_model.serving.run, flows.compare;"
+    program += "print({'flows.finetune', 'transformers'} & {*sys.modules})"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"
 
 
 def test_the_verb_has_help(bookwheel: Any) -> None:
