@@ -217,7 +217,7 @@ def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterT
     """Return a task per part, each with the parent's parts that contain pages of it."""
     rows = read_blob_list(store, build.rows)
     parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(rows)
-    # it names the files of all parts, too many to repeat in every task
+    # the table names the files of all parts, too many to repeat in every task
     build = replace(build, parent_rows=None)
     return [
         ScatterTask(

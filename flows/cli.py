@@ -44,7 +44,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",  # bookwheel already runs one process per core
     "TRANSFORMERS_VERBOSITY": "error",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # otherwise the bars of several files overwrite each other
+    # without this, the progress bars of several files overwrite each other
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 
 

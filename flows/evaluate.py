@@ -94,7 +94,7 @@ def evaluate(
     settings, clock = settings or EvaluationSettings(), StageClock("evaluate")
     check_paths(rows, kilt, report, questions=questions)
     target = Store.open(store)
-    # so that `gc` keeps this run's answers
+    # the intent makes `gc` keep this run's answers
     with target.intents.hold(f"evaluate-{secrets.token_hex(8)}"):
         with clock("open"):
             run = prepare_answer_run(target, model, questions, ref, settings, asks)

@@ -415,7 +415,7 @@ def serve_call(function: Callable[[Any], Any]) -> None:
 def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Execute the calls of a `ChildWorker`: open the function once, and write one line per call."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    # so that output of libraries does not mix with the replies
+    # output of libraries then does not mix with the replies
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     request = json.loads(sys.stdin.buffer.readline())
     _limit_resources(request["memory"])

@@ -494,7 +494,7 @@ class CachedFile:
         if start >= end:
             return b""
         blocks = self.layout.locate_range(start, end)
-        with self.cache._lock:  # so that no block is removed before it is read
+        with self.cache._lock:  # the lock keeps blocks from being removed before they are read
             if self._is_verified[blocks].all():
                 np.maximum(self._last_used[blocks], self.cache._clock, out=self._last_used[blocks])
                 return os.pread(self._descriptor, end - start, start)

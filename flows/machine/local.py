@@ -108,7 +108,8 @@ def up(
     """
     if not deployments.is_file():
         raise UsageError(f"there is no {deployments} here: run this in bookwheel's source folder, or name the file")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it contains the store's credentials
+    # the folder contains the store's credentials
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     running = _list_running(folder)
     if running:
         return _read_services(folder)

@@ -100,7 +100,8 @@ class Row:
     passage_encoder: str = ""
     k: int | None = None  # passages per answer
     readers: tuple[ReaderName, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)  # as in `evaluate --label`
+    # labels and their texts, as in `evaluate --label`
+    labels: Mapping[str, str] = field(default_factory=dict)
     beams: int = 1
     parameters: int = 0  # weights of the generator, to estimate the time
     licence: str = ""  # licence of the model

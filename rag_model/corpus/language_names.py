@@ -28,7 +28,7 @@ class LanguageNames(NamedTuple):
     categories: tuple[str, ...] = ()  # names of the category namespace; lower case
     redirects: tuple[str, ...] = ()  # as MediaWiki writes them: `#WEITERLEITUNG`
     switches: tuple[str, ...] = ()  # without their underscores: `notoc`
-    months: tuple[str, ...] = ()  # as in a date, from January
+    months: tuple[str, ...] = ()  # names of the months in a date, from January
     date: tuple[str, ...] = ()  # the format of a date, of `day`, `month`, `number` and `year`
     disambiguation: tuple[str, ...] = ()  # names of templates of disambiguation pages; lower case
     # Headings of sections of references and links; lower case. Others are in `language_words.toml`.

@@ -76,10 +76,11 @@ DATE, KIND = "revised", "kind"
 _SECONDS = pa.timestamp("s", tz="UTC")
 # Parquet has no unit of seconds.
 PASSAGE_SCHEMA = UNDATED_SCHEMA.append(pa.field(DATE, pa.timestamp("ms", tz="UTC")))
-# Also has the kind of each passage; used only for snapshots with structures.
+# This schema also has the kind of each passage; used only for snapshots with structures.
 KIND_SCHEMA = PASSAGE_SCHEMA.append(pa.field(KIND, pa.string(), nullable=False))
 METADATA_COLUMNS = ("language", "wikidata", "categories")
-# Also has metadata of each passage's page; used only for snapshots whose recipe requests them.
+# This schema also has metadata of each passage's page; used only for snapshots whose recipe
+# requests them.
 _METADATA_FIELDS = [pa.field(name, pa.string(), nullable=False) for name in METADATA_COLUMNS]
 FULL_SCHEMA = pa.schema([*KIND_SCHEMA, *_METADATA_FIELDS])
 PASSAGE_SCHEMAS = (PASSAGE_SCHEMA, KIND_SCHEMA, FULL_SCHEMA, UNDATED_SCHEMA)
@@ -584,7 +585,7 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
     starts_word[1:] &= is_space[:-1]
     is_filled = offsets[:-1] < offsets[1:]
     first_bytes = offsets[:-1][is_filled]
-    # even if the previous text ends with a letter
+    # a text starts a word even if the previous text ends with a letter
     starts_word[first_bytes] = ~is_space[first_bytes]
     counts = np.zeros(len(texts), np.int32)
     if len(first_bytes):

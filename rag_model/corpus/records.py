@@ -231,7 +231,7 @@ class Part:
         """Return the descriptor as JSON values."""
         value = asdict(self)
         if not self.format:
-            del value["format"]  # as in plans of earlier versions
+            del value["format"]  # plans of earlier versions have this form
         return value
 
     @classmethod

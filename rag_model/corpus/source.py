@@ -389,7 +389,8 @@ class _TarHeader(tarfile.TarInfo):
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(str(error)) from error
-        if not (header.isreg() or 0 <= header.size <= _MAX_TAR_HEADER):  # it is read into memory
+        if not (header.isreg() or 0 <= header.size <= _MAX_TAR_HEADER):
+            # a header is read into memory, so its size is limited
             raise tarfile.ReadError(f"a header of {header.size} bytes")
         return header
 

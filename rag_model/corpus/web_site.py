@@ -52,7 +52,7 @@ from rag_model.secrets import refuse_secret
 PREFIX = "sitemap+"
 # names the folder of the mirrors; default `~/.cache/bookwheel/sites`
 FOLDER_VARIABLE = "BOOKWHEEL_SITES"
-MAX_PAGE_BYTES = 8 << 20  # as for an HTML file in a folder
+MAX_PAGE_BYTES = 8 << 20  # the same limit as for an HTML file in a folder
 # The protocol allows 50 MB.
 _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000
 _MAX_ROBOTS_BYTES = 512 << 10

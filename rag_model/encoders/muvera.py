@@ -104,8 +104,8 @@ class Muvera:
         """Return (R, d, d') random signs divided by sqrt(R d'), which preserve inner products on
         average.
 
-        Without a projection (d' = d) they are the identity divided by sqrt(R). The factor sqrt(R)
-        makes the inner product the mean over the repetitions.
+        Without a projection (d' = d) the result is the identity divided by sqrt(R). The factor
+        sqrt(R) makes the inner product the mean over the repetitions.
         """
         shape, scale = (self.repetitions, self.dim, self.projected), self.repetitions**-0.5
         if self.projected == self.dim:

@@ -213,7 +213,7 @@ def parse(text: str) -> Word | Call:
 
 
 def choose_expression(index: str | None, retriever: str | None) -> str | None:
-    """Return the expression of `--index` or `--retriever` in its normal spelling.
+    """Return the expression of `--index` or `--retriever` in the normal spelling.
 
     The result is None if neither is given.
 

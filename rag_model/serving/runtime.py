@@ -96,7 +96,8 @@ def limit_compute_threads(threads: int) -> None:
     """Set how many threads faiss and torch use for computations of the calling thread."""
     faiss.omp_set_num_threads(threads)
     with _TORCH_THREADS_LOCK:
-        torch.set_num_threads(threads)  # also applies to threads that have not read the number yet
+        # the number also applies to threads that have not read it yet
+        torch.set_num_threads(threads)
         torch.get_num_threads()  # reading it fixes the number for the calling thread
 
 

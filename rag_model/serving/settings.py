@@ -15,7 +15,7 @@ _ZERO_ALLOWED = {
     "batch_wait_ms", "workers", "answer_workers", "threads", "pinned_snapshots", "override_every",
     "linger_seconds", "drain_seconds",
 }  # fmt: skip
-# as in a Host header
+# a host name or address with an optional port, as in a Host header
 _HOST = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*)|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 
 

@@ -112,7 +112,7 @@ def plan_parts(
             "leave out --structures, or structures of the recipe"
         )
     if limit is not None or all(can_plan_fast(name, url) for url, name in format_by_url.items()):
-        # this is cheap, because it reads only the offset index, or the first pages
+        # this plan is cheap, because it needs only the offset index, or the first pages
         return _plan_into_store(store, dump, recipe, limit, boundaries, {}, mirror)
     inputs = {
         "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
@@ -195,7 +195,8 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
     length_by_slice = {(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}
     if {url for url, _ in length_by_slice} <= {*urls}:
         return plan, sum(length_by_slice.values())
-    return plan, sum(map(get_size, urls))  # the slices are in compressed copies of the content
+    # the slices are in recompressed copies, so the dump's own files count
+    return plan, sum(map(get_size, urls))
 
 
 def plan_indexes(

@@ -141,7 +141,7 @@ class Recipe:
                 if not representation[setting]:
                     del representation[setting]
         if self.site == SiteSettings():
-            del values["site"]  # as in recipes of earlier versions
+            del values["site"]  # recipes of earlier versions have this form
         return {**values, "chunk": self.chunk.to_json()}
 
 

@@ -245,7 +245,7 @@ def _iter_manifests(store: Store) -> Iterator[Manifest]:
         try:
             yield store.snapshots.get(snapshot)
         except StoreError:
-            # otherwise it has just expired
+            # a snapshot without a manifest has just expired
             if store.files.find(store.snapshots.manifest_path(snapshot)) is not None:
                 raise
 

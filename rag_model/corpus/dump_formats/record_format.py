@@ -337,7 +337,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
         if not sections and row.get("contents"):
             first_line, _, rest = row["contents"].partition("\n")
             has_title = rest and len(first_line) <= MAX_TITLE  # a longer first line is text
-            # as Pyserini quotes DPR's titles
+            # Pyserini quotes DPR's titles in this way
             if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':
                 first_line = first_line[1:-1].replace('""', '"')
             title, sections = (title or first_line, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
@@ -383,7 +383,7 @@ def _parse_date(value: Any, where: str) -> int | None:
 
 
 def _check_list(sections: Any) -> list[Any]:
-    if not isinstance(sections, list):  # otherwise the keys of an object would become sections
+    if not isinstance(sections, list):  # the keys of a dictionary would become sections
         raise TypeError(sections)
     return sections
 

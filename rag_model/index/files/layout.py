@@ -296,7 +296,8 @@ class _LayoutReader:
             self.require(len(pairs) % 2 == 0)
             numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
             self.require(bool((numbers < n_lists).all()) and len(np.unique(numbers)) == len(numbers))
-        self.require(bool((sizes <= self._size).all()))  # so their sum does not overflow
+        # the sizes are bounded, so their sum does not overflow
+        self.require(bool((sizes <= self._size).all()))
         return numbers, sizes
 
     def _skip_array(self, width: int) -> int:

@@ -31,7 +31,7 @@ _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one reque
 _MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
 FileT = TypeVar("FileT")
-PartRows = tuple[int, slice, Rows]  # as `Partition.split` yields them
+PartRows = tuple[int, slice, Rows]  # an item of `Partition.split`
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> l
 
     def open_remote(name: Any) -> FileT:
         file = rows.open(name)
-        # A buffered file reads a megabyte at a time.
+        # The raw file is used, because a buffered file reads a megabyte at a time.
         return open_file(file.detach() if isinstance(file, io.BufferedReader) else file)
 
     with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:

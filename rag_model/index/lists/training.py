@@ -17,7 +17,7 @@ from rag_model.index.recipe import VectorPlan, default_search
 
 OPQ_ROUNDS = 10  # faiss's 50 take five times as long and gave no measurable recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
-_PROJECTION_ROWS = 1 << 16  # as many vectors as faiss gives OPQ
+_PROJECTION_ROWS = 1 << 16  # faiss trains OPQ with as many vectors
 _PROJECTION_ROWS_PER_DIM = 100
 CODE_ROUNDS = 1  # five more gain .0004 of recall, and each costs ten rounds of the lists
 
@@ -133,7 +133,7 @@ def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
 def _configure_rotation(transform: Any, seed: int) -> Any:
     quantizer = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
     _configure_kmeans(quantizer.cp, seed)
-    quantizer.cp.niter = 4  # as in faiss: each round continues from the last centroids
+    quantizer.cp.niter = 4  # each round continues from the last centroids, as in faiss
     transform.pq = quantizer
     transform.niter = OPQ_ROUNDS
     transform.verbose = False

@@ -383,7 +383,7 @@ def _write_list(
         new_words: words of the new postings, ascending within a term.
         first: index of the term's first new posting.
         last: end of its new postings.
-        writer: an array of `allocate_scratch`, like the four that follow.
+        writer: a scratch array of `allocate_scratch`, as are the next four arguments.
         sizes: scratch array of `encode_block`.
         gaps: buffer for the gaps of a block.
         weights_less_one: buffer for the weights of a block.
@@ -467,7 +467,7 @@ def carry_over(
         new_words: (p,) int64 words of the new postings, ascending within a term.
         state: (STATE_SIZE,) int64, zeros but for `TERMS_LEFT`; updated.
         term: uint8, with room for the longest term and `PADDING` more.
-        writer: an array of `allocate_scratch`, like the four that follow.
+        writer: a scratch array of `allocate_scratch`, as are the next four arguments.
         sizes: scratch array of `encode_block`.
         gaps: buffer for the gaps of a block.
         weights_less_one: buffer for the weights of a block.

@@ -66,9 +66,9 @@ class _SearchGrid:
 def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float) -> TuningResult:
     """Return the smallest setting whose mean recall@k is at least `target`.
 
-    If no setting reaches it, return the smallest within .005 of the best one. A graph searched for
-    k neighbours keeps at least k candidates, so its settings begin at k. With a refinement,
-    the cheapest setting of several factors is returned.
+    If no setting reaches `target`, return the smallest one within .005 of the best recall. A graph
+    searched for k neighbours keeps at least k candidates, so its settings begin at k. With a
+    refinement, the cheapest setting of several factors is returned.
 
     Args:
         index: the index; its default setting is tried first.

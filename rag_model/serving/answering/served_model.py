@@ -88,7 +88,8 @@ class ServedModel:
         """
         if settings.route is not None:
             mismatch = settings.route.explain_mismatch(model_id, settings.reader_for(model_id))
-            if mismatch:  # so that a new version of the model does not end the service
+            if mismatch:
+                # only a warning, so that a new version of the model does not end the service
                 _LOG.warning("%s; until then the memory with the likelier answer is chosen", mismatch)
                 settings = replace(settings, route=None)
         model = load_reading_model(store, model_id, settings.reader_for(model_id), passage_encoder)

@@ -203,7 +203,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     def _refuse_request(self, status: int, detail: str) -> None:
         """Reply to the request that is being read and close; abort if another reply is under way."""
         if self._is_refused:
-            return  # this is the rest of the refused request
+            return  # the new bytes are the rest of the refused request
         self._is_refused = True
         if self.transport.is_closing() or not (self.idle or self._is_only_reading()):
             self.transport.abort()

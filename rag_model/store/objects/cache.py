@@ -224,6 +224,6 @@ def build_link_tree(targets: Mapping[str, Path]) -> Path:
         temporary.rename(folder)  # atomic: complete or absent
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.is_dir():  # otherwise another process has created the same folder
+        if not folder.is_dir():  # if the folder exists, another process has created it
             raise StoreError(f"cannot write the cache folder {folder.parent}: {error.strerror}") from error
     return folder

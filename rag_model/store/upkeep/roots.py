@@ -46,7 +46,7 @@ _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 _MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
-_BLOB_LIST_START = b'[{"id": "sha256:'  # the first bytes of a list of blobs
+_BLOB_LIST_START = b'[{"id": "sha256:'  # first bytes of a file that lists blobs
 # Outputs of these stages are kept, but not their inputs, such as an earlier month's vectors.
 _TRAINING_STAGES = ("train", "follow")
 _MANIFESTS = 8  # number of manifests read at a time: each names thousands of files

@@ -89,7 +89,7 @@ class MappedPassages:
             raise InputError(f"row {row} of {self._path} is damaged ({error}): pull it again") from error
 
     def _get_batch_readers(self, number: int) -> list[Callable[[int], Any]]:
-        # these are views of the mapped file, of a few hundred bytes
+        # the readers are views of the mapped file, of a few hundred bytes
         if number not in self._batches:
             self._batches[number] = [_create_value_reader(column) for column in self._file.get_batch(number).columns]
         return self._batches[number]

@@ -99,7 +99,7 @@ class Snapshot:
         self._mapped_copy = mapped_copy
         self._partition = Partition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageReader] = OrderedDict()
-        # because decoding a group takes longer than a search
+        # decoded row groups are cached, because decoding a group takes longer than a search
         self._group_cache = DecodedCache(_GROUP_CACHE_BYTES)
         self._passage_cache = DecodedCache(_PASSAGE_CACHE_BYTES)
         self._lock = threading.Lock()

@@ -266,7 +266,8 @@ class TrainingFolder:
                 differs.
         """
         training = {"settings": dict(settings), "recipe": dict(recipe)}
-        training = json.loads(json.dumps(training))  # as it will be read back: tuples become lists
+        # the inputs in the form that JSON gives back: tuples become lists
+        training = json.loads(json.dumps(training))
         record_path = self.path / RECORD
         if not record_path.exists():
             with atomic_write(record_path) as temporary:

@@ -126,7 +126,7 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def prepare(self, job: Job[MarginMseTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
-        teacher = load_teacher(job)  # first, so that a wrong teacher fails early
+        teacher = load_teacher(job)  # the teacher is loaded first, so that a wrong one fails early
         mined_examples = mine_passages(job)
         return {
             name: add_teacher_scores(examples, teacher, job.settings.margin_mse.scored)

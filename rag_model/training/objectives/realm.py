@@ -288,7 +288,7 @@ class RealmObjective(Objective[RealmTraining]):
     options = frozenset({"encoder", "generator"})
     settings = RealmTraining
     tempered = "realm"
-    version = 1  # version 1 reads passages without titles, and `token` divides by masks
+    version = 1  # since version 1, passages are read without titles, and `token` divides by masks
     takes_examples = False
     result = ModelDescription(
         summary="A question encoder, a passage encoder and a masked language model, trained together to fill masks in "
