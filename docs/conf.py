@@ -11,7 +11,7 @@ gc.set_threshold(50_000)  # or a quarter of the time goes into looking for garba
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from generated import as_restructured_text, write_commands, write_deviations  # noqa: E402 - found by the line above
+from generated import as_restructured_text, write_commands, write_deviations, write_environment  # noqa: E402 - found by the line above
 
 project = "bookwheel"
 project_copyright = "the authors of bookwheel; Apache-2.0"
@@ -55,6 +55,7 @@ default_role = "code"
 
 def setup(app: Sphinx) -> None:
     """Generate the page of commands, and read docstrings as the Markdown that they are."""
-    for name, write in (("commands.md", write_commands), ("deviations.md", write_deviations)):
+    pages = {"commands": write_commands, "environment": write_environment, "deviations": write_deviations}
+    for name, write in ((f"{name}.md", write) for name, write in pages.items()):
         app.connect("builder-inited", lambda app, n=name, w=write: w(Path(app.srcdir) / "reference" / n), priority=1)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=1)  # before napoleon

@@ -9,7 +9,7 @@ from typing import Any
 
 from cyclopts.docs.markdown import generate_markdown_docs
 
-from flows.cli import app
+from flows.cli import app, select_settable
 from rag_model.training.objectives.objective import Objective, get_objective, list_objective_names
 from rag_model.training.settings import parse_field_comments, render_value
 
@@ -30,6 +30,15 @@ too. All other defaults are those of the paper or of its authors' code.
 | objective | setting | default | paper or code | reason |
 | --- | --- | --- | --- | --- |"""
 _DEVIATION = re.compile(r"(?:^|; )([^;]*?),? ?instead of ([^;]*?), because ([^;]*)")
+_ENVIRONMENT_HEAD = """# Options in the environment
+
+This page is generated from the command line. Each variable sets an option of the commands in its row; a flag takes
+precedence. An empty default means that the option is not set. [Environment
+variables](../howto/install.md#environment-variables) has the variables that are not options.
+
+| variable | default | commands | meaning |
+| --- | --- | --- | --- |"""
+_MANY_VERBS = 20  # an option of more commands is one of all, but for a few that need no store
 _CODE_SPAN = re.compile(r"(`+[^`]*`+)")
 _ITEM = re.compile(r"\s*([*-]|\d+\.)\s")
 
@@ -100,6 +109,48 @@ def _iter_deviations(settings: Any) -> Iterator[Deviation]:
                 yield Deviation(setting.name, default or render_value(value), published, reason)
         if is_dataclass(value):
             yield from _iter_deviations(value)
+
+
+def write_environment(path: Path) -> None:
+    """Write a page with the environment variables of all options of the commands.
+
+    Options of several commands share a row. The defaults and the help of the first one are shown.
+    """
+    rows: dict[str, tuple[Any, list[str]]] = {}
+    for verb in (name for name in app if not name.startswith("-")):
+        arguments = app[verb].assemble_argument_collection(parse_docstring=True)
+        for argument in select_settable((verb,), arguments):
+            if argument.show and argument.name.startswith("--"):
+                rows.setdefault(name_variable(argument.name), (argument, []))[1].append(verb)
+    lines = [
+        f"| `{variable}` | {_format_default(argument)}| {_list_verbs(verbs)} | {_as_cell(argument.parameter.help)} |"
+        for variable, (argument, verbs) in sorted(rows.items())
+    ]
+    _write_if_changed(path, "\n".join([_ENVIRONMENT_HEAD, *lines]) + "\n")
+
+
+def name_variable(option: str) -> str:
+    """Return the environment variable of an option.
+
+    >>> name_variable("--max-queries")
+    'BOOKWHEEL_MAX_QUERIES'
+    """
+    return f"BOOKWHEEL_{option.removeprefix('--').replace('-', '_').upper()}"
+
+
+def _format_default(argument: Any) -> str:
+    default = argument.field_info.default
+    if argument.required:
+        return "required "
+    return "" if default is None or default is False or default in ((), "") else f"`{default}` "
+
+
+def _list_verbs(verbs: list[str]) -> str:
+    return "all commands" if len(verbs) > _MANY_VERBS else ", ".join(f"`{verb}`" for verb in verbs)
+
+
+def _as_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _list_objectives(objectives: list[str], names: tuple[str, ...]) -> str:

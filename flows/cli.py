@@ -55,7 +55,7 @@ _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER = {"--retriever", "--index"}
 
 
-def _select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
+def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
     """Return the arguments that a setting of the environment or of `bookwheel.toml` may fill in.
 
     The verb `index` takes no `index` and no `questions` from settings, where these names mean an
@@ -73,7 +73,7 @@ def _select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -
 
 class _Environment(Env):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        super().__call__(app, commands, _select_settable(commands, arguments))
+        super().__call__(app, commands, select_settable(commands, arguments))
 
 
 class _Settings(Toml):
@@ -82,7 +82,7 @@ class _Settings(Toml):
 
         Cyclopts itself would drop a key that is also the name of a verb, such as `index`.
         """
-        settable = _select_settable(commands, arguments)
+        settable = select_settable(commands, arguments)
         update_argument_collection(self.config, self.source, settable, root_keys=(), allow_unknown=True)
 
     def _load_config(self, path: Path) -> dict[str, Any]:

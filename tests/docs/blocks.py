@@ -2,13 +2,17 @@
 
 <!-- not run: needs a cluster -->        the block's commands are parsed and not run
 <!-- file: questions.jsonl -->           the block is a file that later commands of the page read
+<!-- request: /search -->                the block is the JSON of a request
+<!-- reply: /search -->                  the block is the JSON of a reply, with the fields of a real one
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -16,7 +20,7 @@ PAGES = sorted(path for path in DOCS.rglob("*.md") if path.relative_to(DOCS).par
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "infra/README.md", "tests/benchmarks/README.md")]
 
 _FENCE = re.compile(
-    r"(?:^<!-- (?P<mark>not run|file): (?P<note>[^\n]+?) -->\n+)?"
+    r"(?:^<!-- (?P<mark>not run|file|request|reply): (?P<note>[^\n]+?) -->\n+)?"
     r"^(?P<fence>```+)(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=fence)$",
     re.DOTALL | re.MULTILINE,
 )
@@ -31,8 +35,8 @@ class Block:
     line: int  # of its fence, from 1
     language: str
     text: str
-    mark: str  # "not run", "file" or ""
-    note: str  # why it is not run, or the file's name
+    mark: str  # "not run", "file", "request", "reply" or ""
+    note: str  # why it is not run, the file's name, or the path of a request
 
     @property
     def place(self) -> str:
@@ -67,6 +71,32 @@ def blocks(page: Path) -> list[Block]:
         )
         for found in _FENCE.finditer(text)
     ]
+
+
+def read_exchanges() -> dict[str, tuple[Any, Any]]:
+    """Return the request (None: a GET has none) and the reply of each path on the page of the HTTP API."""
+    examples = {(block.mark, block.note): block for block in blocks(DOCS / "http-api.md")}
+    return {
+        path: (
+            json.loads(examples["request", path].text) if ("request", path) in examples else None,
+            json.loads(block.text),
+        )
+        for (mark, path), block in examples.items()
+        if mark == "reply"
+    }
+
+
+def list_fields(value: Any, path: str = "") -> set[str]:
+    """Return the paths of all fields of a JSON value.
+
+    >>> sorted(list_fields({"hits": [{"id": 1}, {"url": None}]}))
+    ['.hits', '.hits.id', '.hits.url']
+    """
+    if isinstance(value, list):
+        return {name for item in value for name in list_fields(item, path)}
+    if not isinstance(value, dict):
+        return set()
+    return {name for key, item in value.items() for name in (f"{path}.{key}", *list_fields(item, f"{path}.{key}"))}
 
 
 def words(command: str) -> list[str]:

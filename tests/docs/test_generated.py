@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from docs.generated import as_restructured_text, list_deviations, write_commands, write_deviations
+from docs.generated import (
+    as_restructured_text,
+    list_deviations,
+    name_variable,
+    write_commands,
+    write_deviations,
+    write_environment,
+)
 from flows.cli import app
 from rag_model.training.objectives.objective import list_objectives
 
@@ -18,8 +25,23 @@ def test_the_page_of_commands_has_every_command_and_option(tmp_path: Path) -> No
         section = text.partition(f"\n## bookwheel {verb}\n")[2].partition("\n## ")[0]
         options = app[verb].assemble_argument_collection(parse_docstring=True)
         assert options
-        for option in (option for option in options if option.parameter.show and option.name.startswith("--")):
+        for option in (option for option in options if option.show and option.name.startswith("--")):
             assert f"`{option.name}" in section, f"{verb} {option.name}"
+
+
+def test_the_page_of_options_has_the_variables_that_the_command_line_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_environment(tmp_path / "environment.md")
+    rows = (tmp_path / "environment.md").read_text(encoding="utf-8").splitlines()
+    serve = next(row for row in rows if row.startswith(f"| `{name_variable('--max-queries')}` | `4096` |"))
+    assert "| `serve` |" in serve
+    monkeypatch.setenv(name_variable("--max-queries"), "7")
+    bound = app.parse_args(["serve", "--store", "s"], exit_on_error=False, print_error=False)[1]
+    assert bound.arguments["max_queries"] == 7
+    commands = {row.split(" | ")[0]: row.split(" | ")[2] for row in rows if row.startswith("| `")}
+    assert "`index`" not in commands["| `BOOKWHEEL_INDEX`"].split(", ")
+    assert len(commands) > 100
 
 
 def test_the_page_of_deviations_has_the_defaults_of_the_settings(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rag_model.reading.model import open_reader
 from rag_model.retrieve.dense import DenseRetriever
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
+from tests.docs.blocks import list_fields, read_exchanges
 from tests.fixtures.serving import (
     PASSAGES,
     PATIENCE,
@@ -85,6 +86,22 @@ def test_the_models_describe_what_is_sent(served: Serving) -> None:
     assert {"/search", "/answer", "/snapshot", "/healthz", "/readyz"} <= set(schema["paths"])
     body = schema["paths"]["/search"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(body["properties"]) == {"questions", "k", "index", "retriever", "where"}
+
+
+def test_examples_on_the_page_of_the_api_have_the_fields_of_real_replies(served: Serving) -> None:
+    checked = set()
+    for path, (request, example) in read_exchanges().items():
+        if path.startswith("/") and path != "/answer":  # `test_one_prompt.py` has that one
+            if request is None:
+                reply = served.client.get(path)
+            else:
+                here = json.loads(json.dumps(request).replace("bm25", "exact"))
+                reply = served.client.post(path, json=here)
+            assert (reply.status_code, path, list_fields(reply.json())) == (200, path, list_fields(example))
+            checked.add(path)
+    assert checked == {"/search", "/retrieve", "/snapshot", "/healthz", "/readyz"}
+    refused = served.client.post("/search", json={"questions": "x"}).json()
+    assert refused == read_exchanges()["Problem"][1]
 
 
 def test_the_state_is_told(served: Serving, made_library: Library) -> None:

@@ -18,6 +18,7 @@ from rag_model.reading.model import open_reader
 from rag_model.reading.settings import PromptSettings, ReaderSettings
 from rag_model.serving.http import messages
 from rag_model.store.versions.snapshot import Snapshot
+from tests.docs.blocks import list_fields, read_exchanges
 from tests.fixtures.event_stream import streamed
 from tests.fixtures.paused_generator import Held
 from tests.fixtures.scripted_server import STREAM, WHOLE, Scripted, event, hangs, likely, replies, scripted, streams
@@ -49,6 +50,14 @@ def test_it_answers_as_the_verb_does_and_says_what_it_read(served: Serving, made
     assert reply == rounded({"snapshot": made_library.red, "model": name, "answers": answers})
     assert messages.create_model(AnswerReply).model_validate(reply).model_dump(mode="json") == reply
     assert all(one["context"] and one["usage"]["prompt_tokens"] > 60 for one in reply["answers"])
+
+
+def test_the_example_on_the_page_of_the_api_has_the_fields_of_a_real_reply(served: Serving) -> None:
+    request, example = read_exchanges()["/answer"]
+    reply = served.client.post("/answer", json=request).json()
+    made_up = {name for name in list_fields(example) if name.startswith(".answers.statements.")}
+    assert list_fields(example) - made_up == list_fields(reply) - made_up  # a tiny model may write no statement
+    assert messages.create_model(AnswerReply).model_validate(example).model_dump(mode="json") == example
 
 
 def test_words_come_one_by_one_while_the_batch_is_written(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
