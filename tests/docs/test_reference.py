@@ -1,26 +1,35 @@
 """The pages that list what the code has: environment variables, and the HTTP API with its fields and metrics."""
 
 import ast
+import functools
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from flows import cli
 from rag_model.client import replies
 from rag_model.encoders.endpoint_encoder import EMBED_PREFIX, EmbedSettings
 from rag_model.endpoint import LLM_PREFIX
 from rag_model.errors import UsageError
+from rag_model.evaluation.questions import read_questions
 from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.serving.http import messages
 from rag_model.serving.http.app import Problem
 from rag_model.serving.settings import ServiceSettings
-from tests.docs.blocks import DOCS, ROOT, read_exchanges
+from rag_model.training.data.examples import read_examples
+from rag_model.training.objectives.objective import list_objectives
+from tests.docs.blocks import DOCS, ROOT, blocks, read_exchanges
+from tests.docs.shell import Shell
+from tests.fixtures.tiny import save_bert
 
 VARIABLE = re.compile(r"BOOKWHEEL_[A-Z_]*[A-Z]")
 
 API = (DOCS / "http-api.md").read_text(encoding="utf-8")
+ERRORS = DOCS / "howto" / "troubleshoot.md"
 METRICS = ROOT / "rag_model" / "serving" / "monitoring" / "metrics.py"
 REQUESTS: list[type[BaseModel]] = [messages.SearchRequest, messages.RetrieveRequest, messages.AnswerRequest]
 REPLIES = {
@@ -30,6 +39,27 @@ REPLIES = {
     "/snapshot": messages.create_model(replies.SnapshotReply),
     "Problem": Problem,
 }
+
+
+@functools.cache
+def read_texts() -> frozenset[str]:
+    """Return all strings of the code; … replaces the values of an f-string."""
+    texts = set()
+    for package in ("flows", "beam_jobs", "rag_model"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.add(node.value)
+                elif isinstance(node, ast.JoinedStr):
+                    pieces = [piece.value if isinstance(piece, ast.Constant) else "…" for piece in node.values]
+                    texts.add("".join(map(str, pieces)))
+    return frozenset(texts)
+
+
+def read_messages() -> list[str]:
+    """Return the error messages on the page of errors; … stands for any text."""
+    rows = re.findall(r"^\| (?:\d{3}, )?(``.+?``|`.+?`)[ ,]", ERRORS.read_text(encoding="utf-8"), re.MULTILINE)
+    return [row.strip("`").rstrip("… ") if row.startswith("``") else row[1:-1] for row in rows]
 
 
 def rows_of(title: str) -> list[list[str]]:
@@ -132,13 +162,7 @@ def read_variables(page: str) -> dict[str, str]:
 
 
 def test_the_page_of_the_install_has_every_variable_that_the_code_reads() -> None:
-    used = set()
-    for package in ("flows", "beam_jobs", "rag_model"):
-        for path in (ROOT / package).rglob("*.py"):
-            source = path.read_text(encoding="utf-8")
-            if "BOOKWHEEL_" in source:
-                constants = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
-                used |= {value for value in constants if isinstance(value, str) and VARIABLE.fullmatch(value)}
+    used = {text for text in read_texts() if VARIABLE.fullmatch(text)}
     assert {"BOOKWHEEL_CACHE", "BOOKWHEEL_CORES"} < used
     assert set(read_variables("howto/install.md")) == used - {"BOOKWHEEL_STORE"}  # an option
 
@@ -165,3 +189,94 @@ def test_the_pages_of_endpoints_have_their_variables_with_defaults(page: str, pr
         value = getattr(settings, name)
         if isinstance(value, int | float) and not isinstance(value, bool) and value:
             assert f"{value:,g}" in rows[variable], variable
+
+
+def test_messages_on_the_page_of_errors_are_those_of_the_code() -> None:
+    messages_of_page = read_messages()
+    assert len(messages_of_page) > 35
+    parts = {part.strip() for message in messages_of_page for part in message.split("…")}
+    code = "\n".join(read_texts())
+    assert [part for part in parts if part not in code] == []
+    assert [message for message in messages_of_page if max(map(len, message.split("…"))) < 8] == []
+
+
+@pytest.mark.xdist_group("docs")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("log --store libary", 1),
+        ("search who --store library --ref lates", 1),
+        ("search who --store library --ref latest@9", 1),
+        ("search who --store library --index hnws", 2),
+        ("search who", 2),
+        ("search who --store library -k 9000", 2),
+        ("search who --store library --question-encoder other", 3),
+        ("reindex --dump absent.xml.bz2 --store library", 1),
+        ("reindex --dump absent.xml.bz2 --store library --encoder absent", 1),
+        ("evaluate --store library --questions broken.jsonl", 1),
+        ("index --plan --n 21015324 -d 768 --memory 1GB", 1),
+        ("log --store s3://user:secret@bucket/library", 2),
+    ],
+)
+def test_an_error_has_its_message_and_its_exit_code(
+    command: str, code: int, shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (shell.folder / "broken.jsonl").write_text('{"question": "a"')
+    if "other" in command:
+        save_bert(shell.folder / "other", seed=2)
+    assert cli.run(command.split()) == code
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bookwheel: ")]
+    patterns = [".*".join(map(re.escape, message.split("…"))) for message in read_messages()]
+    assert any(re.match(pattern, error.removeprefix("bookwheel: ")) for pattern in patterns), error
+
+
+def test_the_page_of_builds_has_the_estimates_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "howto" / "build.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([^`]+)` \| (\d+) \| (.+) \|$", page, re.MULTILINE)
+    assert len(rows) == 6
+    for factory, dim, estimates in rows:
+        words = ["index", "--plan", "--n", "21015324", "-d", dim, "--memory", "256GB", "--index", factory]
+        assert cli.run(words) == 0
+        plan = capsys.readouterr().out
+        pattern = (
+            r"memory +(.+) to build, (.+) to search\ndisk +(.+) for the index, .*; (.+) while[^|]+\ntime +([\d.]+) "
+        )
+        (printed,) = re.findall(pattern, plan)
+        assert " | ".join(printed) == estimates
+
+
+def read_example(name: str, folder: Path, page: str) -> Path:
+    (block,) = [block for block in blocks(DOCS / "howto" / page) if (block.mark, block.note) == ("file", name)]
+    (folder / name).write_text(block.text, encoding="utf-8")
+    return folder / name
+
+
+@pytest.mark.parametrize(
+    ("name", "n_positives", "n_negatives", "pages"),
+    [
+        ("dpr.jsonl", 1, 1, ()),
+        ("triples.jsonl", 1, 0, ()),
+        ("kilt.jsonl", 0, 0, ("11512",)),
+        ("questions.jsonl", 0, 0, ()),
+    ],
+)
+def test_examples_on_the_page_of_training_are_read(
+    name: str, n_positives: int, n_negatives: int, pages: tuple[str, ...], tmp_path: Path
+) -> None:
+    (example,) = read_examples(read_example(name, tmp_path, "train.md"))
+    assert (example.question, example.answers[:1]) == ("Who wrote Faust?", ("Goethe",))
+    assert (len(example.positives), len(example.negatives), example.pages) == (n_positives, n_negatives, pages)
+
+
+def test_the_page_of_training_says_which_objective_needs_examples() -> None:
+    page = (DOCS / "howto" / "train.md").read_text(encoding="utf-8")
+    needs = page.partition("| objective | needs |")[2].partition("\n\n")[0]
+    for objective in list_objectives():
+        (row,) = [row for row in needs.splitlines() if f"`{objective.name}`" in row]
+        assert ("no files" in row) == (not objective.takes_examples)
+
+
+def test_questions_on_the_page_of_searching_are_read(tmp_path: Path) -> None:
+    passages, pages = read_questions(read_example("all-fields.jsonl", tmp_path, "search.md")).questions
+    assert (passages.passages, passages.source, passages.answers) == (("12:0",), "nq", ("Proudhon",))
+    assert (pages.text, pages.answers, pages.evidence) == ("Who wrote Faust?", ("Goethe",), (frozenset({"11512"}),))

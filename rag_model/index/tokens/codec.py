@@ -7,8 +7,7 @@ residual is the vector minus the centroid. A decoded vector is scaled to length 
 | factory | residual |
 | --- | --- |
 | `MaxSim,Bits2` | 2 bits a component, by quantiles of all residuals: ColBERTv2's codec (`bits`) |
-| `MaxSim,PQ32`, `MaxSim,PQ64x4` | a product quantizer with 32 codes of 8 bits, with 64 of 4
-(`products`) |
+| `MaxSim,PQ32`, `MaxSim,PQ64x4` | a product quantizer (`products`): 32 codes of 8 bits; 64 of 4 |
 | `MaxSim` | the default: `PQ32`, or the nearest that divides the dimensions |
 """
 
