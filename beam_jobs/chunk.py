@@ -237,8 +237,8 @@ def collect_tables(
         )
         bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
         removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
-        removed = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
-        redirect_tasks = [RedirectTask(parts, number, bits, removed) for number in range(1 << bits)]
+        removed_ids = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
+        redirect_tasks = [RedirectTask(parts, number, bits, removed_ids) for number in range(1 << bits)]
         shard_seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
         files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: shard_seconds)
     if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):

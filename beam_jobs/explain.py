@@ -95,8 +95,8 @@ class _StageCounts:
 
     def to_stage(self, stage: str, unit: str) -> StageReuse:
         """Return the row of the table."""
-        changed = dict(sorted(self.changed.items()))
-        return StageReuse(stage, unit, self.reused, self.total, self.tasks, self.recorded, changed)
+        changes = dict(sorted(self.changed.items()))
+        return StageReuse(stage, unit, self.reused, self.total, self.tasks, self.recorded, changes)
 
 
 class _RecordedInputs:
@@ -289,11 +289,11 @@ class _ReuseLookup:
         them.
         """
         encoder = self._encoders.get(plan.over)
-        changed = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
-        if changed and not self._find_changed("train", plan):
-            changed = []
-        reused = int(not changed)
-        return StageReuse(f"train/{name}", "if it fits", reused, 1, 1, reused, dict.fromkeys(changed, 1))
+        changes = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
+        if changes and not self._find_changed("train", plan):
+            changes = []
+        n_reused = int(not changes)
+        return StageReuse(f"train/{name}", "if it fits", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def look_up_shards(self, name: str, plan: IndexPlan) -> list[StageReuse]:
         """Look up the parent's graphs of cells, which are updated if the trained file still fits."""
@@ -306,16 +306,18 @@ class _ReuseLookup:
         obstacles = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
         shard_list = find_shard_list(manifest, name) if manifest and not obstacles else None
         shards = read_shards(self._store, shard_list) if shard_list else []
-        missing = [number for number, shard in enumerate(shards) if not self._store.blobs.exists(shard.blob)]
-        changed = {f"cell {number} is missing": 1 for number in missing} if shards else dict.fromkeys(obstacles, total)
-        updatable = len(shards) - len(missing)
-        return [StageReuse(stage, unit, updatable, total, total, 0, changed or {"slices": total})]
+        missing_shards = [number for number, shard in enumerate(shards) if not self._store.blobs.exists(shard.blob)]
+        changes = (
+            {f"cell {number} is missing": 1 for number in missing_shards} if shards else dict.fromkeys(obstacles, total)
+        )
+        updatable = len(shards) - len(missing_shards)
+        return [StageReuse(stage, unit, updatable, total, total, 0, changes or {"slices": total})]
 
     def look_up_index(self, name: str, plan: IndexPlan) -> StageReuse:
         """Look up a finished index of this plan over these vectors."""
-        changed = self._find_changed("merge", plan)
-        reused = int(not changed)
-        return StageReuse(f"index/{name}", "indexes", reused, 1, 1, reused, dict.fromkeys(changed, 1))
+        changes = self._find_changed("merge", plan)
+        n_reused = int(not changes)
+        return StageReuse(f"index/{name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
         """Return the inputs in which a stage's closest record differs; [] if all are recorded."""

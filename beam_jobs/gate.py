@@ -134,7 +134,7 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
 def _iter_parent_neighbors(
     store: Store, task: NeighborTask, rows_path: Path, queries: Vectors
 ) -> Iterator[tuple[NeighborLists, Rows]]:
-    """Yield the neighbours in each of the parent's parts, and the new numbers of that part's rows."""
+    """Yield the neighbours in each part of the parent, and the new numbers of that part's rows."""
     if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
         return
     position_by_query = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
@@ -294,14 +294,16 @@ def tune_indexes(
         return [*built_indexes]
     with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
         tasks = _create_tasks(store, snapshot, recipe, targets, parent)
-        recorded = look_up_reports(tune_one, tasks, store)
-        unrecorded = [task for task, report in zip(tasks, recorded, strict=True) if report is None]
+        recorded_reports = look_up_reports(tune_one, tasks, store)
+        unrecorded = [task for task, report in zip(tasks, recorded_reports, strict=True) if report is None]
         progress = _Progress(on_progress, len(tasks))
         tasks_with_queries = _add_queries(store, snapshot, unrecorded, launch, progress, parent)
         task_by_index = {task.index: task for task in tasks_with_queries}
         tasks = [task_by_index.get(task.index, task) for task in tasks]
         sized_launch = _size_launch(launch, tasks)
-        reports = run_job("tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, recorded=recorded)
+        reports = run_job(
+            "tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, recorded=recorded_reports
+        )
     results = {task.index: report for task, report in zip(tasks, reports, strict=True)}
     return [with_tuning(index, results[index.name]) if index.name in results else index for index in built_indexes]
 

@@ -152,12 +152,12 @@ def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> Inde
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
-    reused = build.reused
-    if reused is None:
+    reuse = build.reused
+    if reuse is None:
         raise ValueError(f"index {build.name} has no training to reuse: train it")
-    annotated = _with_note(build, f"trained as in snapshot {reused.snapshot[:12]}")
-    trained = _with_trained(annotated, reused.blob, reused.stats)
-    return replace(trained, parent_rows=reused.parent_rows, parent_shards=reused.shards)
+    annotated = _with_note(build, f"trained as in snapshot {reuse.snapshot[:12]}")
+    trained = _with_trained(annotated, reuse.blob, reuse.stats)
+    return replace(trained, parent_rows=reuse.parent_rows, parent_shards=reuse.shards)
 
 
 def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
@@ -245,12 +245,12 @@ def build_shards(
         ]
         for build, shards in zip(builds, parent_shards, strict=True)
     ]
-    recorded = look_up_reports(build_shard, [task for index_tasks in tasks for task in index_tasks], store)
+    reports = look_up_reports(build_shard, [task for index_tasks in tasks for task in index_tasks], store)
     tasks = [
-        [replace(task, concurrent_shards=max(1, recorded.count(None))) for task in index_tasks] for index_tasks in tasks
+        [replace(task, concurrent_shards=max(1, reports.count(None))) for task in index_tasks] for index_tasks in tasks
     ]
     sized_launch = _with_memory(builds, "shard", launch)
-    results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _estimate_shard_seconds, recorded)
+    results = _run_by_index("shard", build_shard, tasks, sized_launch, on_progress, _estimate_shard_seconds, reports)
     return [
         _with_shards(store, build, shards, [*zip(index_tasks, index_results, strict=True)])
         for build, shards, index_tasks, index_results in zip(builds, parent_shards, tasks, results, strict=True)
@@ -293,10 +293,10 @@ def _with_shards(
     shard_by_number |= {
         task.number: BuiltShard.of(require_blob(result.blob), task.slices, result.stats) for task, result in results
     }
-    ordered = [shard_by_number[number] for number in range(len(parent_shards))]
-    shard_list = store.blobs.put_bytes(json.dumps([shard.to_json() for shard in ordered]).encode())
+    ordered_shards = [shard_by_number[number] for number in range(len(parent_shards))]
+    shard_list = store.blobs.put_bytes(json.dumps([shard.to_json() for shard in ordered_shards]).encode())
     build = replace(build, shards=shard_list)
-    if build.parent_shards is None or not ordered:
+    if build.parent_shards is None or not ordered_shards:
         return build
     reason_by_number = {
         task.number: result.stats.get("reason") if task.parent else "the parent has none in the store"
@@ -306,9 +306,9 @@ def _with_shards(
     metrics = {
         "built_cells": len(rebuild_reason_by_number),
         "updated_cells": len(results) - len(rebuild_reason_by_number),
-        "reused_cells": len(ordered) - len(results),
-        "generation": max(shard.generation for shard in ordered),
-        "replaced": max(shard.replaced for shard in ordered),
+        "reused_cells": len(ordered_shards) - len(results),
+        "generation": max(shard.generation for shard in ordered_shards),
+        "replaced": max(shard.replaced for shard in ordered_shards),
     }
     build = replace(build, shard_metrics=metrics)
     return _with_note(build, _describe_rebuilt(rebuild_reason_by_number)) if rebuild_reason_by_number else build

@@ -147,7 +147,7 @@ def read_blob_list(store: Store, blob: BlobRef) -> list[BlobRef]:
 
 
 def derive_one(build: IndexInProgress, store: Store) -> Report:
-    """Derive one index from the parent's, unless recorded; report no blob if that is not possible."""
+    """Derive one index from the parent's, unless recorded; report no blob if this is impossible."""
 
     def derive_from_parent(out: Path) -> IndexStats:
         values = json.loads(store.blobs.read(require_blob(build.parent_index)))
@@ -171,19 +171,19 @@ class _NotDerivedError(Exception):
 
 def train_one(build: IndexInProgress, store: Store) -> Report:
     """Train one index, unless recorded; if the reused file fits, only report that."""
-    plan, reused = build.plan, build.reused
-    if reused and reused.redacted_parts:
-        return asdict(_redact_training(build, reused, reused.redacted_parts, store))
-    imbalance = reused and reused.stats.explain_misfit(plan.drift)
+    plan, reuse = build.plan, build.reused
+    if reuse and reuse.redacted_parts:
+        return asdict(_redact_training(build, reuse, reuse.redacted_parts, store))
+    imbalance = reuse and reuse.stats.explain_misfit(plan.drift)
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
-    if reused and not retrain_reason:
-        fit = _measure_fit(build, reused, store) if reused.changed_parts else FitResult(0, {})
+    if reuse and not retrain_reason:
+        fit = _measure_fit(build, reuse, store) if reuse.changed_parts else FitResult(0, {})
         retrain_reason = fit.explain_misfit(plan.drift)
-        follow_reason = reused.growth or fit.explain_missed_neighbors() or imbalance
+        follow_reason = reuse.growth or fit.explain_missed_neighbors() or imbalance
         if not retrain_reason:
             if not follow_reason:
                 return asdict(IndexStageResult(None, {}))
-            return asdict(_follow_new_vectors(build, reused, follow_reason, store))
+            return asdict(_follow_new_vectors(build, reuse, follow_reason, store))
 
     def make(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
@@ -226,7 +226,7 @@ def _redact_training(
 
 
 def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:
-    """Adapt the lists or cells of the reused trained file to the present vectors, unless recorded."""
+    """Adapt the lists or cells of the reused trained file to new vectors, unless recorded."""
     plan, keeps_shards = build.plan, isinstance(get_kind(build.plan.kind), ShardUpdatingKind)
 
     def make(out: Path) -> IndexStats:
@@ -246,7 +246,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
     plan = build.plan
 
     def measure(_: Path) -> StageResult:
-        changed = [
+        changed_parts = [
             (store.blobs.get_local_path(new), [*map(store.blobs.get_local_path, old)])
             for new, old in reused.changed_parts
         ]
@@ -254,7 +254,7 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
             _open_row_files(store, reused.unchanged_parts),
             store.blobs.get_local_path(reused.blob),
         )
-        training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed, unchanged_files)
+        training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed_parts, unchanged_files)
         return StageResult({}, asdict(training_fit))
 
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
@@ -311,7 +311,7 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
 
 
 def build_shard(task: ShardTask, store: Store) -> Report:
-    """Build one shard from its slices of all parts, or update the parent's shard, unless recorded."""
+    """Build one shard from its slices of all parts, or update the parent's, unless recorded."""
     plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
     def make(out: Path) -> IndexStats:

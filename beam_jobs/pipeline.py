@@ -140,13 +140,13 @@ class Worker(beam.DoFn, Generic[Task]):
             # the local runner has no retries: after one failure the other tasks would be useless
             return []
         store.memo = replace(store.memo, owner=f"{run}/{number}")  # an engine may retry this task
-        started = time.monotonic()
+        start_time = time.monotonic()
         try:
             self._check_version()
             runs.write_report(run, self.stage, number, run_task(self.function, task, store))
             # The runner's UI shows these metrics under the stage's name.
             Metrics.counter(self.stage, "tasks_done").inc()  # type: ignore[no-untyped-call]
-            milliseconds = round(1000 * (time.monotonic() - started))
+            milliseconds = round(1000 * (time.monotonic() - start_time))
             Metrics.distribution(self.stage, "task_milliseconds").update(milliseconds)  # type: ignore[no-untyped-call]
         except errors.BookwheelError as error:
             Metrics.counter(self.stage, "tasks_failed").inc()  # type: ignore[no-untyped-call]

@@ -146,10 +146,10 @@ def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | Non
         task_bytes: memory of one task.
         memory_bytes: memory of all workers; None uses the free memory.
     """
-    free = worker_memory(flags)
-    if free is None or sets_worker_count(flags):
+    free_bytes = worker_memory(flags)
+    if free_bytes is None or sets_worker_count(flags):
         return tuple(flags)
-    fitting_workers = max(1, (memory_bytes or free) // task_bytes)
+    fitting_workers = max(1, (memory_bytes or free_bytes) // task_bytes)
     return (*flags, f"{_WORKERS_OPTION}={fitting_workers}") if fitting_workers < count_cores() else tuple(flags)
 
 

@@ -104,8 +104,10 @@ def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecip
         UsageError: the recipe has no index of that name, or no index at all.
     """
     index_names = ", ".join(recipe.index) or "none"
-    if unknown := sorted({*names} - {*recipe.index}):
-        raise UsageError(f"the recipe has no index {unknown[0]!r}: choose from {index_names}, or name it in a --recipe")
+    if unknown_names := sorted({*names} - {*recipe.index}):
+        raise UsageError(
+            f"the recipe has no index {unknown_names[0]!r}: choose from {index_names}, or name it in a --recipe"
+        )
     if not recipe.index:
         raise UsageError("the snapshot has no index to build again: give a --recipe that names one")
     return {name: recipe.index[name] for name in names or recipe.index}

@@ -234,7 +234,7 @@ def _prepare_ablations(
     settings: EvaluationSettings,
     texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], WholeCorpus]:
-    """Return other retrievers for the first reader, and the whole corpus if it fits into a prompt."""
+    """Return other retrievers for the first reader, and the whole corpus if a prompt holds it."""
     if settings.ablations is None:
         return {}, WholeCorpus()
     first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, texts)
@@ -258,11 +258,11 @@ answer_under_condition = stage(AnswerEvaluation.answer_condition, "answer_under_
 @stage
 def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt: str | None) -> None:
     """Write the requested files: rows, predictions and the report."""
-    scored = run.examination.results[0].scored
+    scored_answers = run.examination.results[0].scored
     if rows:
-        write_answers(scored, Path(rows))
+        write_answers(scored_answers, Path(rows))
     if kilt:
-        write_kilt(scored, Path(kilt))
+        write_kilt(scored_answers, Path(kilt))
     if outcome.report:
         write_report(render_answer_report(_build_report(run, outcome)), Path(outcome.report))
 

@@ -201,13 +201,15 @@ def finetune(
             check_ref(job, name)
             result = processes.share(job.find_result)
             if result is None:
-                published = train_and_publish(job, Path(work) if work else None, name, beam_options, clock, processes)
+                published_training = train_and_publish(
+                    job, Path(work) if work else None, name, beam_options, clock, processes
+                )
             else:
                 processes.leave()
-                published = tag_existing_model(job, result, name) if processes.is_first else None
-            if published is None:
+                published_training = tag_existing_model(job, result, name) if processes.is_first else None
+            if published_training is None:
                 return None
-            result, stored_model = published
+            result, stored_model = published_training
             index = rebuild_index(job, result, name, beam_options, clock)
     outcome = FinetuneOutcome(
         model=result.model,
@@ -350,12 +352,12 @@ def train_and_publish(
         if not processes.is_first:
             return None
         with clock("publish"):
-            published = publish_model(job, trained, folder, name, clock.seconds)
+            published_training = publish_model(job, trained, folder, name, clock.seconds)
     delete_rebuild_refs(job.store, name_rebuild_ref(job))
     job.store.trainings.delete(job.key)
     if work is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return published
+    return published_training
 
 
 def get_training_identity(job: Finetuning, folder: Path) -> TrainingIdentity:

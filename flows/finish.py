@@ -92,13 +92,13 @@ def finish_build(build: Build) -> BuildOutcome:
     if parent_manifest := Parent.of(build.store, build.base or build.ref).manifest:
         for base in _list_delta_bases(build.store, parent_manifest, manifest):
             offer_deltas(build, base, manifest.content)
-    published = publish_snapshot(build, manifest, metrics)
+    publish_result = publish_snapshot(build, manifest, metrics)
     build.store.runs.delete_reports(build.launch.run)
-    outcome = report_build(build, manifest, published, metrics)
-    if published.move is None:
+    outcome = report_build(build, manifest, publish_result, metrics)
+    if publish_result.move is None:
         raise GateRefusedError(
             f"snapshot {manifest.id[:12]} is published but {build.ref} did not move: "
-            f"{published.verdict.reason}; see {outcome.report}",
+            f"{publish_result.verdict.reason}; see {outcome.report}",
             outcome,
         )
     return outcome

@@ -122,7 +122,7 @@ def _check_output_path(out: Path, vector_input: VectorInput) -> None:
 def _split_vectors(
     store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
-    """Store the vectors as parts, unless recorded; return the parts and the kept rows (None: all)."""
+    """Store the vectors as parts, unless recorded; return the parts and kept rows (None: all)."""
     inputs = {
         "files": [*vector_input.identify_files().values()],
         "invalid": invalid,

@@ -28,16 +28,16 @@ def estimate_rebuild(
     """Estimate the resources that a rebuild needs."""
     passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     effective_options = resolve_options(beam_options) if is_deployment_run() else beam_options
-    recipe, local = other["recipe"] or Recipe(), is_local(effective_options)
+    recipe, is_local_run = other["recipe"] or Recipe(), is_local(effective_options)
     # A chunker without a number of words is estimated like the default chunker.
     max_words: int = getattr(recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS)
     n_passages = estimate_passages(dump, max_words, limit)
-    memory_limit = memory if local else None
+    memory_limit = memory if is_local_run else None
     with temporary_folder("encoder") as scratch:
         folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
         estimate = estimate_build(n_passages, folder, recipe.index, memory_limit, recipe.encode.spec)
     # This run does not start workers elsewhere, so only the launcher counts.
-    return estimate if local else WorkEstimate(estimate.sizes, {"launcher": 0}, disk=estimate.disk)
+    return estimate if is_local_run else WorkEstimate(estimate.sizes, {"launcher": 0}, disk=estimate.disk)
 
 
 launch = create_launch_flow("launch", reindex, estimate_rebuild, "dry_run", "base")

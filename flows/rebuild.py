@@ -70,11 +70,11 @@ def rebuild_index(task: RebuildTask) -> RebuildResult:
     Raises:
         BookwheelError: a stage failed, or the gate refused the snapshot.
     """
-    started = time.monotonic()
+    start_time = time.monotonic()
     model = publish_encoders(task)
     outcome = run_flow(reencode, task.snapshot, task.store, f"{MODEL_PREFIX}{model}", task.ref, task.beam_options)
     assert outcome.snapshot is not None  # only a dry run has none
-    return RebuildResult(task.step, outcome.snapshot, outcome.seconds["embed"], round(time.monotonic() - started, 3))
+    return RebuildResult(task.step, outcome.snapshot, outcome.seconds["embed"], round(time.monotonic() - start_time, 3))
 
 
 def publish_encoders(task: RebuildTask) -> str:

@@ -217,7 +217,7 @@ def find_reused_trainings(
     encoders: Mapping[str, StoredEncoder],
     rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
-    """Find the parent's trainings to reuse; note in the plans of other indexes why there is none."""
+    """Find the parent's trainings to reuse; note in other indexes' plans why there is none."""
     noted_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
     for name, index_plan in plans.items():
         if index_plan.over in encoders:

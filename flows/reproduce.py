@@ -554,8 +554,8 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
 
 def _find_model(folder: Path, name: str) -> str:
     """Return the path of a model's copy in the data folder, or its name if there is no copy."""
-    local = folder / name.partition("@")[0]
-    return str(local.absolute()) if name and not Path(name).is_absolute() and local.is_dir() else name
+    local_folder = folder / name.partition("@")[0]
+    return str(local_folder.absolute()) if name and not Path(name).is_absolute() and local_folder.is_dir() else name
 
 
 def use_local_models(recipe: Recipe, folder: Path) -> Recipe:
@@ -590,7 +590,11 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
         return []
     names = resolve_encoders(store, encoder)
     question = library.recipe.encode.question_encoder or names.question
-    return [encoder, question, *(extra.encoder for extra in library.recipe.represent.values())]
+    return [
+        encoder,
+        question,
+        *(extra.encoder for extra in library.recipe.represent.values()),
+    ]
 
 
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -351,14 +351,14 @@ class StageClock:
         Memory that the stage freed is returned to the kernel, so that it does not add to the peak
         of the next stage.
         """
-        started, cpu_started = time.monotonic(), count_cpu_seconds()
+        start_time, cpu_started = time.monotonic(), count_cpu_seconds()
         with show_progress(stage, quiet=self.quiet) as progress_bar:
             artifact = _Artifact(self.flow, stage, progress_bar) if in_run() else None
             yield artifact or progress_bar
             if artifact is not None:
                 artifact.complete()
         trim_memory()
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - start_time
         log(f"{stage}: done in {format_seconds(seconds)}")
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
         self.cpu[stage] = round(self.cpu.get(stage, 0.0) + count_cpu_seconds() - cpu_started, 3)

@@ -81,8 +81,8 @@ async def iter_body_async(response: httpx.Response, max_bytes: int) -> AsyncGene
     """Yield the decompressed body of an asynchronous client's response, as `iter_body` does."""
     decoder = _BodyDecoder(response, max_bytes)
     async for chunk in response.aiter_raw():
-        for decoded in decoder.decode(chunk):
-            yield decoded
+        for decoded_bytes in decoder.decode(chunk):
+            yield decoded_bytes
 
 
 class _BodyDecoder:
@@ -98,10 +98,10 @@ class _BodyDecoder:
     def decode(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the decompressed bytes of a chunk; raise `ReplyTooLargeError` beyond the limit."""
         while chunk:
-            decoded, chunk = self._decode_part(chunk)
-            if decoded:
-                yield decoded[: self._bytes_left]
-            self._bytes_left -= len(decoded)
+            decoded_bytes, chunk = self._decode_part(chunk)
+            if decoded_bytes:
+                yield decoded_bytes[: self._bytes_left]
+            self._bytes_left -= len(decoded_bytes)
             if self._bytes_left < 0:
                 raise ReplyTooLargeError
 
@@ -112,10 +112,10 @@ class _BodyDecoder:
         if self._decompressor.eof:  # another gzip member follows
             self._decompressor = zlib.decompressobj(_GZIP_WINDOW)
         try:
-            decoded = self._decompressor.decompress(chunk, self._bytes_left + 1)
+            decoded_bytes = self._decompressor.decompress(chunk, self._bytes_left + 1)
         except zlib.error as error:
             raise httpx.DecodingError(f"its gzip is corrupt ({error})", request=self._request) from error
-        return decoded, self._decompressor.unconsumed_tail or self._decompressor.unused_data
+        return decoded_bytes, self._decompressor.unconsumed_tail or self._decompressor.unused_data
 
 
 class BusyError(Exception):

@@ -111,9 +111,9 @@ def check_footer(metadata: pq.FileMetaData, size: int) -> None:
     Raises:
         PagesError: The footer is invalid.
     """
-    empty = pa.BufferReader(pa.py_buffer(mmap.mmap(-1, size, flags=_EMPTY_MAP_FLAGS)))
+    empty_file = pa.BufferReader(pa.py_buffer(mmap.mmap(-1, size, flags=_EMPTY_MAP_FLAGS)))
     try:
-        file = pq.ParquetFile(empty, metadata=metadata, pre_buffer=True)
+        file = pq.ParquetFile(empty_file, metadata=metadata, pre_buffer=True)
         next(file.reader.iter_batches(0, list(range(file.num_row_groups)), use_threads=False), None)
     except (pa.ArrowException, OSError) as error:
         raise PagesError(f"has an invalid footer ({' '.join(str(error).split())})") from error
@@ -161,9 +161,9 @@ def iter_row_range(
         # threads are used, because each would hold on to memory that it freed.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
             skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
-            selected = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end_row, 0), 0))
-            if len(selected):
-                yield selected
+            selected_rows = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end_row, 0), 0))
+            if len(selected_rows):
+                yield selected_rows
             if next_row >= end_row:
                 break
 
@@ -235,8 +235,8 @@ def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
 def open_random_access(source: Path | IO[bytes]) -> Iterator[ReadAt]:
     """Open a file for cheap random reads."""
     if isinstance(source, Path):
-        with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            yield lambda offset, size: mapped[offset : offset + size]
+        with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped_file:
+            yield lambda offset, size: mapped_file[offset : offset + size]
     else:
         yield partial(_read_at, source)
 

@@ -562,9 +562,9 @@ def check_disk(folder: Path, size: int, work: str, other: str) -> None:
     Raises:
         ResourceError: there is too little free space.
     """
-    free = shutil.disk_usage(folder).free
-    if size > free:
+    free_bytes = shutil.disk_usage(folder).free
+    if size > free_bytes:
         raise ResourceError(
-            f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free)} are "
+            f"{work} needs {format_bytes(size)} of disk in {folder}, and {format_bytes(free_bytes)} are "
             f"free: free some, or {other}"
         )

@@ -550,14 +550,14 @@ class CachedFile:
 
     def _verify_stored(self, blocks: Numbers) -> Numbers:
         """Verify stored blocks of an earlier process; return the blocks that must be fetched."""
-        stored = blocks[self._is_stored[blocks]]
-        if not len(stored):
+        stored_blocks = blocks[self._is_stored[blocks]]
+        if not len(stored_blocks):
             return blocks
-        if (location := self._locate_digests(stored)) is not None:
+        if (location := self._locate_digests(stored_blocks)) is not None:
             self.cache.load([location])
-        is_sound = np.array([self._matches_digest(block, self._read_stored(block)) for block in stored.tolist()])
-        self._is_verified[stored[is_sound]] = True
-        return np.setdiff1d(blocks, stored[is_sound], assume_unique=True)
+        is_sound = np.array([self._matches_digest(block, self._read_stored(block)) for block in stored_blocks.tolist()])
+        self._is_verified[stored_blocks[is_sound]] = True
+        return np.setdiff1d(blocks, stored_blocks[is_sound], assume_unique=True)
 
     def _read_stored(self, block: int) -> bytes:
         start, end = self._get_bounds(block, block + 1)

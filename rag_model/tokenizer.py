@@ -322,14 +322,14 @@ def _read_error(file: Path, error: BaseException) -> InputError:
 
 def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
     """Yield all objects in a tokenizer's JSON except those of its vocabulary."""
-    pending = [value]
-    while pending:
-        node = pending.pop()
+    pending_rules = [value]
+    while pending_rules:
+        node = pending_rules.pop()
         if isinstance(node, dict):
             yield node
-            pending += [child for name, child in node.items() if name != "vocab"]
+            pending_rules += [child for name, child in node.items() if name != "vocab"]
         elif isinstance(node, list) and node and isinstance(node[0], dict):  # not a vocabulary
-            pending += node
+            pending_rules += node
 
 
 def _find_patterns(rules: Any) -> list[str]:
@@ -364,15 +364,15 @@ def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
 
 def _iter_steps(rule: Any) -> Iterator[dict[str, Any]]:
     """Yield the steps of a rule in order; sequences are flattened."""
-    pending = [rule]
-    while pending:
-        step = pending.pop()
+    pending_rules = [rule]
+    while pending_rules:
+        step = pending_rules.pop()
         if isinstance(step, dict):
             steps = next((step[name] for name in _STEP_LISTS if isinstance(step.get(name), list)), None)
             if steps is None:
                 yield step
             else:
-                pending += reversed(steps)
+                pending_rules += reversed(steps)
 
 
 def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
@@ -430,9 +430,9 @@ def _iter_trial_texts(rules: Any) -> Iterator[str]:
     rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
     # The regex engine skips a text that lacks a character its pattern requires. Texts that end with all
     # characters are never skipped.
-    required = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
+    required_characters = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
     for run in dict.fromkeys([*_RUNS, *rule_runs, *pairs[:_MAX_RUNS]]):
-        for ending in ("", "!", required):
+        for ending in ("", "!", required_characters):
             yield (run * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
 
 

@@ -120,11 +120,11 @@ def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Findin
     if flink.flink_job_server_jar:
         return
     cluster_version = version.rpartition(".")[0]
-    published = flink.PUBLISHED_FLINK_VERSIONS
+    flink_versions = flink.PUBLISHED_FLINK_VERSIONS
     advice = (
         f"say --flink_version={cluster_version}"
-        if cluster_version in published
-        else f"run a Flink of {', '.join(published)}"
+        if cluster_version in flink_versions
+        else f"run a Flink of {', '.join(flink_versions)}"
     )
     fits = cluster_version == flink.flink_version
     yield Finding("flink, version", fits, f"cluster {version}, job server for {flink.flink_version}", advice)
@@ -185,20 +185,20 @@ def _check_faiss(specifier: SpecifierSet) -> Finding:
 
 
 def _check_memory() -> Finding:
-    free = worker_memory(()) or 0
-    description = f"{format_bytes(free)} free, {count_cores()} cores"
-    return Finding("memory", free >= MIN_MEMORY, description, "end other programs: a worker needs about 1 GB")
+    free_bytes = worker_memory(()) or 0
+    description = f"{format_bytes(free_bytes)} free, {count_cores()} cores"
+    return Finding("memory", free_bytes >= MIN_MEMORY, description, "end other programs: a worker needs about 1 GB")
 
 
 def _check_disk(what: str, folder: str | None) -> Finding:
     folder_on_disk = nearest_existing(Path(folder) if folder else cache_folder())
-    free = shutil.disk_usage(folder_on_disk).free
+    free_bytes = shutil.disk_usage(folder_on_disk).free
     variable = "TMPDIR" if folder else "BOOKWHEEL_CACHE"
     advice = f"free some, or point {variable} at another disk"
     return Finding(
         what,
-        free >= MIN_DISK and os.access(folder_on_disk, os.W_OK),
-        f"{format_bytes(free)} free in {folder_on_disk}",
+        free_bytes >= MIN_DISK and os.access(folder_on_disk, os.W_OK),
+        f"{format_bytes(free_bytes)} free in {folder_on_disk}",
         advice,
     )
 
@@ -295,9 +295,13 @@ def doctor(*beam_options: str, store: str | None = None, common: Common | None =
         store: A store to test; no file is left in it.
     """
     findings = list(run_checks(store, beam_options))
-    failed = [finding for finding in findings if not finding.ok]
-    document = {"ok": not failed, "findings": [asdict(finding) for finding in findings]}
-    refusal = f"{len(failed)} of {len(findings)} checks failed: {failed[0].what}: {failed[0].todo}" if failed else ""
+    failed_findings = [finding for finding in findings if not finding.ok]
+    document = {"ok": not failed_findings, "findings": [asdict(finding) for finding in findings]}
+    refusal = (
+        f"{len(failed_findings)} of {len(findings)} checks failed: {failed_findings[0].what}: {failed_findings[0].todo}"
+        if failed_findings
+        else ""
+    )
     return Reply(document, "\n".join(map(_format_finding, findings)), refusal)
 
 

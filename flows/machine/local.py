@@ -283,11 +283,11 @@ def _start_process(folder: Path, name: str, command: Sequence[str], services: Lo
 def _run_program(folder: Path, services: LocalServices, program: str, *arguments: str) -> None:
     """Run a program of this environment once."""
     environment = {**os.environ, **services.environment}
-    completed = subprocess.run(
+    completed_process = subprocess.run(
         [str(_BIN / program), *arguments], env=environment, capture_output=True, text=True, check=False
     )
-    if completed.returncode:
-        (folder / "prefect-cli.log").write_text(completed.stdout + completed.stderr)
+    if completed_process.returncode:
+        (folder / "prefect-cli.log").write_text(completed_process.stdout + completed_process.stderr)
         raise ResourceError(f"`{program} {' '.join(arguments)}` failed: see {folder / 'prefect-cli.log'}")
 
 

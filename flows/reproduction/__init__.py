@@ -57,7 +57,7 @@ class DataFile:
 
     @property
     def local_name(self) -> str:
-        """The name of the local copy in the data folder; for files from the Hub, a folder's name."""
+        """The name of the local copy in the data folder; for files from the Hub, of a folder."""
         if self.file or not self.url.startswith("hf://"):
             return self.file or self.url.rpartition("/")[2]
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.url.rpartition("/")[0].removeprefix("hf://datasets/"))

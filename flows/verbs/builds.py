@@ -144,9 +144,9 @@ def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:
     yield f"parent    {reuse_report.parent or 'none: nothing to reuse'}"
     yield f"{'stage':<14}{'reused':>12}{'of':>12} {'unit':<10}{'tasks recorded':>16}  changed"
     for row in reuse_report.stages:
-        changed = format_numbers(dict(row.changed)) or "nothing"
+        changed_text = format_numbers(dict(row.changed)) or "nothing"
         tasks = f"{row.recorded:,} of {row.tasks:,}"
-        yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed}"
+        yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed_text}"
     yield from (f"endpoint  {sentence}" for sentence in reuse_report.requests)
     yield from _format_forecast(reuse_report.forecast)
 
@@ -155,8 +155,11 @@ def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
     if not forecast:
         yield "forecast  none: no build of this ref has recorded its cost"
         return
-    changed, builds = format_count(forecast["changed"], "changed passage"), format_count(forecast["builds"], "build")
-    yield f"forecast  for {changed}, from the cost of {builds}"
+    changed_text, builds = (
+        format_count(forecast["changed"], "changed passage"),
+        format_count(forecast["builds"], "build"),
+    )
+    yield f"forecast  for {changed_text}, from the cost of {builds}"
     yield f"{'stage':<14}{'CPU s':>12}{'time, s':>12}{'CPU s per 1,000 changed':>26}"
     stages = forecast["stages"]
     total_by_unit = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}

@@ -1,4 +1,4 @@
-"""`bookwheel show` and `diff`: describe a version or an unfinished training; compare two versions."""
+"""`bookwheel show` and `diff`: describe a version or an unfinished training; compare versions."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict

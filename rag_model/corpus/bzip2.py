@@ -118,9 +118,9 @@ def _decode_block(words: Any, n_bits: Any, bit: Any, max_size: Any, workspace: A
         workspace: the arrays of `_get_workspace`.
     """
     symbols, chain, segment_symbols, out = workspace
-    failed = (np.int64(-1), np.int64(-1))
+    failure = (np.int64(-1), np.int64(-1))
     if bit > n_bits or _peek(words, bit, 1):  # a randomised block, of versions before 0.9.5
-        return failed
+        return failure
     origin, used_ranges, bit = _peek(words, bit + 1, 24), _peek(words, bit + 25, 16), bit + 41
     front_list, n_used = np.zeros(256, np.uint8), 0
     for high in range(16):
@@ -133,7 +133,7 @@ def _decode_block(words: Any, n_bits: Any, bit: Any, max_size: Any, workspace: A
                     n_used += 1
     n_tables, n_groups, bit = _peek(words, bit, 3), _peek(words, bit + 3, 15), bit + 18
     if not n_used or not 2 <= n_tables <= _MAX_TABLES or not n_groups:
-        return failed
+        return failure
     table_of_group = np.empty(n_groups, np.uint8)
     bit = _read_groups(words, n_bits, bit, n_tables, table_of_group)
     # An entry has a symbol in bits 0 to 8 and its code length above them; 0 for longer codes.
@@ -147,12 +147,12 @@ def _decode_block(words: Any, n_bits: Any, bit: Any, max_size: Any, workspace: A
             code_table = (entries, code_ends[table_number], offsets[table_number], by_rank[table_number])
             bit = _read_codes(words, n_bits, bit, n_used + 2, code_table)
     if bit < 0:
-        return failed
+        return failure
     counts, code_tables = np.zeros(256, np.int64), (table_of_group, table, code_ends, offsets, by_rank)
     alphabet, symbols = (front_list, n_used + 1), symbols[:max_size]
     bit, size = _read_symbols(words, n_bits, bit, alphabet, code_tables, symbols, counts)
     if origin >= size:
-        return failed
+        return failure
     total = 0
     for i in range(256):
         counts[i], total = total, total + counts[i]
@@ -219,7 +219,7 @@ def _read_codes(words: Any, n_bits: Any, bit: Any, n_symbols: Any, code_table: A
 @compiled
 def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables: Any, symbols: Any, counts: Any) -> Any:
     """Decode and count symbols; return (next bit, number of `symbols`), both -1 on an error."""
-    failed = (np.int64(-1), np.int64(-1))
+    failure = (np.int64(-1), np.int64(-1))
     (front_list, end_symbol), (table_of_group, table, code_ends, offsets, by_rank) = alphabet, code_tables
     # Unsigned, because compiled code tests whether a signed index is negative.
     unit, eight, low_byte, last_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
@@ -233,7 +233,7 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
     while True:
         if not n_left:
             if group == table_of_group.size or np.int64(position) > n_bits:
-                return failed
+                return failure
             table_number, n_left = np.int64(table_of_group[group]), _GROUP_SYMBOLS
             table_start, group = np.uint64(table_number << _TABLE_BITS), group + 1
         n_left -= 1
@@ -252,17 +252,17 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
                     break
                 length += 1
             if length > _MAX_CODE_BITS:
-                return failed
+                return failure
             rank = code + offsets[table_number, length]
             if not 0 <= rank <= end_symbol:
-                return failed
+                return failure
             position += np.uint64(length)
             symbol = np.uint64(by_rank[table_number, rank])
         if symbol <= unit:  # a digit of the length of a run of the first symbol
             run += weight << np.int64(symbol)
             weight <<= 1
             if size + run > symbols.size:
-                return failed
+                return failure
             continue
         if run:
             symbols[size : size + run] = np.uint8(first_eight & low_byte)
@@ -271,7 +271,7 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
         if symbol == np.uint64(end_symbol):
             break
         if size == symbols.size:
-            return failed
+            return failure
         list_index = symbol - unit
         if list_index < eight:
             shift = list_index << np.uint64(3)
@@ -347,7 +347,7 @@ def _follow_segments(chain: Any, size: Any, first: Any, segment_symbols: Any, ou
             segment_symbols[row, sizes[row]] = entry & np.uint32(255)
             sizes[row] += 1
             positions[row] = entry >> np.uint32(8) & np.uint32(0xF_FFFF)
-    n_written, run_length, previous, segment = np.int64(0), 0, np.int64(-1), first_segment
+    n_written, run_length, previous_symbol, segment = np.int64(0), 0, np.int64(-1), first_segment
     while size > 0:
         row, begin, end = row_of[segment], begins[segment], min(ends[segment], begins[segment] + size)
         size -= end - begin
@@ -356,12 +356,12 @@ def _follow_segments(chain: Any, size: Any, first: Any, segment_symbols: Any, ou
             if run_length == 4:  # four equal symbols precede the number of further ones
                 if n_written + symbol > out.size:
                     return -1
-                out[n_written : n_written + symbol] = previous
-                n_written, run_length, previous = n_written + symbol, 0, np.int64(-1)
+                out[n_written : n_written + symbol] = previous_symbol
+                n_written, run_length, previous_symbol = n_written + symbol, 0, np.int64(-1)
                 continue
             if n_written == out.size:
                 return -1
-            run_length = run_length + 1 if symbol == previous else 1
-            out[n_written], previous, n_written = symbol, symbol, n_written + 1
+            run_length = run_length + 1 if symbol == previous_symbol else 1
+            out[n_written], previous_symbol, n_written = symbol, symbol, n_written + 1
         segment = next_segment[segment]
     return n_written

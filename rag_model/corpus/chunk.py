@@ -97,8 +97,10 @@ class ChunkRecipe:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
         for name, choices in (("structures", StructureName), ("metadata", MetadataName)):
             values, options = {*getattr(self, name)}, get_args(choices)
-            if unknown := sorted(values - {*options}):
-                raise UsageError(f"{name} has the unknown value {unknown[0]!r}: choose from {', '.join(options)}")
+            if unknown_values := sorted(values - {*options}):
+                raise UsageError(
+                    f"{name} has the unknown value {unknown_values[0]!r}: choose from {', '.join(options)}"
+                )
             object.__setattr__(self, name, tuple(sorted(values)))
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share must be from 0 to 1, not {self.quarantine_share}")
@@ -123,15 +125,15 @@ class ChunkRecipe:
         """
         settings = settings_to_json(self.create_chunker())
         words = {"words": settings.pop("words")} if "words" in settings else {}
-        optional: dict[str, Any] = {"settings": settings} if settings else {}
+        optional_fields: dict[str, Any] = {"settings": settings} if settings else {}
         if self.spans:
-            optional["spans"] = True  # omitted if false, as in recipes of earlier versions
+            optional_fields["spans"] = True  # omitted if false, as in recipes of earlier versions
         if self.structures:
-            optional["structures"] = list(self.structures)
+            optional_fields["structures"] = list(self.structures)
         if self.metadata:
-            optional["metadata"] = list(self.metadata)
+            optional_fields["metadata"] = list(self.metadata)
         quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
-        return {"chunker": self.chunker, **words, **optional, **quarantine}
+        return {"chunker": self.chunker, **words, **optional_fields, **quarantine}
 
     def get_identity(self) -> dict[str, Any]:
         """Return all values that affect passages, including the version of the chunker."""
@@ -216,12 +218,12 @@ def chunk_part(
     with PassageWriter(out, recipe.schema) as writer:
         context = _ChunkContext(recipe, siteinfo, files, table, page_table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
-            result, stored = article.result, article.result.stored
-            if stored is None:
+            result, stored_article = article.result, article.result.stored
+            if stored_article is None:
                 digest = writer.write_article(result.passages)
             else:
-                digest = stored.digest
-                writer.copy_article(stored.file, stored.first, stored.count, digest)
+                digest = stored_article.digest
+                writer.copy_article(stored_article.file, stored_article.first, stored_article.count, digest)
             if recipe.spans:
                 for spans_of_passage in result.spans or [find_spans(passage.text) for passage in result.passages]:
                     span_writer.write(spans_of_passage)
@@ -370,9 +372,9 @@ def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: 
         else:
             names = context.recipe.metadata
             key = compute_article_key(compute_key_basis(part), item, with_metadata=bool(names))
-            reused = reusable.find(key, with_spans=context.recipe.spans)
-            result = reused or _chunk_document(item, names, open_chunker())
-            tally.count_article(result, is_reused=reused is not None)
+            reused_article = reusable.find(key, with_spans=context.recipe.spans)
+            result = reused_article or _chunk_document(item, names, open_chunker())
+            tally.count_article(result, is_reused=reused_article is not None)
             yield _Article(result, str(item.page_id), key, item.revised)
 
 
@@ -403,10 +405,10 @@ def _chunk_pages(
     for parsed_page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
         page = context.add_metadata(parsed_page)
         key = page.key or compute_article_key(key_basis, page)
-        reused = reusable.find(key, with_spans=spans)
-        if reused is None and page.key:  # logs of earlier versions have no keys of elements
-            reused = reusable.find(compute_article_key(key_basis, page), with_spans=spans)
-        result = reused or _classify_page(page, page_format, context)
+        reused_article = reusable.find(key, with_spans=spans)
+        if reused_article is None and page.key:  # logs of earlier versions have no keys of elements
+            reused_article = reusable.find(compute_article_key(key_basis, page), with_spans=spans)
+        result = reused_article or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
             tally.record_time(page)
             continue
@@ -419,7 +421,7 @@ def _chunk_pages(
             tally.quarantine(page, result.reason)
         else:
             tally.record_time(page)
-            tally.count_article(result, is_reused=reused is not None)
+            tally.count_article(result, is_reused=reused_article is not None)
             if result.templates:  # an update with nothing takes as long as finding an article
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _Article(result, str(page.page_id), key, page.revised)

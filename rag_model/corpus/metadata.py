@@ -173,10 +173,10 @@ def _list_titles(value: object) -> tuple[str, ...]:
 
 def _join_categories(categories: Sequence[str]) -> str:
     """Join the first categories, in at most `MAX_CATEGORIES` characters."""
-    joined = CATEGORY_SEPARATOR.join(categories)
-    if len(joined) <= MAX_CATEGORIES:
-        return joined
-    return joined[: MAX_CATEGORIES + 1].rpartition(CATEGORY_SEPARATOR)[0]
+    joined_categories = CATEGORY_SEPARATOR.join(categories)
+    if len(joined_categories) <= MAX_CATEGORIES:
+        return joined_categories
+    return joined_categories[: MAX_CATEGORIES + 1].rpartition(CATEGORY_SEPARATOR)[0]
 
 
 def select_aliases(title: str, aliases: Iterable[str]) -> tuple[str, ...]:

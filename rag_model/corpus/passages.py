@@ -326,8 +326,8 @@ class PassageFile:
             self._check_pages([group], leaves)
             with self._translate_errors():
                 table = self._dictionary_file.read_row_group(group, columns=stored_columns, use_threads=False)
-                selected = table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks()
-                for batch in selected.to_batches():
+                selected_rows = table.take(_build_row_array(group_rows, self._starts[group])).combine_chunks()
+                for batch in selected_rows.to_batches():
                     self._check_decoded(sum(map(compute_decoded_size, batch.columns)))
                     yield _add_missing_columns(decode_dictionaries(batch), columns)
 
@@ -415,9 +415,9 @@ class PassageFile:
 
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the file contains; it may lack dates, kinds and metadata."""
-        missing = {*FULL_SCHEMA.names} - {*self.schema.names}
+        missing_columns = {*FULL_SCHEMA.names} - {*self.schema.names}
         # one column, to count the rows
-        return [name for name in columns if name not in missing] or ["n_words"]
+        return [name for name in columns if name not in missing_columns] or ["n_words"]
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
         """Check the decoded size of columns before Arrow decodes them, each column chunk once.

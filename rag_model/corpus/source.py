@@ -317,9 +317,9 @@ def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: st
             n_yielded += len(block)
             yield block
     except bzip2.UnusualStreamError:
-        for decoded in decode([data], "bz2", source_name):
-            yield decoded[n_yielded:]
-            n_yielded = max(0, n_yielded - len(decoded))
+        for decoded_bytes in decode([data], "bz2", source_name):
+            yield decoded_bytes[n_yielded:]
+            n_yielded = max(0, n_yielded - len(decoded_bytes))
 
 
 def describe_slice(byte_slice: Slice) -> str:
@@ -518,8 +518,8 @@ def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
 
     try:
         with pa.CompressedInputStream(pa.PythonFile(_ChunkFile(chunks), "r"), "zstd") as stream:
-            while decoded := stream.read(MAX_DECODED_BYTES):
-                yield decoded
+            while decoded_bytes := stream.read(MAX_DECODED_BYTES):
+                yield decoded_bytes
     except OSError as error:
         problem = str(error).lower()
         state = "truncated" if "truncated" in problem else "corrupt"
@@ -534,10 +534,10 @@ def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: bytes
 
 def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
     while True:
-        decoded = decoder.decompress(data, MAX_DECODED_BYTES)
-        yield decoded
+        decoded_bytes = decoder.decompress(data, MAX_DECODED_BYTES)
+        yield decoded_bytes
         data = decoder.unconsumed_tail
-        if decoder.eof or not (data or len(decoded) == MAX_DECODED_BYTES):
+        if decoder.eof or not (data or len(decoded_bytes) == MAX_DECODED_BYTES):
             return
 
 

@@ -112,9 +112,11 @@ def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> B
         UsageError: an override is unknown or has a wrong type.
     """
     record = read_optional_json(folder / RECORD_FILE)
-    recorded = record.get(BAG_KEY, record.get(SPARSE_KEY, {}))
+    recorded_settings = record.get(BAG_KEY, record.get(SPARSE_KEY, {}))
     try:
-        settings = {field.name: recorded[field.name] for field in fields(BagSpec) if field.name in recorded}
+        settings = {
+            field.name: recorded_settings[field.name] for field in fields(BagSpec) if field.name in recorded_settings
+        }
         spec = BagSpec(**{"max_length": read_max_tokens(folder)} | settings)
     except (TypeError, UsageError) as error:
         raise InputError(f"the record of encoder {folder} is corrupt ({error}): fetch the model again") from error

@@ -216,14 +216,19 @@ class Bert:
         sizes = BertSizes.read(folder)
         if sizes is None:
             return None
-        stored = canonicalize_names(read_tensor_headers(folder))
+        stored_tensors = canonicalize_names(read_tensor_headers(folder))
         tensor_shapes = dict(sizes.iter_tensor_shapes())
-        if any(name not in stored or not stored[name].has_float_shape(sizes) for name, sizes in tensor_shapes.items()):
+        if any(
+            name not in stored_tensors or not stored_tensors[name].has_float_shape(sizes)
+            for name, sizes in tensor_shapes.items()
+        ):
             return None
         # A tensor that is stored under two names is ambiguous.
-        if any(name.partition(".")[2] in tensor_shapes for name in stored):
+        if any(name.partition(".")[2] in tensor_shapes for name in stored_tensors):
             return None
-        return cls._from_tensors(sizes, {name: _load_tensor(stored[name], device, dtype) for name in tensor_shapes})
+        return cls._from_tensors(
+            sizes, {name: _load_tensor(stored_tensors[name], device, dtype) for name in tensor_shapes}
+        )
 
     @classmethod
     def _from_tensors(cls, sizes: BertSizes, tensors: Mapping[str, Tensor]) -> Self:

@@ -183,12 +183,12 @@ def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[
     counts = Counter[str]()
     for reply in replies.values():
         counts.update([*reply["names"], *reply["shared"]])
-    expected = set(read_json_object(pickle_index)["weight_map"])
-    repeated = [name for name, count in counts.items() if count > 1]
-    if wrong := sorted(expected ^ counts.keys()) or repeated:
+    expected_tensors = set(read_json_object(pickle_index)["weight_map"])
+    repeated_names = [name for name, count in counts.items() if count > 1]
+    if wrong_names := sorted(expected_tensors ^ counts.keys()) or repeated_names:
         raise InputError(
             f"model file {pickle_index} does not match its shards (the first tensor that differs "
-            f"is {wrong[0]!r}): fetch the model again"
+            f"is {wrong_names[0]!r}): fetch the model again"
         )
     weight_map = {name: file for file, reply in replies.items() for name in reply["names"]}
     metadata = {"total_size": sum(reply["bytes"] for reply in replies.values())}

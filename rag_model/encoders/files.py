@@ -259,9 +259,9 @@ def read_supported_modules(folder: Path, supported_types: Sequence[str]) -> dict
         InputError: a type is not supported, or `modules.json` is damaged.
     """
     modules = read_modules(folder)
-    if unknown := sorted(modules.keys() - {*supported_types}):
+    if unknown_modules := sorted(modules.keys() - {*supported_types}):
         raise InputError(
-            f"encoder {folder} has a {unknown[0]} module, which is not supported: "
+            f"encoder {folder} has a {unknown_modules[0]} module, which is not supported: "
             f"use a model of {', '.join(supported_types[:-1])} and {supported_types[-1]}"
         )
     return modules

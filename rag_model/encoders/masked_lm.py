@@ -47,16 +47,16 @@ class PairTemplate:
     @classmethod
     def from_encoding(cls, pair: "Encoding") -> Self:
         """Derive the template from the encoding of two non-empty texts."""
-        special, sequence_numbers = pair.special_tokens_mask, pair.sequence_ids
+        is_special, sequence_numbers = pair.special_tokens_mask, pair.sequence_ids
         first = [
             position
             for position, sequence_number in enumerate(sequence_numbers)
-            if sequence_number == 0 and not special[position]
+            if sequence_number == 0 and not is_special[position]
         ]
         second = [
             position
             for position, sequence_number in enumerate(sequence_numbers)
-            if sequence_number == 1 and not special[position]
+            if sequence_number == 1 and not is_special[position]
         ]
         positions = [0, first[0], first[-1] + 1, second[0], len(sequence_numbers) - 1]
         ids, segment_ids = pair.ids, [pair.type_ids[position] for position in positions]

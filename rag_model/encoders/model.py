@@ -231,8 +231,8 @@ def resolve_device_and_dtype(device: str | None, dtype: str | None) -> tuple[tor
     Raises:
         UsageError: this machine has no such device.
     """
-    resolved = resolve_device(device)
-    return resolved, getattr(torch, dtype) if dtype else fastest_dtype(resolved)
+    resolved_device = resolve_device(device)
+    return resolved_device, getattr(torch, dtype) if dtype else fastest_dtype(resolved_device)
 
 
 def resolve_device(name: str | None) -> torch.device:

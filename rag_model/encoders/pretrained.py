@@ -101,14 +101,14 @@ def check_config(folder: Path) -> None:
 
 def _iter_entries(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of all objects nested in a JSON value."""
-    pending = [value]
-    while pending:
-        item = pending.pop()
+    pending_values = [value]
+    while pending_values:
+        item = pending_values.pop()
         if isinstance(item, dict):
             yield from item.items()
-            pending += item.values()
+            pending_values += item.values()
         elif isinstance(item, list):
-            pending += item
+            pending_values += item
 
 
 def _find_unsupported(key: str, value: Any) -> str | None:

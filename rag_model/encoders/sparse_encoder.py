@@ -155,9 +155,9 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
 
 
 def _read_term_settings(folder: Path) -> dict[str, Any]:
-    recorded = read_optional_json(folder / RECORD_FILE).get(SPARSE_KEY)
-    if isinstance(recorded, dict):
-        return recorded
+    recorded_settings = read_optional_json(folder / RECORD_FILE).get(SPARSE_KEY)
+    if isinstance(recorded_settings, dict):
+        return recorded_settings
     return read_splade(folder) if has_splade_pooling(folder) else {}
 
 
@@ -351,9 +351,9 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
     Raises:
         InputError: a file of the encoder is missing or corrupt.
     """
-    stored = read_tensor_headers(folder)
-    head = {name: tensor for name, tensor in stored.items() if _HEADS & {*name.split(".")}}
-    body = {name: tensor for name, tensor in stored.items() if name not in head}
+    stored_tensors = read_tensor_headers(folder)
+    head = {name: tensor for name, tensor in stored_tensors.items() if _HEADS & {*name.split(".")}}
+    body = {name: tensor for name, tensor in stored_tensors.items() if name not in head}
     # The head may be tied to these embeddings.
     tied_digests = {tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")}
     # A set removes duplicates, because a bias may be stored twice.

@@ -184,9 +184,9 @@ class SidrModel(nn.Module):
             InputError: weights are missing or corrupt.
         """
         model = cls._with_new_norm(folder, device, dtype)
-        stored = read_tensor_headers(folder)
+        stored_tensors = read_tensor_headers(folder)
         try:
-            norm_weights = {name: stored[f"{_NORM_PREFIX}.{name}"].read() for name in ("weight", "bias")}
+            norm_weights = {name: stored_tensors[f"{_NORM_PREFIX}.{name}"].read() for name in ("weight", "bias")}
             with torch.no_grad():
                 model.norm.weight.copy_(torch.from_numpy(norm_weights["weight"]))
                 model.norm.bias.copy_(torch.from_numpy(norm_weights["bias"]))

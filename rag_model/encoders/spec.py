@@ -99,7 +99,7 @@ _PYLATE_FIELDS = {
 
 
 class EncoderSettings:
-    """Settings of a kind of encoder; a subclass is a frozen dataclass whose fields have defaults."""
+    """Settings of a kind of encoder; subclasses are frozen dataclasses with default values."""
 
     __slots__ = ()
     noun: ClassVar[str]  # the kind of encoder, for messages
@@ -301,9 +301,9 @@ def is_static_encoder(folder: Path) -> bool:
     Raises:
         InputError: a file is corrupt.
     """
-    recorded = read_optional_json(folder / RECORD_FILE).get("spec")
-    if isinstance(recorded, dict) and "pooling" in recorded:
-        return recorded["pooling"] in STATIC_POOLINGS
+    recorded_settings = read_optional_json(folder / RECORD_FILE).get("spec")
+    if isinstance(recorded_settings, dict) and "pooling" in recorded_settings:
+        return recorded_settings["pooling"] in STATIC_POOLINGS
     return has_static_layout(folder)
 
 
@@ -319,8 +319,8 @@ def find_known_settings(name: str) -> dict[str, Any]:
 
 
 def _read_folder_spec(folder: Path) -> EncoderSpec:
-    if recorded := read_optional_json(folder / RECORD_FILE).get("spec"):
-        return EncoderSpec.from_json(recorded)
+    if recorded_settings := read_optional_json(folder / RECORD_FILE).get("spec"):
+        return EncoderSpec.from_json(recorded_settings)
     if has_static_layout(folder):
         return EncoderSpec(**read_static_settings(folder))
     if (folder / MODULES).is_file():
@@ -446,9 +446,9 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
 
 
 def _read_marked_settings(folder: Path) -> dict[str, Any]:
-    recorded = read_optional_json(folder / RECORD_FILE).get(TOKENS_KEY)
-    if isinstance(recorded, dict):
-        return recorded
+    recorded_settings = read_optional_json(folder / RECORD_FILE).get(TOKENS_KEY)
+    if isinstance(recorded_settings, dict):
+        return recorded_settings
     if (folder / METADATA).is_file():
         stanford_settings = read_json_object(folder / METADATA)
         dropped = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}

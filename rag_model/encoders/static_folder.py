@@ -65,8 +65,8 @@ class StaticTable:
         Raises:
             InputError: a tensor is missing, or has a wrong shape or dtype.
         """
-        stored = read_tensor_headers(folder)
-        embeddings = stored.get(_EMBEDDINGS) or stored.get(_EMBEDDING)
+        tensors = read_tensor_headers(folder)
+        embeddings = tensors.get(_EMBEDDINGS) or tensors.get(_EMBEDDING)
         if embeddings is None:
             raise InputError(
                 f"encoder {folder} has no tensor {_EMBEDDINGS} or {_EMBEDDING}: give the folder of "
@@ -78,12 +78,12 @@ class StaticTable:
                 f"which is not tokens by dimensions: {_FETCH_AGAIN}"
             )
         n_rows = embeddings.shape[0]
-        mapping = _flatten(stored[_MAPPING].memory_map_integers()) if _MAPPING in stored else None
+        mapping = _flatten(tensors[_MAPPING].memory_map_integers()) if _MAPPING in tensors else None
         if mapping is not None and not (len(mapping) and mapping.min() >= 0 and mapping.max() < n_rows):
             raise InputError(
                 f"the mapping of encoder {folder} refers to rows that its {n_rows} embeddings lack: {_FETCH_AGAIN}"
             )
-        weights = _flatten(stored[_WEIGHTS].read()) if _WEIGHTS in stored else None
+        weights = _flatten(tensors[_WEIGHTS].read()) if _WEIGHTS in tensors else None
         size = n_rows if mapping is None else len(mapping)
         if weights is not None and len(weights) != size:
             raise InputError(f"encoder {folder} has {len(weights)} weights for {size} tokens: {_FETCH_AGAIN}")
@@ -141,10 +141,10 @@ class StaticTable:
             )
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
-        stored = self.embeddings
-        values = stored.memory_map_integers() if stored.is_integer else stored.memory_map()
+        tensors = self.embeddings
+        values = tensors.memory_map_integers() if tensors.is_integer else tensors.memory_map()
         for start in range(0, len(values), _ROWS_PER_BLOCK):
-            yield stored.as_float32(values[start : start + _ROWS_PER_BLOCK])
+            yield tensors.as_float32(values[start : start + _ROWS_PER_BLOCK])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,8 @@ def has_static_layout(folder: Path) -> bool:
         return _STATIC_MODULE in read_modules(folder)
     if not (folder / WEIGHTS).is_file():
         return read_optional_json(folder / CONFIG).get("model_type") == _MODEL2VEC_TYPE
-    stored = read_tensor_headers(folder)
-    return _EMBEDDINGS in stored or stored.keys() == {_EMBEDDING}
+    tensors = read_tensor_headers(folder)
+    return _EMBEDDINGS in tensors or tensors.keys() == {_EMBEDDING}
 
 
 def find_static_body(folder: Path) -> Path:

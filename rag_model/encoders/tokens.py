@@ -368,9 +368,9 @@ class WordTokenizer:
         return [self._remove_unknown(ids) for ids in self._encode_texts(texts)]
 
     def _remove_unknown(self, ids: list[int]) -> bytes:
-        unknown = self.limits.unknown_id
-        if unknown in ids:
-            ids = [token_id for token_id in ids if token_id != unknown]
+        unknown_token = self.limits.unknown_id
+        if unknown_token in ids:
+            ids = [token_id for token_id in ids if token_id != unknown_token]
         return array("i", ids).tobytes()
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -392,9 +392,9 @@ def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | No
         return WordBoundaries(" ", starts_word)
     if separation is None:
         return None
-    unknown = getattr(tokenizer.model, "unk_token", None)
+    unknown_token = getattr(tokenizer.model, "unk_token", None)
     for token_id, added_token in tokenizer.get_added_tokens_decoder().items():
-        if added_token.content != unknown and not (added_token.normalized or added_token.single_word):
+        if added_token.content != unknown_token and not (added_token.normalized or added_token.single_word):
             return WordBoundaries(f" {added_token.content} ", separator_id=token_id)
     return None
 
@@ -409,8 +409,10 @@ def derive_limits(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: Encode
         return TextLimits(spec.max_length)
     vocabulary = tokenizer.get_vocab()
     characters = spec.max_length * int(np.median([len(token) for token in vocabulary]))
-    unknown = rules["model"].get("unk_token")
-    return TextLimits(spec.max_length, characters, vocabulary.get(unknown) if isinstance(unknown, str) else None)
+    unknown_token = rules["model"].get("unk_token")
+    return TextLimits(
+        spec.max_length, characters, vocabulary.get(unknown_token) if isinstance(unknown_token, str) else None
+    )
 
 
 def find_word_separation(rules: Mapping[str, Any]) -> WordSeparation | None:
@@ -556,9 +558,9 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
     Raises:
         ResourceError: a batch of one input does not fit.
     """
-    pending = deque(batches)
-    while pending:
-        rows = pending.popleft()
+    pending_batches = deque(batches)
+    while pending_batches:
+        rows = pending_batches.popleft()
         try:
             result = work(rows)
         except _get_out_of_memory_errors() as error:
@@ -576,8 +578,11 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
         # alive.
         sys.modules["torch"].cuda.empty_cache()
         _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(rows))
-        pending = deque(
-            half_batch for batch in (rows, *pending) for half_batch in np.array_split(batch, 2) if len(half_batch)
+        pending_batches = deque(
+            half_batch
+            for batch in (rows, *pending_batches)
+            for half_batch in np.array_split(batch, 2)
+            if len(half_batch)
         )
 
 

@@ -116,8 +116,8 @@ class GateVerdict:
     @property
     def reason(self) -> str:
         """A sentence with the failed checks; empty if every check passed."""
-        failed = [f"{c.name} is {c.observed}, wanted {c.wanted}" for c in self.checks if not c.passed]
-        return "; ".join(failed)
+        failed_checks = [f"{c.name} is {c.observed}, wanted {c.wanted}" for c in self.checks if not c.passed]
+        return "; ".join(failed_checks)
 
 
 def check_snapshot(

@@ -125,9 +125,9 @@ def pattern_search(text: str, patterns: Iterable[str]) -> bool:
 
 
 def _matches(pattern: str, method: str, text: str) -> bool:
-    compiled = compile_pattern(pattern)
+    compiled_pattern = compile_pattern(pattern)
     try:
-        return getattr(compiled, method)(text, timeout=_TIMEOUT_SECONDS) is not None
+        return getattr(compiled_pattern, method)(text, timeout=_TIMEOUT_SECONDS) is not None
     except TimeoutError:
         raise InputError(
             f"the answer pattern {pattern[:80]!r} takes more than {_TIMEOUT_SECONDS:g} s on "

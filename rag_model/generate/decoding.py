@@ -75,9 +75,9 @@ def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = F
     a beam is reordered. Then the cross-attention keys and values, the largest part of a cache, are
     not copied.
     """
-    selected: Any = _copy_cache(cache)
-    (selected.self_attention_cache if same_contexts else selected).reorder_cache(rows)
-    return selected  # type: ignore[no-any-return]
+    selected_cache: Any = _copy_cache(cache)
+    (selected_cache.self_attention_cache if same_contexts else selected_cache).reorder_cache(rows)
+    return selected_cache  # type: ignore[no-any-return]
 
 
 def _copy_cache(cache: Any) -> Any:

@@ -103,12 +103,11 @@ def apply_chat_template(
         UsageError: the chat template does not contain the user message, or refuses it.
         InputError: the chat template cannot be rendered within its bounds.
     """
-    rendered = _render_around_mark(tokenizer, system)
-    prefix, mark, suffix = rendered.rpartition(_MESSAGE_MARK)
+    prompt = _render_around_mark(tokenizer, system)
+    prefix, mark, suffix = prompt.rpartition(_MESSAGE_MARK)
     if not mark or _MESSAGE_MARK in prefix.replace(system, "", 1):
         raise UsageError(
-            f"the chat template turns one message into {rendered!r}, which does not contain the "
-            "message: give a template"
+            f"the chat template turns one message into {prompt!r}, which does not contain the message: give a template"
         )
     if template is None:
         instruction = InstructionTemplate(DEFAULT_INSTRUCTION.removesuffix(f"\n{_ANSWER_CUE}"), special=False)
@@ -122,9 +121,9 @@ def _render_around_mark(tokenizer: Any, system: str) -> str:
     if system:
         # Some chat templates raise an error for a system message, and some omit it.
         with suppress(TemplateRefusalError):
-            rendered = _render_messages(tokenizer, [{"role": "system", "content": system}, user_message])
-            if system in rendered:
-                return rendered
+            prompt = _render_messages(tokenizer, [{"role": "system", "content": system}, user_message])
+            if system in prompt:
+                return prompt
         user_message["content"] = f"{system}\n\n{_MESSAGE_MARK}"
     return _render_messages(tokenizer, [user_message])
 

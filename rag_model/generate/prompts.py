@@ -302,11 +302,11 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
         positions_inside = list(_iter_positions_inside(encoding, span))
         removable = positions_inside[-n_excess_tokens:]
         first_offset = encoding.offsets[removable[0]][0] if removable and len(removable) < len(positions_inside) else -1
-        removed = {
+        removed_positions = {
             *removable,
             *(position for position in positions_inside if encoding.offsets[position][0] == first_offset),
         }
-        kept_positions = [position for position in kept_positions if position not in removed]
+        kept_positions = [position for position in kept_positions if position not in removed_positions]
     if len(kept_positions) > max_tokens:
         raise UsageError(
             f"max_length {max_tokens} is too small for the template alone: use {len(kept_positions) + 1} or more"

@@ -58,8 +58,8 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
     `part_rows` is the number of rows of the largest part; None: the default size of a part.
     """
     n_rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
-    empty = faiss.index_factory(plan.d, plan.factory, faiss_metric(plan.metric))
-    size, pieces, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty, n_rows)
+    empty_index = faiss.index_factory(plan.d, plan.factory, faiss_metric(plan.metric))
+    size, pieces, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty_index, n_rows)
     stage_bytes = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
     return ResourceEstimate(stage_bytes, size + PROCESS_BYTES, size, round(pieces) + 2 * size)
 

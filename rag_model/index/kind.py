@@ -364,7 +364,7 @@ class IndexPlanner(Protocol[PlanT]):
     def follow(self, plan: PlanT, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
         """Adapt the parent's trained file to the current rows.
 
-        The build calls it if `FitResult.explain_missed_neighbors` returns a reason.
+        The build calls this method if `FitResult.explain_missed_neighbors` returns a reason.
 
         Raises:
             ValueError: by default, because the default of `fit` reports no missed neighbours.

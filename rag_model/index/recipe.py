@@ -253,8 +253,8 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
 
     At 768 dimensions, 21 million passages then take 4 GB. RaBitQ stores the sign of each
     dimension, so its error is small only if the length of a vector is spread evenly over the
-    dimensions. A random rotation ensures that (Gao and Long. RaBitQ. SIGMOD 2024), which faiss
-    leaves to the caller.
+    dimensions. A random rotation spreads the length evenly (Gao and Long. RaBitQ. SIGMOD 2024),
+    which faiss leaves to the caller.
     """
     rotation, codes = factory.rotation, factory.codes
     width = factory.code_dim(d)

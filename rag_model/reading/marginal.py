@@ -142,12 +142,13 @@ class MarginalReader(RetrievingReader):
         timer.end_stage(ASSEMBLY)
         decode = _DECODERS[self.rag.settings.kind]
         seeds = [derive_seed(self.decoding.sampling, question) for question in questions]
-        decoded = decode(generator, contexts, prior, self.decoding, seeds)
+        decoded_answer = decode(generator, contexts, prior, self.decoding, seeds)
         weights = prior.exp().tolist()
         # (b k, s) -> (b, k s) -> (b,).
         n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
         return [
-            _build_answer(generator, *parts) for parts in zip(questions, hits, weights, decoded, n_read, strict=True)
+            _build_answer(generator, *parts)
+            for parts in zip(questions, hits, weights, decoded_answer, n_read, strict=True)
         ]
 
     def _encode(

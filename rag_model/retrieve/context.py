@@ -50,11 +50,11 @@ class RetrieverNeeds:
     @classmethod
     def merge(cls, all_needs: Iterable["RetrieverNeeds"]) -> Self:
         """Return the resources of several retrievers, each once."""
-        merged: dict[str, dict[str, None]] = {field.name: {} for field in fields(cls)}
+        merged_fields: dict[str, dict[str, None]] = {field.name: {} for field in fields(cls)}
         for retriever_needs in all_needs:
-            for name, values in merged.items():
+            for name, values in merged_fields.items():
                 values.update(dict.fromkeys(getattr(retriever_needs, name)))
-        return cls(**{name: tuple(values) for name, values in merged.items()})
+        return cls(**{name: tuple(values) for name, values in merged_fields.items()})
 
     @property
     def index_names(self) -> tuple[str, ...]:

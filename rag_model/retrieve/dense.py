@@ -26,7 +26,7 @@ class IndexRetriever(SnapshotRetriever):
     """A `Retriever` over one index of the snapshot, of any kind; the context opens it."""
 
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
-        """Search `index` with `parameters`, which override the search parameters of the snapshot."""
+        """Search `index` with `parameters`, which override those of the snapshot."""
         super().__init__(context.snapshot, index)
         self.index = index  # name of the index; unlike `name`, without search parameters
         self.parameters: Mapping[str, float] = parameters or {}
@@ -134,16 +134,16 @@ class ProductRetriever(SnapshotRetriever):
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search with the inner retriever, and compute the products."""
-        ranked = self._inner.find(queries, k)
-        unique_rows = np.unique(ranked.rows[ranked.rows >= 0])
+        ranked_rows = self._inner.find(queries, k)
+        unique_rows = np.unique(ranked_rows.rows[ranked_rows.rows >= 0])
         vectors = self._vectors.read_rows(unique_rows)  # (m, d) float32
-        products = np.zeros(ranked.rows.shape, np.float32)
+        products = np.zeros(ranked_rows.rows.shape, np.float32)
         for query_vector, rows, query_products in zip(
-            self._encoder.encode(queries), ranked.rows, products, strict=True
+            self._encoder.encode(queries), ranked_rows.rows, products, strict=True
         ):
             is_hit = rows >= 0
             query_products[is_hit] = inner_products(vectors[np.searchsorted(unique_rows, rows[is_hit])], query_vector)
-        return replace(ranked, products=products)
+        return replace(ranked_rows, products=products)
 
 
 def inner_products(vectors: Vectors, queries: Vectors) -> Vectors:

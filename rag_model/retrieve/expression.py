@@ -356,8 +356,8 @@ class _Parser:
 
     def _parse_call_depth(self, name: Word) -> int | None:
         if self._next < len(self._tokens):
-            offset, text, quoted = self._tokens[self._next]
-            if not quoted and text.startswith(":"):
+            offset, text, is_quoted = self._tokens[self._next]
+            if not is_quoted and text.startswith(":"):
                 self._next += 1
                 _, depth = Word(self._text, offset, f"{name.text}{text}").with_depth()
                 if depth is None:
@@ -385,8 +385,8 @@ class _Parser:
             raise expression_error(
                 self._text, len(self._text), "the retriever ends where a name is expected: add the name"
             )
-        offset, text, quoted = self._tokens[self._next]
-        if not quoted and text in "(),=[]":
+        offset, text, is_quoted = self._tokens[self._next]
+        if not is_quoted and text in "(),=[]":
             raise self._create_error_at_next(f"{text!r} is where a name is expected: add the name, or remove {text!r}")
         self._next += 1
         return Word(self._text, offset, text)
@@ -398,8 +398,8 @@ class _Parser:
         """Return the next token if it is a mark, "" for any other token, and None at the end."""
         if self._next >= len(self._tokens):
             return None
-        _, text, quoted = self._tokens[self._next]
-        return text if not quoted and text in "(),=[]" else ""
+        _, text, is_quoted = self._tokens[self._next]
+        return text if not is_quoted and text in "(),=[]" else ""
 
     def _create_error_at_next(self, message: str) -> UsageError:
         return expression_error(self._text, self._tokens[self._next][0], message)

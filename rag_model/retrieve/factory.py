@@ -203,14 +203,14 @@ class InstalledRetriever(SnapshotRetriever):
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Return the rows of the inner retriever after checking them."""
-        ranked: Any = CALLS.call(self._call_name, self._inner.find, queries, k)
-        if not isinstance(ranked, RankedRows):
-            raise self._create_wrong_result_error(f"returned {ranked!r:.60}", "return RankedRows")
-        if problem := _find_row_problem(ranked, len(queries), k, self.snapshot.n):
+        ranking: Any = CALLS.call(self._call_name, self._inner.find, queries, k)
+        if not isinstance(ranking, RankedRows):
+            raise self._create_wrong_result_error(f"returned {ranking!r:.60}", "return RankedRows")
+        if problem := _find_row_problem(ranking, len(queries), k, self.snapshot.n):
             raise self._create_wrong_result_error(
                 f"returned {problem}", f"return up to {k} rows and scores for each query"
             )
-        return ranked
+        return ranking
 
     def _create_wrong_result_error(self, problem: str, expected: str) -> InputError:
         return CALLS.wrong_plugin_error(self._call_name, problem, expected)

@@ -53,7 +53,7 @@ class FusedRetriever(SnapshotRetriever):
         """Search every child retriever, and rank by the fused score; ties are ordered by row."""
         child_rankings = tuple(child.find(queries, max(DEPTH, k)) for child in self._children)
         rows, scores = self._fuse_lists(child_rankings)
-        passage_by_row = {row: passage for ranked in child_rankings for row, passage in ranked.passages.items()}
+        passage_by_row = {row: passage for ranking in child_rankings for row, passage in ranking.passages.items()}
         return RankedRows(self.name, rows, scores, legs=child_rankings, passages=passage_by_row).truncate(k)
 
 
@@ -105,7 +105,7 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
     row_lists, score_lists = [], []
     for lists in zip(_iter_lists(first), _iter_lists(second), strict=True):
         rows = np.union1d(lists[0][0], lists[1][0])
-        first_scores, second_scores = (_score_rows(rows, *ranked, normalize=normalize) for ranked in lists)
+        first_scores, second_scores = (_score_rows(rows, *ranking, normalize=normalize) for ranking in lists)
         scores = first_scores + alpha * second_scores
         order = np.lexsort((rows, -scores))
         row_lists.append(rows[order])
@@ -152,7 +152,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     k = call.get_int("k", RRF_K, 1, _MAX_K)
     weights = call.get_floats("weights", len(children), _MAX_WEIGHT) or (1.0,) * len(children)
     name = f"rrf({', '.join(child.name for child in children)})"
-    return FusedRetriever(name, children, lambda lists: fuse([ranked.rows for ranked in lists], k, weights))
+    return FusedRetriever(name, children, lambda lists: fuse([ranking.rows for ranking in lists], k, weights))
 
 
 def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

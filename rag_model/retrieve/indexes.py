@@ -279,8 +279,8 @@ def _get_text_reader(snapshot: Snapshot) -> Callable[[Rows], Iterator[pa.RecordB
     """Return a function that yields title and text of the passages at ascending rows."""
 
     def read_texts(rows: Rows) -> Iterator[pa.RecordBatch]:
-        for part_number, _, local in Partition(part.rows for part in snapshot.parts).split(rows):
+        for part_number, _, local_rows in Partition(part.rows for part in snapshot.parts).split(rows):
             with snapshot.passage_file(snapshot.parts[part_number].name) as file:
-                yield from file.iter_selected(local.tolist(), ["title", "text"])
+                yield from file.iter_selected(local_rows.tolist(), ["title", "text"])
 
     return read_texts

@@ -205,7 +205,7 @@ def _rank(name: str, scored_lists: Sequence[tuple[Rows, Vectors]], legs: tuple[R
         rows[query, : len(query_rows)], scores[query, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, width)
-    passage_by_row = {row: passage for ranked in legs for row, passage in ranked.passages.items()}
+    passage_by_row = {row: passage for ranking in legs for row, passage in ranking.passages.items()}
     return RankedRows(name, rows, scores, legs=legs, passages=passage_by_row)
 
 

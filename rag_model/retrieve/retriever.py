@@ -268,8 +268,8 @@ class SnapshotRetriever(ABC):
 
     def read_passages(self, rows: Rows, cached: Mapping[int, Passage]) -> dict[int, Passage]:
         """Return the passages of all rows but -1, by row; those in `cached` are not read again."""
-        unread = [row for row in np.unique(rows[rows >= 0]).tolist() if row not in cached]
-        return {**cached, **dict(zip(unread, self.snapshot.passages(unread), strict=True))}
+        unread_rows = [row for row in np.unique(rows[rows >= 0]).tolist() if row not in cached]
+        return {**cached, **dict(zip(unread_rows, self.snapshot.passages(unread_rows), strict=True))}
 
     def choose_depth(self, k: int | None, default: int = DEFAULT_K) -> int:
         """Return `k`, or if it is None the default, limited by the retriever's maximum depth."""

@@ -67,11 +67,11 @@ class FilteredRetriever(SnapshotRetriever):
         most = min(self.most, max(k, self._max_depth or self.most))
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
         while True:
-            ranked = self._child.find(queries, depth)
-            is_match = (ranked.rows >= 0) & is_allowed[ranked.rows]
-            is_exhausted = ranked.rows.shape[1] < depth or bool((ranked.rows[:, -1] < 0).all())
+            ranking = self._child.find(queries, depth)
+            is_match = (ranking.rows >= 0) & is_allowed[ranking.rows]
+            is_exhausted = ranking.rows.shape[1] < depth or bool((ranking.rows[:, -1] < 0).all())
             if depth >= most or is_exhausted or int(is_match.sum(axis=1).min()) >= min(k, n_allowed):
-                return self._select(ranked, is_match, k)
+                return self._select(ranking, is_match, k)
             depth = min(most, depth * _GROWTH)
 
     def _create_kind_error(self) -> UsageError:
@@ -84,8 +84,10 @@ class FilteredRetriever(SnapshotRetriever):
         )
         requested = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
         structures = [STRUCTURES[kind] for kind in kinds if kind in STRUCTURES]
-        if missing := sorted({*structures} - {*requested}):
-            message += f": build it with --structures {','.join([*requested, *missing])}, or leave out the condition"
+        if missing_names := sorted({*structures} - {*requested}):
+            message += (
+                f": build it with --structures {','.join([*requested, *missing_names])}, or leave out the condition"
+            )
         return UsageError(message)
 
     def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
@@ -111,16 +113,16 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     if not call.options:
         raise call.error(f"where has no condition: add kind= and one of {', '.join(PASSAGE_KINDS)}, or language=")
     conditions = {WHERE_COLUMNS[field]: _parse_values(node) for field, node in call.options.items()}
-    if unknown := [kind for kind in conditions.get("kind", ()) if kind not in PASSAGE_KINDS]:
+    if unknown_kinds := [kind for kind in conditions.get("kind", ()) if kind not in PASSAGE_KINDS]:
         raise call.options["kind"].error(
-            f"there is no kind {unknown[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}"
+            f"there is no kind {unknown_kinds[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}"
         )
     child = factory.leg(call.arguments[0] if call.arguments else parse(factory.default_expression))
     recipe = child.retriever.snapshot.manifest.content.recipe.get("chunk", {})
-    if missing := sorted({*conditions} - {"kind", "title", *recipe.get("metadata", ())}):
+    if missing_names := sorted({*conditions} - {"kind", "title", *recipe.get("metadata", ())}):
         raise call.error(
-            f"the passages of this snapshot have no {missing[0]}: "
-            f'add metadata = ["{missing[0]}"] to [chunk] of the recipe and rebuild the snapshot'
+            f"the passages of this snapshot have no {missing_names[0]}: "
+            f'add metadata = ["{missing_names[0]}"] to [chunk] of the recipe and rebuild the snapshot'
         )
     max_depth = None if factory.max_depth is None else _MAX_REQUEST_DEPTH
     return FilteredRetriever(str(replace(call, depth=None)), child, conditions, max_depth)

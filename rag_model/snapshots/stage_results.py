@@ -1,4 +1,4 @@
-"""The results of the jobs for one part, or one shard of an index: records, and JSON in the store."""
+"""The results of the jobs for one part or one shard of an index: records and JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

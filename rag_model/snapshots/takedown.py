@@ -231,10 +231,13 @@ def _delete_local_copies(store: Store, affected: AffectedSnapshot, replacement: 
 
 
 def _check_kinds(manifest: Manifest) -> None:
-    unknown = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {*_REBUILT_FOLDERS, _KEPT_FOLDER}
-    if unknown:
+    unknown_kinds = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {
+        *_REBUILT_FOLDERS,
+        _KEPT_FOLDER,
+    }
+    if unknown_kinds:
         raise RefusedError(
-            f"snapshot {manifest.id[:12]} has files in {min(unknown)}/, which may contain the page "
+            f"snapshot {manifest.id[:12]} has files in {min(unknown_kinds)}/, which may contain the page "
             "and which this version cannot rewrite: upgrade bookwheel, or remove the snapshot with "
             "`tag --delete` and `expire`"
         )

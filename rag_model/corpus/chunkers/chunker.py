@@ -161,8 +161,10 @@ def _list_files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
         return {_SINGLE_FILE: path}
     (patterns,) = (field.metadata.get("files", ("*",)) for field in fields(chunker) if field.name == setting)  # type: ignore[arg-type]
     if not any(path.glob(patterns[0])):
-        expected = "a file" if patterns[0] == "*" else patterns[0]
-        raise InputError(f"{setting} of the recipe's chunker must be a folder with {expected}, not {path}: correct it")
+        expected_path = "a file" if patterns[0] == "*" else patterns[0]
+        raise InputError(
+            f"{setting} of the recipe's chunker must be a folder with {expected_path}, not {path}: correct it"
+        )
     glob_patterns = (f"{folder}{pattern}" for pattern in patterns for folder in ("", "*/"))
     file_by_name = {
         file.relative_to(path).as_posix(): file for glob_pattern in glob_patterns for file in path.glob(glob_pattern)

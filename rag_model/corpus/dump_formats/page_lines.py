@@ -363,8 +363,8 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
                 _write_pages(_merge_and_delete(files[start : start + MAX_MERGED_FILES]), Path(folder))
                 for start in range(0, len(files), MAX_MERGED_FILES)
             ]
-        merged = heapq.merge(_merge_and_delete(files), last_batch)
-        for page_id, revisions in groupby(merged, key=lambda page: page.page_id):
+        merged_lines = heapq.merge(_merge_and_delete(files), last_batch)
+        for page_id, revisions in groupby(merged_lines, key=lambda page: page.page_id):
             yield page_id, next(revisions).xml
 
 

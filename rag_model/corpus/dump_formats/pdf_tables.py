@@ -109,11 +109,13 @@ class _Grid:
             if is_new_line and last_key != (row, subrows[row], column):
                 subrows[row], last, is_new_line = subrows[row] + 1, None, False
             key = last_key = row, subrows[row], column
-            previous = characters[i - 1]
+            previous_character = characters[i - 1]
             if last == i - 1:
-                n_cut_words += characters[i].is_sideways(previous)
+                n_cut_words += characters[i].is_sideways(previous_character)
             else:
-                n_cut_words += bool(previous.text.strip()) and characters[i].follows(previous, _LETTER_GAP)
+                n_cut_words += bool(previous_character.text.strip()) and characters[i].follows(
+                    previous_character, _LETTER_GAP
+                )
                 texts[key].append("\n" if is_new_line else "" if last is None else " ")
             texts[key].append(characters[i].text)
             last_indices[key] = i

@@ -417,8 +417,8 @@ class SiteFollower:
         for alias in _get_rows(reply, "namespacealiases"):
             names |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
         values = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
-        if unknown := self._namespaces - set(names.values()):
-            raise InputError(f"{url} has no namespace {min(unknown)}: give the numbers of its namespaces")
+        if unknown_namespaces := self._namespaces - set(names.values()):
+            raise InputError(f"{url} has no namespace {min(unknown_namespaces)}: give the numbers of its namespaces")
         if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in values.values()):
             raise InputError(f"{url} sends no description of the wiki: check that it is a MediaWiki site")
         language = str(values["lang"])

@@ -146,9 +146,9 @@ def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[s
             budget -= _fill_open_spans(text_row, open_spans, budget)
             start = len(text_row)
             width = min(cell.colspan, _MAX_COLSPAN, max(budget, 1))
-            repeated = cell.text if number < n_headers else ""
-            text_row += [cell.text, *[repeated] * (width - 1)]
-            budget -= (width - 1) * (len(repeated) + 1)
+            repeated_text = cell.text if number < n_headers else ""
+            text_row += [cell.text, *[repeated_text] * (width - 1)]
+            budget -= (width - 1) * (len(repeated_text) + 1)
             if cell.rowspan > 1 and budget > 0:
                 open_spans |= {start + offset: (cell.rowspan - 1, text_row[start + offset]) for offset in range(width)}
         budget -= _fill_open_spans(text_row, open_spans, budget)
@@ -215,7 +215,7 @@ def parse_wiki_table(text: str) -> Grid:
 
 
 def parse_html_table(text: str) -> Grid:
-    """Return the cells of a `<table>` in wikitext whose templates and links are expanded already."""
+    """Return the cells of a `<table>` in wikitext with expanded templates and links."""
     grid, depth, offset = Grid(), 0, 0
     builder = GridBuilder(grid)
     for tag in _HTML_TAG.finditer(text):

@@ -195,14 +195,18 @@ def measure_condition(
         resampling: settings of the confidence intervals.
     """
     readings = answer_questions(condition)
-    scored = tuple(
+    scored_answers = tuple(
         score_answer(question, reading, kind) for question, reading in zip(condition.questions, readings, strict=True)
     )
     differences_from_open_book = (
-        compare_answers(scored, open_book_result.scored, resampling) if open_book_result else {}
+        compare_answers(scored_answers, open_book_result.scored, resampling) if open_book_result else {}
     )
     return AblationResult(
-        condition.name, condition.k, scored, estimate_measures(scored, kind, resampling), differences_from_open_book
+        condition.name,
+        condition.k,
+        scored_answers,
+        estimate_measures(scored_answers, kind, resampling),
+        differences_from_open_book,
     )
 
 

@@ -62,13 +62,13 @@ def risk_coverage_curve(scores: Sequence[float], is_correct: Sequence[float]) ->
     >>> risk_coverage_curve([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0])[1]
     CoveragePoint(minimum_score=0.5, coverage=0.75, risk=0.33333333333333337)
     """
-    ranked = sorted(zip(scores, is_correct, strict=True), key=lambda pair: -pair[0])
+    pairs = sorted(zip(scores, is_correct, strict=True), key=lambda pair: -pair[0])
     points: list[CoveragePoint] = []
     n_correct = 0.0
-    for n_answered, (score, is_right) in enumerate(ranked, start=1):
+    for n_answered, (score, is_right) in enumerate(pairs, start=1):
         n_correct += is_right
-        if score > -math.inf and (n_answered == len(ranked) or ranked[n_answered][0] < score):
-            points.append(CoveragePoint(score, n_answered / len(ranked), 1 - n_correct / n_answered))
+        if score > -math.inf and (n_answered == len(pairs) or pairs[n_answered][0] < score):
+            points.append(CoveragePoint(score, n_answered / len(pairs), 1 - n_correct / n_answered))
     return points
 
 
@@ -80,8 +80,8 @@ def area_under_curve(points: Sequence[CoveragePoint]) -> float:
     if not points:
         return 1.0
     trapezoids = (
-        (following.coverage - previous.coverage) * (following.risk + previous.risk) / 2
-        for previous, following in pairwise(points)
+        (next_point.coverage - previous_point.coverage) * (next_point.risk + previous_point.risk) / 2
+        for previous_point, next_point in pairwise(points)
     )
     return (points[0].coverage * points[0].risk + math.fsum(trapezoids)) / points[-1].coverage
 

@@ -206,7 +206,7 @@ def prepare_whole_corpus(
 
 
 def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
-    """Return all passages, in the order of the corpus, if they fit into one prompt, or else none."""
+    """Return all passages, in corpus order, if they fit into one prompt, or else none."""
     n = retriever.snapshot.n
     hits = retriever.build_hits(RankedRows("", np.arange(n)[None], np.zeros((1, n), np.float32)))[0]
     try:
@@ -417,9 +417,9 @@ class AnswerEvaluation:
         """The statistics of the open book's passages and answers that reveal a collapse."""
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
-        shuffled = (
+        shuffled_answers = (
             unchanged_share(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
             if SHUFFLED_PASSAGES in answers_by_condition
             else None
         )
-        return measure_collapse(passage_ids, self.corpus_size, shuffled)
+        return measure_collapse(passage_ids, self.corpus_size, shuffled_answers)

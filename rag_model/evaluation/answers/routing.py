@@ -102,10 +102,10 @@ def list_route_points(
     """
     n, total = len(scores), math.fsum(passages_values)
     points = [RoutePoint(None, 0.0, total / n)]
-    ranked = sorted(zip(scores, weights_values, passages_values, strict=True), key=lambda row: -row[0])
-    for n_weights, (score, weights_value, passages_value) in enumerate(ranked, start=1):
+    ranked_questions = sorted(zip(scores, weights_values, passages_values, strict=True), key=lambda row: -row[0])
+    for n_weights, (score, weights_value, passages_value) in enumerate(ranked_questions, start=1):
         total += weights_value - passages_value
-        if math.isfinite(score) and (n_weights == n or ranked[n_weights][0] < score):
+        if math.isfinite(score) and (n_weights == n or ranked_questions[n_weights][0] < score):
             points.append(RoutePoint(score, n_weights / n, total / n))
     return points
 

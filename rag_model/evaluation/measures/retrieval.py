@@ -34,9 +34,9 @@ def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
     >>> r_precision(["7", "9", "8"], [frozenset({"7", "8"}), frozenset({"1"})])
     0.5
     """
-    ranked = distinct_pages(pages)
+    ranked_pages = distinct_pages(pages)
     return max(
-        (len(evidence_set & set(ranked[: len(evidence_set)])) / len(evidence_set) for evidence_set in evidence),
+        (len(evidence_set & set(ranked_pages[: len(evidence_set)])) / len(evidence_set) for evidence_set in evidence),
         default=0.0,
     )
 

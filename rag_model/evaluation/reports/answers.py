@@ -83,9 +83,11 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     if len(report.results) > 1:
         yield _render_ablations(report)
     yield from training_sections(report.curves)
-    wrong = [answer for answer in open_book.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1]
-    if wrong:
-        yield _render_wrong_answers(wrong, len(open_book.scored), report.max_wrong)
+    wrong_answers = [
+        answer for answer in open_book.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1
+    ]
+    if wrong_answers:
+        yield _render_wrong_answers(wrong_answers, len(open_book.scored), report.max_wrong)
     yield from lineage_section(report.lineage)
 
 

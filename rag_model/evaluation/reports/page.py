@@ -289,13 +289,13 @@ def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
 def _render_effort_curve(
     number: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
-    ordered = sorted(efforts, key=lambda point: _get_cost(point, unit))
+    ordered_points = sorted(efforts, key=lambda point: _get_cost(point, unit))
     titles = [
         f"{name}, {e.setting}: mean {e.recall_mean:.3f}, 5th percentile {e.recall_p5:.3f}, "
         f"{e.distances:,.0f} distances, {e.milliseconds:.3g} ms"
-        for e in ordered
+        for e in ordered_points
     ]
-    return _line(number, titles, [(x, y, y, end) for x, y, end in map(project, ordered)])
+    return _line(number, titles, [(x, y, y, end) for x, y, end in map(project, ordered_points)])
 
 
 def _line(number: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
@@ -390,11 +390,12 @@ def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
 
 
 def _render_line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
-    ordered = sorted(points, key=lambda point: point.x)
+    ordered_points = sorted(points, key=lambda point: point.x)
     titles = [
-        f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "") for p in ordered
+        f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "")
+        for p in ordered_points
     ]
-    return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered])
+    return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered_points])
 
 
 def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:

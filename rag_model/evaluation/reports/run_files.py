@@ -35,10 +35,10 @@ def check_paths(*paths: str | None, questions: str = "") -> None:
             continue
         if problem := _find_write_problem(Path(path)):
             raise InputError(f"{path} cannot be written ({problem}): choose another path")
-        resolved = Path(path).resolve()
-        if resolved in used_paths:
-            raise UsageError(f"{path} {used_paths[resolved]}: choose another path")
-        used_paths[resolved] = "is given twice"
+        resolved_path = Path(path).resolve()
+        if resolved_path in used_paths:
+            raise UsageError(f"{path} {used_paths[resolved_path]}: choose another path")
+        used_paths[resolved_path] = "is given twice"
 
 
 def _find_write_problem(path: Path) -> str:

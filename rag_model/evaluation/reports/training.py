@@ -102,9 +102,9 @@ def training_sections(curves: TrainingCurves) -> Iterator[Node]:
 
 
 def _refresh_note(curves: TrainingCurves) -> Node:
-    failed = max((value for _, value in curves.series.get("train refreshes_failed", ())), default=0.0)
+    n_failed_refreshes = max((value for _, value in curves.series.get("train refreshes_failed", ())), default=0.0)
     summary = f"The training moved to a rebuilt index {len(curves.index_moves):,} times, at the dashed lines"
-    return note(f"{summary}; {failed:,.0f} rebuilds failed.")
+    return note(f"{summary}; {n_failed_refreshes:,.0f} rebuilds failed.")
 
 
 def _render_index_charts(curves: TrainingCurves) -> Iterator[Node]:

@@ -235,12 +235,12 @@ class RetrieverComparison:
         stages = [
             _stage_to_json(stage, estimates) for stage, estimates in zip(self.measured.stages, self.stages, strict=True)
         ]
-        overall = self.overall.to_json()
+        overall_json = self.overall.to_json()
         return {
             "metrics": self.metrics,
-            "intervals": overall["intervals"],
+            "intervals": overall_json["intervals"],
             "ranks": dict(self.ranks),
-            **({"differences": overall["differences"]} if "differences" in overall else {}),
+            **({"differences": overall_json["differences"]} if "differences" in overall_json else {}),
             "milliseconds": final_stage.total_milliseconds,
             "bytes": final_stage.total_bytes,
             "timed": self.measured.timed,

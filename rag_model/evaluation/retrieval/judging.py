@@ -205,18 +205,18 @@ class RetrievalJudge:
             MissingExtraError: A package that a measure needs is not installed.
             UsageError: A measure does not apply to this kind of judgement.
         """
-        parsed = {name: self._parse_measure(name) for name in measures}
+        parsed_measures = {name: self._parse_measure(name) for name in measures}
         rankings = [self._rank_hits(outcome) for outcome in outcomes]
-        return {name: list(measure.compute(rankings, cutoff)) for name, (measure, cutoff) in parsed.items()}
+        return {name: list(measure.compute(rankings, cutoff)) for name, (measure, cutoff) in parsed_measures.items()}
 
     def _parse_measure(self, measure: str) -> tuple[RankingMeasure, int]:
-        parsed = parse_ranking_measure(measure, self.judged_by)
-        if parsed is None:
+        parsed_measure = parse_ranking_measure(measure, self.judged_by)
+        if parsed_measure is None:
             examples = ", ".join(f"{name}@20" for name in ranking_measures(self.judged_by))
             raise UsageError(
                 f"{measure!r} is not a measure of questions judged by {self.judged_by}: choose one such as {examples}"
             )
-        return parsed
+        return parsed_measure
 
     def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":

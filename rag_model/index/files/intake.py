@@ -54,7 +54,7 @@ class NpySource:
         """
         try:
             with path.open("rb") as file:
-                shape, _, dtype, expected = read_npy_header(file)
+                shape, _, dtype, expected_bytes = read_npy_header(file)
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
         except ValueError as error:
@@ -65,8 +65,8 @@ class NpySource:
             raise InputError(
                 f"{path} holds {dtype} of shape {shape}: vectors are (rows, d) of float16, float32 or float64"
             )
-        if path.stat().st_size < expected:
-            raise InputError(f"{path} is truncated: {path.stat().st_size:,} bytes of {expected:,}; copy it again")
+        if path.stat().st_size < expected_bytes:
+            raise InputError(f"{path} is truncated: {path.stat().st_size:,} bytes of {expected_bytes:,}; copy it again")
         return cls(path, shape[0], shape[1], dtype)
 
     def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:

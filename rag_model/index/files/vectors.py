@@ -262,8 +262,8 @@ class RemoteVectorFiles:
         for (_, span, _), part_vectors in zip(parts, read, strict=True):
             vectors[span] = part_vectors
         if not np.isfinite(vectors).all():
-            for number, span, local in parts:
-                _check_rows(vectors[span], str(self._files.names[number]), local)
+            for number, span, local_rows in parts:
+                _check_rows(vectors[span], str(self._files.names[number]), local_rows)
         return vectors
 
     def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:

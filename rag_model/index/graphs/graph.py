@@ -166,14 +166,14 @@ def select_best_links(candidates: ScoredLinks, count: int) -> Links:
         candidates: (b, c >= count) keys; a repeated node has the same similarity each time.
         count: number of links in a list.
     """
-    ranked = np.sort(candidates, axis=1)
+    keys = np.sort(candidates, axis=1)
     # (b, c) -> (b, c - 1) bool
-    is_repeated = (ranked[:, 1:] == ranked[:, :-1]) & (ranked[:, 1:] != NO_LINK)
+    is_repeated = (keys[:, 1:] == keys[:, :-1]) & (keys[:, 1:] != NO_LINK)
     rows = np.flatnonzero(is_repeated[:, : 2 * count].any(axis=1))
-    distinct_keys = ranked[rows]
+    distinct_keys = keys[rows]
     distinct_keys[:, 1:][is_repeated[rows]] = NO_LINK
-    ranked[rows] = np.sort(distinct_keys, axis=1)
-    return unpack_links(ranked[:, :count])  # (b, c) -> (b, count)
+    keys[rows] = np.sort(distinct_keys, axis=1)
+    return unpack_links(keys[:, :count])  # (b, c) -> (b, count)
 
 
 def draw_levels(n: int, n_links: int) -> Links:

@@ -269,7 +269,7 @@ class GraphKind(VectorKind):
             InputError: a piece is missing, truncated, or of another build.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        files, (_, empty) = VectorFiles.open_checked(rows, plan.n, plan.d), _load_trained(plan, trained)
+        files, (_, empty_index) = VectorFiles.open_checked(rows, plan.n, plan.d), _load_trained(plan, trained)
         with (
             _open_shards(plan, trained, scattered, shards) as graph_shards,
             engine.translate_errors(
@@ -280,11 +280,11 @@ class GraphKind(VectorKind):
             upper = _build_upper_levels(plan, levels, files)
             try:
                 with out.open("wb", buffering=1 << 20) as file:
-                    write_head(file, empty, levels)
+                    write_head(file, empty_index, levels)
                     _write_links(plan, file, graph_shards, levels, upper)
-                    write_tail(file, empty, upper, default_search(plan.factory)["efSearch"])
+                    write_tail(file, empty_index, upper, default_search(plan.factory)["efSearch"])
                     write_storage(
-                        file, faiss.downcast_index(empty.storage), plan.n, (block for _, block in files.blocks())
+                        file, faiss.downcast_index(empty_index.storage), plan.n, (block for _, block in files.blocks())
                     )
             except OSError as error:
                 raise ResourceError(f"cannot write {out}: {error.strerror}") from error
@@ -334,7 +334,7 @@ def _update_shard(
     members: CellVectors,
     sources: CellVectors,
 ) -> tuple[Shard, str | None]:
-    """Return an updated shard with its `history`, and the reason to build the cell again, or None."""
+    """Return an updated shard with its `history`, and a reason to build the cell again, or None."""
     # Imports numba, which takes half a second.
     from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links  # noqa: PLC0415
 

@@ -410,7 +410,7 @@ def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, width: in
     for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
         block = cuts[:, number : number + 2]  # (parts, 2)
         if block_rows > n_rows:
-            for column in (2, 1):  # all codes, then all ids
+            for column in (2, 1):  # first the codes of the block, then its ids
                 for slices in code_pieces.iter_slices(block, n_rows):
                     file.write(np.ascontiguousarray(slices[column]).data)
         elif block_rows:

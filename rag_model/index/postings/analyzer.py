@@ -164,7 +164,7 @@ class Analyzer:
         return (word if word.isascii() else self._reduce_letters(word)).encode("utf-8", "replace")
 
     def _stem(self, word: str) -> str:
-        """Return the stem of a word, or the word, such as `s` or a lone accent, if that is empty."""
+        """Return the stem of a word, or the word (`s`, a lone accent) if its stem is empty."""
         return self._stemmer.stemWord(word) or word
 
     def _reduce_letters(self, word: str) -> str:

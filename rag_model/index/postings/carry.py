@@ -338,12 +338,12 @@ def _write_blocks(
 
     Return the number of postings, or -1 if the previous list is damaged.
     """
-    total, last_row, buffered, unread = 0, np.int64(-1), 0, df
+    total, last_row, buffered, n_unread = 0, np.int64(-1), 0, df
     if df > BLOCK:
         begin += HEADER_BYTES * ((df + BLOCK - 1) // BLOCK)
-    while unread or first < last:
-        if unread:
-            count = min(BLOCK, unread)
+    while n_unread or first < last:
+        if n_unread:
+            count = min(BLOCK, n_unread)
             begin = _read_block(data, begin, end, df, count, len(row_words), gaps, weights_less_one)
             if begin < 0:
                 return -1
@@ -352,8 +352,8 @@ def _write_blocks(
             )
             if last_row < 0:
                 return -1
-            unread -= count
-        while first < last and unread == 0:
+            n_unread -= count
+        while first < last and n_unread == 0:
             words[buffered] = new_words[first]
             buffered, first = buffered + 1, first + 1
         block_postings = _write_full_blocks(words, buffered, writer, gaps, weights_less_one, sizes, out)
@@ -410,13 +410,13 @@ def _write_list(
     if total == 1:
         return write_single(words[0] >> ROW_SHIFT, words[0] & WEIGHT_MASK, out, offset), total
     blocks = (total + BLOCK - 1) // BLOCK
-    unused = blocks_offset - (offset + HEADER_BYTES * blocks if blocks > 1 else offset)
-    if unused and total > 0:
+    n_unused_bytes = blocks_offset - (offset + HEADER_BYTES * blocks if blocks > 1 else offset)
+    if n_unused_bytes and total > 0:
         for i in range(
             blocks_offset, writer[BLOCK_OFFSET], 8
         ):  # a header is longer than a word: none is read after a write
-            store64(out, i - unused, load64(out, i))
-    return (writer[BLOCK_OFFSET] - unused if total >= 0 else -1), total
+            store64(out, i - n_unused_bytes, load64(out, i))
+    return (writer[BLOCK_OFFSET] - n_unused_bytes if total >= 0 else -1), total
 
 
 @inlined

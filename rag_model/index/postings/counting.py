@@ -228,15 +228,15 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
     The last may be smaller.
     """
-    pending, n_rows = list[pa.RecordBatch](), 0
+    pending_batches, n_rows = list[pa.RecordBatch](), 0
     for batch in batches:
-        pending.append(batch)
+        pending_batches.append(batch)
         n_rows += len(batch)
         if n_rows >= _MIN_BATCH_ROWS:
-            yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
-            pending, n_rows = [], 0
-    if pending:
-        yield from pa.Table.from_batches(pending).combine_chunks().to_batches()
+            yield from pa.Table.from_batches(pending_batches).combine_chunks().to_batches()
+            pending_batches, n_rows = [], 0
+    if pending_batches:
+        yield from pa.Table.from_batches(pending_batches).combine_chunks().to_batches()
 
 
 def count_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings:
@@ -323,8 +323,8 @@ class _PostingsCounter:
 
     def postings(self) -> PartPostings:
         """Return the postings, sorted by term."""
-        empty = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
-        text_terms, weights, counts, lengths = map(np.concatenate, zip(empty, *self._batches, strict=True))
+        empty_arrays = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
+        text_terms, weights, counts, lengths = map(np.concatenate, zip(empty_arrays, *self._batches, strict=True))
         order = sorted(self._numbers)
         rank_of_number = np.empty(len(order), np.int64)  # number -> rank in the order
         rank_of_number[np.fromiter(map(self._numbers.__getitem__, order), np.int64, len(order))] = np.arange(len(order))

@@ -347,12 +347,12 @@ def _count_optional(bounds, order, reach, threshold):
 
     Return the number of non-essential ones, whose sum is within the threshold.
     """
-    optional = 0
+    n_optional = 0
     for i in range(len(order)):
         reach[i + 1] = reach[i] + bounds[order[i]]
         if reach[i + 1] <= threshold or bounds[order[i]] == 0:
-            optional = i + 1
-    return optional
+            n_optional = i + 1
+    return n_optional
 
 
 @compiled
@@ -400,14 +400,14 @@ def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scrat
         begin, count = window << SHIFT, 0
         _bound_lists(lists, list_numbers, factors, window, firsts, lasts, bounds)
         _sort_by_bound(bounds, order, t)
-        optional = _count_optional(bounds, order[:t], reach, threshold)
-        for i in range(optional, t):
+        n_optional = _count_optional(bounds, order[:t], reach, threshold)
+        for i in range(n_optional, t):
             j = order[i]
             count = _add_and_track(
                 lists.rows, lists.contributions, firsts[j], lasts[j], begin, factors[j], sums, touched_rows, count
             )
-        count = _take_promising(sums, touched_rows, count, threshold - reach[optional], ids, scores)
-        count = _complete_scores(lists, list_numbers, factors, begin, optional, threshold, count, scratch)
+        count = _take_promising(sums, touched_rows, count, threshold - reach[n_optional], ids, scores)
+        count = _complete_scores(lists, list_numbers, factors, begin, n_optional, threshold, count, scratch)
         for i in range(count):
             score, row = scores[i], begin + np.int64(ids[i])
             if score > threshold and (
@@ -521,10 +521,10 @@ class DecodedListCache:
         The result is None if a list is damaged.
         """
         lists = self._lists
-        required = entries[_find_distinct_lists(entries)]
-        new_entries = [entry for entry in required if int(entry[1]) not in lists]
+        required_entries = entries[_find_distinct_lists(entries)]
+        new_entries = [entry for entry in required_entries if int(entry[1]) not in lists]
         if weighting != lists.weighting or not lists.has_capacity(sum(int(entry[0]) for entry in new_entries)):
-            lists, new_entries = DecodedLists(weighting, self._capacity), list(required)
+            lists, new_entries = DecodedLists(weighting, self._capacity), list(required_entries)
             # Replaced at once, so that the memory of the former lists is free before the new ones
             # fill.
             self._lists = lists

@@ -147,15 +147,15 @@ def _look_up_term(term, data, groups, terms):
             return -1, 0, 0
         is_match = False
         if prefix == matched_bytes:
-            matched = 0
+            n_matched = 0
             while (
-                matched < size
-                and matched_bytes + matched < len(term)
-                and term[matched_bytes + matched] == data[offset + matched]
+                n_matched < size
+                and matched_bytes + n_matched < len(term)
+                and term[matched_bytes + n_matched] == data[offset + n_matched]
             ):
-                matched += 1
-            matched_bytes += matched
-            is_match = matched == size and matched_bytes == len(term)
+                n_matched += 1
+            matched_bytes += n_matched
+            is_match = n_matched == size and matched_bytes == len(term)
         elif prefix < matched_bytes:
             matched_bytes = prefix
         offset += size

@@ -58,9 +58,11 @@ class Bm25Kind(PostingsKind):
             UsageError: a setting or a parameter is unknown or wrong.
         """
         super().check(recipe)
-        unknown = sorted(set(recipe.settings) - {"language", "analyzer"})
-        if unknown:
-            raise UsageError(f"{unknown[0]} is not a setting of {recipe.factory}: it takes language and analyzer")
+        unknown_settings = sorted(set(recipe.settings) - {"language", "analyzer"})
+        if unknown_settings:
+            raise UsageError(
+                f"{unknown_settings[0]} is not a setting of {recipe.factory}: it takes language and analyzer"
+            )
         choose_analyzer(recipe.settings)
         check_bm25_parameters(recipe.search)
 

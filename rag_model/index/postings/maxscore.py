@@ -428,12 +428,12 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
                 order[slot] = order[slot - 1]
                 slot -= 1
             order[slot] = list_number
-        optional = 0
+        n_optional = 0
         for i in range(t):
             reach[i + 1] = reach[i] + bounds[order[i]]
             if (skip and reach[i + 1] <= threshold) or bounds[order[i]] == 0:
-                optional = i + 1
-        if optional == t:
+                n_optional = i + 1
+        if n_optional == t:
             next_begin = end
             if reach[t] == 0:  # the window is empty: continue at the next block
                 next_begin = n
@@ -442,7 +442,7 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
                         next_begin = min(next_begin, max(end, cursors[i, ROW_BEFORE] + 1))
             begin = next_begin
             continue
-        for i in range(optional, t):
+        for i in range(n_optional, t):
             j = order[i]
             if not _add_postings(
                 cursors[j],
@@ -462,14 +462,14 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
             if score == 0:
                 continue
             sums[position] = 0
-            i = optional
+            i = n_optional
             while i and score + reach[i] > threshold:
                 i -= 1
                 j = order[i]
                 if bounds[j] == 0:
                     i = 0
                     break
-                extra = _probe(
+                extra_score = _probe(
                     cursors[j],
                     data,
                     block_rows[j],
@@ -479,9 +479,9 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
                     factors[j],
                     weighting,
                 )
-                if extra == DAMAGED:
+                if extra_score == DAMAGED:
                     return DAMAGED
-                score += extra
+                score += extra_score
             if i == 0 and score > threshold:
                 size = push_hit(scores, rows, size, k, score, begin + position)
                 if size == k:

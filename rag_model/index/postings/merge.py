@@ -383,10 +383,10 @@ class _ListMerger:
         begin_list(writer, 0, 0)
         self._file.seek(begin + len(headers))
         for share in range(int(batch.ends[0])):
-            part, unread = int(batch.parts[share]), int(batch.shares[share])
-            while unread:
-                rows, weights = _concatenate([self._read_postings(part, min(unread, _BATCH_POSTINGS))])
-                unread -= len(rows)
+            part, n_unread = int(batch.parts[share]), int(batch.shares[share])
+            while n_unread:
+                rows, weights = _concatenate([self._read_postings(part, min(n_unread, _BATCH_POSTINGS))])
+                n_unread -= len(rows)
                 part_postings = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
                 if not add_postings(*part_postings, writer, gaps, weights_less_one, sizes, out, headers):
                     raise _create_damage_error()

@@ -166,5 +166,5 @@ def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:
             return {choice: choice for choice in ("max_tokens", "max_completion_tokens")}[text]
         return int(text) if field_type is int else float(text)
     except (ValueError, KeyError) as error:
-        expected = _EXPECTED.get(name, "a number")
-        raise UsageError(f"{variable} is {text!r}: set it to {expected}") from error
+        expected_value = _EXPECTED.get(name, "a number")
+        raise UsageError(f"{variable} is {text!r}: set it to {expected_value}") from error

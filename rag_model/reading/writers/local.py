@@ -164,13 +164,13 @@ class LocalWriter:
         # log p(z|x) of the single context is 0.
         log_prior = torch.zeros(len(batch_prompts), 1, device=contexts.tokens.device)
         seeds = [derive_seed(self.decoding.sampling, prompt.user) for prompt in batch_prompts]
-        decoded = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
-        for row, answer in enumerate(decoded):
+        decoded_answer = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
+        for row, answer in enumerate(decoded_answer):
             emit(row, answer.tokens, is_last=True)
         prompt_tokens = contexts.mask.sum(1).tolist()
         return [
             _to_completion(generator, answer, n_prompt_tokens)
-            for answer, n_prompt_tokens in zip(decoded, prompt_tokens, strict=True)
+            for answer, n_prompt_tokens in zip(decoded_answer, prompt_tokens, strict=True)
         ]
 
     def _encode_prompts(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Generator, Contexts]:
@@ -197,11 +197,14 @@ class LocalWriter:
 
     def _count_prompt_tokens(self, prompt: Prompt, max_new_tokens: int) -> int:
         template = self._build_template(prompt.system, max_new_tokens)
-        rendered = template.render(prompt.user.strip(), CLOSED_BOOK.passage)
-        special = template.special or not self._shares_context
+        rendered_prompt = template.render(prompt.user.strip(), CLOSED_BOOK.passage)
+        has_special_tokens = template.special or not self._shares_context
         return len(
             tokenize_untrusted(
-                self._generator.tokenizer, [rendered.text], [rendered.truncatable], add_special_tokens=special
+                self._generator.tokenizer,
+                [rendered_prompt.text],
+                [rendered_prompt.truncatable],
+                add_special_tokens=has_special_tokens,
             )[0].ids
         )
 

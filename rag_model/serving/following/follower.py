@@ -518,8 +518,8 @@ class RefFollower(FollowerThread):
         *,
         final: bool,
     ) -> None:
-        previous = self._refused_version
-        tries = previous[1].tries + 1 if previous is not None and previous[0] == target else 1
+        previous_version = self._refused_version
+        tries = previous_version[1].tries + 1 if previous_version is not None and previous_version[0] == target else 1
         reason = str(error) if isinstance(error, BookwheelError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
         refused_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -534,7 +534,7 @@ class RefFollower(FollowerThread):
         )
         pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
         self._retry_time = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
-        if previous is None or previous[1].reason != refusal.reason:
+        if previous_version is None or previous_version[1].reason != refusal.reason:
             _LOG.error("%s@%d is refused: %s", served_ref.ref, served_ref.number, refusal.reason)
         self._refused_version = target, refusal
         notify(self._observer.on_refused, refusal)

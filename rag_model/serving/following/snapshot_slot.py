@@ -99,9 +99,9 @@ class SnapshotSlot:
         """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
         with self._lock:
             # The slot itself is a reader.
-            previous, self._current = self._current, self.hold(loaded)
-        if previous is not None:
-            self.release(previous)
+            previous_snapshot, self._current = self._current, self.hold(loaded)
+        if previous_snapshot is not None:
+            self.release(previous_snapshot)
 
     def update_ref(self, served_ref: ServedRef) -> None:
         """Record that the ref moved and names the current snapshot again."""
@@ -112,9 +112,9 @@ class SnapshotSlot:
     def close(self) -> None:
         """Remove the current snapshot; it is freed after its last reader."""
         with self._lock:
-            previous, self._current = self._current, None
-        if previous is not None:
-            self.release(previous)
+            previous_snapshot, self._current = self._current, None
+        if previous_snapshot is not None:
+            self.release(previous_snapshot)
 
     def release(self, loaded: LoadedSnapshot) -> None:
         """Release one hold of a snapshot; the last release frees it."""

@@ -433,12 +433,12 @@ def add_health(app: FastAPI, service: Service, metrics: MetricsExposition | None
         return create_error_reply(503, service.explain_unready())
 
     if metrics is not None:
-        exposition = metrics
+        render_exposition = metrics
 
         @app.get("/metrics", response_class=PlainTextResponse)
         def scrape() -> Response:
             """Return the metrics of this service in Prometheus' exposition format."""
-            return Response(exposition.render(), media_type=exposition.media_type)
+            return Response(render_exposition.render(), media_type=render_exposition.media_type)
 
 
 @_page_router.get("/")

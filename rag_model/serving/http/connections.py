@@ -201,7 +201,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._refuse_request(431, f"a request has at most {limits} besides its body: send fewer, or shorter ones")
 
     def _refuse_request(self, status: int, detail: str) -> None:
-        """Reply to the request that is being read and close; abort if another reply is under way."""
+        """Reply to the request that is being read, and close; abort during another reply."""
         if self._is_refused:
             return  # the new bytes are the rest of the refused request
         self._is_refused = True
@@ -249,15 +249,15 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         ]
         if not candidates:
             return False
-        oldest = min(
+        oldest_connection = min(
             candidates,
             key=lambda connection: (
                 -self.clients[connection._client_key],
                 connection._last_received,
             ),
         )
-        self.connections.discard(oldest)
-        oldest.transport.abort()
+        self.connections.discard(oldest_connection)
+        oldest_connection.transport.abort()
         return True
 
     def _is_only_reading(self) -> bool:

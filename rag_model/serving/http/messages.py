@@ -269,7 +269,7 @@ def read_retrieve_request(body: bytes, settings: ServiceSettings, *, as_msgpack:
     """Parse a request to /retrieve, in JSON or MessagePack, and check it against the limits.
 
     Raises:
-        UsageError: The body is neither, or the request exceeds a limit.
+        UsageError: The body is neither JSON nor MessagePack, or the request exceeds a limit.
         MalformedError: The body has wrong keys or types.
     """
     try:
@@ -341,8 +341,8 @@ def format_retrieve_reply(
 
 
 def _encode_msgpack(value: Any) -> bytes:
-    encoded: bytes = require("msgspec", "serve").msgpack.encode(value)
-    return encoded
+    encoded_reply: bytes = require("msgspec", "serve").msgpack.encode(value)
+    return encoded_reply
 
 
 def format_search_reply(questions: Sequence[str], result: SearchResult) -> bytes:

@@ -123,11 +123,15 @@ class ScrapeState:
     def _iter_gauges(self) -> Iterator[_Gauge]:
         text = "Time since the last successful poll of the ref."
         yield "ref_seen_age_seconds", text, _compute_age(self.now, self.store_seen_at)
-        if (served := self.served) is not None:
-            yield "ref_number", "Number of the served move of the ref.", served.number
-            yield "snapshot_age_seconds", "Time since the snapshot was built.", _compute_age(self.now, served.created)
-            yield "gate_recall_mean_ratio", "Recall in the gate, mean.", served.recall_mean
-            yield "gate_recall_p5_ratio", "Recall in the gate, 5th percentile.", served.recall_p5
+        if (served_snapshot := self.served) is not None:
+            yield "ref_number", "Number of the served move of the ref.", served_snapshot.number
+            yield (
+                "snapshot_age_seconds",
+                "Time since the snapshot was built.",
+                _compute_age(self.now, served_snapshot.created),
+            )
+            yield "gate_recall_mean_ratio", "Recall in the gate, mean.", served_snapshot.recall_mean
+            yield "gate_recall_p5_ratio", "Recall in the gate, 5th percentile.", served_snapshot.recall_p5
         text = "Recall of sampled questions against exact search,"
         yield "recall_mean_ratio", f"{text} mean.", self.quality.recall_mean
         yield "recall_p5_ratio", f"{text} 5th percentile.", self.quality.recall_p5

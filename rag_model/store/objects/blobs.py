@@ -47,16 +47,16 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
         OSError: the disk is full, or the folder cannot be written; the partial file is kept.
     """
     dest.parent.mkdir(parents=True, exist_ok=True)
-    partial = dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}")
-    with _lock_partial(partial) as (file, has_waited):
+    partial_path = dest.with_name(f".{dest.name}{PARTIAL_SUFFIX}")
+    with _lock_partial(partial_path) as (file, has_waited):
         if has_waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
-            partial.unlink()
+            partial_path.unlink()
             return True
         if not (_resume(file, size, identity, read_from) or _append_and_digest(file, size, read_from) == identity):
-            partial.unlink()
+            partial_path.unlink()
             return False
         os.fsync(file.fileno())
-        partial.replace(dest)
+        partial_path.replace(dest)
         fsync(dest.parent)
         return True
 

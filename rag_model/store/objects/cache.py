@@ -157,10 +157,10 @@ def evict_for(size: int) -> None:
         if size <= _allowance.get((folder, max_bytes), 0):
             _allowance[folder, max_bytes] -= size
             return
-        free, headroom_bytes = max_bytes - size - _evict(folder, max_bytes, size), max_bytes // _HEADROOM
-        if free < 0:  # all copies are in use
-            free = headroom_bytes
-        _allowance[folder, max_bytes] = min(free, headroom_bytes) // _RELIST_SHARES
+        free_bytes, headroom_bytes = max_bytes - size - _evict(folder, max_bytes, size), max_bytes // _HEADROOM
+        if free_bytes < 0:  # all copies are in use
+            free_bytes = headroom_bytes
+        _allowance[folder, max_bytes] = min(free_bytes, headroom_bytes) // _RELIST_SHARES
 
 
 def _evict(folder: Path, max_bytes: int, size: int) -> int:

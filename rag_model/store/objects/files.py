@@ -108,15 +108,15 @@ def _has_one_winner(fs: Any, path: str) -> bool:
     try:
         with ThreadPoolExecutor(_WRITERS) as pool:
             winners = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
-        stored = fs.cat_file(path)
-        late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored
+        stored_bytes = fs.cat_file(path)
+        late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored_bytes
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False
         raise
     else:
         # Without a winner, an earlier attempt of a retried request created the file.
-        return not late_writer_won and winners in ([stored], [])
+        return not late_writer_won and winners in ([stored_bytes], [])
     finally:
         if fs.exists(path):
             fs.rm_file(path)
@@ -427,7 +427,7 @@ class Files:
                 return []
 
     def _upload_remote(self, source: Path, path: str) -> None:
-        """Upload a file, a large one in parts. By default s3fs would hold 500 MB of it in memory."""
+        """Upload a file, a large one in parts; by default s3fs would hold 500 MB in memory."""
         size = source.stat().st_size
         bounds = {
             "chunksize": max(_CHUNK, -(-size // _MAX_CHUNKS)),

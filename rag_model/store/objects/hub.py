@@ -238,10 +238,10 @@ def _retry(request: Callable[[], T]) -> T:
         try:
             return request()
         except HTTPError as error:
-            refused = error if isinstance(error, HfHubHTTPError) else None
-            if refused is not None and refused.response.status_code not in _RETRY_STATUS:
+            hub_error = error if isinstance(error, HfHubHTTPError) else None
+            if hub_error is not None and hub_error.response.status_code not in _RETRY_STATUS:
                 raise
-            reset_seconds = None if refused is None else _get_seconds_until_reset(refused)
+            reset_seconds = None if hub_error is None else _get_seconds_until_reset(hub_error)
         wait = (
             _PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
             if reset_seconds is None
@@ -324,7 +324,7 @@ def _check_names(repository: HfUri, url: str) -> None:
 
 
 def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
-    """Return the newest commit, or None if there is no repository; check that the folder is empty."""
+    """Return the newest commit, or None without a repository; check that the folder is empty."""
     if get_token() is None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")
     options = {"repo_type": repository.type, "revision": repository.revision}

@@ -126,8 +126,8 @@ def prune(
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ()
-    oldest = [] if keep is None else _list_oldest(dest, keep)
-    folders = dict.fromkeys([*(dest / name for name in list_pulled(dest, taken_down)), *oldest])
+    oldest_folders = [] if keep is None else _list_oldest(dest, keep)
+    folders = dict.fromkeys([*(dest / name for name in list_pulled(dest, taken_down)), *oldest_folders])
     removed_ids = tuple(folder.name for folder in folders if _remove_unlocked(folder))
     if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
         (dest / CURRENT).unlink()
@@ -211,8 +211,8 @@ def _delete_unreferenced(dest: Path, parse: Callable[[bytes], Any]) -> None:
         for copy in (dest / ".blobs").glob("??/*"):
             digest = copy.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)
             if _ID.fullmatch(digest) and digest not in digests:
-                mapped = mapped_copy_path(dest, BlobRef(f"{ALGORITHM}:{digest}", 0))
-                for path in (copy, mapped, *(dest / ".verified").glob(f"*{digest}-*")):
+                mapped_path = mapped_copy_path(dest, BlobRef(f"{ALGORITHM}:{digest}", 0))
+                for path in (copy, mapped_path, *(dest / ".verified").glob(f"*{digest}-*")):
                     path.unlink(missing_ok=True)
 
 

@@ -232,9 +232,9 @@ class _SnapshotUpdate:
 
         def derive(out: Path) -> int | None:
             path, previous_rows = self._paths[ref], self._overlap.find_previous_rows
-            new_terms, fetched = self._fetch_new_terms(path, out.with_name("terms"))
+            new_terms, fetched_bytes = self._fetch_new_terms(path, out.with_name("terms"))
             is_derived = self._derive(self._previous, self._target, path, previous_rows, new_terms, out)
-            return fetched if is_derived else None
+            return fetched_bytes if is_derived else None
 
         return self._write_and_check(ref, copy, derive)
 

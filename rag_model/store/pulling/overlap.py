@@ -155,8 +155,8 @@ class PulledVectors:
         """Return the bytes of rows, converted between float16 and float32 if needed."""
         bytes_of_rows = np.empty((len(rows), self.row_bytes), np.uint8)
         order = np.argsort(rows, kind="stable")
-        for array_number, span, local in self._partition.split(rows[order]):
-            bytes_of_rows[order[span]] = self._arrays[array_number][local]
+        for array_number, span, local_rows in self._partition.split(rows[order]):
+            bytes_of_rows[order[span]] = self._arrays[array_number][local_rows]
         if row_bytes == self.row_bytes:
             return bytes_of_rows.tobytes()
         source_type, target_type = ("<f2", "<f4") if row_bytes > self.row_bytes else ("<f4", "<f2")

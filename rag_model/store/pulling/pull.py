@@ -130,8 +130,8 @@ def pull(
                 fetched_bytes = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
             with _preserve_stamps(dest, blobs):
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
-            replaced = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
-            if identity in replaced:
+            replaced_ids = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
+            if identity in replaced_ids:
                 raise NotFoundError(
                     f"snapshot {identity[:12]} was taken down while it was pulled: pull its replacement"
                 )
@@ -140,7 +140,7 @@ def pull(
             _make_current(identity, dest)
             if keep:
                 with _preserve_stamps(dest, blobs):
-                    pruned = prune(dest, keep, lock, catalog.parse, replaced)
+                    pruned = prune(dest, keep, lock, catalog.parse, replaced_ids)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -149,7 +149,7 @@ def pull(
         fetched_bytes=fetched_bytes,
         reused_bytes=sum(ref.size for ref in blobs) - fetched_bytes,
         pruned=pruned,
-        taken_down=list_pulled(dest, replaced),
+        taken_down=list_pulled(dest, replaced_ids),
     )
 
 

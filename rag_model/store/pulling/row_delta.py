@@ -273,10 +273,10 @@ def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbe
 
 def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots, (s,), and of the removed predicted numbers, (p,)."""
-    changed = _find_changed_lists(block, slots, codes)
-    in_changed, predicted_in_changed = changed.take(block.slot_lists), changed.take(block.lists)
+    is_changed = _find_changed_lists(block, slots, codes)
+    in_changed, predicted_in_changed = is_changed.take(block.slot_lists), is_changed.take(block.lists)
     inserted, removed = np.zeros_like(in_changed), np.zeros_like(predicted_in_changed)
-    if changed.any():
+    if is_changed.any():
         inserted[in_changed], removed[predicted_in_changed] = _find_edits(
             block.select(in_changed, predicted_in_changed), slots[in_changed], codes[in_changed], is_new
         )
@@ -291,15 +291,15 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
     is_filled = slots >= 0
     filled_lists = block.slot_lists[is_filled]
     counts, predicted_counts = (np.diff(np.searchsorted(lists, edges)) for lists in (filled_lists, block.lists))
-    changed: Bools = counts != predicted_counts
-    same, predicted_same = ~changed.take(filled_lists), ~changed.take(block.lists)
+    is_changed: Bools = counts != predicted_counts
+    same, predicted_same = ~is_changed.take(filled_lists), ~is_changed.take(block.lists)
     differs = slots[is_filled][same] != block.predicted[predicted_same]
     if codes.shape[1]:
         differs |= (codes[is_filled][same] != block.codes[predicted_same]).any(axis=1)
-    changed[filled_lists[same][differs]] = True
+    is_changed[filled_lists[same][differs]] = True
     last_filled = block.slot_lists[1:][is_filled[1:] & ~is_filled[:-1] & (np.diff(block.slot_lists) == 0)]
-    changed[last_filled] = True  # an empty slot precedes another one
-    return changed
+    is_changed[last_filled] = True  # an empty slot precedes another one
+    return is_changed
 
 
 def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
@@ -308,9 +308,9 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
     In most of these lists only new rows are inserted, and nothing is removed, so that is tried first.
     """
     inserted, removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted), np.bool_)
-    wrong = _find_wrong_lists(block, slots, inserted, removed)
-    if wrong.any():
-        in_wrong, predicted_in_wrong = np.flatnonzero(wrong[block.slot_lists]), np.flatnonzero(wrong[block.lists])
+    is_wrong = _find_wrong_lists(block, slots, inserted, removed)
+    if is_wrong.any():
+        in_wrong, predicted_in_wrong = np.flatnonzero(is_wrong[block.slot_lists]), np.flatnonzero(is_wrong[block.lists])
         keys = _pair_with_lists(block.slot_lists[in_wrong], slots[in_wrong], len(is_new))
         predicted_keys = _pair_with_lists(
             block.lists[predicted_in_wrong], block.predicted[predicted_in_wrong], len(is_new)
@@ -319,9 +319,9 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
         inserted[in_wrong] = ~is_predicted & (slots[in_wrong] >= 0)
         removed[predicted_in_wrong] = ~is_present
         # Lists with another order or with repeated numbers are stored as a whole.
-        wrong = _find_wrong_lists(block, slots, inserted, removed)
-        inserted |= wrong[block.slot_lists]
-        removed |= wrong[block.lists]
+        is_wrong = _find_wrong_lists(block, slots, inserted, removed)
+        inserted |= is_wrong[block.slot_lists]
+        removed |= is_wrong[block.lists]
     if codes.shape[1]:
         filled, placed = block.place(inserted, removed)
         differs = (codes[filled] != block.codes[placed]).any(axis=1)
@@ -353,11 +353,11 @@ def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
 
 def _find_wrong_lists(block: _Block, slots: Numbers, inserted: Bools, removed: Bools) -> Bools:
     """Return a mask of the lists that these edits would not reproduce: (m,)."""
-    wrong = np.zeros(len(block.lengths), np.bool_)
+    is_wrong = np.zeros(len(block.lengths), np.bool_)
     filled, placed = block.place(inserted, removed)
-    wrong[block.slot_lists[filled != (~inserted & (slots >= 0))]] = True
-    wrong[block.slot_lists[filled][slots[filled] != block.predicted[placed]]] = True
-    return wrong
+    is_wrong[block.slot_lists[filled != (~inserted & (slots >= 0))]] = True
+    is_wrong[block.slot_lists[filled][slots[filled] != block.predicted[placed]]] = True
+    return is_wrong
 
 
 def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows, edits: _Edits) -> None:

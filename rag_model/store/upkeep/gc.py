@@ -104,9 +104,9 @@ class _GarbagePlanner:
 
     def __call__(self, view: StoreView) -> list[StoredFile]:
         """Return the files to delete; records of the memo come before the blobs that they name."""
-        if unknown := {*self.store.files.list_names("", kind="directory")} - _FOLDERS:
+        if unknown_folders := {*self.store.files.list_names("", kind="directory")} - _FOLDERS:
             raise StoreError(
-                f"{self.store.url} has a folder {min(unknown)!r} that this version does not know, "
+                f"{self.store.url} has a folder {min(unknown_folders)!r} that this version does not know, "
                 "so nothing was deleted: use the bookwheel version that created it, or move it "
                 "elsewhere"
             )

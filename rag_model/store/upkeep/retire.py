@@ -47,10 +47,10 @@ def retire_replaced(store: Store) -> RetireReport:
         for ref in evaluation.content.files.values():
             store.blobs.delete_local_copy(ref)
     files = sweep(store, _RetirePlanner(store), threads=1)
-    deleted = sorted(match.groups() for file in files if (match := _MANIFEST.fullmatch(file.path)))
+    deleted_ids = sorted(match.groups() for file in files if (match := _MANIFEST.fullmatch(file.path)))
     return RetireReport(
         *(
-            tuple(evaluation for folder, evaluation in deleted if folder == kind)
+            tuple(evaluation for folder, evaluation in deleted_ids if folder == kind)
             for kind in ("snapshots", "evaluations")
         )
     )
@@ -62,10 +62,10 @@ def list_replaced_evaluations(store: Store) -> list[EvaluationManifest]:
     Raises:
         StoreError: an evaluation or a takedown is damaged.
     """
-    replaced = store.takedowns.list_replaced()
+    replaced_ids = store.takedowns.list_replaced()
     return (
-        [evaluation for evaluation in iter_evaluations(store) if evaluation.content.subject.snapshot in replaced]
-        if replaced
+        [evaluation for evaluation in iter_evaluations(store) if evaluation.content.subject.snapshot in replaced_ids]
+        if replaced_ids
         else []
     )
 

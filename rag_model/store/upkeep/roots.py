@@ -119,12 +119,12 @@ def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]
         StoreError: a file cannot be deleted, or new writers invalidated every plan; the next sweep
             deletes the rest.
     """
-    deleted: list[StoredFile] = []
+    deleted_files: list[StoredFile] = []
     with _open_sweep(store) as condemn_files:
         for _ in range(_MAX_PLANS):
             view, files = _make_plan(store, plan, condemn_files)
-            if _delete_batches(store, view, files, condemn_files, threads, deleted):
-                return deleted
+            if _delete_batches(store, view, files, condemn_files, threads, deleted_files):
+                return deleted_files
     raise _build_too_many_plans_error(store)
 
 
@@ -228,8 +228,10 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     needed_paths |= set().union(
         *(record.digests for record in records if view.has_build or record.newest.modified >= cutoff)
     )
-    unneeded = [record for record in old_records if not record.is_reusable(needed_paths)]
-    return NeededBlobs(frozenset(needed_paths), blobs, tuple(file for record in unneeded for file in record.files))
+    unneeded_records = [record for record in old_records if not record.is_reusable(needed_paths)]
+    return NeededBlobs(
+        frozenset(needed_paths), blobs, tuple(file for record in unneeded_records for file in record.files)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,16 +348,16 @@ def _find_origins(
         for output in record.outputs if record.stage not in _TRAINING_STAGES else ():
             records_by_output[output].append(record)
     digests: set[str] = set()
-    pending = list(files)
-    while pending:
-        digest = pending.pop()
+    pending_files = list(files)
+    while pending_files:
+        digest = pending_files.pop()
         if digest in digests:
             continue
         digests.add(digest)
         for record in records_by_output[digest]:
-            pending += record.digests
+            pending_files += record.digests
         if not records_by_output[digest] and digest in blobs:
-            pending += _read_blob_list(store, blobs[digest])
+            pending_files += _read_blob_list(store, blobs[digest])
     return digests
 
 

@@ -16,7 +16,7 @@ from rag_model.digest import digest_json
 from rag_model.store.versions.manifest import Manifest
 
 HISTORY = "history"  # the field of a provenance
-# maximum number of recorded builds, and of the newest builds among them
+# maximum number of recorded builds; number of newest builds that are always recorded
 _MAX_BUILDS, _NEWEST = 20, 8
 # Number of last builds that are compared, and minimum number of earlier builds. A single outlier
 # gives no warning.
@@ -207,7 +207,7 @@ def _take_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
 def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[str, CostForecast]]:
     for unit in ("seconds", "cpu"):
         costs = [(build.changed or 0, getattr(build, unit).get(stage)) for build in builds]
-        known_costs = [(changed, cost) for changed, cost in costs if cost is not None]
+        known_costs = [(n_changed, cost) for n_changed, cost in costs if cost is not None]
         if known_costs:
             yield unit, CostForecast.fit(known_costs)
 
@@ -219,9 +219,9 @@ def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
     unit = "cpu" if all(build.cpu for build in builds) else "seconds"
     costs = [(build.changed or 0, sum(getattr(build, unit).values())) for build in builds]
     earlier_costs, recent_costs = costs[:-_RECENT], costs[-_RECENT:]
-    forecast, most_changed = CostForecast.fit(earlier_costs), 2 * max(changed for changed, _ in earlier_costs)
-    if all(changed <= most_changed and forecast.estimate(changed) > 0 for changed, _ in recent_costs):
-        yield Trend("cost", "", 1.0, median(cost / forecast.estimate(changed) for changed, cost in recent_costs))
+    forecast, most_changed = CostForecast.fit(earlier_costs), 2 * max(n_changed for n_changed, _ in earlier_costs)
+    if all(n_changed <= most_changed and forecast.estimate(n_changed) > 0 for n_changed, _ in recent_costs):
+        yield Trend("cost", "", 1.0, median(cost / forecast.estimate(n_changed) for n_changed, cost in recent_costs))
 
 
 def _read_text(fields: Mapping[str, Any], name: str) -> str:

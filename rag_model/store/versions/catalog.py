@@ -144,9 +144,9 @@ class Catalog(Generic[ManifestT]):
             raise NotFoundError(
                 f"{name} is a prefix of {len(matches)} {self.noun}s in {self.files.url}: give more digits"
             )
-        for replaced in self._takedowns.list_replaced() if _PREFIX.fullmatch(name) else ():
-            if replaced.startswith(name):
-                self._refuse_replaced(replaced)
+        for replaced_id in self._takedowns.list_replaced() if _PREFIX.fullmatch(name) else ():
+            if replaced_id.startswith(name):
+                self._refuse_replaced(replaced_id)
         known_refs = ", ".join(self.refs.list_names()) or "none"
         raise NotFoundError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known_refs})")
 

@@ -322,9 +322,9 @@ def select_files(
     Raises:
         UsageError: the snapshot has no such index, or the arguments contradict each other.
     """
-    if unknown := sorted({*indexes} - {*content.indexes, EXACT}):
+    if unknown_indexes := sorted({*indexes} - {*content.indexes, EXACT}):
         known_indexes = ", ".join([*content.indexes, EXACT])
-        raise UsageError(f"the snapshot has no index {unknown[0]!r} to pull: choose from {known_indexes}")
+        raise UsageError(f"the snapshot has no index {unknown_indexes[0]!r} to pull: choose from {known_indexes}")
     if indexes and passages_only:
         raise UsageError(f"passages alone include no index {indexes[0]}: select one or the other")
     if EXACT in indexes and EXACT not in content.indexes and not embeddings:

@@ -133,8 +133,8 @@ class SnapshotRanges:
             pages = BlockLayout(digests_ref.size, DIGEST_PAGE_BYTES)
             self._opened[RANGE_DIGESTS] = self._open_blob(RANGE_DIGESTS, digests_ref, pages, self._pages)
         entry = self._entries[path]
-        stored = StoredDigests(self._opened[RANGE_DIGESTS], entry["first"])
-        return self._open_blob(path, ref, get_layout(entry, ref.size), stored)
+        stored_digests = StoredDigests(self._opened[RANGE_DIGESTS], entry["first"])
+        return self._open_blob(path, ref, get_layout(entry, ref.size), stored_digests)
 
     def _open_blob(self, path: str, ref: BlobRef, layout: BlockLayout, digests: bytes | StoredDigests) -> CachedFile:
         name, identity = f"{path} (blob {ref.id})", Path(ref.path).name

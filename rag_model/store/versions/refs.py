@@ -131,11 +131,11 @@ class Refs:
 
     def _apply_takedowns(self, moves: list[RefMove]) -> list[RefMove]:
         """Return the moves with the ids of taken-down snapshots replaced by their replacements."""
-        replaced = self._takedowns.list_replaced() if moves else frozenset()
+        replaced_ids = self._takedowns.list_replaced() if moves else frozenset()
         replacement_by_snapshot = {
             move.snapshot: self._takedowns.find_replacement(move.snapshot)
             for move in moves
-            if move.snapshot in replaced
+            if move.snapshot in replaced_ids
         }
         return [
             replace(move, snapshot=replacement_by_snapshot.get(move.snapshot, move.snapshot) or "") for move in moves
@@ -202,7 +202,7 @@ class Refs:
             raise self._build_conflict_error(name, expected)
         check_printable(note, "the note")
         self.require_exclusive_creation()
-        number, previous = (newest.number + 1, newest.snapshot or None) if newest else (1, None)
+        number, previous_id = (newest.number + 1, newest.snapshot or None) if newest else (1, None)
         if number > _MAX_NUMBER:
             raise StoreError(
                 f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible "
@@ -210,7 +210,7 @@ class Refs:
                 "ref"
             )
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
-        move = RefMove(number, snapshot, created_at, previous, secrets.token_hex(16), note)
+        move = RefMove(number, snapshot, created_at, previous_id, secrets.token_hex(16), note)
         path, stored_move = self.move_path(name, number), normalize_json(move.to_json(self._noun))
         if sign:
             Signatures(self._files).sign(path, stored_move)

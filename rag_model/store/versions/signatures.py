@@ -251,10 +251,10 @@ def _compute_fingerprint(key: Any) -> str:
 
 
 def _is_valid(signature: Any, message: bytes, key: Any) -> bool:
-    invalid = require("cryptography.exceptions", "sign").InvalidSignature
+    invalid_signature = require("cryptography.exceptions", "sign").InvalidSignature
     try:
         key.verify(base64.b64decode(signature["signature"], validate=True), message)
-    except (invalid, KeyError, TypeError, ValueError):
+    except (invalid_signature, KeyError, TypeError, ValueError):
         return False
     return True
 

@@ -187,14 +187,16 @@ class Snapshot:
         stamps = open_folder_stamps(root.parent)
 
         def path(file: str) -> Path:
-            local, ref = root / file, manifest.content.files[file]
-            if not local.is_file():
+            local_path, ref = root / file, manifest.content.files[file]
+            if not local_path.is_file():
                 raise StoreError(f"{file} was not pulled to {root}: pull again, and include it")
-            if local.stat().st_size != ref.size:
-                raise StoreError(f"{local} is damaged: {local.stat().st_size} bytes instead of {ref.size}; pull again")
-            if not stamps.is_sound(local, ref.id):
-                raise StoreError(f"{local} is damaged: its bytes do not match blob {ref.id}; pull again")
-            return local
+            if local_path.stat().st_size != ref.size:
+                raise StoreError(
+                    f"{local_path} is damaged: {local_path.stat().st_size} bytes instead of {ref.size}; pull again"
+                )
+            if not stamps.is_sound(local_path, ref.id):
+                raise StoreError(f"{local_path} is damaged: its bytes do not match blob {ref.id}; pull again")
+            return local_path
 
         def find_mapped_copy(file: str) -> Path | None:
             ref = manifest.content.files[file]
@@ -337,8 +339,8 @@ class Snapshot:
             passages = self._find_cached_passages(unique_rows.tolist())
             unique_rows = unique_rows[[row not in passages for row in unique_rows.tolist()]]
             self._prefetch_passages(self.ranges, unique_rows)
-        for part_number, span, local in self._partition.split(unique_rows):
-            new_passages = self._read_rows(self.parts[part_number], local.tolist())
+        for part_number, span, local_rows in self._partition.split(unique_rows):
+            new_passages = self._read_rows(self.parts[part_number], local_rows.tolist())
             passages.update(zip(unique_rows[span].tolist(), new_passages, strict=True))
         if self.ranges is not None:
             self._cache_passages({row: passages[row] for row in unique_rows.tolist()})
@@ -408,8 +410,8 @@ class Snapshot:
     def _find_cached_passages(self, rows: Sequence[int]) -> dict[int, Passage]:
         """Return the passages that were read before: decoding a part of a row group takes longer than a search."""
         with self._lock:
-            cached = ((row, self._passage_cache.find(row)) for row in rows)
-            return {row: passage for row, passage in cached if passage is not None}
+            cached_passages = ((row, self._passage_cache.find(row)) for row in rows)
+            return {row: passage for row, passage in cached_passages if passage is not None}
 
     def _cache_passages(self, passages: Mapping[int, Passage]) -> None:
         with self._lock:
@@ -425,39 +427,39 @@ class Snapshot:
         loads the row groups.
         """
         parts = [
-            (self.parts[number], local.tolist())
-            for number, _, local in self._partition.split(rows)
+            (self.parts[number], local_rows.tolist())
+            for number, _, local_rows in self._partition.split(rows)
             # other files are read without digests
             if ranges.covers(passages_path(self.parts[number].name))
         ]
         byte_ranges, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
-        for part, local in parts:
+        for part, local_rows in parts:
             path, size = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
             if has_cuts(ranges.get_outline(path)):
                 with self._lock, self._translate_errors(part.name):
                     reader = self._take_reader(part)
                     if isinstance(reader, RangedPassages):
-                        byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local)]
+                        byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local_rows)]
                 continue
             footer_start = max(0, size - max(_FOOTER_BYTES, 2 * part.rows))
             try:
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
-                byte_ranges += [(path, *groups[number]) for number in sorted({row // group_rows for row in local})]
+                byte_ranges += [(path, *groups[number]) for number in sorted({row // group_rows for row in local_rows})]
                 # the footer begins after the last group
                 footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))
             except (LookupError, TypeError, ValueError, ArithmeticError):
                 # the outline is only a hint
-                unlocated_parts.append((part, local))
+                unlocated_parts.append((part, local_rows))
             if part.name not in self._readers:
                 byte_ranges.append((path, footer_start, size))
         ranges.prefetch(byte_ranges)
         byte_ranges = []
-        for part, local in unlocated_parts:
+        for part, local_rows in unlocated_parts:
             with self._lock:
                 reader = self._take_reader(part)
                 if isinstance(reader, PassageFile):
                     path = passages_path(part.name)
-                    byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local)]
+                    byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local_rows)]
         if byte_ranges:
             ranges.prefetch(byte_ranges)
 

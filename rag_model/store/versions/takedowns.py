@@ -118,8 +118,8 @@ class Takedowns:
         With a trust file, only those whose replacement a key of the file signed are returned.
         """
         names = self._files.list_names(FOLDER)
-        replaced = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
-        return frozenset(snapshot for snapshot in replaced if self._is_trusted(_get_path(snapshot)))
+        replaced_ids = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
+        return frozenset(snapshot for snapshot in replaced_ids if self._is_trusted(_get_path(snapshot)))
 
     def find_replacement(self, snapshot: str) -> str | None:
         """Return the id of a snapshot's replacement; None for a snapshot that was not replaced.

@@ -136,7 +136,7 @@ class Trainings:
         return None
 
     def iter_newest(self) -> Iterator[tuple[str, StoredCheckpoint]]:
-        """Yield the key and the newest checkpoint of each training; unreadable ones are left out."""
+        """Yield the key and newest checkpoint of each training; unreadable ones are left out."""
         for key in self.list_keys():
             with suppress(StoreError):
                 if (checkpoint := self.find_newest(key)) is not None:

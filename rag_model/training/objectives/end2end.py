@@ -152,8 +152,8 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
             reservoir[slot] = number
     numbers = np.sort(np.array([*reservoir.values()], np.int64))
     tasks = [
-        LeadTask(files[part], tuple((local + skipped_counts[part]).tolist()))
-        for part, _, local in partition.split(numbers)
+        LeadTask(files[part], tuple((local_numbers + skipped_counts[part]).tolist()))
+        for part, _, local_numbers in partition.split(numbers)
     ]
     passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
     statement_by_number = dict(zip(numbers.tolist(), starmap(Statement, passage_leads), strict=True))
@@ -373,14 +373,15 @@ class End2EndTask(RagTask):
         candidates = self._memory.retrieve(
             texts, to_numpy(question_vectors), self._settings.candidates + _EXTRA_CANDIDATES
         )
-        indexes, retrieved = drop_source_passages(candidates, texts)
+        indexes, retrieval = drop_source_passages(candidates, texts)
         if not indexes:
             return mean_over_processes(question_vectors.sum() * 0, 0)
         question_vectors = question_vectors[indexes]
-        retrieved = rerank(retrieved, to_numpy(question_vectors), self._encode, self._recipe.k)
+        retrieval = rerank(retrieval, to_numpy(question_vectors), self._encode, self._recipe.k)
         marked_pairs = [QuestionAnswer(Example(batch[index].example.id, marker), texts[index]) for index in indexes]
         losses = self.module.loss(
-            self._compute_logits(question_vectors, retrieved), *self._encode_inputs(marked_pairs, retrieved)
+            self._compute_logits(question_vectors, retrieval),
+            *self._encode_inputs(marked_pairs, retrieval),
         )
         return mean_over_processes(losses.sum(), len(indexes))
 

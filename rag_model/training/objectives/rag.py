@@ -282,9 +282,9 @@ class RagTask:
         """
         questions = [pair.example.question for pair in batch]
         question_vectors = self.module.embed_questions(questions)  # (b, d)
-        retrieved = self._retrieve_batch(batch, question_vectors)
-        logits = self._compute_logits(question_vectors, retrieved)  # (b, k)
-        losses = self.module.loss(logits, *self._encode_inputs(batch, retrieved))  # (b,)
+        retrieval = self._retrieve_batch(batch, question_vectors)
+        logits = self._compute_logits(question_vectors, retrieval)  # (b, k)
+        losses = self.module.loss(logits, *self._encode_inputs(batch, retrieval))  # (b,)
         prior = self.module.prior(logits.detach())
         # (b, k) -> (b,) -> scalar
         return mean_over_processes(losses.sum(), len(batch)), {"prior_entropy": -(prior.exp() * prior).sum(1).mean()}
@@ -300,12 +300,12 @@ class RagTask:
         Raises:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
         """
-        retrieved = self._retrieve_questions([pair.example.question for pair in self._dev])
+        retrieval = self._retrieve_questions([pair.example.question for pair in self._dev])
         examples = [pair.example for pair in self._dev]
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieved(examples, retrieved, self._snapshot.n, limits)
-        answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieved.hits, self._recipe.seed)
-        return {"nll": self._compute_nll(retrieved), **success, **answers, **collapse_stats}
+        success, collapse_stats = measure_retrieved(examples, retrieval, self._snapshot.n, limits)
+        answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieval.hits, self._recipe.seed)
+        return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse_stats}
 
     def save(self, folder: Path) -> None:
         """Write the model for `load_rag`; its questions search the snapshot's space."""

@@ -103,8 +103,8 @@ def _choose_span(pieces: "Encoding", spans: Sequence[Span], rng: random.Random, 
         ]
         for span in spans
     ]
-    nonempty = [piece_list for piece_list in piece_lists if piece_list]
-    candidates = [piece_list for piece_list in nonempty if len(piece_list) <= max_masks] or nonempty
+    nonempty_pieces = [piece_list for piece_list in piece_lists if piece_list]
+    candidates = [piece_list for piece_list in nonempty_pieces if len(piece_list) <= max_masks] or nonempty_pieces
     return rng.choice(candidates)[:max_masks] if candidates else []
 
 
@@ -184,11 +184,11 @@ class CandidateRetriever:
         around a mask, such as a copy or an overlapping window: both are dropped. Of equal passages
         one is taken.
         """
-        retrieved = self._memory.retrieve(
+        retrieved_hits = self._memory.retrieve(
             [text.question for text in texts], query_vectors, self._width - 1 + _EXTRA_CANDIDATES
         )
         candidate_lists = []
-        for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, retrieved.hits, strict=True):
+        for source, text, hits in zip(self.snapshot.passages(list(rows)), texts, retrieved_hits.hits, strict=True):
             passage_by_hash = {
                 hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)
             }
@@ -318,7 +318,9 @@ class Realm(nn.Module):
             for column, passage in enumerate(passages)
             if column
         ]
-        token_log_p: Tensor = self.reader(null_inputs, [joined for _, _, joined in candidate_inputs])  # (b + k, m)
+        token_log_p: Tensor = self.reader(
+            null_inputs, [joined_text for _, _, joined_text in candidate_inputs]
+        )  # (b + k, m)
         rows = [*range(len(texts)), *(row for row, _, _ in candidate_inputs)]
         columns = [0] * len(texts) + [column for _, column, _ in candidate_inputs]
         # (b, c, m)
