@@ -27,6 +27,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
@@ -113,6 +114,7 @@ def parse_field_comments(kind: type[Any]) -> dict[str, str]:
     return comments
 
 
+@cache  # forms and settings files ask for each record several times
 def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(kind))
