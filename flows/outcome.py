@@ -145,7 +145,7 @@ class CompareOutcome:
         return next(iter(self.standings))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics of the first retriever as JSON values; of several, those of each too.
+        """Return the first retriever's metrics as JSON values; with several, also those of each.
 
         `retrievers` has the metrics by expression, `compared` all results by expression.
         """

@@ -23,7 +23,8 @@ files of the old one. In other pulled folders the next `pull` lists versions tha
 and deletes them with `--keep`. Caches of other machines (`BOOKWHEEL_CACHE`) have to be cleared.
 Files planned from a later dump that contains the page stay in the store until the next `gc`.
 
-Caching: the store's memo for the indexes. An interrupted run continues when it is run again;
+Caching: the store's memo records the new indexes. An interrupted run continues when it is run
+    again;
 without pages it only continues earlier takedowns.
 Requires: a store that this machine and the workers both reach.
 """

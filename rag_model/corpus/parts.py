@@ -44,7 +44,7 @@ class PartBoundaries:
     kind: SourceKind
     dbname: str  # page ids are per wiki
     starts: tuple[int, ...]  # first page of each part, ascending; the first is 0
-    end: int  # the page after the last
+    end: int  # number of the first page after the last part
 
 
 def choose_part_weight(dump_bytes: int) -> int:

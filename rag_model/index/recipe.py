@@ -323,8 +323,8 @@ def default_search(text: str) -> dict[str, int]:
     if isinstance(factory, HnswSpec):
         return {"efSearch": 128} | ({"refine": GRAPH_REFINE} if factory.refine else {})
     if isinstance(factory, IvfSpec):
-        lists = factory.lists or 1
+        n_lists = factory.lists or 1
         if factory.refine:
-            return {"nprobe": min(lists, max(REFINED_LISTS, count_needed_lists(lists))), "refine": REFINE}
-        return {"nprobe": min(lists, max(16, min(128, lists // 16)))}
+            return {"nprobe": min(n_lists, max(REFINED_LISTS, count_needed_lists(n_lists))), "refine": REFINE}
+        return {"nprobe": min(n_lists, max(16, min(128, n_lists // 16)))}
     return {}

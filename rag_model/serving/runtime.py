@@ -148,9 +148,9 @@ class LoneRequestThreads:
     """Use more compute threads for a request that runs alone, as long as that is faster.
 
     Compute threads synchronise after every layer. If another program keeps a core busy, two threads
-    take several times as long as one. The calling thread notices that by its low CPU share, and
-    then uses the usual number of threads for the next 4 requests, and after each further try that
-    is slow for twice as many, up to 128.
+    take several times as long as one. The calling thread notices a busy core by its own low CPU
+    share, and then uses the usual number of threads for the next 4 requests, and after each further
+    try that is slow for twice as many, up to 128.
     """
 
     def __init__(self, usual_threads: int, lone_threads: int) -> None:

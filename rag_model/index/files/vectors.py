@@ -369,9 +369,9 @@ def map_vectors(path: Path) -> npt.NDArray[Any]:
 def _prefetch_rows(array: npt.NDArray[Any], rows: Rows) -> None:
     """Ask the kernel to read ascending rows of a mapped file ahead, in the order of the file.
 
-    Without this, a query waits for one row after the other, and each page fault reads as much as
-    the disk's read-ahead: 8 MB on some machines, so that 200 rows read half a gigabyte. Rows that are
-    near each other are requested as one range.
+    Without prefetching, a query waits for one row after the other, and each page fault reads as
+    much as the disk's read-ahead: 8 MB on some machines, so that 200 rows read half a gigabyte.
+    Rows that are near each other are requested as one range.
     """
     mapping: Any = array.base
     if not (isinstance(array, np.memmap) and isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise")):

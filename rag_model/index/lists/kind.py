@@ -340,17 +340,17 @@ def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes
     number.
     """
     inverted_lists, n_encoded = get_inverted_lists(base), 0
-    assign = None if inverted_lists is None else ListAssigner(inverted_lists)
+    assigner = None if inverted_lists is None else ListAssigner(inverted_lists)
     for first, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
         new_rows = first + np.flatnonzero(lists[first : first + len(block)] < 0)
         n_encoded += len(new_rows)
-        if inverted_lists is None or assign is None:
+        if inverted_lists is None or assigner is None:
             lists[new_rows] = 0
         elif len(new_rows):
             vectors = _apply_transforms(
                 base, _pad_selection(block, new_rows - first, -(-engine.MIN_BLAS_SIZE // inverted_lists.d))
             )
-            lists[new_rows] = assign(vectors)[: len(new_rows)]
+            lists[new_rows] = assigner(vectors)[: len(new_rows)]
             codes[new_rows] = _encode_vectors(inverted_lists, vectors[: len(new_rows)], lists[new_rows])
     return n_encoded
 

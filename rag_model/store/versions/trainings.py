@@ -130,7 +130,7 @@ class Trainings:
             StoreError: the record is damaged, or of a newer format.
         """
         for number in reversed(self._list_numbers(key)):
-            # None: the checkpoint has just been replaced.
+            # The record is None if the checkpoint has just been replaced.
             if (checkpoint := self._read_record(key, number)) is not None:
                 return checkpoint
         return None

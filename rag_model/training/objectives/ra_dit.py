@@ -3,8 +3,8 @@
 Lin et al. 2023, "RA-DIT: Retrieval-Augmented Dual Instruction Tuning", arXiv 2310.01352. The two
 stages are separate: LM-ft (`LmTask`) uses the passages of the initial retriever, and R-ft
 (`RetrieverTask`) the scores of the initial generator. Section 5.2: scores of the tuned generator,
-or lists of the tuned retriever, gave no further gain; `scored_by = "tuned"` uses the former. The
-setting `stages` selects either stage alone.
+or lists of the tuned retriever, gave no further gain; `scored_by = "tuned"` uses the tuned
+generator. The setting `stages` selects either stage alone.
 """
 
 from collections.abc import Mapping, Sequence
