@@ -24,8 +24,7 @@ and deletes them with `--keep`. Caches of other machines (`BOOKWHEEL_CACHE`) hav
 Files planned from a later dump that contains the page stay in the store until the next `gc`.
 
 Caching: the store's memo records the new indexes. An interrupted run continues when it is run
-    again;
-without pages it only continues earlier takedowns.
+again; without pages it only continues earlier takedowns.
 Requires: a store that this machine and the workers both reach.
 """
 

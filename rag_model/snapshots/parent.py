@@ -42,7 +42,7 @@ class ParentPart:
 
     passages: BlobRef
     rows_file: BlobRef  # the article log, or the vectors
-    spans: BlobRef | None = None  # path of the salient spans; only if there is an article log
+    spans: BlobRef | None = None  # salient spans, beside an article log; None: there are none
 
 
 @dataclass(frozen=True, slots=True)
