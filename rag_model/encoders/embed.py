@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rag_model.corpus.passages import PassageFile, read_hashes
-from rag_model.encoders.encoder import Encoder, Vectors
+from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.spec import TextInput
 from rag_model.encoders.tokens import TokenCounts
 from rag_model.errors import InputError
@@ -26,6 +26,8 @@ from rag_model.errors import InputError
 # Increase it if the vectors of unchanged passages change; then no previous vectors are reused.
 VERSION = 1
 Dtype = Literal["float16", "float32"]
+# (passages file, file with its rows in the same space) of each previous part
+PreviousParts = Sequence[tuple[Path, Path]]
 _COLUMNS = ("title", "text")  # columns of the passages that are encoded
 _ROWS_PER_COPY = 8192  # vectors copied at a time
 
@@ -70,56 +72,54 @@ class PassageEncoder(Protocol):
         ...
 
 
-def embed_part(passages: Path, out: Path, encoder: Encoder, dtype: Dtype = "float16") -> EmbedStats:
-    """Write the vectors of the passages in Parquet file `passages` to `out`: an (n, d) `.npy` of
-    `dtype`.
+@dataclass(frozen=True, slots=True)
+class VectorFormat:
+    """The row format with one vector per passage: an (n, d) `.npy`; see `row_formats.RowFormat`."""
 
-    Raises:
-        InputError: `passages` is missing, corrupt or has too few rows, or a vector is not finite.
-    """
-    return embed_part_incrementally(passages, out, lambda: encoder, encoder.dim, dtype, ())
+    dim: int
+    dtype: Dtype
 
+    def embed(
+        self, passages: Path, out: Path, encoder: Callable[[], PassageEncoder], previous_parts: PreviousParts = ()
+    ) -> EmbedStats:
+        """Write vectors; `previous_parts` with another dimension or dtype are ignored.
 
-def embed_part_incrementally(
-    passages: Path,
-    out: Path,
-    encoder: Callable[[], PassageEncoder],
-    dim: int,
-    dtype: Dtype,
-    previous_parts: Sequence[tuple[Path, Path]],
-) -> EmbedStats:
-    """Embed a part as `embed_part` does, but reuse the vectors of passages in `previous_parts`.
+        Raises:
+            InputError: `passages` is missing, corrupt or has too few rows, or a vector is not
+                finite.
+        """
+        with PassageFile(passages, _COLUMNS) as source, out.open("wb") as file:
+            vector_file = _VectorFile(file, source.n_rows, self.dim, np.dtype(self.dtype))
+            if previous_parts:
+                missing_rows = _copy_known_vectors(passages, previous_parts, vector_file)
+            else:
+                missing_rows = np.arange(vector_file.rows)
+            if not len(missing_rows):
+                return EmbedStats(vector_file.rows, self.dim, 0, 0, "", "")
+            loaded_encoder, rows_done, n_tokens, truncated = encoder(), 0, 0, 0
+            for vectors, counts in loaded_encoder.stream(
+                _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
+            ):
+                vector_file.write(missing_rows[rows_done : rows_done + len(vectors)], vectors)
+                rows_done += len(vectors)
+                n_tokens += counts.tokens
+                truncated += counts.truncated
+        if rows_done != len(missing_rows):
+            raise InputError(
+                f"passages file {passages} has {rows_done} rows to encode, not {len(missing_rows)}: write it again"
+            )
+        arithmetic = str(loaded_encoder.model.dtype).removeprefix("torch.")
+        device = str(loaded_encoder.model.device)
+        return EmbedStats(vector_file.rows, self.dim, rows_done, n_tokens, device, arithmetic, truncated)
 
-    `previous_parts` are pairs of a passages file and a file with its vectors in the same vector
-    space; files with a different `dtype` are ignored. `encoder` is called only if there are
-    passages to encode.
+    def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
+        """Count the passages whose vector can be reused.
 
-    Raises:
-        InputError: as for `embed_part`.
-    """
-    with PassageFile(passages, _COLUMNS) as source, out.open("wb") as file:
-        vector_file = _VectorFile(file, source.n_rows, dim, np.dtype(dtype))
-        if previous_parts:
-            missing_rows = _copy_known_vectors(passages, previous_parts, vector_file)
-        else:
-            missing_rows = np.arange(vector_file.rows)
-        if not len(missing_rows):
-            return EmbedStats(vector_file.rows, dim, 0, 0, "", "")
-        loaded_encoder, rows_done, n_tokens, truncated = encoder(), 0, 0, 0
-        for vectors, counts in loaded_encoder.stream(
-            _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
-        ):
-            vector_file.write(missing_rows[rows_done : rows_done + len(vectors)], vectors)
-            rows_done += len(vectors)
-            n_tokens += counts.tokens
-            truncated += counts.truncated
-    if rows_done != len(missing_rows):
-        raise InputError(
-            f"passages file {passages} has {rows_done} rows to encode, not {len(missing_rows)}: write it again"
-        )
-    arithmetic = str(loaded_encoder.model.dtype).removeprefix("torch.")
-    device = str(loaded_encoder.model.device)
-    return EmbedStats(vector_file.rows, dim, rows_done, n_tokens, device, arithmetic, truncated)
+        Raises:
+            InputError: a file cannot be read.
+        """
+        known_vectors = _iter_known_vectors(passages, previous_parts, self.dim, self.dtype)
+        return sum(len(rows) for _, rows, _ in known_vectors)
 
 
 def describe_arithmetic(encoder: Any) -> str:
@@ -151,18 +151,7 @@ class _VectorFile:
             self._file.write(data[first:end].tobytes())
 
 
-def count_reusable_vectors(passages: Path, previous_parts: Sequence[tuple[Path, Path]], dim: int, dtype: Dtype) -> int:
-    """Return the number of passages whose vector can be reused from `previous_parts`.
-
-    Raises:
-        InputError: a file cannot be read.
-    """
-    return sum(len(rows) for _, rows, _ in _iter_known_vectors(passages, previous_parts, dim, dtype))
-
-
-def _copy_known_vectors(
-    passages: Path, previous_parts: Sequence[tuple[Path, Path]], vector_file: _VectorFile
-) -> NDArray[np.int64]:
+def _copy_known_vectors(passages: Path, previous_parts: PreviousParts, vector_file: _VectorFile) -> NDArray[np.int64]:
     """Copy the vectors that can be reused; return the rows of the other passages."""
     is_missing = np.ones(vector_file.rows, dtype=bool)
     for vectors, rows, positions in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
@@ -173,7 +162,7 @@ def _copy_known_vectors(
 
 
 def _iter_known_vectors(
-    passages: Path, previous_parts: Sequence[tuple[Path, Path]], dim: int, dtype: np.dtype[Any] | Dtype
+    passages: Path, previous_parts: PreviousParts, dim: int, dtype: np.dtype[Any] | Dtype
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (vectors, rows of `passages`, positions of these rows in `vectors`) for each previous
     part.

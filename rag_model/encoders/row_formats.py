@@ -31,13 +31,11 @@ from rag_model.corpus.ragged_file import (
     is_sparse_file,
     is_token_file,
 )
-from rag_model.encoders.embed import Dtype, EmbedStats, count_reusable_vectors, embed_part_incrementally
+from rag_model.encoders.embed import Dtype, EmbedStats, PreviousParts, VectorFormat
 
 _NOT_KNOWN = -1
 IntArray = npt.NDArray[np.int64]
 RowFormatName = Literal["vectors", "tokens", "sparse"]
-# (passages file, file with its rows) of each previous part
-PreviousParts = Sequence[tuple[Path, Path]]
 
 
 R = TypeVar("R", bound=RaggedBatch)
@@ -175,24 +173,6 @@ class RowFormat(Protocol):
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
         """Return the number of passages whose row can be reused from `previous_parts`."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class VectorFormat:
-    """The row format with one vector per passage."""
-
-    dim: int
-    dtype: Dtype
-
-    def embed(
-        self, passages: Path, out: Path, encoder: Callable[[], Any], previous_parts: PreviousParts = ()
-    ) -> EmbedStats:
-        """Write vectors; see `RowFormat`."""
-        return embed_part_incrementally(passages, out, encoder, self.dim, self.dtype, previous_parts)
-
-    def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
-        """Count reusable vectors; see `RowFormat`."""
-        return count_reusable_vectors(passages, previous_parts, self.dim, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,6 @@ from rag_model.corpus.chunk import ChunkRecipe, chunk_part
 from rag_model.corpus.passages import PassageFile, PassageWriter
 from rag_model.corpus.plan import plan_dump
 from rag_model.corpus.salient_spans import SpanFile, SpanWriter
-from rag_model.encoders.embed import embed_part
 from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
 from rag_model.encoders.masked_lm import TrainableMaskedLM
 from rag_model.index.build import run_stages
@@ -63,6 +62,7 @@ from rag_model.training.objectives.objective import UNIT_TEMPERATURE
 from rag_model.training.objectives.realm import RealmRecipe, RealmTask
 from rag_model.training.objectives.realm_model import NULL, CandidateRetriever, MaskedText, Realm
 from rag_model.training.objectives.task_bases import BiEncoder
+from tests.fixtures.tiny import embed_part
 
 RECIPE = RealmRecipe(temperature=UNIT_TEMPERATURE)
 ARMS = {"salient": {}, "random": {"masks": "random"}, "frozen": {"freeze_encoders": True}}

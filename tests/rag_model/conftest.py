@@ -14,7 +14,6 @@ import pytest
 
 from rag_model.corpus.passages import PassageWriter
 from rag_model.corpus.records import Passage
-from rag_model.encoders.embed import embed_part
 from rag_model.encoders.encoder import Encoder, collect_question_encoder_files
 from rag_model.index.build import run_stages
 from rag_model.index.recipe import IndexRecipe, resolve
@@ -23,6 +22,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry, embeddings_in_space
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.benchmarks import FOLDER
+from tests.fixtures.tiny import embed_part
 
 ARTICLES = {
     "Animal Farm": "Animal Farm is an allegorical novella by George Orwell, first published in August 1945.",

@@ -4,20 +4,21 @@ This module imports no numba, which takes a second: recipes and command lines ne
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, UsageError
+from rag_model.index.files.engine import Rows
 from rag_model.index.files.pieces import Opener, compute_stamp
-from rag_model.index.kind import IndexFiles, UntrainedKind
+from rag_model.index.kind import IndexEntry, IndexFiles, UntrainedKind
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
 
 if TYPE_CHECKING:
     from rag_model.index.postings.file import PostingsFile
-    from rag_model.index.postings.part import PartReader
+    from rag_model.index.postings.part import PartPostings, PartReader
 
 # Bytes per passage while parts of 3,500 passages are merged: windows of their terms and postings.
 _MERGE_BYTES = 13
@@ -70,6 +71,28 @@ class PostingsKind(UntrainedKind, ABC):
         """Write the postings of a part, sorted by term, as a piece with the stamp of
         `scatter_stamp`.
         """
+
+    def derive(
+        self,
+        earlier: IndexEntry,
+        entry: IndexEntry,
+        before: Path,
+        kept: Rows,
+        texts: Callable[[Rows], Iterator[Any]],
+        out: Path,
+    ) -> IndexStats | None:
+        """Derive the index file from that of a previous snapshot; see `DerivingKind`."""
+        if any(earlier.get(name) != entry.get(name) for name in ("factory", "settings")):
+            return None
+        from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
+
+        return derive_index(
+            before, kept, lambda rows: self.build_postings(entry, texts(rows)), out, max_new=self.max_new_passages
+        )
+
+    @abstractmethod
+    def build_postings(self, entry: IndexEntry, batches: Iterator[Any]) -> "PartPostings":
+        """Return the postings of the passages of batches, whose type depends on `represents`."""
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
         """Return the number of units in a weight of 1; 0 if weights are term frequencies."""

@@ -6,7 +6,7 @@ search parameter `terms` limits the query terms that are looked up. The file, th
 and the derivation from a previous file are those of BM25.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -75,27 +75,9 @@ class ImpactKind(PostingsKind):
         postings = _sort_terms(plan.factory, SparseFile(rows).iter_batches())
         return postings.write(out, scatter_stamp(plan, trained, number))
 
-    def derive(
-        self,
-        earlier: IndexEntry,
-        entry: IndexEntry,
-        before: Path,
-        kept: Rows,
-        read_rows: Callable[[Rows], Iterator[SparseVectors]],
-        out: Path,
-    ) -> IndexStats | None:
-        """Derive the index file from that of a previous snapshot; see `DerivingKind`.
-
-        The weights of all rows must have the scale of the previous file.
-        """
-        if earlier["factory"] != entry["factory"]:
-            return None
-        from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
-
-        def build_postings(new_rows: Rows) -> "PartPostings":
-            return _sort_terms(entry["factory"], read_rows(new_rows))
-
-        return derive_index(before, kept, build_postings, out, max_new=self.max_new_passages)
+    def build_postings(self, entry: IndexEntry, batches: Iterator[SparseVectors]) -> "PartPostings":
+        """Sort weighted terms by term; their weights must have the scale of a previous file."""
+        return _sort_terms(entry["factory"], batches)
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
         """Return the common scale of the parts' weights; 1 for a bag of terms.

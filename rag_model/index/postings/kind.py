@@ -5,13 +5,12 @@ the stemmer, and `analyzer`; its search parameters are `k1` and `b`. Modules tha
 import takes a second, are imported when they are used, because reading a recipe does not need them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rag_model.errors import InputError, UsageError
-from rag_model.index.files.engine import Rows
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexMeasurement, TextQuerySet
 from rag_model.index.plan import IndexPlan, IndexStats
 from rag_model.index.postings.base_kind import (
@@ -86,27 +85,11 @@ class Bm25Kind(PostingsKind):
         postings = count_passages(rows, load_analyzer(plan.settings))
         return postings.write(out, scatter_stamp(plan, trained, number))
 
-    def derive(
-        self,
-        earlier: IndexEntry,
-        entry: IndexEntry,
-        before: Path,
-        kept: Rows,
-        texts: Callable[[Rows], Iterator["pa.RecordBatch"]],
-        out: Path,
-    ) -> IndexStats | None:
-        """Derive the index file from that of a previous snapshot; see `DerivingKind`."""
-        if earlier["settings"] != entry["settings"]:
-            return None
+    def build_postings(self, entry: IndexEntry, batches: Iterator["pa.RecordBatch"]) -> "PartPostings":
+        """Count and sort the terms of passages."""
         from rag_model.index.postings.counting import count_texts, gather_batches, iter_texts  # noqa: PLC0415
-        from rag_model.index.postings.derive import derive_index  # noqa: PLC0415
 
-        analyzer = load_analyzer(entry["settings"])
-
-        def count_postings(new_rows: Rows) -> "PartPostings":
-            return count_texts(iter_texts(gather_batches(texts(new_rows))), analyzer)
-
-        return derive_index(before, kept, count_postings, out, max_new=self.max_new_passages)
+        return count_texts(iter_texts(gather_batches(batches)), load_analyzer(entry["settings"]))
 
     def open(self, files: IndexFiles, entry: IndexEntry, *, mmap: bool = True) -> "Bm25Index":
         """Open the file, with the analyzer that the passages were analyzed with.

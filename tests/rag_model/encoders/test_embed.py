@@ -6,9 +6,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rag_model.corpus.records import Passage
-from rag_model.encoders.embed import EmbedStats, count_reusable_vectors, embed_part, embed_part_incrementally
+from rag_model.encoders.embed import EmbedStats, VectorFormat
 from rag_model.encoders.encoder import Encoder
 from rag_model.errors import InputError
+from tests.fixtures.tiny import embed_part
 from tests.fixtures.tiny_static import save_static_embedding
 
 Texts = tuple[list[str], list[str]]
@@ -97,9 +98,9 @@ def test_known_passages_keep_their_vectors_wherever_they_stand(
     order = [*range(20, 24), 3, 25, 12, 0, 1, 26, 9, *range(27, 30)]
     new = [row for row in order if row >= 14]
     source = passages(tmp_path / "now.parquet", tuple([column[row] for row in order] for column in texts))
-    facts = embed_part_incrementally(source, tmp_path / "now.npy", lambda: encoder, 32, "float16", earlier)
+    facts = VectorFormat(32, "float16").embed(source, tmp_path / "now.npy", lambda: encoder, earlier)
     assert (facts.rows, facts.encoded) == (len(order), len(new))
-    assert count_reusable_vectors(source, earlier, 32, "float16") == len(order) - len(new)
+    assert VectorFormat(32, "float16").count_reusable(source, earlier) == len(order) - len(new)
     embed_part(source, tmp_path / "full.npy", encoder)
     vectors, full = np.load(tmp_path / "now.npy"), np.load(tmp_path / "full.npy")
     for place, row in enumerate(order):
@@ -114,7 +115,7 @@ def test_where_all_are_known_no_encoder_is_asked_for(tmp_path: Path, encoder: En
     def refuse() -> Encoder:
         raise AssertionError("an encoder was asked for")
 
-    facts = embed_part_incrementally(source, tmp_path / "w.npy", refuse, 32, "float16", [(source, tmp_path / "v.npy")])
+    facts = VectorFormat(32, "float16").embed(source, tmp_path / "w.npy", refuse, [(source, tmp_path / "v.npy")])
     assert (facts.rows, facts.encoded, facts.device) == (30, 0, "")
     assert (tmp_path / "w.npy").read_bytes() == (tmp_path / "v.npy").read_bytes()
 
@@ -124,8 +125,8 @@ def test_vectors_of_another_dtype_or_length_are_left_aside(tmp_path: Path, encod
     embed_part(source, tmp_path / "v.npy", encoder, "float32")
     np.save(tmp_path / "short.npy", np.zeros((30, 16), np.float16))
     for other in ("v.npy", "short.npy"):
-        facts = embed_part_incrementally(
-            source, tmp_path / "w.npy", lambda: encoder, 32, "float16", [(source, tmp_path / other)]
+        facts = VectorFormat(32, "float16").embed(
+            source, tmp_path / "w.npy", lambda: encoder, [(source, tmp_path / other)]
         )
         assert facts.encoded == 30
 
@@ -143,7 +144,7 @@ def test_passages_that_are_longer_than_the_encoder_reads_are_counted(
         facts = embed_part(passages(tmp_path / "p.parquet", texts), tmp_path / "v.npy", encoder)
         assert facts.truncated == sum(words > longest for words in LENGTHS)
     known = [(tmp_path / "p.parquet", tmp_path / "v.npy")]
-    again = embed_part_incrementally(known[0][0], tmp_path / "again.npy", lambda: encoder, 32, "float16", known)
+    again = VectorFormat(32, "float16").embed(known[0][0], tmp_path / "again.npy", lambda: encoder, known)
     assert (again.encoded, again.truncated) == (0, 0)
 
 
