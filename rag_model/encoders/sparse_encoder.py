@@ -276,18 +276,6 @@ class SparseEncoder:
         """Return the number of passages with more than `spec.max_length` tokens."""
         return count_truncated(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
 
-    def compute_weights(self, texts: Sequence[str]) -> Vectors:
-        """Return the (n, V) float32 weights of texts over the whole vocabulary, without prompts and
-        quantization.
-
-        Raises:
-            InputError: a weight is not finite.
-        """
-        all_weights = np.zeros((len(texts), self.dim), np.float32)
-        for rows, weights, _ in self._iter_finite_weights(texts):
-            all_weights[rows] = weights.cpu().numpy()
-        return all_weights
-
     def _select_top_terms(
         self, texts: Sequence[str], count: int, n_units: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:

@@ -21,7 +21,6 @@ training runs; until then its snapshot is kept. The record is deleted, and its f
 Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). The bound is inclusive.
 """
 
-import re
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -29,18 +28,18 @@ from rag_model.errors import UsageError
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.upkeep.roots import (
+    MANIFEST_PATH,
     MOVE_PATH,
     StoreView,
     find_abandoned,
     group_moves,
+    list_manifest_ids,
     preview_sweep,
     read_named,
     sweep,
 )
 from rag_model.store.versions.evaluations import iter_evaluations, subject_paths
 from rag_model.store.versions.trainings import CHECKPOINT_PATH
-
-_MANIFEST = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +81,8 @@ def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: b
     plan = _ExpirePlanner(store, policy or ExpirePolicy())
     files = preview_sweep(store, plan) if dry_run else sweep(store, plan, threads=1)
     moves = [move for file in files if (move := MOVE_PATH.fullmatch(file.path))]
-    manifests = sorted(manifest.groups() for file in files if (manifest := _MANIFEST.fullmatch(file.path)))
     snapshots, models, evaluations = (
-        tuple(identity for folder, identity in manifests if folder == kind)
-        for kind in ("snapshots", "models", "evaluations")
+        list_manifest_ids(files, folder) for folder in ("snapshots", "models", "evaluations")
     )
     trainings = {match[1] for file in files if (match := CHECKPOINT_PATH.fullmatch(file.path))}
     move_names = tuple(f"{MODEL_PREFIX if move[1] else ''}{move[2]}@{int(move[3])}" for move in moves)
@@ -127,7 +124,7 @@ class _ExpirePlanner:
             ]
             names |= read_named(catalog, [move for move in kept_moves if move not in names])
             needed_paths |= {catalog.manifest_path(identity) for identity in names.values() if identity}
-        manifests = [file for file in (*view.manifests, *view.models) if _MANIFEST.fullmatch(file.path)]
+        manifests = [file for file in (*view.manifests, *view.models) if MANIFEST_PATH.fullmatch(file.path)]
         unnamed = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
         kept_paths = {file.path for file in manifests} - {file.path for file in unnamed}
         return [*expired_moves, *self._find_orphans(view, kept_paths), *unnamed, *abandoned_records]
@@ -139,7 +136,7 @@ class _ExpirePlanner:
             for evaluation in iter_evaluations(self.store)
             if kept_paths.issuperset(subject_paths(self.store, evaluation.content.subject))
         }
-        candidates = [(file, match) for file in view.evaluations if (match := _MANIFEST.fullmatch(file.path))]
+        candidates = [(file, match) for file in view.evaluations if (match := MANIFEST_PATH.fullmatch(file.path))]
         return [file for file, match in candidates if match[2] not in kept_ids and file.path not in view.needed_paths]
 
     @staticmethod

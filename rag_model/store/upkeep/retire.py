@@ -5,7 +5,6 @@ passages. `gc` then deletes the files. As with `expire`, writers may run at the 
 manifest that a writer needs is kept, and the next run deletes it.
 """
 
-import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -16,13 +15,11 @@ import pyarrow.compute as pc
 from rag_model.corpus.redact import select_pages
 from rag_model.store.objects.files import StoredFile
 from rag_model.store.store import Store
-from rag_model.store.upkeep.roots import StoreView, sweep
+from rag_model.store.upkeep.roots import MANIFEST_PATH, StoreView, list_manifest_ids, sweep
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest
 from rag_model.store.versions.evaluations import iter_evaluations
 from rag_model.store.versions.manifest import Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
-
-_MANIFEST = re.compile(r"(snapshots|evaluations)/([0-9a-f]{64})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +44,7 @@ def retire_replaced(store: Store) -> RetireReport:
         for ref in evaluation.content.files.values():
             store.blobs.delete_local_copy(ref)
     files = sweep(store, _RetirePlanner(store), threads=1)
-    deleted_ids = sorted(match.groups() for file in files if (match := _MANIFEST.fullmatch(file.path)))
-    return RetireReport(
-        *(
-            tuple(evaluation for folder, evaluation in deleted_ids if folder == kind)
-            for kind in ("snapshots", "evaluations")
-        )
-    )
+    return RetireReport(list_manifest_ids(files, "snapshots"), list_manifest_ids(files, "evaluations"))
 
 
 def list_replaced_evaluations(store: Store) -> list[EvaluationManifest]:
@@ -87,7 +78,7 @@ class _RetirePlanner:
         return [file for file in deleted_files if file.path not in view.needed_paths]
 
     def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
-        match = _MANIFEST.fullmatch(path)
+        match = MANIFEST_PATH.fullmatch(path)
         replacement = self.store.takedowns.find_replacement(match[2]) if match else None
         return replacement == "" or (replacement is not None and f"snapshots/{replacement}.json" in snapshot_paths)
 

@@ -43,7 +43,7 @@ _BATCH_FILES = 500  # maximum files of a batch, which a writer may have to wait 
 _MAX_PLANS = 100  # maximum number of plans; each new writer invalidates one
 Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
-_MANIFEST = re.compile(r"(?:snapshots|models|evaluations)/([0-9a-f]{64})\.json")
+MANIFEST_PATH = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
 MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # first bytes of a file that lists blobs
@@ -302,8 +302,14 @@ def _read_catalog_files(
     return files
 
 
+def list_manifest_ids(files: Iterable[StoredFile], folder: str) -> tuple[str, ...]:
+    """Return the sorted ids of the manifests among files that are in `folder`, such as snapshots."""
+    matches = [match for file in files if (match := MANIFEST_PATH.fullmatch(file.path))]
+    return tuple(sorted(match[2] for match in matches if match[1] == folder))
+
+
 def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Iterator[Any]:
-    identities = [match[1] for file in files if (match := _MANIFEST.fullmatch(file.path))]
+    identities = [match[2] for file in files if (match := MANIFEST_PATH.fullmatch(file.path))]
     return filter(None, read_ahead(catalog.find, identities, _MANIFESTS))
 
 

@@ -213,9 +213,10 @@ class Refs:
         move = RefMove(number, snapshot, created_at, previous_id, secrets.token_hex(16), note)
         path, stored_move = self.move_path(name, number), normalize_json(move.to_json(self._noun))
         if sign:
-            Signatures(self._files).sign(path, stored_move)
-        if not self._files.create(path, json_bytes(stored_move)):
-            Signatures(self._files).withdraw(path, stored_move)
+            is_created = Signatures(self._files).create_signed(path, stored_move)
+        else:
+            is_created = self._files.create(path, json_bytes(stored_move))
+        if not is_created:
             raise self._build_conflict_error(name, expected)
         return move
 

@@ -153,10 +153,17 @@ class Signatures:
                 json_bytes({"format": _FORMAT, "signature": signature}),
             )
 
-    def withdraw(self, path: str, value: Any) -> None:
-        """Delete the signature of a move that was not written, because another writer was first."""
+    def create_signed(self, path: str, value: Any) -> bool:
+        """Create a file exclusively, signed if the environment has a key; return False if the file
+        exists.
+        """
+        # The signature is written before the file, so that every reader sees it.
+        self.sign(path, value)
+        if self.files.create(path, json_bytes(value)):
+            return True
         if key := _load_private_key():
             self.files.remove(_get_signature_path(path, value, key.public_key()))
+        return False
 
     def read(self, path: str, value: Any, key: Any) -> Any:
         """Return the JSON value of a key's signature of file `path`; None if it cannot be read."""

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rag_model.errors import RefusedError, StoreError, UsageError
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files
 from rag_model.store.versions.checks import FULL_ID
 from rag_model.store.versions.signatures import Signatures, TrustedKeys
 from rag_model.untrusted_text import check_printable
@@ -109,7 +109,8 @@ class Takedowns:
                     "be written: bookwheel did not write it, so inspect it and delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*pages})), reason, by, created_at, secrets.token_hex(16))
-            if self._create_signed(_get_path(f"{number:08d}"), {"format": _FORMAT, **asdict(record)}):
+            value = {"format": _FORMAT, **asdict(record)}
+            if Signatures(self._files).create_signed(_get_path(f"{number:08d}"), value):
                 return record
 
     def list_replaced(self) -> frozenset[str]:
@@ -153,22 +154,12 @@ class Takedowns:
             if trusted_keys := TrustedKeys.from_environment():
                 trusted_keys.require_signing_key("takedown")
             value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
-            self._create_signed(path, value)
+            Signatures(self._files).create_signed(path, value)
         if not self._is_trusted(path):
             raise RefusedError(
                 f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of the trust "
                 "file signed it: inspect this file, delete it, and run the takedown again"
             )
-
-    def _create_signed(self, path: str, value: dict[str, Any]) -> bool:
-        """Create a file exclusively, signed if the environment has a key; return False if it exists."""
-        signatures = Signatures(self._files)
-        # written before the file, so that every reader sees the signature
-        signatures.sign(path, value)
-        if self._files.create(path, json_bytes(value)):
-            return True
-        signatures.withdraw(path, value)
-        return False
 
     def _is_trusted(self, path: str) -> bool:
         """Return whether a key of the trust file signed a file; return True without a trust file.

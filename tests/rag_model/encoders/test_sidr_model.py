@@ -19,6 +19,7 @@ from rag_model.encoders.sparse_model import SidrModel
 from rag_model.encoders.tokens import load_tokenizer
 from rag_model.errors import InputError, UsageError
 from tests.fixtures.tiny_sidr import SPEC, save_sidr
+from tests.fixtures.tiny_splade import compute_weights
 
 TEXTS = ["the king was born in the city", "music", "a war of theory, of rivers and who wrote the music of the king"]
 
@@ -36,7 +37,7 @@ def test_weights_are_those_of_the_equation(folder: Path) -> None:
     tensors = {name: one.numpy() for name, one in load_file(folder / "model.safetensors").items()}
     body = transformers.AutoModel.from_pretrained(str(folder)).eval()
     words, tokenizer = tensors["bert.embeddings.word_embeddings.weight"], load_tokenizer(folder, 48)
-    for text, found in zip(TEXTS, load(folder).compute_weights(TEXTS), strict=True):
+    for text, found in zip(TEXTS, compute_weights(load(folder), TEXTS), strict=True):
         ids = torch.tensor([tokenizer.encode(text).ids])
         hidden = body(input_ids=ids)[0][0].detach().numpy()  # (t, h)
         centred = hidden - hidden.mean(1, keepdims=True)
@@ -60,7 +61,7 @@ def test_unused_special_and_unknown_ids_are_no_terms(folder: Path) -> None:
 
 def test_texts_keep_the_heaviest_terms_and_their_own(folder: Path) -> None:
     encoder = load(folder)
-    rows, dense = encoder.encode_passages(["", "", ""], TEXTS), encoder.compute_weights(TEXTS)
+    rows, dense = encoder.encode_passages(["", "", ""], TEXTS), compute_weights(encoder, TEXTS)
     units = np.minimum(255, np.rint(dense * 16)).astype(int)
     tokenizer, terms = load_tokenizer(folder, 48), compute_term_mask(load_tokenizer(folder, 48), 128)
     for number, (first, last) in enumerate(zip(rows.offsets[:-1], rows.offsets[1:], strict=True)):
