@@ -156,8 +156,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
 def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> list[Content]:
     """Return the contents of the snapshots from which clients may update to a new one.
 
-        If the build yields the parent again, these are the snapshots before the parent, whose deltas
-        may
+    If the build yields the parent again, these are the snapshots before the parent, whose deltas may
     be missing.
     """
     if parent.id != manifest.id:

@@ -146,15 +146,14 @@ def match_weighted_terms(
     store: Store, parts: Sequence[PartWithParents]
 ) -> tuple[Rows, Callable[[Rows], Iterator[SparseVectors]]]:
     """Return (parent_rows, read_rows): for each row the parent's row with the same weighted terms,
-        or -1.
+    or -1.
 
-        `read_rows` yields the weighted terms of ascending rows. A part whose file is in the parent too
-        is
-    not read.
+    `read_rows` yields the weighted terms of ascending rows. A part whose file is in the parent too
+    is not read.
 
     Raises:
-            InputError: a file is damaged, or its weights have another scale than those of the parent.
-            StoreError: a file is damaged or missing.
+        InputError: a file is damaged, or its weights have another scale than those of the parent.
+        StoreError: a file is damaged or missing.
     """
     parent_rows = [np.empty(0, np.int64), *(_match_terms_of_part(store, part) for part in parts)]
 

@@ -96,13 +96,12 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
 def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefMove]:
     """Record the replacement of a snapshot, move its refs, and return the moves.
 
-        `replacement` is the id of an existing snapshot, or "" to delete the refs. An interrupted
-        earlier
-    run is resumed. A move is signed only if the ref's previous move, the snapshot and the replacement
-    are signed.
+    `replacement` is the id of an existing snapshot, or "" to delete the refs. An interrupted earlier
+    run is resumed. A move is signed only if the ref's previous move, the snapshot and the
+    replacement are signed.
 
     Raises:
-            StoreError: the store cannot be written.
+        StoreError: the store cannot be written.
     """
     store.takedowns.record_replacement(snapshot, replacement)
     recorded_replacement = store.takedowns.find_replacement(snapshot)

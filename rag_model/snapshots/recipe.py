@@ -49,15 +49,15 @@ _MAX_LICENCE = 100  # characters; every hit repeats the licence
 
 def default_indexes() -> dict[str, IndexRecipe]:
     """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and
-        BM25.
+    BM25.
 
-        Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays
-        below half a point of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The
-        index file stays as small: one byte for 4 dimensions and an id, which is 104 bytes per passage
-        at 384 dimensions; a search
-    keeps nothing else in memory. The store does not grow, because it has the vectors anyway. A reader
-    needs them on its disk too: 2 bytes per dimension, 768 per passage. Without the vectors, `IVF,PQ`
-    and `IVF,SQ8` can search alone, with more loss or 4 times the memory.
+    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays
+    below half a point of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The
+    index file stays as small: one byte for 4 dimensions and an id, which is 104 bytes per passage
+    at 384 dimensions; a search keeps nothing else in memory. The store does not grow, because it
+    has the vectors anyway. A reader needs them on its disk too: 2 bytes per dimension, 768 per
+    passage. Without the vectors, `IVF,PQ` and `IVF,SQ8` can search alone, with more loss or 4 times
+    the memory.
     """
     return {
         "hnsw": IndexRecipe("HNSW"),
