@@ -244,8 +244,8 @@ def collect_tables(
     if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):
         seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
         files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
-    pages = store.blobs.put_bytes(canonical_json(files)) if files else None
-    return DumpTables(merge_templates(store, reports), pages)
+    page_table_blob = store.blobs.put_bytes(canonical_json(files)) if files else None
+    return DumpTables(merge_templates(store, reports), page_table_blob)
 
 
 def run_table_jobs(

@@ -213,7 +213,10 @@ def time_questions(run: ComparisonRun, seconds: float) -> list[RetrieverMetrics]
     """Search a sample of the questions one by one, and time every stage."""
     timing = replace(DEFAULT_TIMING, seconds=seconds)
     costs = time_stages(run.retrievers, run.batches.texts, run.k, timing)
-    return [combine_metrics(lists, costs_of_stages) for lists, costs_of_stages in zip(run.rankings, costs, strict=True)]
+    return [
+        combine_metrics(stage_rankings, costs_of_stages)
+        for stage_rankings, costs_of_stages in zip(run.rankings, costs, strict=True)
+    ]
 
 
 @stage

@@ -143,9 +143,9 @@ def _split_vectors(
         outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}
         record = store.memo.write_record("cut", key, outputs, {}, inputs)
     refs = dict(record.outputs)
-    rows = refs.pop("kept", None)
-    return [refs[name] for name in sorted(refs)], None if rows is None else np.load(
-        store.blobs.get_local_path(rows), allow_pickle=False
+    kept_rows_blob = refs.pop("kept", None)
+    return [refs[name] for name in sorted(refs)], None if kept_rows_blob is None else np.load(
+        store.blobs.get_local_path(kept_rows_blob), allow_pickle=False
     )
 
 

@@ -431,9 +431,9 @@ def _iter_trial_texts(rules: Any) -> Iterator[str]:
     # The regex engine skips a text that lacks a character its pattern requires. Texts that end with all
     # characters are never skipped.
     required_characters = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
-    for run in dict.fromkeys([*_RUNS, *rule_runs, *pairs[:_MAX_RUNS]]):
+    for repeated_text in dict.fromkeys([*_RUNS, *rule_runs, *pairs[:_MAX_RUNS]]):
         for ending in ("", "!", required_characters):
-            yield (run * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
+            yield (repeated_text * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
 
 
 def _encode_trial_texts(file: str) -> None:

@@ -137,18 +137,18 @@ def _decode_block(words: Any, n_bits: Any, bit: Any, max_size: Any, workspace: A
     table_of_group = np.empty(n_groups, np.uint8)
     bit = _read_groups(words, n_bits, bit, n_tables, table_of_group)
     # An entry has a symbol in bits 0 to 8 and its code length above them; 0 for longer codes.
-    table = np.zeros(_MAX_TABLES << _TABLE_BITS, np.uint16)
+    lookup_tables = np.zeros(_MAX_TABLES << _TABLE_BITS, np.uint16)
     # For each code length: the number after its last code, and rank minus code of its symbols.
     code_ends, offsets = np.zeros((2, _MAX_TABLES, _MAX_CODE_BITS + 1), np.int64)
     by_rank = np.zeros((_MAX_TABLES, _MAX_SYMBOLS), np.uint16)
     for table_number in range(n_tables):
         if bit >= 0:
-            entries = table[table_number << _TABLE_BITS : (table_number + 1) << _TABLE_BITS]
+            entries = lookup_tables[table_number << _TABLE_BITS : (table_number + 1) << _TABLE_BITS]
             code_table = (entries, code_ends[table_number], offsets[table_number], by_rank[table_number])
             bit = _read_codes(words, n_bits, bit, n_used + 2, code_table)
     if bit < 0:
         return failure
-    counts, code_tables = np.zeros(256, np.int64), (table_of_group, table, code_ends, offsets, by_rank)
+    counts, code_tables = np.zeros(256, np.int64), (table_of_group, lookup_tables, code_ends, offsets, by_rank)
     alphabet, symbols = (front_list, n_used + 1), symbols[:max_size]
     bit, size = _read_symbols(words, n_bits, bit, alphabet, code_tables, symbols, counts)
     if origin >= size:

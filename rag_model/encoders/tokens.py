@@ -299,13 +299,13 @@ class WordTokenizer:
         max_characters = self.limits.max_characters
         whole_texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
         texts = [text[:max_characters] for text in whole_texts]
-        lines = self._tokenize_by_words(texts) if self.separation else self._tokenize_texts(texts)
+        ids_per_text = self._tokenize_by_words(texts) if self.separation else self._tokenize_texts(texts)
         max_bytes = _ID_BYTES * self.limits.max_tokens
         truncated = sum(
-            len(line) > max_bytes or len(text) < len(whole_text)
-            for line, text, whole_text in zip(lines, texts, whole_texts, strict=True)
+            len(id_bytes) > max_bytes or len(text) < len(whole_text)
+            for id_bytes, text, whole_text in zip(ids_per_text, texts, whole_texts, strict=True)
         )
-        return [np.frombuffer(line[:max_bytes], np.int32) for line in lines], truncated
+        return [np.frombuffer(id_bytes[:max_bytes], np.int32) for id_bytes in ids_per_text], truncated
 
     def _tokenize_by_words(self, texts: Sequence[str]) -> list[bytes]:
         # A single list, because with a list per text garbage collection takes a sixth of the time.

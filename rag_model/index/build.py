@@ -107,7 +107,7 @@ def build_index(
         ResourceError: memory or disk ran out.
     """
     with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as folder:
-        work_folder, parts = Path(folder), list[Path]()
+        work_folder, part_files = Path(folder), list[Path]()
         input_vectors = inspect_vectors(
             [_save_vectors(vectors, work_folder)]
             if isinstance(vectors, np.ndarray)
@@ -116,13 +116,13 @@ def build_index(
         )
 
         def write_part(block: Block) -> None:
-            parts.append(work_folder / f"part-{len(parts):05d}.npy")
-            np.save(parts[-1], block, allow_pickle=False)
+            part_files.append(work_folder / f"part-{len(part_files):05d}.npy")
+            np.save(part_files[-1], block, allow_pickle=False)
 
         kept_rows = split_into_parts(input_vectors, write_part, invalid)
         plan = resolve(recipe, input_vectors.n if kept_rows is None else len(kept_rows), input_vectors.d)
         check_self_contained(plan)
-        run_stages(plan, parts, work_folder / "index", work_folder)
+        run_stages(plan, part_files, work_folder / "index", work_folder)
         install_index(work_folder / "index", out, plan.search, kept_rows)
     return plan
 

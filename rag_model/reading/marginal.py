@@ -261,7 +261,7 @@ class LabelReader(MarginalReader):
         best_labels = label_log_p.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
         n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
-        names, weights = list(self._labels), prior.exp().tolist()
+        label_names, weights = list(self._labels), prior.exp().tolist()
         answers = []
         for row, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
             log_p = label_log_p[row, best_labels[row]]
@@ -270,7 +270,7 @@ class LabelReader(MarginalReader):
                 SupportingPassage(*parts) for parts in zip(question_hits, weights[row], posterior, strict=True)
             )
             usage = TokenUsage(n_read[row], len(self._targets[best_labels[row]]))
-            answers.append(Answer(question, names[best_labels[row]], float(log_p), support, usage=usage))
+            answers.append(Answer(question, label_names[best_labels[row]], float(log_p), support, usage=usage))
         return answers
 
 

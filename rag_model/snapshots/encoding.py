@@ -238,12 +238,16 @@ def _resolve_pair(
     """Return the folders of the passage encoder and of the question encoder, which may be the
     same, and their commits; `objective` trains models with both.
     """
-    names = resolve_encoders(models, name, question_encoder)
-    if names.passage is None:
+    encoder_names = resolve_encoders(models, name, question_encoder)
+    if encoder_names.passage is None:
         raise UsageError(f"{name} encodes only questions: name a model of `finetune {objective}`")
-    folder = resolve(names.passage)
-    question_folder = folder if names.question == names.passage else resolve(names.question)
-    return folder, question_folder, _list_commits({names.passage: folder, names.question: question_folder})
+    folder = resolve(encoder_names.passage)
+    question_folder = folder if encoder_names.question == encoder_names.passage else resolve(encoder_names.question)
+    return (
+        folder,
+        question_folder,
+        _list_commits({encoder_names.passage: folder, encoder_names.question: question_folder}),
+    )
 
 
 @dataclass(frozen=True, slots=True)

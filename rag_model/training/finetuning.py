@@ -184,7 +184,8 @@ class Finetuning:
             "recipe": {
                 **asdict(settings),
                 **{
-                    name: resolve_precision(loop).loss_settings() for name, loop in find_loop_settings(settings).items()
+                    name: resolve_precision(loop_settings).loss_settings()
+                    for name, loop_settings in find_loop_settings(settings).items()
                 },
             },
             "examples": {name: digest_examples(examples) for name, examples in self.job.examples.items()},

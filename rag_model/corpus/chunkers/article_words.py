@@ -143,15 +143,15 @@ class ArticleWords:
 def split_article(article: Article) -> ArticleWords:
     """Return the words of all sections of an article."""
     words: list[str] = []
-    breaks: list[int] = []
+    boundary_strengths: list[int] = []
     sections: list[int] = []
     iter_boundaries = _iter_lines if article.keeps_lines else _iter_boundaries
     for number, section in enumerate(article.sections):
         for word, strength in iter_boundaries(section.text):
             words.append(word)
-            breaks.append(strength)
+            boundary_strengths.append(strength)
         sections += [number] * (len(words) - len(sections))
-    return ArticleWords(words, breaks, sections, range(len(words)))
+    return ArticleWords(words, boundary_strengths, sections, range(len(words)))
 
 
 def split_section(article: Article, section: Section) -> list[str]:

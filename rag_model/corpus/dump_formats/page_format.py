@@ -136,7 +136,7 @@ class PageFormat:
             InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
                 lists.
         """
-        return self._read_ordered(part, identify) if part.ordered else self._read_newest(part)
+        return self._read_ordered(part, identify) if part.ordered else self._read_newest_revisions(part)
 
     def read_slice(self, byte_slice: Slice, identify: IdentifyPage | None = None) -> Iterator[Page]:
         """Yield all pages of a slice, and check that they have the ids that the plan lists.
@@ -165,7 +165,7 @@ class PageFormat:
             last = page.page_id
             yield page
 
-    def _read_newest(self, part: Part) -> Iterator[Page]:
+    def _read_newest_revisions(self, part: Part) -> Iterator[Page]:
         newest_version_by_page: dict[int, tuple[int, int]] = {}
         for page in self._iter_in_range(part):
             recency = get_recency(page.revised, page.rev_id)

@@ -106,7 +106,7 @@ class Scanner:
             if kind == 3 and token[3] == "!" and frames[-1].braces == 0:
                 frames[-1].end_argument()  # `[[target{{!}}words]]`
             elif kind == 3:
-                pieces.append(self._template(token[3].split("|"), inside=_is_inside(text, start)))
+                pieces.append(self._template(token[3].split("|"), inside=_is_inside_line(text, start)))
             else:
                 pieces.append(self._render_link(frames, [token[1]] if kind == 1 else [token[1], token[2]]))
             offset = end
@@ -145,7 +145,7 @@ class Scanner:
         if len(frames) > MAX_DEPTH or len(token) > _MAX_BRACES:
             return end
         braces = 0 if token[0] == "[" else len(token)
-        frames.append(_Frame(braces, inside=_is_inside(text, end - len(token))))
+        frames.append(_Frame(braces, inside=_is_inside_line(text, end - len(token))))
         return end
 
     def _close_link(self, frames: list[_Frame], text: str, end: int) -> int:
@@ -200,7 +200,7 @@ def _get_default(arguments: list[str]) -> str:
     return "|".join(arguments[1:])
 
 
-def _is_inside(text: str, start: int) -> bool:
+def _is_inside_line(text: str, start: int) -> bool:
     """Return whether a token continues a line of text; after another template it does not."""
     return start > 0 and text[start - 1] not in "\n}"
 

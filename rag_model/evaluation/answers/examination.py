@@ -174,14 +174,14 @@ def open_other_retrievers(
         encoder: question encoder of a model that weights passages by inner products; None: the
             model does not weight passages.
     """
-    own_expression = own or snapshot.manifest.content.default_retriever
+    reader_expression = own or snapshot.manifest.content.default_retriever
     weighs_passages = encoder is not None
     retrievers: dict[str, SnapshotRetriever] = {}
     bm25_index = next((name for name in index_names(snapshot) if index_kind(snapshot, name) == _BM25_KIND), None)
-    if bm25_index is not None and bm25_index != own_expression:
+    if bm25_index is not None and bm25_index != reader_expression:
         retrievers[BM25] = open_retriever(snapshot, bm25_index, encoder=encoder, store=store, products=weighs_passages)
     if weighs_passages and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):
-        retrievers[FROZEN_RETRIEVER] = open_retriever(snapshot, own_expression, store=store, products=True)
+        retrievers[FROZEN_RETRIEVER] = open_retriever(snapshot, reader_expression, store=store, products=True)
     return retrievers
 
 

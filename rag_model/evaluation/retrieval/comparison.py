@@ -330,10 +330,10 @@ def advise_retriever(snapshot: Snapshot, measured: Sequence[RetrieverMetrics], m
 
     The candidates are the retrievers and their stages.
     """
-    words = count_prompt_words(snapshot)
-    if words is not None:
+    n_words = count_prompt_words(snapshot)
+    if n_words is not None:
         return (
-            f"the whole corpus has about {words:,} words, {words * _TOKENS_PER_WORD:,.0f} tokens, "
+            f"the whole corpus has about {n_words:,} words, {n_words * _TOKENS_PER_WORD:,.0f} tokens, "
             "and fits a prompt: answer from all of it first, and keep a retriever only if that is "
             "worse or too slow"
         )
@@ -344,8 +344,8 @@ def count_prompt_words(snapshot: Snapshot) -> int | None:
     """Return the number of words of a corpus that fits into a prompt; None for a larger one."""
     if snapshot.n > _MAX_PASSAGES:
         return None
-    words = sum(sum(snapshot.columns(part.name, ["n_words"])["n_words"].to_pylist()) for part in snapshot.parts)
-    return words if words * _TOKENS_PER_WORD <= PROMPT_TOKENS else None
+    n_words = sum(sum(snapshot.columns(part.name, ["n_words"])["n_words"].to_pylist()) for part in snapshot.parts)
+    return n_words if n_words * _TOKENS_PER_WORD <= PROMPT_TOKENS else None
 
 
 def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> str:

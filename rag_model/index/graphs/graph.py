@@ -119,9 +119,9 @@ class CellGraph:
             index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
             index.add(vectors)
         lists = np.empty((len(vectors), 2 * links), np.uint64)
-        for first, last in iter_ranges(len(vectors)):
-            targets = bottom_links(index, first, last)  # (b, 2M)
-            lists[first:last] = pack_links(similarities(vectors[first:last], vectors, targets, plan.metric), targets)
+        for first, end in iter_ranges(len(vectors)):
+            targets = bottom_links(index, first, end)  # (b, 2M)
+            lists[first:end] = pack_links(similarities(vectors[first:end], vectors, targets, plan.metric), targets)
         lists.sort(axis=1)
         return cls(index, np.arange(len(vectors)), lists)
 

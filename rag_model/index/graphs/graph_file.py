@@ -45,8 +45,8 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
     file.write(_COUNT.pack(n) + levels.tobytes())
     file.write(_COUNT.pack(n + 1) + bytes(8))
     total = 0
-    for first, last in iter_ranges(n):  # in blocks, because all offsets take 8 bytes per node
-        ends = total + np.cumsum(count_slots(levels[first:last], n_links))
+    for first, end in iter_ranges(n):  # in blocks, because all offsets take 8 bytes per node
+        ends = total + np.cumsum(count_slots(levels[first:end], n_links))
         file.write(ends.astype("<u8").tobytes())
         total = int(ends[-1])
     file.write(_COUNT.pack(total))

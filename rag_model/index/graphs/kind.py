@@ -451,9 +451,9 @@ def _write_links(
     links = links_per_node(plan)
     for start, keys in _iter_candidates(plan, cells, 2 * links):
         for low, high in iter_ranges(len(keys)):
-            first, last = start + low, start + high
+            first, end = start + low, start + high
             bottom = select_best_links(keys[low:high], 2 * links)
-            file.write(lay_out_slots(bottom, levels[first:last], links, upper.slice_nodes(first, last), first).data)
+            file.write(lay_out_slots(bottom, levels[first:end], links, upper.slice_nodes(first, end), first).data)
 
 
 def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:

@@ -67,9 +67,9 @@ def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric:
     """Return the links of `sources`, (s, d) float32, to members that a search finds: (s, OUT_LINKS)."""
     out: ScoredLinks = np.full((len(sources), OUT_LINKS), NO_LINK)
     if len(members):
-        for first, last in iter_ranges(len(sources), _BLOCK):
-            candidates = graph.search(sources[first:last], CANDIDATES, _EF_SEARCH)  # (b, f)
-            out[first:last] = select_diverse(sources[first:last], members, candidates, metric)
+        for first, end in iter_ranges(len(sources), _BLOCK):
+            candidates = graph.search(sources[first:end], CANDIDATES, _EF_SEARCH)  # (b, f)
+            out[first:end] = select_diverse(sources[first:end], members, candidates, metric)
     return out
 
 

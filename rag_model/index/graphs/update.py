@@ -139,8 +139,8 @@ def _drop_members(
     new_lists[old_members < 0] = NO_LINK
     staying = np.flatnonzero(old_members >= 0)
     pairs = []  # members that lost a link, and the old numbers of its targets
-    for first, last in iter_ranges(len(staying)):
-        members = staying[first:last]
+    for first, end in iter_ranges(len(staying)):
+        members = staying[first:end]
         old_lists = lists[old_members[members]]
         old_targets = unpack_links(old_lists)  # (b, 2M)
         targets = new_numbers.take(old_targets)
@@ -151,10 +151,10 @@ def _drop_members(
     affected_members, begins = np.unique(losing_members, return_index=True)
     begins = np.append(begins, len(losing_members))
     offers = []  # reverse links: the members that get one, and its key
-    for first, last in iter_ranges(len(affected_members), _REPAIR_BLOCK):
-        members = affected_members[first:last]
+    for first, end in iter_ranges(len(affected_members), _REPAIR_BLOCK):
+        members = affected_members[first:end]
         links = new_lists[members]
-        candidates = _list_candidates(members, begins[first : last + 1], lost_targets, new_numbers, lists, new_lists)
+        candidates = _list_candidates(members, begins[first : end + 1], lost_targets, new_numbers, lists, new_lists)
         added_keys = _select_directions(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
         rows, slots = np.nonzero(added_keys != NO_LINK)
@@ -262,13 +262,13 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
         pairs: (2, p) receives the pairs.
     """
     is_selected, pending, n_pending, next_link = state
-    n_compared = n_pairs = 0
+    n_old_pairs = n_new_pairs = 0
     for i in range(len(keys)):
         n_left = 0
         for j in range(n_pending[i]):
             pending[i, n_left] = pending[i, j]
-            n_left += not between[n_compared + j] > to_member[i, pending[i, j]]
-        n_compared += n_pending[i]
+            n_left += not between[n_old_pairs + j] > to_member[i, pending[i, j]]
+        n_old_pairs += n_pending[i]
         n_taken = 0
         if n_left:
             nearest = keys[i, pending[i, 0]]
@@ -281,18 +281,18 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
             for j in range(n_taken, n_left):
                 column = pending[i, j]
                 pending[i, j - n_taken] = column
-                pairs[0, n_pairs], pairs[1, n_pairs] = np.uint32(nearest), np.uint32(keys[i, column])
-                n_pairs += 1
+                pairs[0, n_new_pairs], pairs[1, n_new_pairs] = np.uint32(nearest), np.uint32(keys[i, column])
+                n_new_pairs += 1
         n_pending[i] = n_left - n_taken
-    return n_pairs
+    return n_new_pairs
 
 
 def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
     """Add the nearest of the links (p,) to the lists of `members`, (p,), that have room, in place."""
     is_new = np.empty(len(keys), np.bool_)
-    for first, last in iter_ranges(len(keys)):
-        targets = unpack_links(lists[members[first:last]])  # (b, 2M)
-        is_new[first:last] = (targets != unpack_links(keys[first:last, None])).all(axis=1)
+    for first, end in iter_ranges(len(keys)):
+        targets = unpack_links(lists[members[first:end]])  # (b, 2M)
+        is_new[first:end] = (targets != unpack_links(keys[first:end, None])).all(axis=1)
     members, keys = members[is_new], keys[is_new]
     order = np.lexsort((keys, members))
     members, keys = members[order], keys[order]
@@ -344,12 +344,12 @@ def load_graph(
     storage = faiss.downcast_index(index.storage)
     storage.codes.resize(count * plan.d * 4)
     stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
-    for first, last in iter_ranges(count):
-        bottom = nodes.take(unpack_links(lists[loaded_members[first:last]]))  # (b, 2M)
-        neighbors[slots[first] : slots[last]] = lay_out_slots(
-            bottom, levels[first:last], links, upper.slice_nodes(first, last), first
+    for first, end in iter_ranges(count):
+        bottom = nodes.take(unpack_links(lists[loaded_members[first:end]]))  # (b, 2M)
+        neighbors[slots[first] : slots[end]] = lay_out_slots(
+            bottom, levels[first:end], links, upper.slice_nodes(first, end), first
         )
-        stored_vectors[first:last] = vectors[loaded_members[first:last]]
+        stored_vectors[first:end] = vectors[loaded_members[first:end]]
     storage.ntotal = index.ntotal = count
     faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
     faiss.copy_array_to_vector(levels, index.hnsw.levels)
@@ -383,9 +383,9 @@ def _rank_changed_links(
         vectors: (m, d) float32.
     """
     nodes, numbers = _number_nodes(members), np.append(members, -1).astype(np.int32)
-    for first, last in iter_ranges(len(members)):
-        block = members[first:last]
-        links, keys = bottom_links(index, first, last), lists[block]  # (b, 2M)
+    for first, end in iter_ranges(len(members)):
+        block = members[first:end]
+        links, keys = bottom_links(index, first, end), lists[block]  # (b, 2M)
         is_changed = links != nodes.take(unpack_links(keys))
         changed_rows = np.flatnonzero(is_changed.any(axis=1))
         block, links = block[changed_rows], links[changed_rows]
@@ -462,9 +462,9 @@ def update_cross_links(
     rows = np.concatenate([rows, np.repeat(losing_sources, near_keys.shape[1])])
     offers = np.concatenate([offers, near_keys.ravel()])
     offered_keys = _group_keys(np.searchsorted(changed_sources, rows), offers[:, None], len(changed_sources))
-    for first, last in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
-        block = changed_sources[first:last]
-        best_keys = _select_distinct(np.concatenate([out[block], offered_keys[first:last]], axis=1))
+    for first, end in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
+        block = changed_sources[first:end]
+        best_keys = _select_distinct(np.concatenate([out[block], offered_keys[first:end]], axis=1))
         near_targets = unpack_links(best_keys[:, :_NEAR_LINKS])  # (b, w)
         further_members = unpack_links(graph.lists[near_targets, :CANDIDATES])  # (b, w, f)
         # (b, w f)

@@ -148,14 +148,14 @@ def _scan_ascii(data, first, end, slots, hashes, ends, text, count_array, out, p
 
 
 @bare
-def _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position, whole_runs):
+def _scan_runs(data, first, end, slots, hashes, ends, text, count_array, out, position, whole_runs):
     """Scan any text like `_scan_ascii`.
 
     Runs with a character beyond ASCII are tokens as a whole, and with `whole_runs` all runs.
     """
-    while first < last:
+    while first < end:
         run_end, is_ascii = first, not whole_runs
-        while run_end < last and not _IS_WHITESPACE[data[run_end]]:
+        while run_end < end and not _IS_WHITESPACE[data[run_end]]:
             is_ascii = is_ascii and data[run_end] < _ASCII
             run_end += 1
         if run_end == first:
@@ -177,13 +177,13 @@ def _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, p
 def _scan_texts(data, offsets, slots, hashes, ends, text, count_array, out, out_ends, whole_runs):
     position = 0
     for text_number in range(len(out_ends)):
-        first, last, byte_bits = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
-        for i in range(first, last):
+        begin, end, byte_bits = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
+        for i in range(begin, end):
             byte_bits |= data[i]
         if byte_bits < _ASCII and not whole_runs:
-            position = _scan_ascii(data, first, last, slots, hashes, ends, text, count_array, out, position)
+            position = _scan_ascii(data, begin, end, slots, hashes, ends, text, count_array, out, position)
         else:
-            position = _scan_runs(data, first, last, slots, hashes, ends, text, count_array, out, position, whole_runs)
+            position = _scan_runs(data, begin, end, slots, hashes, ends, text, count_array, out, position, whole_runs)
         out_ends[text_number] = position
 
 
@@ -357,8 +357,8 @@ class _PostingsCounter:
     def _analyze_tokens(self, first_new: int) -> None:
         """Compute the terms of the tokens from number `first_new` on."""
         tokens = self._tokens
-        first, last = tokens.ends[first_new], tokens.ends[int(tokens.token_count[0])]
-        token_terms, sizes = self._analyzer.terms_of_tokens(tokens.text[first:last].tobytes().split(b"\n")[:-1])
+        begin, end = tokens.ends[first_new], tokens.ends[int(tokens.token_count[0])]
+        token_terms, sizes = self._analyzer.terms_of_tokens(tokens.text[begin:end].tobytes().split(b"\n")[:-1])
         terms = np.fromiter(map(self._numbers.__getitem__, token_terms), np.int32, len(token_terms))
         self._terms = np.concatenate([self._terms, terms])
         self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(sizes, dtype=np.int64)])

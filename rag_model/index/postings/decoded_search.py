@@ -166,11 +166,11 @@ class DecodedLists:
         offsets = np.where(entries[:, 0] > 0, entries[:, 1], _EMPTY_LIST).tolist()
         return np.fromiter(map(self._number_by_offset.__getitem__, offsets), np.int64, len(offsets))
 
-    def add(self, file: PostingsFile, entry: Ints) -> bool:
-        """Decode a list; return whether it is valid."""
+    def decode_list(self, file: PostingsFile, entry: Ints) -> bool:
+        """Decode a list of a file; return whether it is valid."""
         first, number = self._used[0], len(self._number_by_offset)
-        last = first + int(entry[0])
-        rows, contributions = self.arrays.rows[first:last], self.arrays.contributions[first:last]
+        end = first + int(entry[0])
+        rows, contributions = self.arrays.rows[first:end], self.arrays.contributions[first:end]
         max_contribution = _decode_list(
             file.lists, file.layout.lists, file.lengths, entry, self.weighting, rows, contributions
         )
@@ -181,8 +181,8 @@ class DecodedLists:
             self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
         _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
         n = file.layout.n
-        self.arrays.offsets[number] = first, last, self._add_windows(n, rows, contributions), self._add_bits(n, rows)
-        self._used[0], self._number_by_offset[int(entry[1])] = last, number
+        self.arrays.offsets[number] = first, end, self._add_windows(n, rows, contributions), self._add_bits(n, rows)
+        self._used[0], self._number_by_offset[int(entry[1])] = end, number
         return True
 
     def _add_windows(self, n: int, rows: npt.NDArray[np.uint32], contributions: npt.NDArray[np.float32]) -> int:
@@ -234,12 +234,12 @@ def _sort_by_bound(bounds, order, t):
 
 
 @compiled
-def _add_and_track(rows, contributions, first, last, begin, factor, sums, touched_rows, count):
+def _add_and_track(rows, contributions, first, end, begin, factor, sums, touched_rows, count):
     """Add the postings of a window, whose first row is `begin`, to its sums.
 
     Return the number of touched rows.
     """
-    for posting in range(first, last):
+    for posting in range(first, end):
         row = np.int64(rows[posting]) - begin
         previous_sum = sums[row]
         touched_rows[count] = row
@@ -265,7 +265,7 @@ def _take_promising(sums, touched_rows, count, threshold, ids, scores):
 
 
 @compiled
-def _add_by_bits(contributions, bits, ranks, words, last, factor, threshold, ids, scores, count):
+def _add_by_bits(contributions, row_bitmap, ranks, first_word, last_posting, factor, threshold, ids, scores, count):
     """Add a list, by its bits, to the scores of rows.
 
     Keep the rows above `threshold` and return their number.
@@ -273,9 +273,9 @@ def _add_by_bits(contributions, bits, ranks, words, last, factor, threshold, ids
     count_above = 0
     for i in range(count):
         row = np.int64(ids[i])
-        word, bit = bits[words + (row >> 6)], _1 << np.uint64(row & 63)
-        posting = np.int64(ranks[words + (row >> 6)]) + _count_bits(word & (bit - _1))
-        score_units_added = score_units(factor, contributions[min(posting, last)])
+        word, bit = row_bitmap[first_word + (row >> 6)], _1 << np.uint64(row & 63)
+        posting = np.int64(ranks[first_word + (row >> 6)]) + _count_bits(word & (bit - _1))
+        score_units_added = score_units(factor, contributions[min(posting, last_posting)])
         score = scores[i] + (score_units_added if word & bit else np.int64(0))
         ids[count_above], scores[count_above] = row, score
         count_above += score > threshold
@@ -283,9 +283,9 @@ def _add_by_bits(contributions, bits, ranks, words, last, factor, threshold, ids
 
 
 @compiled
-def _add_to_sums(rows, contributions, first, last, begin, factor, sums):
+def _add_to_sums(rows, contributions, first, end, begin, factor, sums):
     """Add the postings of a window, whose first row is `begin`, to its sums."""
-    for posting in range(first, last):
+    for posting in range(first, end):
         sums[np.int64(rows[posting]) - begin] += score_units(factor, contributions[posting])
 
 
@@ -305,9 +305,9 @@ def _add_sums(sums, threshold, ids, scores, count):
 
 
 @compiled
-def _clear_sums(rows, first, last, begin, sums):
+def _clear_sums(rows, first, end, begin, sums):
     """Reset the sums of a window's postings."""
-    for posting in range(first, last):
+    for posting in range(first, end):
         sums[np.int64(rows[posting]) - begin] = 0
 
 
@@ -324,20 +324,23 @@ def _compute_first_threshold(tops, list_numbers, factors, k):
 
 
 @compiled
-def _bound_lists(lists, list_numbers, factors, window, firsts, lasts, bounds):
+def _bound_lists(lists, list_numbers, factors, window, window_begins, window_ends, bounds):
     """Find the postings of each list in a window, and the upper bound of their scores."""
     for i in range(len(list_numbers)):
         window_offset, peak = lists.offsets[list_numbers[i], WINDOWS_BEGIN], np.float32(0)
         if window_offset >= 0:
-            firsts[i], lasts[i] = lists.starts[window_offset + window], lists.starts[window_offset + window + 1]
+            window_begins[i], window_ends[i] = (
+                lists.starts[window_offset + window],
+                lists.starts[window_offset + window + 1],
+            )
             peak = lists.peaks[window_offset + window]
         else:  # a short list: continue after the last window
-            posting, end = lasts[i], lists.offsets[list_numbers[i], POSTINGS_END]
-            firsts[i] = posting
+            posting, end = window_ends[i], lists.offsets[list_numbers[i], POSTINGS_END]
+            window_begins[i] = posting
             while posting < end and lists.rows[posting] >> SHIFT == window:
                 peak = max(peak, lists.contributions[posting])
                 posting += 1
-            lasts[i] = posting
+            window_ends[i] = posting
         bounds[i] = score_units(factors[i], peak) if peak > 0 else np.int64(0)
 
 
@@ -356,59 +359,93 @@ def _count_optional(bounds, order, reach, threshold):
 
 
 @compiled
-def _complete_scores(lists, list_numbers, factors, begin, optional, threshold, count, scratch):
+def _complete_scores(lists, list_numbers, factors, begin, n_optional, threshold, n_candidates, scratch):
     """Add the non-essential lists to the scores of the candidates.
 
     Return the number of candidates left.
     """
-    rows, contributions, offsets, _, _, _, bits, ranks = lists
-    sums, _, ids, scores, order, bounds, reach, firsts, lasts = scratch
-    i = optional
-    while i and count and bounds[order[i - 1]]:
-        j = order[i - 1]
-        words = offsets[list_numbers[j], BITS_BEGIN]
-        if words >= 0 and count < lasts[j] - firsts[j]:
-            i -= 1
-            words += begin >> 6
-            last, limit = offsets[list_numbers[j], POSTINGS_END] - 1, threshold - reach[i]
-            count = _add_by_bits(contributions, bits, ranks, words, last, factors[j], limit, ids, scores, count)
+    rows, contributions, offsets, _, _, _, row_bitmap, ranks = lists
+    score_sums, _, ids, scores, order, bounds, reach, window_begins, window_ends = scratch
+    n_remaining = n_optional
+    while n_remaining and n_candidates and bounds[order[n_remaining - 1]]:
+        list_index = order[n_remaining - 1]
+        first_word = offsets[list_numbers[list_index], BITS_BEGIN]
+        if first_word >= 0 and n_candidates < window_ends[list_index] - window_begins[list_index]:
+            n_remaining -= 1
+            first_word += begin >> 6
+            last_posting, min_score = (
+                offsets[list_numbers[list_index], POSTINGS_END] - 1,
+                threshold - reach[n_remaining],
+            )
+            n_candidates = _add_by_bits(
+                contributions,
+                row_bitmap,
+                ranks,
+                first_word,
+                last_posting,
+                factors[list_index],
+                min_score,
+                ids,
+                scores,
+                n_candidates,
+            )
             continue
-        group_end, postings_read = i, 0
+        group_end, postings_read = n_remaining, 0
         # Short lists are added together.
-        while i and postings_read < count and bounds[order[i - 1]]:
-            j = order[i - 1]
-            postings = lasts[j] - firsts[j]
-            if offsets[list_numbers[j], BITS_BEGIN] >= 0 and count < postings:
+        while n_remaining and postings_read < n_candidates and bounds[order[n_remaining - 1]]:
+            list_index = order[n_remaining - 1]
+            n_postings = window_ends[list_index] - window_begins[list_index]
+            if offsets[list_numbers[list_index], BITS_BEGIN] >= 0 and n_candidates < n_postings:
                 break
-            _add_to_sums(rows, contributions, firsts[j], lasts[j], begin, factors[j], sums)
-            i, postings_read = i - 1, postings_read + postings
-        count = _add_sums(sums, threshold - reach[i], ids, scores, count)
-        for slot in range(i, group_end):
-            _clear_sums(rows, firsts[order[slot]], lasts[order[slot]], begin, sums)
-    return count
+            _add_to_sums(
+                rows,
+                contributions,
+                window_begins[list_index],
+                window_ends[list_index],
+                begin,
+                factors[list_index],
+                score_sums,
+            )
+            n_remaining, postings_read = n_remaining - 1, postings_read + n_postings
+        n_candidates = _add_sums(score_sums, threshold - reach[n_remaining], ids, scores, n_candidates)
+        for slot in range(n_remaining, group_end):
+            _clear_sums(rows, window_begins[order[slot]], window_ends[order[slot]], begin, score_sums)
+    return n_candidates
 
 
 @compiled
 def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scratch):
     """Find the best rows of a query; return their number."""
-    sums, touched_rows, ids, scores, order, bounds, reach, firsts, lasts = scratch
+    score_sums, touched_rows, ids, scores, order, bounds, reach, window_begins, window_ends = scratch
     k, t, size = len(best_scores), len(list_numbers), 0
     threshold = _compute_first_threshold(lists.tops, list_numbers, factors, k)
     for i in range(t):
-        order[i], lasts[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
+        order[i], window_ends[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
     for window in range((n + WINDOW - 1) >> SHIFT):
-        begin, count = window << SHIFT, 0
-        _bound_lists(lists, list_numbers, factors, window, firsts, lasts, bounds)
+        begin, n_candidates = window << SHIFT, 0
+        _bound_lists(lists, list_numbers, factors, window, window_begins, window_ends, bounds)
         _sort_by_bound(bounds, order, t)
         n_optional = _count_optional(bounds, order[:t], reach, threshold)
         for i in range(n_optional, t):
             j = order[i]
-            count = _add_and_track(
-                lists.rows, lists.contributions, firsts[j], lasts[j], begin, factors[j], sums, touched_rows, count
+            n_candidates = _add_and_track(
+                lists.rows,
+                lists.contributions,
+                window_begins[j],
+                window_ends[j],
+                begin,
+                factors[j],
+                score_sums,
+                touched_rows,
+                n_candidates,
             )
-        count = _take_promising(sums, touched_rows, count, threshold - reach[n_optional], ids, scores)
-        count = _complete_scores(lists, list_numbers, factors, begin, n_optional, threshold, count, scratch)
-        for i in range(count):
+        n_candidates = _take_promising(
+            score_sums, touched_rows, n_candidates, threshold - reach[n_optional], ids, scores
+        )
+        n_candidates = _complete_scores(
+            lists, list_numbers, factors, begin, n_optional, threshold, n_candidates, scratch
+        )
+        for i in range(n_candidates):
             score, row = scores[i], begin + np.int64(ids[i])
             if score > threshold and (
                 size < k or score > best_scores[0] or (score == best_scores[0] and row < best_rows[0])
@@ -435,25 +472,25 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
         best_rows: (q, k) int64, filled with the rows; equal scores are ordered by row.
         sizes: (q,) int64, filled with the number of hits.
     """
-    first, max_terms = 0, 0
+    begin, max_terms = 0, 0
     for query in range(len(ends)):
-        max_terms, first = max(max_terms, ends[query] - first), ends[query]
-    sums, touched_rows = np.zeros(WINDOW, np.int64), np.empty(WINDOW + 1, np.uint32)
+        max_terms, begin = max(max_terms, ends[query] - begin), ends[query]
+    score_sums, touched_rows = np.zeros(WINDOW, np.int64), np.empty(WINDOW + 1, np.uint32)
     ids, scores = np.empty(WINDOW + 1, np.uint32), np.empty(WINDOW + 1, np.int64)
     order, bounds, reach = (
         np.empty(max_terms, np.int64),
         np.empty(max_terms, np.int64),
         np.zeros(max_terms + 1, np.int64),
     )
-    firsts, lasts = np.zeros(max_terms, np.int64), np.zeros(max_terms, np.int64)
-    scratch = sums, touched_rows, ids, scores, order, bounds, reach, firsts, lasts
-    first = 0
+    window_begins, window_ends = np.zeros(max_terms, np.int64), np.zeros(max_terms, np.int64)
+    scratch = score_sums, touched_rows, ids, scores, order, bounds, reach, window_begins, window_ends
+    begin = 0
     for query in range(len(ends)):
-        last = ends[query]
+        end = ends[query]
         sizes[query] = _search_query(
-            lists, list_numbers[first:last], factors[first:last], n, best_scores[query], best_rows[query], scratch
+            lists, list_numbers[begin:end], factors[begin:end], n, best_scores[query], best_rows[query], scratch
         )
-        first = last
+        begin = end
 
 
 class DecodedListCache:
@@ -528,7 +565,7 @@ class DecodedListCache:
             # Replaced at once, so that the memory of the former lists is free before the new ones
             # fill.
             self._lists = lists
-        return lists if all(lists.add(self._file, entry) for entry in new_entries) else None
+        return lists if all(lists.decode_list(self._file, entry) for entry in new_entries) else None
 
 
 def _find_distinct_lists(entries: Ints) -> Ints:

@@ -95,15 +95,15 @@ def end_block(writer, gaps, weights_less_one, sizes, out, headers):
 
 
 @inlined
-def add_postings(rows, weights, first, last, first_row, lengths, writer, gaps, weights_less_one, sizes, out, headers):
-    """Add the postings [first, last) to the open list.
+def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, weights_less_one, sizes, out, headers):
+    """Add the postings [first, end) to the open list.
 
     Args:
         rows: (p,) ascending, relative to `first_row`.
         weights: (p,) at least 1.
         first: index of the first posting.
-        last: end of the postings.
-        first_row: global row of row 0.
+        end: index after the last posting.
+        first_row: global row that row 0 of `rows` stands for.
         lengths: (n,) uint16 lengths of all passages.
         writer: state of the list, see `begin_list`.
         gaps: (128,) uint32, of the open block.
@@ -115,9 +115,9 @@ def add_postings(rows, weights, first, last, first_row, lengths, writer, gaps, w
     Returns:
         Whether the rows ascend and exist, and all weights are at least 1.
     """
-    while first < last:
+    while first < end:
         open_count, previous_row = writer[OPEN_COUNT], writer[PREVIOUS_ROW]
-        count = min(last - first, BLOCK - open_count)
+        count = min(end - first, BLOCK - open_count)
         gap_bits, weight_bits, heaviest = np.int64(0), np.int64(0), np.int64(0)
         # Unsigned indices need no check for negative ones, so that the loop is vectorised.
         source, target = np.uint64(first), np.uint64(open_count)
@@ -199,14 +199,14 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
             begin_list(writer, offset + HEADER_BYTES * blocks if blocks > 1 else offset, offset if blocks > 1 else -1)
             while share < ends[term]:
                 part, first = parts[share], next_postings[parts[share]]
-                last = first + shares[share]
-                next_postings[part] = last
+                end_posting = first + shares[share]
+                next_postings[part] = end_posting
                 share += 1
                 if not add_postings(
                     rows,
                     weights,
                     first,
-                    last,
+                    end_posting,
                     first_rows[part],
                     lengths,
                     writer,

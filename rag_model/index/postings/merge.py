@@ -332,8 +332,8 @@ class _ListMerger:
     def _fill_window(self, number: int) -> None:
         """Read the next terms of a part."""
         part, first = self._parts[number], int(self._terms_read[number])
-        last = min(first + self._window, part.terms)
-        text, ends, counts = part.read_terms(first, last)
+        end = min(first + self._window, part.terms)
+        text, ends, counts = part.read_terms(first, end)
         if (
             counts.min() < 1
             or counts.max() > part.n
@@ -343,7 +343,7 @@ class _ListMerger:
         ):
             raise _create_damage_error()
         self._windows = set_window(self._windows, number, text, ends, counts)
-        self._terms_read[number] = last
+        self._terms_read[number] = end
 
     def _write_batch(self, batch: Batch) -> Array:
         """Write the lists of a batch; return their sizes in bytes."""
@@ -405,10 +405,10 @@ class _ListMerger:
         rows, weights = self._buffers[number]
         if count > len(rows):
             part, first = self._parts[number], int(self._postings_read[number])
-            last = max(first + count - len(rows), min(first + self._read_ahead, part.total_postings))
-            next_postings = part.read_postings(first, last)
+            end = max(first + count - len(rows), min(first + self._read_ahead, part.total_postings))
+            next_postings = part.read_postings(first, end)
             rows, weights = np.concatenate([rows, next_postings[0]]), np.concatenate([weights, next_postings[1]])
-            self._postings_read[number] = last
+            self._postings_read[number] = end
         self._buffers[number] = rows[count:], weights[count:]
         return rows[:count], weights[:count]
 

@@ -123,12 +123,12 @@ def _pack_values(values, count, width, out, offset):
 
 
 @inlined
-def _create_larger_mask(values, first, last, limit):
-    """Return a bit mask of the values above `limit` among values[first:last], which are at most
+def _create_larger_mask(values, first, end, limit):
+    """Return a bit mask of the values above `limit` among values[first:end], which are at most
     64.
     """
     mask = _NONE
-    for i in range(np.uint64(last - first)):
+    for i in range(np.uint64(end - first)):
         mask |= np.uint64(values[np.uint64(first) + i] > limit) << i
     return mask
 

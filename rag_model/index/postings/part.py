@@ -60,7 +60,7 @@ class PartPostings:
         """The (t,) terms."""
         bounds = [0, *self.term_ends.tolist()]
         text = self.text.tobytes()
-        return [text[first:last] for first, last in pairwise(bounds)]
+        return [text[begin:end] for begin, end in pairwise(bounds)]
 
     def write(self, path: Path, stamp: str) -> IndexStats:
         """Write the piece; return its numbers of rows, terms and postings.

@@ -62,9 +62,9 @@ def iter_token_blocks(lengths: npt.NDArray[np.int64], max_tokens: int) -> Iterat
     first = 0
     while first < len(lengths):
         tokens_before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, tokens_before + max_tokens, side="right")))
-        yield slice(first, last)
-        first = last
+        end = max(first + 1, int(np.searchsorted(ends, tokens_before + max_tokens, side="right")))
+        yield slice(first, end)
+        first = end
 
 
 class TokenIndexFile:

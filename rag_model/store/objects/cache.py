@@ -60,17 +60,17 @@ class Stamps:
         name, state = _wait_and_stamp(path, identity)
         if digest_file(path) != identity:
             return False
-        self._write(name, state)
+        self._write_stamp(name, state)
         return True
 
     def has_valid_stamp(self, path: Path, identity: str) -> bool:
         """Return whether `record` was called for this file after its last write."""
         name, state = _compute_stamp(path, identity)
-        return self._read(name) == state
+        return self._read_stamp(name) == state
 
     def record(self, path: Path, identity: str) -> None:
         """Record that a file has the digest `identity`, which the caller has verified."""
-        self._write(*_wait_and_stamp(path, identity))
+        self._write_stamp(*_wait_and_stamp(path, identity))
 
     @contextmanager
     def preserve(self, path: Path, identity: str) -> Iterator[None]:
@@ -87,13 +87,13 @@ class Stamps:
         ):
             self.record(path, identity)
 
-    def _read(self, name: str) -> str | None:
+    def _read_stamp(self, name: str) -> str | None:
         if name not in self._known:
             with suppress(OSError, UnicodeDecodeError):
                 self._known[name] = (self.folder / name).read_text()
         return self._known.get(name)
 
-    def _write(self, name: str, state: str) -> None:
+    def _write_stamp(self, name: str, state: str) -> None:
         self._known[name] = state
         temporary = self.folder / f".{secrets.token_hex(8)}"
         with suppress(OSError):  # a missing stamp only costs time

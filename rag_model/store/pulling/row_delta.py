@@ -76,7 +76,7 @@ class _Edits:
 
     inserted_slots: Rows  # (i,) ascending positions among the slots of all lists
     inserted_rows: Rows  # (i,) row numbers; -1 for an empty slot that precedes a filled one
-    removed: Rows  # (r,) ascending positions among the predicted numbers of all lists
+    removed_positions: Rows  # (r,) ascending, among the predicted numbers of all lists
     codes: Bytes  # (i, code_bytes) codes of the inserted slots
 
     @classmethod
@@ -96,35 +96,35 @@ class _Block:
     """Consecutive lists of the target, and the numbers that are predicted for them."""
 
     first: int
-    last: int
+    end: int
     lengths: Rows  # (m,) number of slots of each list
     slot_lists: Numbers  # (s,) list number of each slot, from 0
-    predicted: Numbers  # (p,) predicted row numbers, in the order of the lists
-    lists: Numbers  # (p,) list number of each predicted number, from 0
-    codes: Bytes  # (p, code_bytes) code of each predicted number
+    predicted_rows: Numbers  # (p,) predicted row numbers, in the order of the lists
+    predicted_lists: Numbers  # (p,) list number of each predicted number, from 0
+    predicted_codes: Bytes  # (p, code_bytes) code of each predicted number
 
-    def select(self, slots: Bools, predicted: Bools) -> "_Block":
+    def select(self, slot_mask: Bools, predicted_mask: Bools) -> "_Block":
         """Return the block with only the slots and predicted numbers that the masks select."""
         return replace(
             self,
-            slot_lists=self.slot_lists[slots],
-            predicted=self.predicted[predicted],
-            lists=self.lists[predicted],
-            codes=self.codes[predicted],
+            slot_lists=self.slot_lists[slot_mask],
+            predicted_rows=self.predicted_rows[predicted_mask],
+            predicted_lists=self.predicted_lists[predicted_mask],
+            predicted_codes=self.predicted_codes[predicted_mask],
         )
 
-    def place(self, inserted: Bools, removed: Bools) -> tuple[Bools, Bools]:
+    def place(self, is_inserted: Bools, is_removed: Bools) -> tuple[Bools, Bools]:
         """Return masks of the slots that get a predicted number, and of the numbers that get a slot.
 
-        The numbers fill the slots in order. `inserted`, (s,), masks the slots that are taken, and
-        `removed`, (p,), the numbers that are not used.
+        The numbers fill the slots in order. `is_inserted`, (s,), masks the slots that are taken,
+        and `is_removed`, (p,), the numbers that are not used.
         """
-        count = len(self.lengths)
-        number_counts = np.bincount(self.lists[~removed], minlength=count)
-        slot_counts = np.bincount(self.slot_lists[~inserted], minlength=count)
-        is_filled, is_placed = np.zeros_like(inserted), np.zeros_like(removed)
-        is_filled[~inserted] = concatenated_ranges(slot_counts) < np.repeat(number_counts, slot_counts)
-        is_placed[~removed] = concatenated_ranges(number_counts) < np.repeat(slot_counts, number_counts)
+        n_lists = len(self.lengths)
+        number_counts = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
+        slot_counts = np.bincount(self.slot_lists[~is_inserted], minlength=n_lists)
+        is_filled, is_placed = np.zeros_like(is_inserted), np.zeros_like(is_removed)
+        is_filled[~is_inserted] = concatenated_ranges(slot_counts) < np.repeat(number_counts, slot_counts)
+        is_placed[~is_removed] = concatenated_ranges(number_counts) < np.repeat(slot_counts, number_counts)
         return is_filled, is_placed
 
 
@@ -137,49 +137,49 @@ class _Prediction:
         Raises:
             ValueError: the files cannot be compared.
         """
-        present = base_rows[base_rows >= 0]
+        present_rows = base_rows[base_rows >= 0]
         base_count = len(base.lengths) if base.by_row else int(base.lengths.sum())
         row_count = len(target.lengths) if target.by_row else int(target.lengths.sum())
         if (base.by_row, base.dtype, base.code_bytes) != (target.by_row, target.dtype, target.code_bytes):
             raise ValueError("their lists are of different types")
         if row_count != len(base_rows) or not (base.by_row or len(base.lengths) == len(target.lengths)):
             raise ValueError("the numbers of rows or lists differ")
-        if len(present) and (present[-1] >= base_count or (np.diff(present) <= 0).any()):
+        if len(present_rows) and (present_rows[-1] >= base_count or (np.diff(present_rows) <= 0).any()):
             raise ValueError("the rows of the base do not ascend, or are not in the base")
         self.target, self.row_count, self.is_new = target, row_count, np.append(base_rows < 0, False)
         self._reader, self._base = _ListReader(file, base), base
         # the last item is for empty slots
         self._target_rows = np.full(base_count + 1, -1, target.dtype)
-        self._target_rows[present] = np.flatnonzero(base_rows >= 0)
+        self._target_rows[present_rows] = np.flatnonzero(base_rows >= 0)
         self._base_lists = base_rows if base.by_row else np.arange(len(base.lengths))
 
     def iter_blocks(self) -> Iterator[_Block]:
         """Yield the lists of the target in order."""
         starts, first = self.target.starts, 0
         while first < len(self.target.lengths):
-            last = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_BYTES, "right")) - 1)
-            lengths = self.target.lengths[first:last]
+            end = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_BYTES, "right")) - 1)
+            lengths = self.target.lengths[first:end]
             slot_lists = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-            yield _Block(first, last, lengths, slot_lists, *self._predict(first, last))
-            first = last
+            yield _Block(first, end, lengths, slot_lists, *self._predict(first, end))
+            first = end
 
-    def _predict(self, first: int, last: int) -> tuple[Numbers, Numbers, Bytes]:
-        base_lists = self._base_lists[first:last]
-        present = np.flatnonzero(base_lists >= 0)
-        numbers = base_lists[present]
-        low, high = (int(numbers[0]), int(numbers[-1]) + 1) if len(numbers) else (0, 0)
+    def _predict(self, first: int, end: int) -> tuple[Numbers, Numbers, Bytes]:
+        base_lists = self._base_lists[first:end]
+        present_lists = np.flatnonzero(base_lists >= 0)
+        base_numbers = base_lists[present_lists]
+        low, high = (int(base_numbers[0]), int(base_numbers[-1]) + 1) if len(base_numbers) else (0, 0)
         slots, codes = self._reader.read(low, high)
-        if len(numbers) < high - low:
+        if len(base_numbers) < high - low:
             is_chosen = np.zeros(high - low, np.bool_)
-            is_chosen[numbers - low] = True
-            chosen_slots = np.repeat(is_chosen, self._base.lengths[low:high])
-            slots, codes = slots[chosen_slots], codes[chosen_slots]
+            is_chosen[base_numbers - low] = True
+            is_chosen_slot = np.repeat(is_chosen, self._base.lengths[low:high])
+            slots, codes = slots[is_chosen_slot], codes[is_chosen_slot]
         if len(slots) and not -1 <= slots.min() <= slots.max() < len(self._target_rows) - 1:
             raise ValueError("a list of the base has a row that the base does not have")
         rows = self._target_rows.take(slots)
-        is_live = np.flatnonzero(rows >= 0)
-        lists = np.repeat(present.astype(np.int32), self._base.lengths[numbers])
-        return rows.take(is_live), lists.take(is_live), codes[is_live]
+        live_positions = np.flatnonzero(rows >= 0)
+        lists = np.repeat(present_lists.astype(np.int32), self._base.lengths[base_numbers])
+        return rows.take(live_positions), lists.take(live_positions), codes[live_positions]
 
 
 class _ListReader:
@@ -189,27 +189,27 @@ class _ListReader:
         """Read the lists that are located in `file`."""
         self._file, self._lists = file, lists
 
-    def read(self, first: int, last: int) -> tuple[Numbers, Bytes]:
-        """Return the slots of lists [first, last) and their codes, (s,) and (s, code_bytes)."""
+    def read(self, first: int, end: int) -> tuple[Numbers, Bytes]:
+        """Return the slots of lists [first, end) and their codes, (s,) and (s, code_bytes)."""
         lists = self._lists
-        start, end = int(lists.starts[first]), int(lists.starts[last])
-        self._file.seek(start)
-        data = np.frombuffer(self._file.read(end - start), np.uint8)
-        if len(data) != end - start:
+        start_byte, end_byte = int(lists.starts[first]), int(lists.starts[end])
+        self._file.seek(start_byte)
+        data = np.frombuffer(self._file.read(end_byte - start_byte), np.uint8)
+        if len(data) != end_byte - start_byte:
             raise ValueError("the file is cut short")
-        lengths, gaps, dtype = lists.lengths[first:last], lists.gaps[first:last], np.dtype(lists.dtype)
+        lengths, gaps, dtype = lists.lengths[first:end], lists.gaps[first:end], np.dtype(lists.dtype)
         if not lists.code_bytes:
             slots = data.view(dtype)
             if gaps.any():
                 slots = slots[_mask_slots(lengths, gaps // dtype.itemsize)]
             return slots, np.zeros((len(slots), 0), np.uint8)
         slots, codes = np.empty(int(lengths.sum()), dtype), np.empty((int(lengths.sum()), lists.code_bytes), np.uint8)
-        done = 0
-        for begin, length in zip((lists.starts[first:last] - start).tolist(), lengths.tolist(), strict=True):
-            middle = begin + length * lists.code_bytes
-            codes[done : done + length] = data[begin:middle].reshape(length, lists.code_bytes)
-            slots[done : done + length] = np.frombuffer(data[middle : begin + length * lists.slot_bytes], dtype)
-            done += length
+        n_read = 0
+        for begin, length in zip((lists.starts[first:end] - start_byte).tolist(), lengths.tolist(), strict=True):
+            codes_end = begin + length * lists.code_bytes
+            codes[n_read : n_read + length] = data[begin:codes_end].reshape(length, lists.code_bytes)
+            slots[n_read : n_read + length] = np.frombuffer(data[codes_end : begin + length * lists.slot_bytes], dtype)
+            n_read += length
         return slots, codes
 
 
@@ -244,7 +244,7 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
             prediction = _Prediction(base_file, base.lists, target.lists, base_rows)
             reader = _ListReader(target_file, target.lists)
             blocks = prediction.iter_blocks()
-            edits = _collect_edits(prediction, ((block, *reader.read(block.first, block.last)) for block in blocks))
+            edits = _collect_edits(prediction, ((block, *reader.read(block.first, block.end)) for block in blocks))
         _write_arrays(arrays, base.lists, target.lists, base_rows, edits)
     except (ValueError, IndexError) as error:
         raise InputError(f"{target.path} cannot be compared with {base.path}: {error}") from error
@@ -257,48 +257,51 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
 def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbers, Bytes]]) -> _Edits:
     edits, slot_count, predicted_count = list[_Edits](), 0, 0
     for block, slots, codes in blocks:
-        inserted, removed = _compare(block, slots, codes, prediction.is_new)
-        inserted_slots = np.flatnonzero(inserted)
+        is_inserted, is_removed = _compare(block, slots, codes, prediction.is_new)
+        inserted_slots = np.flatnonzero(is_inserted)
         edits.append(
             _Edits(
                 inserted_slots + slot_count,
                 slots[inserted_slots].astype(np.int64),
-                np.flatnonzero(removed) + predicted_count,
+                np.flatnonzero(is_removed) + predicted_count,
                 codes[inserted_slots],
             )
         )
-        slot_count, predicted_count = slot_count + len(slots), predicted_count + len(block.predicted)
+        slot_count, predicted_count = slot_count + len(slots), predicted_count + len(block.predicted_rows)
     return _Edits.concatenate(edits, prediction.target.code_bytes)
 
 
 def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots, (s,), and of the removed predicted numbers, (p,)."""
     is_changed = _find_changed_lists(block, slots, codes)
-    in_changed, predicted_in_changed = is_changed.take(block.slot_lists), is_changed.take(block.lists)
-    inserted, removed = np.zeros_like(in_changed), np.zeros_like(predicted_in_changed)
+    is_changed_slot, is_changed_prediction = is_changed.take(block.slot_lists), is_changed.take(block.predicted_lists)
+    is_inserted, is_removed = np.zeros_like(is_changed_slot), np.zeros_like(is_changed_prediction)
     if is_changed.any():
-        inserted[in_changed], removed[predicted_in_changed] = _find_edits(
-            block.select(in_changed, predicted_in_changed), slots[in_changed], codes[in_changed], is_new
+        is_inserted[is_changed_slot], is_removed[is_changed_prediction] = _find_edits(
+            block.select(is_changed_slot, is_changed_prediction), slots[is_changed_slot], codes[is_changed_slot], is_new
         )
-    return inserted, removed
+    return is_inserted, is_removed
 
 
 def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
-    """Return a mask of the lists that differ from the predicted ones: (m,). In a graph they are
-    few.
+    """Return a mask, (m,), of the lists that differ from the predicted ones.
+
+    In a graph, such lists are few.
     """
     edges = np.arange(len(block.lengths) + 1, dtype=np.int32)
     is_filled = slots >= 0
     filled_lists = block.slot_lists[is_filled]
-    counts, predicted_counts = (np.diff(np.searchsorted(lists, edges)) for lists in (filled_lists, block.lists))
+    counts, predicted_counts = (
+        np.diff(np.searchsorted(lists, edges)) for lists in (filled_lists, block.predicted_lists)
+    )
     is_changed: Bools = counts != predicted_counts
-    same, predicted_same = ~is_changed.take(filled_lists), ~is_changed.take(block.lists)
-    differs = slots[is_filled][same] != block.predicted[predicted_same]
+    has_same_count, prediction_has_same_count = ~is_changed.take(filled_lists), ~is_changed.take(block.predicted_lists)
+    differs = slots[is_filled][has_same_count] != block.predicted_rows[prediction_has_same_count]
     if codes.shape[1]:
-        differs |= (codes[is_filled][same] != block.codes[predicted_same]).any(axis=1)
-    is_changed[filled_lists[same][differs]] = True
-    last_filled = block.slot_lists[1:][is_filled[1:] & ~is_filled[:-1] & (np.diff(block.slot_lists) == 0)]
-    is_changed[last_filled] = True  # an empty slot precedes another one
+        differs |= (codes[is_filled][has_same_count] != block.predicted_codes[prediction_has_same_count]).any(axis=1)
+    is_changed[filled_lists[has_same_count][differs]] = True
+    lists_with_inner_gaps = block.slot_lists[1:][is_filled[1:] & ~is_filled[:-1] & (np.diff(block.slot_lists) == 0)]
+    is_changed[lists_with_inner_gaps] = True  # an empty slot precedes a filled one
     return is_changed
 
 
@@ -307,33 +310,36 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
 
     In most of these lists only new rows are inserted, and nothing is removed, so that is tried first.
     """
-    inserted, removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted), np.bool_)
-    is_wrong = _find_wrong_lists(block, slots, inserted, removed)
+    is_inserted, is_removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted_rows), np.bool_)
+    is_wrong = _find_wrong_lists(block, slots, is_inserted, is_removed)
     if is_wrong.any():
-        in_wrong, predicted_in_wrong = np.flatnonzero(is_wrong[block.slot_lists]), np.flatnonzero(is_wrong[block.lists])
-        keys = _pair_with_lists(block.slot_lists[in_wrong], slots[in_wrong], len(is_new))
-        predicted_keys = _pair_with_lists(
-            block.lists[predicted_in_wrong], block.predicted[predicted_in_wrong], len(is_new)
+        wrong_slots, wrong_predictions = (
+            np.flatnonzero(is_wrong[block.slot_lists]),
+            np.flatnonzero(is_wrong[block.predicted_lists]),
+        )
+        keys = _encode_list_row_pairs(block.slot_lists[wrong_slots], slots[wrong_slots], len(is_new))
+        predicted_keys = _encode_list_row_pairs(
+            block.predicted_lists[wrong_predictions], block.predicted_rows[wrong_predictions], len(is_new)
         )
         is_predicted, is_present = _match_values(keys, predicted_keys)
-        inserted[in_wrong] = ~is_predicted & (slots[in_wrong] >= 0)
-        removed[predicted_in_wrong] = ~is_present
+        is_inserted[wrong_slots] = ~is_predicted & (slots[wrong_slots] >= 0)
+        is_removed[wrong_predictions] = ~is_present
         # Lists with another order or with repeated numbers are stored as a whole.
-        is_wrong = _find_wrong_lists(block, slots, inserted, removed)
-        inserted |= is_wrong[block.slot_lists]
-        removed |= is_wrong[block.lists]
+        is_wrong = _find_wrong_lists(block, slots, is_inserted, is_removed)
+        is_inserted |= is_wrong[block.slot_lists]
+        is_removed |= is_wrong[block.predicted_lists]
     if codes.shape[1]:
-        filled, placed = block.place(inserted, removed)
-        differs = (codes[filled] != block.codes[placed]).any(axis=1)
-        inserted[np.flatnonzero(filled)[differs]] = True
-        removed[np.flatnonzero(placed)[differs]] = True
-    return inserted, removed
+        is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
+        differs = (codes[is_filled_slot] != block.predicted_codes[is_placed_number]).any(axis=1)
+        is_inserted[np.flatnonzero(is_filled_slot)[differs]] = True
+        is_removed[np.flatnonzero(is_placed_number)[differs]] = True
+    return is_inserted, is_removed
 
 
-def _pair_with_lists(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
+def _encode_list_row_pairs(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
     """Return one unique number for each pair of a list and a row; a row may be -1."""
-    numbers: Rows = lists.astype(np.int64) * row_count + rows + 1
-    return numbers
+    pair_keys: Rows = lists.astype(np.int64) * row_count + rows + 1
+    return pair_keys
 
 
 def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
@@ -351,12 +357,12 @@ def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
     return is_in_others, is_in_values
 
 
-def _find_wrong_lists(block: _Block, slots: Numbers, inserted: Bools, removed: Bools) -> Bools:
-    """Return a mask of the lists that these edits would not reproduce: (m,)."""
+def _find_wrong_lists(block: _Block, slots: Numbers, is_inserted: Bools, is_removed: Bools) -> Bools:
+    """Return a mask, (m,), of the lists that these edits would not reproduce."""
     is_wrong = np.zeros(len(block.lengths), np.bool_)
-    filled, placed = block.place(inserted, removed)
-    is_wrong[block.slot_lists[filled != (~inserted & (slots >= 0))]] = True
-    is_wrong[block.slot_lists[filled][slots[filled] != block.predicted[placed]]] = True
+    is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
+    is_wrong[block.slot_lists[is_filled_slot != (~is_inserted & (slots >= 0))]] = True
+    is_wrong[block.slot_lists[is_filled_slot][slots[is_filled_slot] != block.predicted_rows[is_placed_number]]] = True
     return is_wrong
 
 
@@ -372,7 +378,7 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
         base_rows[run_starts] + 1,
         np.diff(edits.inserted_slots, prepend=0),
         ranks[edits.inserted_rows],
-        np.diff(edits.removed, prepend=0),
+        np.diff(edits.removed_positions, prepend=0),
     ]
     head = json.dumps(
         {
@@ -390,10 +396,10 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
 
 def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _Edits]:
     data = path.read_bytes()
-    (length,) = _HEAD.unpack_from(data)
-    if length > _MAX_HEAD:
+    (head_bytes,) = _HEAD.unpack_from(data)
+    if head_bytes > _MAX_HEAD:
         raise ValueError("the head is too long")
-    offset = _HEAD.size + length
+    offset = _HEAD.size + head_bytes
     head = parse_json(data[_HEAD.size : offset])
     arrays = []
     for count in head["counts"]:
@@ -401,25 +407,25 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
             raise ValueError("the length of an array is invalid")
         array, offset = unpack_planes(data, count, offset)
         arrays.append(array)
-    base_lengths, base_gaps, lengths, gaps, counts, firsts, slots, ranks, removed = arrays
+    base_lengths, base_gaps, lengths, gaps, run_lengths, run_starts, slot_steps, ranks, removed_steps = arrays
     dtype, code_bytes, by_row = head["lists"]
     base_start, start = head["starts"]
     if dtype not in ("<i4", "<i8") or any(type(n) is not int or n < 0 for n in (code_bytes, base_start, start)):
         raise ValueError("the type of the lists is unknown")
-    if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slots) != len(ranks):
+    if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slot_steps) != len(ranks):
         raise ValueError("the lengths of the arrays differ")
     base = RowLists(base_start, dtype, code_bytes, bool(by_row), base_lengths, base_gaps)
     target = RowLists(start, dtype, code_bytes, bool(by_row), lengths, gaps)
     row_count = len(lengths) if by_row else int(lengths.sum())
-    if counts.sum() != row_count or row_count > max_rows or len(counts) != len(firsts):
+    if run_lengths.sum() != row_count or row_count > max_rows or len(run_lengths) != len(run_starts):
         raise ValueError("the number of rows is wrong")
-    is_new = np.repeat(firsts == 0, counts)
-    base_rows = np.where(is_new, -1, np.repeat(firsts - 1, counts) + concatenated_ranges(counts))
+    is_new = np.repeat(run_starts == 0, run_lengths)
+    base_rows = np.where(is_new, -1, np.repeat(run_starts - 1, run_lengths) + concatenated_ranges(run_lengths))
     order = np.append(np.argsort(~is_new, kind="stable"), -1)
-    codes = np.frombuffer(data, np.uint8, len(slots) * code_bytes, offset).reshape(len(slots), code_bytes)
+    codes = np.frombuffer(data, np.uint8, len(slot_steps) * code_bytes, offset).reshape(len(slot_steps), code_bytes)
     if offset + codes.size != len(data):
         raise ValueError("the data does not end after the codes")
-    return base, target, base_rows, _Edits(np.cumsum(slots), order[ranks], np.cumsum(removed), codes)
+    return base, target, base_rows, _Edits(np.cumsum(slot_steps), order[ranks], np.cumsum(removed_steps), codes)
 
 
 def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
@@ -469,24 +475,27 @@ def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: B
     """Write the lists of the target, and the gaps between them, which come from `rest`."""
     lists, slot_count, predicted_count = prediction.target, 0, 0
     for block in prediction.iter_blocks():
-        count = int(block.lengths.sum())
-        inserted, removed = np.zeros(count, np.bool_), np.zeros(len(block.predicted), np.bool_)
-        low, high = np.searchsorted(edits.inserted_slots, (slot_count, slot_count + count))
-        places = edits.inserted_slots[low:high] - slot_count
-        inserted[places] = True
-        first, last = np.searchsorted(edits.removed, (predicted_count, predicted_count + len(removed)))
-        removed[edits.removed[first:last] - predicted_count] = True
-        filled, placed = block.place(inserted, removed)
-        slots = np.full(count, -1, lists.dtype)
-        codes = np.zeros((count, lists.code_bytes), np.uint8)
-        slots[places], codes[places] = edits.inserted_rows[low:high], edits.codes[low:high]
-        slots[filled], codes[filled] = block.predicted[placed], block.codes[placed]
+        n_slots = int(block.lengths.sum())
+        is_inserted, is_removed = np.zeros(n_slots, np.bool_), np.zeros(len(block.predicted_rows), np.bool_)
+        low, high = np.searchsorted(edits.inserted_slots, (slot_count, slot_count + n_slots))
+        slot_positions = edits.inserted_slots[low:high] - slot_count
+        is_inserted[slot_positions] = True
+        begin, end = np.searchsorted(edits.removed_positions, (predicted_count, predicted_count + len(is_removed)))
+        is_removed[edits.removed_positions[begin:end] - predicted_count] = True
+        is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
+        slots = np.full(n_slots, -1, lists.dtype)
+        codes = np.zeros((n_slots, lists.code_bytes), np.uint8)
+        slots[slot_positions], codes[slot_positions] = edits.inserted_rows[low:high], edits.codes[low:high]
+        slots[is_filled_slot], codes[is_filled_slot] = (
+            block.predicted_rows[is_placed_number],
+            block.predicted_codes[is_placed_number],
+        )
         _write_block(lists, block, slots, codes, rest, out)
-        slot_count, predicted_count = slot_count + count, predicted_count + len(removed)
+        slot_count, predicted_count = slot_count + n_slots, predicted_count + len(is_removed)
 
 
 def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, rest: BinaryIO, out: BinaryIO) -> None:
-    gaps = lists.gaps[block.first : block.last]
+    gaps = lists.gaps[block.first : block.end]
     if lists.code_bytes:
         begins = np.cumsum(block.lengths) - block.lengths
         for begin, length, gap in zip(begins.tolist(), block.lengths.tolist(), gaps.tolist(), strict=True):

@@ -287,16 +287,16 @@ class _CatalogFiles:
 def _read_catalog_files(
     catalog: Catalog[Any], manifests: Iterable[StoredFile], moves: Iterable[StoredFile]
 ) -> _CatalogFiles:
-    current_ids, files = _read_current(catalog, moves), _CatalogFiles(set(), set(), set())
+    ref_by_current_id, files = _read_ref_by_current_id(catalog, moves), _CatalogFiles(set(), set(), set())
     manifest_ids = set[str]()
     for manifest in _iter_manifests(catalog, manifests):
         digests = _get_manifest_digests(manifest)
         manifest_ids.add(manifest.id)
         files.all.update(digests)
         files.dumps.add(str(getattr(manifest, "provenance", {}).get("dump") or ""))
-        if manifest.id in current_ids:
+        if manifest.id in ref_by_current_id:
             files.current.update(digests)
-    for identity, ref in current_ids.items():
+    for identity, ref in ref_by_current_id.items():
         if identity not in manifest_ids:
             raise _build_missing_error(catalog, identity, ref)
     return files
@@ -313,10 +313,10 @@ def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Itera
     return filter(None, read_ahead(catalog.find, identities, _MANIFESTS))
 
 
-def _read_current(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
-    """Return the ids of the current versions, each with the name of one of its refs."""
+def _read_ref_by_current_id(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
+    """Return, by the id of each current version, the name of one of its refs."""
     newest_moves = [(ref, max(files)) for ref, files in group_moves(moves).items()]
-    return {identity: ref for (ref, _), identity in read_named(catalog, newest_moves).items() if identity}
+    return {current_id: ref for (ref, _), current_id in read_named(catalog, newest_moves).items() if current_id}
 
 
 def group_moves(files: Iterable[StoredFile]) -> dict[str, dict[int, StoredFile]]:
@@ -404,15 +404,15 @@ def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
     Otherwise all except the newest record, its signatures and its files. If the record cannot be
     read, every file is kept.
     """
-    for key, files in _group_by_key(store).items():
-        if _is_published(store, key):
+    for training_key, files in _group_by_training(store).items():
+        if _is_published(store, training_key):
             yield from files
             continue
         try:
-            newest = store.trainings.find_newest(key)
+            newest = store.trainings.find_newest(training_key)
         except StoreError:
             continue
-        needed_paths = _list_needed_paths(store, key, newest)
+        needed_paths = _list_needed_paths(store, training_key, newest)
         yield from (
             file for file in files if file.path not in needed_paths and not _is_signature_of(file, needed_paths)
         )
@@ -425,36 +425,40 @@ def find_abandoned(store: Store, view: StoreView, cutoff: float) -> tuple[Sequen
     training runs, none is abandoned, because it may be about to continue one.
     """
     records, kept_keys = list[StoredFile](), list[str]()
-    for key, files in _group_by_key(store).items():
+    for training_key, files in _group_by_training(store).items():
         if not view.has_build and all(file.modified <= cutoff for file in files):
             records += [file for file in files if CHECKPOINT_PATH.fullmatch(file.path)]
         else:
-            kept_keys.append(key)
-    snapshots = [checkpoint.progress.snapshot for key, checkpoint in store.trainings.iter_newest() if key in kept_keys]
+            kept_keys.append(training_key)
+    snapshots = [
+        checkpoint.progress.snapshot
+        for training_key, checkpoint in store.trainings.iter_newest()
+        if training_key in kept_keys
+    ]
     return records, snapshots
 
 
-def _group_by_key(store: Store) -> dict[str, list[StoredFile]]:
+def _group_by_training(store: Store) -> dict[str, list[StoredFile]]:
     files: dict[str, list[StoredFile]] = defaultdict(list)
     for file in store.files.iter_tree(FOLDER):
-        if FULL_ID.fullmatch(key := file.path.split("/")[1]):
-            files[key].append(file)
+        if FULL_ID.fullmatch(training_key := file.path.split("/")[1]):
+            files[training_key].append(file)
     return files
 
 
-def _is_published(store: Store, key: str) -> bool:
+def _is_published(store: Store, training_key: str) -> bool:
     """Return whether a training's model is in the store, so that it is not trained again."""
-    record = store.memo.find(TRAINING_STAGE, key)
+    record = store.memo.find(TRAINING_STAGE, training_key)
     model = record.stats.get("model") if record else None
     return isinstance(model, str) and model in store.models.list_ids()
 
 
-def _list_needed_paths(store: Store, key: str, newest: StoredCheckpoint | None) -> set[str]:
+def _list_needed_paths(store: Store, training_key: str, newest: StoredCheckpoint | None) -> set[str]:
     if newest is None:
         return set()
     return {
-        store.trainings.record_path(key, newest.number),
-        *(f"{FOLDER}/{key}/{ref.path}" for ref in newest.files.values()),
+        store.trainings.record_path(training_key, newest.number),
+        *(f"{FOLDER}/{training_key}/{ref.path}" for ref in newest.files.values()),
     }
 
 

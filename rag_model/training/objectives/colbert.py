@@ -210,12 +210,12 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
     def evaluate(self) -> Measures:
         """Return the dev set's `average_rank` and `Success@k` by MaxSim; see `RankingEvaluator`."""
         encoder = self.encoder()
-        question_vectors = encoder.encode_questions(self._ranking.questions)
-        pool = self._ranking.pool
+        question_vectors = encoder.encode_questions(self._ranking_evaluator.questions)
+        pool = self._ranking_evaluator.pool
         encoded_passages = encoder.encode_passages(
             [passage.title for passage in pool], [passage.text for passage in pool]
         )
-        return self._ranking.evaluate_scores(
+        return self._ranking_evaluator.evaluate_scores(
             maxsim(vectors[None], encoded_passages.vectors, encoded_passages.offsets) for vectors in question_vectors
         )
 

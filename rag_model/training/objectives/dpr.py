@@ -75,25 +75,25 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
-        question_vectors = self.module.encode_questions(self._ranking.questions)  # (n, d)
-        passage_vectors = self.module.encode_passages(self._ranking.pool)  # (m, d)
-        measures = self._ranking.evaluate(question_vectors, passage_vectors)
+        question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
+        passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
+        measures = self._ranking_evaluator.evaluate(question_vectors, passage_vectors)
         losses = [
             in_batch_loss(
                 *self._build_dev_batch(positions, question_vectors, passage_vectors),
                 temperature=self._recipe.temperature,
             )[0].item()
-            for positions in _split_positions(self._ranking.with_positives, self._recipe.batch_size)
+            for positions in _split_positions(self._ranking_evaluator.with_positives, self._recipe.batch_size)
         ]
         return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
 
     def _build_dev_batch(
         self, positions: Sequence[int], question_vectors: Vectors, passage_vectors: Vectors
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        examples = [self._ranking.examples[position] for position in positions]
+        examples = [self._ranking_evaluator.examples[position] for position in positions]
         batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
-        pool_rows = [self._ranking.rows[passage.hash] for passage in batch.passages]
+        pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.passages]
         ignored = mask_other_positives(examples, passage_keys(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return (

@@ -92,7 +92,7 @@ class IctTask(TextTask):
         dev_rows = {*self._split.dev.tolist()}
         sampled_passages = sample_passages(snapshot, recipe.ranked)
         dev_ids = {passage.id for passage in snapshot.passages(sorted(dev_rows))}
-        self._ranking = RankingEvaluator(
+        self._ranking_evaluator = RankingEvaluator(
             examples, [passage for passage in sampled_passages if passage.id not in dev_ids]
         )
 
@@ -127,8 +127,10 @@ class IctTask(TextTask):
 
     def evaluate(self) -> Measures:
         """Return `average_rank` and `Success@k` of the passages of held-out sentences."""
-        sentence_vectors = self.module.encode_questions(self._ranking.questions)  # (n, d)
-        return self._ranking.evaluate(sentence_vectors, self.module.encode_passages(self._ranking.pool))
+        sentence_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
+        return self._ranking_evaluator.evaluate(
+            sentence_vectors, self.module.encode_passages(self._ranking_evaluator.pool)
+        )
 
 
 class IctObjective(Objective[IctTraining]):

@@ -88,17 +88,17 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the dev set's `loss`, `average_rank` and `Success@k`; see `RankingEvaluator`."""
-        question_vectors = self.module.encode_questions(self._ranking.questions)  # (n, d)
-        passage_vectors = self.module.encode_passages(self._ranking.pool)  # (m, d)
+        question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
+        passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.scored, None)
         positions = [
             position
-            for position, example in enumerate(self._ranking.examples)
+            for position, example in enumerate(self._ranking_evaluator.examples)
             if example.positives and example.negatives
         ]
-        rows = [self._ranking.rows[passage.hash] for passage in batch.pairs()[1]]
+        rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.pairs()[1]]
         loss = self._loss(batch, torch.from_numpy(question_vectors[positions]), torch.from_numpy(passage_vectors[rows]))
-        return {"loss": loss.item(), **self._ranking.evaluate(question_vectors, passage_vectors)}
+        return {"loss": loss.item(), **self._ranking_evaluator.evaluate(question_vectors, passage_vectors)}
 
     def _loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
         with torch.autocast(passage_vectors.device.type, enabled=False):

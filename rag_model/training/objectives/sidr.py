@@ -321,7 +321,7 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the dev set's `average_rank` and `Success@k` by weights, and `bag_…` by bags."""
-        ranking = self._ranking
+        ranking = self._ranking_evaluator
         scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
         by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
         return {**by_weights, **{f"{BAG}{name}": value for name, value in by_bags.items()}}

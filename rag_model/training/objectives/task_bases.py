@@ -212,7 +212,7 @@ class GroupTask(ABC, Generic[B, M, R]):
         """Check the examples, of which `train` has only the complete ones; raise if they do not fit."""
 
     @cached_property
-    def _ranking(self) -> RankingEvaluator:
+    def _ranking_evaluator(self) -> RankingEvaluator:
         """The evaluator of the dev set; raises UsageError without a dev example or a passage."""
         return RankingEvaluator(self._dev, self._corpus)
 
@@ -265,7 +265,7 @@ class ContrastTask(GroupTask[DprBatch, M, R]):
         """
         if not self._dev:
             raise UsageError("there is no dev example to select the best weights with: give a dev file")
-        if not self.goal.larger and not self._ranking.with_positives:
+        if not self.goal.larger and not self._ranking_evaluator.with_positives:
             goal = self._recipe.goal
             raise UsageError(f"goal {goal} needs dev examples with passages: use Success@20, or mine them")
 
