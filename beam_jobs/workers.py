@@ -269,7 +269,8 @@ def refuse_unlisted(flags: Sequence[str]) -> None:
     Beam's parser also accepts unambiguous prefixes.
 
     Raises:
-        UsageError: an option is not allowed, or the environment's lists cannot be parsed.
+        UsageError: an option is not allowed, or `BOOKWHEEL_BEAM_OPTIONS` or
+            `BOOKWHEEL_BEAM_ALLOWED` cannot be parsed.
     """
     allowed_by_operator = {option.removeprefix("--") for option in _read_words(ALLOWED_VARIABLE)}
     allowed_by_operator |= {f"{name}={value}" for name, value in _iter_options(read_default_options())}

@@ -269,10 +269,10 @@ def _read_examples(objective: Objective[Any], train: str | None, dev: str | None
 
 
 def check_ref(job: Finetuning, name: str) -> None:
-    """Check before the training that the model's index may get the model's name.
+    """Check before the training that the model's own index may be published under its name.
 
     Raises:
-        UsageError: a ref of this name names a snapshot that no training built.
+        UsageError: the ref of this name points to a snapshot that no training built.
     """
     current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:

@@ -45,7 +45,7 @@ def build_and_reply(
     *args: Parameters.args,
     **kwargs: Parameters.kwargs,
 ) -> Reply:
-    """Run a flow that builds a snapshot; reply with its outcome, also if the gate refused it."""
+    """Run a flow that builds a snapshot; reply with its outcome, even if the gate refused it."""
     refusal = ""
     try:
         outcome = run_flow(build_flow, *args, **kwargs)

@@ -44,7 +44,7 @@ class RebuildTask:
     snapshot: str  # full id
     encoders: str  # the folder with the encoders `question` and `passage`
     step: int
-    ref: str  # the ref of the snapshot and of the model
+    ref: str  # name under which the rebuilt snapshot and the model are published
     beam_options: tuple[str, ...]
     lease: str  # path of the lease that the training holds until it ends
 

@@ -345,8 +345,9 @@ class RangeCache:
         return data
 
     def _reserve(self, file: "CachedFile", blocks: Numbers) -> None:
-        """Record that blocks are on the disk, before they are written: they may share a page with
-        blocks that another search evicts.
+        """Record that blocks are on the disk, before they are written.
+
+        Otherwise a search that evicts blocks on the same page of the disk could delete them.
         """
         with self._lock:
             self._used_bytes += file.layout.count_disk_bytes(blocks[~file._is_stored[blocks]])
@@ -540,8 +541,9 @@ class CachedFile:
         return self._digests.file, starts, starts + DIGEST_BYTES
 
     def _read_digests(self, first: int, count: int) -> bytes:
-        """Return the digests of adjacent blocks; if they are in another file, they must be
-        loaded.
+        """Return the digests of `count` adjacent blocks.
+
+        If the digests are in another file, its blocks must have been loaded.
         """
         if isinstance(self._digests, bytes):
             return self._digests[DIGEST_BYTES * first : DIGEST_BYTES * (first + count)]

@@ -25,7 +25,7 @@ from rag_model.compiled import compiled
 _BLOCK_MAGIC, _END_MAGIC = 0x314159265359, 0x177245385090
 _MAX_BLOCK = 900_000  # bytes of a block before the run-length decoding
 _MAX_DECODED = 1 << 20  # maximum of a decoded block; more is rare, or a decompression bomb
-_PADDING = bytes(512)  # follows the data; longer than a read between two checks of the position
+_PADDING = bytes(512)  # appended to the data: more bytes than are read between two position checks
 _TABLE_BITS = 11  # maximum bits of a code that the table has; longer codes are rare
 _MAX_CODE_BITS, _MAX_SYMBOLS, _MAX_TABLES = 20, 258, 6
 _GROUP_SYMBOLS = 50  # number of consecutive symbols with the same Huffman table

@@ -142,7 +142,7 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
 
 
 def _estimate_code_loss(factory: str, n: int) -> float:
-    """Return the lost recall@20 if codes select the candidates that the vectors then rank."""
+    """Return how much recall@20 is lost if codes select the candidates and vectors rerank them."""
     spec, (factor, power) = parse_factory(factory), _LOSS_OF_ONE_BIT
     loss: float = factor * n**power
     return loss if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0

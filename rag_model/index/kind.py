@@ -377,9 +377,6 @@ class IndexKind(IndexBuilder, IndexSearcher, IndexPlanner[IndexPlan], Protocol):
     """One kind of index, as registered."""
 
 
-DefaultPlanner = IndexPlanner  # a name for the defaults, as the base of a kind
-
-
 class UnshardedKind(IndexPlanner[PlanT]):
     """Defaults for a kind without shards, whose scattered pieces are merged directly."""
 
@@ -657,10 +654,10 @@ class ShardUpdatingKind(Protocol):
     ) -> IndexStats:
         """Write shard `number` from its slices and from `previous`, the shard of an earlier build.
 
-        The earlier build had the same plan, and the same trained file or the one that `follow` moved,
-        which a build also calls if a shard has grown beyond its limit. `follow` may have given the
-        shard another number. The result depends on the arguments alone. If the statistics have a
-        `reason`, the shard was built again, for that reason.
+        The earlier build had the same plan. Its trained file was `trained`, or the file from which
+        `follow` made `trained`; a build also calls `follow` if a shard has grown beyond its limit,
+        and `follow` may have given the shard another number. The result depends on the arguments
+        alone. If the statistics have a `reason`, the shard was built again, for that reason.
 
         Raises:
             InputError: for the same reasons as `shard`, or the previous shard is missing or damaged.

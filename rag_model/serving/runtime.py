@@ -32,7 +32,8 @@ _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
 # Seconds between thread switches. At Python's default of 5 ms, requests wait for one thread.
 _SWITCH_INTERVAL = 0.001
 _MIN_CPU_SHARE = 0.75  # CPU time over wall time of the calling thread; 0.95 on idle cores
-# Requests before several threads are tried again, after a single slow request and at most.
+# Number of requests with the usual threads before more threads are tried again: after the first
+# slow request, and at most.
 _FIRST_BACKOFF, _MAX_BACKOFF = 4, 128
 
 
@@ -149,8 +150,8 @@ class LoneRequestThreads:
 
     Compute threads synchronise after every layer. If another program keeps a core busy, two threads
     take several times as long as one. The calling thread notices a busy core by its own low CPU
-    share, and then uses the usual number of threads for the next 4 requests, and after each further
-    try that is slow for twice as many, up to 128.
+    share. It then uses the usual number of threads for the next 4 requests. After each further slow
+    try, it does so for twice as many requests, up to 128.
     """
 
     def __init__(self, usual_threads: int, lone_threads: int) -> None:

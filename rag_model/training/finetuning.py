@@ -395,7 +395,7 @@ def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
 def store_training_page(store: Store, model: str) -> str | None:
     """Write the page with the curves of a model's training into the store, and return its URL.
 
-    The files of the model contain the curves, also if an earlier run trained it. Return None if
+    The files of the model contain the curves, even if an earlier run trained it. Return None if
     the store cannot be read or written.
 
     Args:

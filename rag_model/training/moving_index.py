@@ -8,7 +8,8 @@ nothing, does not test the indexes in a child process (the rebuild's process has
 them), and warms nothing up (only one training step waits).
 
 * synchronous: the trainer waits. The searched snapshot is a function of the step, so a run that was
-  killed resumes to the same losses. A rebuild that was killed is started again.
+  killed resumes and, on the same CPU, reaches the same losses. A rebuild that was killed is started
+  again.
 * asynchronous: the trainer goes on with the current snapshot. A run that was killed searches the
   snapshot of its checkpoint again and finishes the rebuild that was running. A rebuild that becomes
   due while another one runs starts after it.

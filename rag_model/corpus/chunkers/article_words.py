@@ -23,7 +23,8 @@ _UNSPACED = "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u
 _MARKS = "\u3001-\u3029\uff00-\uffef\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u102b-\u103e\u17b4-\u17d3"
 # The punctuation that stays with the next letter.
 _OPENING = "\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301a\u301d\uff08\uff3b\uff5b\uff5f\uff62"
-UNSPACED = re.compile(f"[{_UNSPACED}{_MARKS}]")  # a character that no space follows
+# A character of a script without spaces between words, or of its punctuation or signs.
+UNSPACED = re.compile(f"[{_UNSPACED}{_MARKS}]")
 _LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
 _PIECES = re.compile(f"[{_OPENING}]*[{_UNSPACED}]{{1,2}}(?:(?![{_OPENING}])[{_MARKS}])*|[^{_UNSPACED}]+")
 _OPENERS = "\"'“„‘‚«‹([{¿¡「『【（〈《"

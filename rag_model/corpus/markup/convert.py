@@ -46,7 +46,7 @@ class _Range(NamedTuple):
     text: str
     with_symbols: str = ""  # used instead of `text` if units are shown as symbols
     of_output: str = ""  # used instead of `text` in the conversion
-    is_word: bool = False  # whether adjectives hyphenate it also if units are shown as symbols
+    is_word: bool = False  # whether adjectives hyphenate it even if units are shown as symbols
     repeats_symbol: bool = False  # whether each number is followed by the unit's symbol
     repeats_output: bool = False  # whether each converted number is followed by its unit
     is_tolerance: bool = False  # whether the number after it is a difference, as after ±

@@ -99,10 +99,11 @@ def measure_collapse(
         corpus_size: number of passages in the corpus.
         unchanged: the result of `unchanged_share`, if measured.
 
-    The spread is (H - log k) / (log min(n k, corpus_size) - log k), H = -Σ_d p_d log p_d with p_d
-    the share of passage d among the n k passages. For n questions with k passages each, the minimum
-    of H is log k and its maximum is log min(n k, corpus_size). The spread is 1.0 if only one
-    value is possible (a single question, or k is the size of the corpus).
+    The spread is (H - log k) / (log min(n k, corpus_size) - log k). H is the entropy
+    -Σ_d p_d log p_d, where p_d is the share of passage d among the n k passages. For n questions
+    with k passages each, the minimum of H is log k and its maximum is log min(n k, corpus_size).
+    The spread is 1.0 if only one value is possible (a single question, or k is the size of the
+    corpus).
     """
     counts = Counter(passage for question_passages in passage_ids for passage in question_passages)
     total = counts.total()

@@ -140,7 +140,7 @@ def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
 
 
 def join_links(keys: ScoredLinks, links: Rows | Links) -> ScoredLinks:
-    """Return keys with the nodes `links` in their lower half, which is 0 so far; -1 gives `NO_LINK`."""
+    """Return `keys`, whose lower 32 bits are 0, with `links` in these bits; -1 gives `NO_LINK`."""
     return keys | links.astype(np.int64).view(np.uint64)  # all bits of -1 are set
 
 

@@ -87,11 +87,12 @@ class ReachabilityTree:
             self._last_node = int(self._queue[end - 1])
 
     def _expand(self, front: Links) -> Links:
-        """Mark the unreached nodes that `front` links to; return them, ascending."""
+        """Mark the unreached nodes that the nodes of `front` link to; return them, ascending."""
         targets = self._graph.bottom(front).ravel()  # (f, 2M) -> (f 2M,)
         slots = np.flatnonzero((targets >= 0) & (self._parent.take(targets) < 0))[::-1]
         new_targets = targets[slots]
-        # The last of several values for the same target stays: its first source.
+        # Of several values for a target, numpy keeps the last one. Because `slots` descends, that is
+        # the first node of `front` that links to the target.
         self._parent[new_targets] = front[slots // self._graph.width]
         return np.unique(new_targets)
 

@@ -175,12 +175,12 @@ class CandidateLinks:
 
     rows: npt.NDArray[np.int32]  # (r,) distinct, relative to the block's first row
     counts: Rows  # (r,) number of candidates for each row
-    keys: ScoredLinks  # (sum of counts,) concatenated
+    keys: ScoredLinks  # (sum of counts,) keys of all candidates, row by row
 
 
 @dataclass(frozen=True, slots=True)
 class GraphShard:
-    """A cell's graph, open for reading, with the global rows of its numbers."""
+    """A cell's graph, open for reading, and the global row of each of its members and sources."""
 
     piece: PieceReader
     members: Links  # (m,) global rows, ascending

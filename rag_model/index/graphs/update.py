@@ -2,19 +2,21 @@
 
 A cell's graph has its members as nodes. The graph's sources are vectors of other cells near the
 border that are linked into the cell: they have links to members, and members to them, but they are
-no nodes of its graph, and no link leads from one source to another (`stitch`).
+not nodes of its graph, and no link leads from one source to another (`stitch`).
 
 An update needs only the bottom lists of the old shard and the vectors of the new members. Upper
-levels are drawn and linked again: they hold one member in M, which is cheaper than to keep them.
+levels are drawn and linked again, which is cheaper than to keep them, because they contain only one
+member in M.
 
 A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
-that it linked to loses a way in. Both gaps are closed at once: a member that lost a link is linked,
-in both directions, to near remaining members, unless another of its links leads in the same
-direction. These are neighbours of the dropped member and of the nearest links that stay. (Links to
-the nearest members in place of the lost ones lose 1.4 points of recall in 24 updates of weak
-vectors. Without the neighbours of links that stay, 12 updates of 20,000 such vectors lose .59
-instead of .19, and without the links back, 100 updates of 2 % lose a seventh of all links.) Then
-faiss inserts the new members. The links that stay keep their similarities.
+that it linked to loses an incoming link. Both gaps are closed at once: a member that lost a link is
+linked, in both directions, to near remaining members, unless another of its links leads in the same
+direction. The candidates are the neighbours of the dropped member, and those of the member's
+nearest remaining links. If lost links are replaced by links to the nearest members instead, 24
+updates of *weak vectors*, whose recall is low (static encoders of 64 dimensions), lose 1.4 points
+of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors lose .59
+points instead of .19. Without links in both directions, 100 updates of 2 % lose a seventh of all
+links. Then faiss inserts the new members. The remaining links keep their similarities.
 
 Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
 similarity search. 2021, algorithm 4.
@@ -62,9 +64,9 @@ from rag_model.index.graphs.stitch import (
 from rag_model.index.recipe import VectorPlan
 
 _REPAIR_BLOCK = 1_024  # members whose links are repaired at once
-# Members near a member that lost links, from which others are selected: after 50 updates of 2 % of
-# 20,000 weak vectors, a cell has 1.02 times its first number of links; with 64 candidates, .95
-# times.
+# Number of candidates from which new links are selected for a member that lost links. After 50
+# updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times its first number of
+# links; with 64 candidates, it has .95 times that number.
 _REPAIR_CANDIDATES = 128
 _NO_CODE = np.int32(2**31 - 1)  # code of an empty slot, larger than twice any member's number
 _OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too
@@ -81,8 +83,8 @@ def update_cell_graph(
 ) -> CellGraph:
     """Return the graph of a cell after a change of its members.
 
-    The result is a function of the arguments. The result holds no number and no similarity of a
-    dropped member. Holds the vectors twice.
+    The result is a function of the arguments. It contains no number and no similarity of a dropped
+    member. The update holds the vectors in memory twice.
 
     Args:
         plan: plan of the index.
@@ -246,7 +248,9 @@ def _select_directions(
 
 @compiled
 def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state: Any, pairs: Any) -> Any:
-    """Exclude candidates by the last comparison, and list the pairs of the next; return their number.
+    """Exclude candidates by the last similarities, and list the next pairs to compare.
+
+    Return the number of these pairs.
 
     For each member, the next of its links, or of its candidates if that is nearer and thus
     selected, is paired with all candidates that are pending.

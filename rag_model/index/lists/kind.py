@@ -51,7 +51,8 @@ from rag_model.ranges import pack_bounds
 # Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as a
 # whole, so their blocks may be large. Of a long list only the ids of hits may be read.
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
-LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; at most twice as many are used
+# Number of vectors from which a loss by codes is measured; at most twice as many are used.
+LOSS_SAMPLE = 4_096
 _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `add` of all rows
 # Codes alone change the order of near neighbours even if every list is searched: recall is .90 (p5
 # .80) over 5,227 passages of Wikipedia at 1 byte per 4 dimensions, .79 (p5 .60) at 1 byte per 8,
@@ -68,7 +69,7 @@ _CODE_PRODUCTS_PER_SECOND = 1.4e10
 _CODE_KMEANS_ROUNDS = 25
 _OPQ_FACTOR = 4.8  # OPQ trains codes repeatedly: 4.7 to 5.0 times as long at 96 and 384 dimensions
 _NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
-# number of lists that are compared with a vector in the time of reading its code
+# Comparing a vector with this number of centroids takes as long as reading its stored code.
 _MIN_LISTS_TO_REUSE = 1_024
 _COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a graph compares with about a n^b of n centroids
 

@@ -160,7 +160,9 @@ class CodePieces:
         return sizes
 
     def find_cuts(self, borders: Rows) -> Rows:
-        """Return (parts, len(borders)) int64: where each border list begins in each piece."""
+        """Return (parts, len(borders)) int64: position in each piece at which each list of
+        `borders` begins.
+        """
         # parts times (borders,) -> (parts, borders)
         return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._iter_pieces()])
 

@@ -198,7 +198,7 @@ class Analyzer:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that determines the terms of a text; it must be equal for passages and queries.
+        """Digest that identifies the terms of any text; it must be equal for passages and queries.
 
         The digest covers the terms of a sample text in several scripts, so that another release of
         a stemmer or of Unicode changes it only if terms change.

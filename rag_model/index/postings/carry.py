@@ -223,10 +223,11 @@ def copy_block(data, begin, end, count, row, new_row, out, offset):
 
 
 def allocate_scratch(n_new_postings: int) -> tuple[npt.NDArray[Any], ...]:
-    """Allocate the buffers that lists are written with.
+    """Allocate the buffers for writing lists.
 
-    These are the state of the open list, the scratch array of `encode_block`, the gaps and the
-    weights minus 1 of a block, and words for two blocks and `n_new_postings` more.
+    Returns:
+        The state of the open list; the scratch array of `encode_block`; the gaps of a block; the
+        weights minus 1 of a block; and words for two blocks and `n_new_postings` more postings.
     """
     blocks = (np.empty(BLOCK, np.uint32) for _ in range(2))
     return (

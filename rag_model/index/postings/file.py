@@ -114,7 +114,7 @@ def _align(offset: int) -> int:
 class PostingsFile:
     """An inverted index that is open for reading.
 
-    The index's arrays are mapped, or loaded without `mapped`.
+    Its arrays are memory-mapped, or read into memory if `mapped` is false.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class PostingsFile:
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
         entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
-            # section, begin or end, group or offset
+            # (term, begin or end of its section, group or dictionary offset)
             edges = np.array(sections, np.int64).reshape(-1, 2, 2)
             edge_offsets = [
                 16 * edges[:, :, 0] + self.layout.groups_offset,

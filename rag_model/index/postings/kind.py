@@ -1,8 +1,9 @@
 """The index kind `bm25`: an inverted index of words with their frequencies, ranked by BM25.
 
-A recipe selects it by `[index.bm25] factory = "BM25"`. The kind's settings are `language`, that of
-the stemmer, and `analyzer`; its search parameters are `k1` and `b`. Modules that need numba, whose
-import takes a second, are imported when they are used, because reading a recipe does not need them.
+A recipe selects it by `[index.bm25] factory = "BM25"`. The kind's settings are `language` (the
+language of the stemmer) and `analyzer`; its search parameters are `k1` and `b`. Importing numba
+takes a second and reading a recipe does not need it, so modules that need numba are imported when
+they are used.
 """
 
 from collections.abc import Iterator, Mapping

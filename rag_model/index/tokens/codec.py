@@ -1,8 +1,7 @@
-"""The codecs of token vectors: the id of a centroid, and a code of the residual, of any number of
-bytes.
+"""Encode each token vector as the id of a centroid and a code of the residual.
 
-The centroids are unit vectors, and a vector is assigned to that with the largest inner product. The
-residual is the vector minus the centroid. A decoded vector is scaled to length 1.
+The centroids are unit vectors, and a vector is assigned to the centroid with the largest inner
+product. The residual is the vector minus its centroid. A decoded vector is scaled to length 1.
 
 | factory | residual |
 | --- | --- |
@@ -33,7 +32,8 @@ _FACTORY_PATTERN = re.compile(NAME + r"(?:,(?:Bits(?P<bits>\d+)|PQ(?P<pieces>\d+
 _BITS = (1, 2, 4, 8)
 Array = npt.NDArray[Any]
 _ROUNDS = 8  # rounds of k-means; ColBERTv2's code has 4
-# Tokens whose residuals give the quantiles: 8 million numbers at 128 dimensions.
+# Number of tokens from whose residuals the quantiles are computed: 8 million numbers at 128
+# dimensions.
 _SAMPLE_TOKENS = 1 << 16
 _WEIGHT_COUNTS = (2, 4, 16, 256)  # numbers of weights whose codes fill bytes
 _BLOCK = 1 << 14  # tokens encoded at a time

@@ -28,7 +28,7 @@ class SharedQuestionEncoder:
 
     Snapshots whose encoder files are equal share it. The model's vector space is read once, because
     the folder may be pruned while the weights are still in use. float32 weights stay mapped from
-    that folder's file, also after the snapshot is pruned or taken down; others are copied. The file
+    that folder's file, even after the snapshot is pruned or taken down; others are copied. The file
     holds no text of a page, and takes no further disk space, because the current snapshot links to
     it.
     """

@@ -115,7 +115,7 @@ class _TargetVersion:
 
 
 class _PullAbandonedError(BookwheelError):
-    """The store has changed, so that the follower has something better to do than to go on pulling."""
+    """The store has changed, so the follower stops this pull and polls again."""
 
 
 class FollowerThread(ABC):

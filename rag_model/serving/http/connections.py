@@ -1,8 +1,8 @@
 """Limit connections in time, bytes and number, beyond the limits of uvicorn.
 
-uvicorn only limits idle connections. uvicorn has no limit for the time and size of a request's
-head, for bytes around a body, for a reply that its client does not read, and for pipelined
-requests. With too many connections, it answers 503 to every client.
+uvicorn limits only the time of idle connections. It does not limit the time and size of a request's
+head, the bytes around a body, the time of a reply that the client does not read, or the number of
+pipelined requests. With too many connections, it answers 503 to every client.
 """
 
 import asyncio

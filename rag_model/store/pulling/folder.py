@@ -48,7 +48,8 @@ def mapped_stamp_name(ref: BlobRef) -> str:
 
 
 def record_name(dest: Path, store: str, name: str, identity: str) -> None:
-    """Record which snapshot of the store with this full URL a name referred to when it was pulled.
+    """Record the id of the snapshot that a name referred to in the store with this URL when it was
+    pulled.
 
     Raises:
         OSError: the folder cannot be written.

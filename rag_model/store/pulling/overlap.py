@@ -75,7 +75,7 @@ def is_convertible(source_bytes: int, target_bytes: int) -> bool:
 
 
 def _list_widened(source_bytes: int) -> tuple[int, int]:
-    """Return the bytes of a row with the same values, in the same type and in one twice as wide."""
+    """Return the bytes of a row in the same number type, and in a type that is twice as wide."""
     return source_bytes, 2 * source_bytes
 
 

@@ -541,7 +541,7 @@ class SnapshotLease:
     def __init__(self, store: Store) -> None:
         """Create a lease that holds no snapshot yet."""
         self._store, self._intent = store, ExitStack()
-        # Releases the lease also if the process ends without `close`.
+        # Releases the lease even if the process ends without `close`.
         self._finalizer = weakref.finalize(self, _release, self._intent)
 
     def hold(self, snapshot: str) -> None:

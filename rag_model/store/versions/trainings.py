@@ -1,7 +1,7 @@
-"""Checkpoints of unfinished trainings in a store, so that another machine can continue a training.
+"""Store checkpoints of unfinished trainings, so that another machine can continue a training.
 
 ```
-trainings/<key>/00000003.json     the newest checkpoint: its training, its step, and its files
+trainings/<key>/00000003.json     record of the newest checkpoint: training, step and files
 trainings/<key>/blobs/ab/abcdef…  files of the checkpoint, content-addressed
 ```
 `<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so
