@@ -286,7 +286,10 @@ def move_refs(
     current_move: RefMove | None,
     note: str,
 ) -> RefMove | None:
-    """Move the ref of a model that was trained, and then the snapshot's; return the ref's move."""
+    """Move the ref of the trained model, if there is one, and then the ref of the snapshot.
+
+    Return the move of the snapshot's ref.
+    """
     if model_ref is not None:
         tag(store, f"{MODEL_PREFIX}{model}", model_ref, note)
     return advance(store, snapshot, ref, current_move, note)

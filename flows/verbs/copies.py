@@ -121,8 +121,9 @@ def pull(
         no_embeddings: Leave out the vectors, and the indexes that rerank by them.
         passages_only: Pull only the passages.
         no_mapped: Write no memory-mapped copy of the passages, which takes three times their size.
-        keep: Number of versions to keep in DEST (those pulled last), besides versions being read;
-            by default all. With a number, versions that were taken down are deleted.
+        keep: Number of versions to keep in DEST: those that were pulled last. Versions being read
+            are kept as well. By default all are kept. With a number, versions that were taken down
+            are deleted.
     """
     opened_store = Store.open(store)
     catalog, name = opened_store.find_catalog(ref)

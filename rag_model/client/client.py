@@ -68,7 +68,7 @@ def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | Non
     """Return the seconds to wait before attempt number `attempt` (2 or more); None to give up.
 
     The pause doubles with each attempt, and is randomized to spread the requests of many clients.
-    The pause is at least `retry_after`, the header of the previous reply.
+    It is at least `retry_after`, the header of the previous reply.
 
     >>> compute_pause(2, ClientSettings(first_pause=0), retry_after="3")
     3.0

@@ -1,9 +1,9 @@
 """Convert the HTML that MediaWiki renders to plain text by section, as a reader sees it.
 
-The counterpart of `wikitext`: templates and Lua modules are rendered already. This module and
+In this HTML, unlike in `wikitext`, templates and Lua modules are rendered already. This module and
 `wikitext` drop the same content: tables and infoboxes unless they are requested, navigation boxes,
-pictures with captions, references, notices that point elsewhere, blocks of code, and all but
-sentences in sections of references and links. The HTML may come from the old parser
+pictures with captions, references, notices that point elsewhere, blocks of code, and, in sections
+of references and links, everything except sentences. The HTML may come from the old parser
 (`action=parse`) or from Parsoid, whose attribute `typeof` has the kind of an element
 (https://www.mediawiki.org/wiki/Specs/HTML).
 """

@@ -233,8 +233,8 @@ def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
 def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
     """Return the recipe with other factories for d dimensions, the best first.
 
-    A graph keeps its links and cells. With `with_vectors`, a graph and inverted lists whose
-    candidates are reranked by the snapshot's vectors are among them.
+    A graph keeps its links and cells. With `with_vectors`, the alternatives include a graph and
+    inverted lists whose candidates are reranked by the snapshot's vectors.
     """
     links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]

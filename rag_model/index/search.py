@@ -143,7 +143,8 @@ class FaissFileIndex:
         self._ranges = ranges
         self._lists = get_inverted_lists(self._index)
         self._quantizer = None if self._lists is None else faiss.downcast_index(self._lists.quantizer)
-        # With ranges: (lists,) offsets of the codes of each list in the file, of its ids and of its end.
+        # If the file is read by ranges: (lists,) offsets in the file at which the codes and the ids
+        # of each list begin, and at which its ids end.
         self._code_starts = self._id_starts = self._id_ends = np.empty(0, np.int64)
         if ranges is not None and self._lists is not None:
             list_offsets, entry_bytes = _locate_lists(path), int(self._lists.code_size) + _ID_BYTES

@@ -355,8 +355,8 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
     """Check that no passages of different parts have the same id, by their digests.
 
-    The digests of each part are sorted. The digests are in a file, from which one range of values
-    at a time is read into memory.
+    The digests of each part are sorted. They are in a file, from which one range of values at a
+    time is read into memory.
 
     Raises:
         InputError: an id is in two parts.

@@ -47,8 +47,8 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     # returns bytes [start, end) of a file, cut at its end; verified only if `are_verified`
     read_range: Callable[[NameT, int, int], bytes]
     open: Callable[[NameT], IO[bytes]]  # opens a file for reads at any offset, by range
-    # returns the verified bytes, (m, length), of ranges of files, (name, (m,) starts, length), by
-    # concurrent requests
+    # Takes (name, (m,) starts, length) for each file; returns the verified bytes of these ranges,
+    # (m, length), which are fetched by concurrent requests.
     read_ranges: Callable[[Sequence[tuple[NameT, Rows, int]]], Sequence[npt.NDArray[np.uint8]]] = lambda ranges: ()
     # numbers of rows and bytes of each file, if known; files are then opened without reading them
     shapes: Sequence[tuple[int, int]] = ()

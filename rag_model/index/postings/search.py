@@ -71,7 +71,7 @@ class PostingsIndex:
             query_terms: the terms of all queries.
             k: 1 <= k <= n.
             weighting: the weighting of the postings.
-            units_per_score: number of units, in which the factors are given, of a score of 1.
+            units_per_score: number of the factors' units that make a score of 1.
             skip: False reads every posting, with the same result.
 
         Raises:

@@ -1,12 +1,12 @@
 """Inspect an index file: links and reachability of graphs, list sizes, quantization error, and fit.
 
-The statistics explain the recall of an index. The statistics are read from the memory-mapped file,
-so any file that faiss wrote can be inspected, with a few bytes of memory per node.
+The statistics explain the recall of an index. They are read from the memory-mapped file, so any
+file that faiss wrote can be inspected, with a few bytes of memory per node.
 
 The *fit* says whether a trained file still fits a changed corpus. Cells, centroids and codes are
 trained once on a sample and kept while a corpus grows, so that the pieces of unchanged parts stay
-valid. Cells, centroids and codes are trained again if the vectors of the changed parts have more
-than `drift` times the error of the training vectors, or if one cell has become too large. If lists
+valid. They are trained again if the vectors of the changed parts have more than `drift` times the
+error of the training vectors, or if one cell has become too large. If lists
 have a lower recall for new vectors, their centroids are adapted to the current vectors, which takes
 a twentieth of the time of a training.
 

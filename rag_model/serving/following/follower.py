@@ -193,7 +193,7 @@ class RefFollower(FollowerThread):
             self._handle_poll_error(error)
         else:
             self._record_poll("")
-            # Drops the pins that were taken down before a pull, which may take hours.
+            # Removes pinned snapshots that were taken down, because the pull may take hours.
             self._pins.update(lambda name: None, self.taken_down)
             if (current := self._slot.current) is not None and current.id in self.taken_down:
                 current.delete_cached_ranges()

@@ -9,8 +9,8 @@ An evaluation counts an override if a passage holds a gold answer and the model 
 Live answers have no gold answer, so likelihoods decide. The probabilities of all answers to a
 question sum to 1: what the passages take from y they give to other answers. If the passages make y
 less likely, they speak for another answer, and the model's weights overrode them. An unsupported
-answer that the passages make likelier was drawn from them: it is wrong or paraphrased, but no
-override.
+answer that the passages make more likely was drawn from them: it is wrong or paraphrased, but it is
+not an override.
 
 `override` needs a model that can compute the likelihood of a given text. A remote model cannot, so
 it answers the question once more, closed book, and the two answers are compared:

@@ -24,11 +24,12 @@ from rag_model.untrusted_text import parse_json
 
 # The groups are stage, key and, from the second one on, the generation.
 RECORD_PATH = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")
-# start of the stages with the states of followed wikis (`snapshots.mirrors`)
+# Prefix of the stages that record the states of followed wikis (`snapshots.mirrors`).
 MIRROR_STAGE = "wiki-"
 _FORMAT = 1
-# The key, in a record's statistics, of a file's digest or a list of digests: `gc` keeps the outputs
-# as long as one of these files. It is for outputs that no version names, such as a delta.
+# Key in a record's statistics. Its value is the digest of a file, or a list of digests: `gc` keeps
+# the outputs as long as it keeps one of these files. It is for outputs that no version names, such
+# as a delta.
 TARGET_KEY = "after"
 
 

@@ -132,8 +132,8 @@ class ExportReport:
 def export_snapshot(snapshot: Snapshot, out: Destination, layout: Layout, *, embeddings: bool = True) -> ExportReport:
     """Write all passages of a snapshot, in row order, to the new folder `out`.
 
-    The folder appears complete or not at all. The folder may be in a dataset repository of the
-    Hugging Face Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are included if `embeddings` is
+    The folder appears complete or not at all. It may be in a dataset repository of the Hugging Face
+    Hub (`hf://datasets/USER/NAME/FOLDER`). Vectors are included if `embeddings` is
     set, the layout supports them, and the snapshot has vectors. `export_store` writes the layout
     `store`.
 

@@ -11,8 +11,8 @@ includes snapshots that a gate refused and snapshots without a tag. The files of
 stay until `gc` deletes the unneeded ones. A model does not keep the snapshot that it was trained
 on.
 
-An evaluation is deleted with its snapshot, or with its model if the store has it, even if it is
-new. A tag on the snapshot keeps the snapshot and the evaluation.
+An evaluation is deleted with its snapshot, or with its model if that is in the store, even if the
+evaluation is new. A tag on the snapshot, and one on such a model, keep the evaluation.
 
 An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
 training runs; until then its snapshot is kept. The record is deleted, and its files stay until

@@ -18,11 +18,11 @@ from rag_model.store.versions.manifest import Manifest
 HISTORY = "history"  # the field of a provenance
 # maximum number of recorded builds; number of newest builds that are always recorded
 _MAX_BUILDS, _NEWEST = 20, 8
-# Number of last builds that are compared, and minimum number of earlier builds. A single outlier
-# gives no warning.
+# Number of the newest builds whose median is compared with that of the earlier ones, and minimum
+# number of earlier builds. By the medians, a single outlier gives no warning.
 _RECENT, _EARLIER = 3, 4
-# Limits of a trend, as multiples of the earlier builds. With 256 queries the error of recall is
-# .01.
+# Limits of a trend, as multiples of the value of the earlier builds. With 256 queries, recall is
+# exact to about .01.
 LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
 _INDEX_METRICS = ("distances", "degree", "replaced")
 _MAX_NAME = 100

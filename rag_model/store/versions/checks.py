@@ -24,9 +24,7 @@ PULL_AGAIN = ": pull it again, or verify the store"  # advice for a manifest tha
 
 
 class NewerFormatError(StoreError):
-    """The manifest is from a newer bookwheel. The manifest is not damaged, so it must not be
-    replaced.
-    """
+    """The manifest is from a newer bookwheel; it is not damaged, so it must not be replaced."""
 
 
 def check(condition: object, description: str) -> None:
@@ -173,7 +171,7 @@ class VersionManifest(ABC, Generic[ContentT]):
     __slots__ = ()
     noun: ClassVar[str]  # kind of the version: snapshot, model or evaluation
     newest_format: ClassVar[int]
-    identity: ClassVar[str] = "content"  # name of the section that determines the id
+    id_section: ClassVar[str] = "content"  # name of the section that determines the id
     content: ContentT
     format: int
 
@@ -214,7 +212,7 @@ class VersionManifest(ABC, Generic[ContentT]):
         check_objects(values, *(name for name in names if name in ("metrics", "provenance")))
         identity, values["content"] = values.pop("id"), cls.parse_content(values["content"], format_number)
         manifest = cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
-        check(manifest.id == identity, f"id {identity!r}: its {cls.identity} hashes to {manifest.id}")
+        check(manifest.id == identity, f"id {identity!r}: its {cls.id_section} hashes to {manifest.id}")
         return manifest
 
     @classmethod

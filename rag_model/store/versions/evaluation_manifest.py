@@ -151,7 +151,7 @@ class EvaluationManifest(VersionManifest[EvaluationContent]):
 
     noun: ClassVar[str] = "evaluation"
     newest_format: ClassVar[int] = FORMAT
-    identity: ClassVar[str] = "subject"
+    id_section: ClassVar[str] = "subject"
     content: EvaluationContent
     # time, files, versions and duration of the evaluation
     provenance: Mapping[str, Any] = field(default_factory=dict)

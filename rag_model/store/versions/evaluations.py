@@ -1,8 +1,8 @@
 """Evaluations in the store: record, find, list and export them.
 
-An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. An evaluation
-is kept as long as its snapshot, and as its model if the store has that: `expire` deletes it with
-them. The rows of an evaluation contain passages. So a takedown deletes the evaluations of the
+An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. `expire`
+deletes an evaluation as soon as it deletes its snapshot or, if its model is in the store, its
+model. The rows of an evaluation contain passages. So a takedown deletes the evaluations of the
 snapshots that it replaces, and no evaluation of such a snapshot can be recorded afterwards.
 """
 
@@ -146,7 +146,10 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 
 
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
-    """Return the manifest paths of an evaluation's snapshot and model; it expires with them."""
+    """Return the manifest paths of an evaluation's snapshot and of its model, if it is stored.
+
+    The evaluation expires with either.
+    """
     model = subject.stored_model
     return [
         store.snapshots.manifest_path(subject.snapshot),
