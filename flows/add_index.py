@@ -1,8 +1,8 @@
 """Build indexes over an existing snapshot, without its dump: additional ones, or replacements.
 
 Purpose: add an index, or rebuild one with other settings, without building anything else.
-`reencode` encodes the passages with another encoder first. A training that also trains the passage encoder
-uses it to rebuild its index, during the training and at its end.
+`reencode` encodes the passages with another encoder first. A training that also trains the passage
+encoder uses it to rebuild its index, during the training and at its end.
 Caching: the store's memo. An index that was built over these vectors before is reused.
 Requires: a store that this machine and the workers both reach.
 """

@@ -282,7 +282,7 @@ class _Tally:
         return True
 
     def record_time(self, page: Page) -> None:
-        """Record the time of an article, even if it was taken down: the newest time dates the dump."""
+        """Record the time of an article, even if taken down: the newest time dates the dump."""
         if page.revised is not None and (self.newest_revision is None or page.revised > self.newest_revision):
             self.newest_revision = page.revised
 

@@ -78,7 +78,7 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
 
 
 def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
-    """Return a depth that leaves `k` hits after one passage of a question's own document is dropped."""
+    """Return a depth that leaves `k` hits if one passage of a question's own document is dropped."""
     return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
 
 

@@ -246,7 +246,7 @@ def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
             raise InputError(f"{path} has no column {column!r} of float lists: it has {column_names or 'none'}")
         return column
     if not vector_columns:
-        raise InputError(f"{path} has no column with a list of floats in each row: give a file that has one")
+        raise InputError(f"{path} has no column with a list of floats per row: give a file that has one")
     if len(vector_columns) > 1:
         raise UsageError(
             f"{path} has several columns of vectors ({column_names}): give a file with one, "

@@ -91,8 +91,8 @@ class ReachabilityTree:
         targets = self._graph.bottom(front).ravel()  # (f, 2M) -> (f 2M,)
         slots = np.flatnonzero((targets >= 0) & (self._parent.take(targets) < 0))[::-1]
         new_targets = targets[slots]
-        # Of several values for a target, numpy keeps the last one. Because `slots` descends, that is
-        # the first node of `front` that links to the target.
+        # Of several values for a target, numpy keeps the last one. Because `slots` descends, that
+        # is the first node of `front` that links to the target.
         self._parent[new_targets] = front[slots // self._graph.width]
         return np.unique(new_targets)
 
