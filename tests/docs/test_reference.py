@@ -145,7 +145,9 @@ def test_the_page_of_the_api_has_the_limits_and_the_statuses() -> None:
 
 def test_the_page_of_the_api_has_every_metric() -> None:
     source = METRICS.read_text(encoding="utf-8")
-    found = re.findall(r'(counter\(|histogram\(|yield \(?\s*|Info\w*\(|Gauge\w*\()\s*"(?:bookwheel_)?([a-z_\d]+)"', source)
+    found = re.findall(
+        r'(counter\(|histogram\(|yield \(?\s*|Info\w*\(|Gauge\w*\()\s*"(?:bookwheel_)?([a-z_\d]+)"', source
+    )
     endings = {"counter(": "_total", "InfoMetricFamily(": "_info"}
     names = sorted(f"`bookwheel_{name}{endings.get(kind, '')}`" for kind, name in found)
     assert len(names) > 30

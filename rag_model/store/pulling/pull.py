@@ -106,6 +106,7 @@ def pull(
             move.
         UsageError: `keep` is less than 1, or `dest` has models and a snapshot is pulled, or the
             other way round.
+        NotFoundError: there is no such version, or the snapshot was taken down while it was pulled.
         ResourceError: the disk of `dest` has too little free space; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current`
             is unchanged.
@@ -132,6 +133,7 @@ def pull(
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
             replaced_ids = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
             if identity in replaced_ids:
+                prune(dest, None, lock, catalog.parse, {identity})
                 raise NotFoundError(
                     f"snapshot {identity[:12]} was taken down while it was pulled: pull its replacement"
                 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.errors import StoreError, UsageError
+from rag_model.errors import NotFoundError, StoreError, UsageError
 from rag_model.store import Snapshot, Store
 from rag_model.store.pulling.folder import lock_folder, remove_taken_down
 from rag_model.store.pulling.pull import pull
@@ -77,6 +77,17 @@ def test_what_was_taken_down_is_told_and_goes_where_something_is_kept(
         assert (kept.pruned, kept.taken_down) == ((b,), (c,))  # one that is read
     assert (pull(local_store, d, dest, keep=9).pruned, there(dest)) == ((c,), {a, d})
     assert copies(dest) == named(local_store, a, d)
+
+
+def test_a_snapshot_that_is_taken_down_during_its_pull_leaves_no_file(
+    local_store: Store, versions: list[str], dest: Path
+) -> None:
+    a, b, *_ = versions
+    pull(local_store, a, dest)
+    with pytest.raises(NotFoundError, match=f"snapshot {b[:12]} was taken down while it was pulled"):
+        pull(local_store, b, dest, on_progress=lambda done, total: local_store.takedowns.record_replacement(b, a))
+    assert (there(dest), copies(dest)) == ({a}, named(local_store, a))
+    assert (dest / "current").resolve().name == a
 
 
 def test_a_folder_is_rid_of_what_was_taken_down_though_it_is_the_current_one(
