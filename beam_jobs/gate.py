@@ -195,8 +195,10 @@ def measure_one(task: MeasureTask, store: Store) -> Report:
         representation = snapshot.manifest.content.representation_of(task.index)
         query_set = _open_query_set(store, snapshot, task, representation)
         measurement = measure_index(snapshot, task.index, query_set)
-    metrics = {name: value if isinstance(value, int) else float(value) for name, value in measurement.metrics.items()}
-    return {**asdict(measurement), "recalls": measurement.recalls.tolist(), "metrics": metrics}
+    report = {**asdict(measurement), "recalls": measurement.recalls.tolist()}
+    # A kind of a plugin may report numbers of numpy's types.
+    plain_report: Report = json.loads(json.dumps(report, default=lambda number: number.item()))
+    return plain_report
 
 
 def read_measurement(report: Report) -> IndexMeasurement:

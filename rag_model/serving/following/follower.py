@@ -204,8 +204,8 @@ class RefFollower(FollowerThread):
     def _wake(self) -> None:
         self._wake_event.set()
 
-    def _open_pinned(self, store: Store, name: str) -> LoadedSnapshot:
-        """Return a snapshot that requests name, held open."""
+    def _open_pinned(self, store: Store, name: str) -> LoadedSnapshot | None:
+        """Return a snapshot that requests name, held open, or None if its pull was interrupted."""
         current, snapshot_id = self._slot.current, store.snapshots.resolve_trusted(name)
         if snapshot_id in self.taken_down:
             raise NotFoundError(f"snapshot {name} was taken down: ask for another one")
@@ -215,7 +215,12 @@ class RefFollower(FollowerThread):
             return self._slot.hold(current)
         start_time, served_ref = time.monotonic(), ServedRef(name, 0, snapshot_id, "")
         if self._settings.pull:
-            folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
+            try:
+                folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
+            except _PullAbandonedError as reason:
+                _LOG.info("the pull of snapshot %s is interrupted: %s", name, reason)
+                self._wake()
+                return None
             loaded = self._open_warm(folder, served_ref, None, current)
         else:
             loaded = self._open_ranged(store, served_ref, current)
@@ -243,6 +248,7 @@ class RefFollower(FollowerThread):
         current = self._slot.current
         if current is not None and current.id in self.taken_down:
             _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
+            current.delete_cached_ranges()
             self._slot.withdraw()
             self._lease.close()
             notify(self._observer.on_withdrawn, current.id)
@@ -346,7 +352,7 @@ class RefFollower(FollowerThread):
     def _load_and_swap(self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None) -> None:
         start_time, served_ref = time.monotonic(), target.served_ref
         try:
-            if self._settings.from_store and (current is None or current.is_ranged):
+            if self._settings.from_store and (current is None or current.is_ranged or not self._settings.pull):
                 if current is None or current.id != served_ref.snapshot:
                     current = self._serve_from_store(store, target, current)
                 if not self._settings.pull:

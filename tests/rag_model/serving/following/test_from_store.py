@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from rag_model import ranges
+from rag_model.errors import StoreError
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
@@ -121,6 +122,76 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         until(lambda: not is_ranged(served))
         assert served.search("bada")["snapshot"] == third
         assert not (tmp_path / "pulled" / second).exists()
+
+
+def test_without_a_pull_a_folder_that_was_pulled_before_is_followed_by_ranges(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = far.snapshots.resolve("latest")
+    second = far.snapshots.publish(Manifest(replace(far.snapshots.get(first).content, retriever="ivf")))
+    with serving(far.url, tmp_path / "pulled", FROM_STORE) as served:
+        until(lambda: not is_ranged(served))
+    open_store, is_down = Store.open, threading.Event()
+    is_down.set()
+
+    def open_if_up(*arguments: Any, **options: Any) -> Store:
+        if is_down.is_set():
+            raise StoreError("the network is down")
+        return open_store(*arguments, **options)
+
+    monkeypatch.setattr(Store, "open", open_if_up)
+    with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:
+        assert not is_ranged(served)  # the folder answers during an outage
+        is_down.clear()
+        tag(far, second, "latest")
+        served.until_served(second)
+        assert is_ranged(served)
+        assert not (tmp_path / "pulled" / second).exists()
+
+
+def test_a_takedown_without_a_replacement_deletes_the_cached_ranges(far: Store, tmp_path: Path) -> None:
+    first = far.snapshots.resolve("latest")
+    with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:
+        served.search("bada")
+        assert list((tmp_path / "cache" / "ranges").iterdir())
+        far.takedowns.record_replacement(first, "")
+        until(lambda: served.service.slot.current is None)
+        assert list((tmp_path / "cache" / "ranges").iterdir()) == []
+
+
+def test_a_takedown_of_another_snapshot_only_delays_one_that_requests_name(
+    far: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = far.snapshots.get(far.snapshots.resolve("latest")).content
+    second, third = (far.snapshots.publish(Manifest(replace(content, retriever=name))) for name in ("ivf", "rotated"))
+    vectors = bytearray(far.files.read(content.files["embeddings/part-0.npy"].path))
+    vectors[-1] ^= 1
+    own_file = far.blobs.put_bytes(bytes(vectors))
+    files = {**content.files, "embeddings/part-0.npy": own_file}
+    named = far.snapshots.publish(Manifest(replace(content, files=files)))
+    read, may_read, is_read = Far.cat_file, threading.Event(), threading.Event()
+
+    def hold_own_file(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if path.endswith(Path(own_file.path).name):
+            is_read.set()
+            may_read.wait(60)
+        return read(self, path, start, end)
+
+    monkeypatch.setattr(Far, "cat_file", hold_own_file)
+    with serving(far.url, tmp_path / "pulled", replace(QUICK, retrievers=("bm25", "ivf"))) as served:
+
+        def ask() -> tuple[int, str]:
+            reply = served.client.post(f"/retrieve?snapshot={named}", json={"queries": ["bada"], "topk": 3})
+            return reply.status_code, reply.json().get("detail", "")
+
+        opening = (503, f"snapshot {named} is being opened: ask again in a moment")
+        assert ask() == opening
+        assert is_read.wait(60)
+        far.takedowns.record_replacement(second, third)
+        may_read.set()
+        replies: list[tuple[int, str]] = []
+        until(lambda: replies.append(ask()) or replies[-1] != opening)
+        assert replies[-1] == (200, "")
 
 
 def test_without_a_pull_unreadable_ranges_are_errors_and_cached_ranges_answer(
