@@ -114,7 +114,7 @@ class _TargetVersion:
     model: str | None  # full id
 
 
-class _PullAbandonedError(BookwheelError):
+class _PullInterruptedError(BookwheelError):
     """The store has changed, so the follower stops this pull and polls again."""
 
 
@@ -217,7 +217,7 @@ class RefFollower(FollowerThread):
         if self._settings.pull:
             try:
                 folder, _ = self._pull_and_load_model(store, _TargetVersion(served_ref, None), current)
-            except _PullAbandonedError as reason:
+            except _PullInterruptedError as reason:
                 _LOG.info("the pull of snapshot %s is interrupted: %s", name, reason)
                 self._wake()
                 return None
@@ -363,7 +363,7 @@ class RefFollower(FollowerThread):
             self._record_last_served(store, served_ref)
         except FollowerStoppedError:
             raise
-        except _PullAbandonedError as reason:
+        except _PullInterruptedError as reason:
             _LOG.info("the pull of snapshot %s is interrupted: %s", served_ref.snapshot[:12], reason)
             self._wake()
         except BookwheelError as error:
@@ -511,10 +511,10 @@ class RefFollower(FollowerThread):
         self._check_time = time.monotonic() + self._settings.poll_seconds
         with suppress(StoreError):  # a store that does not answer makes the pull itself fail
             if store.takedowns.list_replaced() != self.taken_down:
-                raise _PullAbandonedError("snapshots were taken down")
+                raise _PullInterruptedError("snapshots were taken down")
             is_followed = current is not None and current.is_ranged and target.served_ref.ref == self._target_ref.ref
             if is_followed and self._resolve_target(store).served_ref.snapshot != target.served_ref.snapshot:
-                raise _PullAbandonedError(f"{target.served_ref.ref} has moved")
+                raise _PullInterruptedError(f"{target.served_ref.ref} has moved")
 
     def _refuse(
         self,
