@@ -121,13 +121,18 @@ def test_a_body_of_ten_megabytes_is_refused(served: Serving) -> None:
     assert served.client.post("/retrieve", json={"queries": ["a" * (10 << 20)]}).status_code == 413
 
 
-def test_single_queries_are_answered_while_a_large_request_runs(made_library: Library, dest: Path) -> None:
+def test_single_queries_are_answered_while_a_large_request_runs(
+    made_library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They share no batch, queue or thread with it, and it leaves one of two cores free."""
+    # On a busy machine the client may pause for longer than a core is reserved after its request.
+    monkeypatch.setattr("rag_model.serving.service._RESERVE_SECONDS", PATIENCE)
     with serving(made_library.url, dest, with_limits(batch_questions=4, max_queries=5000, workers=2)) as served:
         many = QUERIES * 20
         batcher = served.service._chunk_batcher
         niceness = {os.getpriority(os.PRIO_PROCESS, thread._thread.native_id or 0) for thread in batcher.threads}
         assert min(niceness) > os.getpriority(os.PRIO_PROCESS, 0)
+        served.search("who was the king?")
         with ThreadPoolExecutor() as pool:
             large = pool.submit(httpx.post, f"{served.url}/retrieve", json={"queries": many}, timeout=PATIENCE)
             queued_counts = []
@@ -137,7 +142,7 @@ def test_single_queries_are_answered_while_a_large_request_runs(made_library: Li
                 queued_counts.append(batcher.queued_questions)
             assert len(large.result().json()["result"]) == len(many)
         assert len(queued_counts) > 10
-        assert max(queued_counts[5:]) <= 1  # of the large request, whose chunks have one query
+        assert max(queued_counts) <= 1  # of the large request, whose chunks have one query
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{served.url}/retrieve", json={"queries": many * 4}, timeout=0.2)
         # A client that leaves half-way takes its queries out of the queue.

@@ -101,7 +101,7 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
             swapped, clients.pause = len(clients.replies), 0.05  # seconds: the cores are for workers that start
             assert get_metric(url, 'bookwheel_swaps_total{outcome="ok"}') == 2
             assert get_metric(url, 'bookwheel_request_seconds_count{status="200",verb="search"}') >= swapped
-            until(lambda: get_metric(url, "bookwheel_ref_number") == 4)
+            until(lambda: get_metric(url, "bookwheel_ref_number") == 5)
 
             for deaths, index in enumerate((1, 0), start=1):
                 killed = list_workers(supervisor)[index]
