@@ -61,9 +61,12 @@ def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) ->
     The verb `index` takes no `index` and no `questions` from settings, where these names mean an
     index of a snapshot and a set of questions, and no `beam_options`, since it builds in a folder
     of this machine, which the workers of a cluster cannot reach. The retriever has two names: if a
-    flag gives one of them, a setting of the other must not take precedence over it.
+    flag gives one of them, a setting of the other must not take precedence over it. Only a flag
+    confirms a deletion, because a forgotten setting would skip every dry run.
     """
-    excluded_names = {"--index", "--questions", "--beam-options"} if commands == ("index",) else set[str]()
+    excluded_names = {"--yes"}
+    if commands == ("index",):
+        excluded_names |= {"--index", "--questions", "--beam-options"}
     if any(argument.tokens for argument in arguments if _RETRIEVER & set(argument.names)):
         excluded_names |= _RETRIEVER
     settable = arguments.copy()

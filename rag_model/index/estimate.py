@@ -207,8 +207,7 @@ def fit_into_memory(
         advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
         f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed_bytes)} "
-        f"of "
-        f"memory to {purpose}, and {format_bytes(memory)} are free: {advice}"
+        f"of memory to {purpose}, and {format_bytes(memory)} are available: {advice}"
     )
 
 

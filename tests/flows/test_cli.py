@@ -262,6 +262,8 @@ def test_settings_go_flag_environment_file_default(
     monkeypatch.setenv("BOOKWHEEL_STORE", str(tmp_path / "none"))
     assert bookwheel("search", "Who?").code == 1
     assert hits("--store", library) == 2
+    monkeypatch.setenv("BOOKWHEEL_YES", "1")  # only a flag makes a dry run a deletion
+    assert "give --yes" in bookwheel("gc", "--store", library, "--grace", "0").out
 
 
 def test_a_broken_settings_file_is_one_sentence(

@@ -118,7 +118,7 @@ def test_rows_that_are_no_vectors(given: Path, vectors: Any, bookwheel: Any, tmp
         (["{given}", "{out}", "--index", "HNSW8,PQ"], 2, "HNSW8,PQ"),
         (["{given}", "{out}", "--index", "IVF4,PQ5"], 2, "PQ5"),
         (["{given}", "{out}", "--memory", "much"], 2, "not an amount of memory"),
-        (["{given}", "{out}", "--memory", "1MB", "--index", "HNSW8"], 1, "1 MB are free: add memory"),
+        (["{given}", "{out}", "--memory", "1MB", "--index", "HNSW8"], 1, "1 MB are available: add memory"),
         (["{given}", "{out}", "--recall", "1.5"], 2, "recall_target is 1.5"),
         (["{given}", "{out}", "--questions", "{given}", "--questions", "none.npy"], 2, "questions"),
         (["{given}", "{out}", "--column", "a", "--nonsense"], 2, "nonsense"),

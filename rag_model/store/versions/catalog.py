@@ -148,7 +148,10 @@ class Catalog(Generic[ManifestT]):
             if replaced_id.startswith(name):
                 self._refuse_replaced(replaced_id)
         known_refs = ", ".join(self.refs.list_names()) or "none"
-        raise NotFoundError(f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known_refs})")
+        raise NotFoundError(
+            f"no {self.noun} or ref {name!r} in {self.files.url} (refs: {known_refs}): "
+            "name one of these refs, or check the store"
+        )
 
     def resolve_trusted(self, name: str) -> str:
         """Resolve a name as `resolve` does, and check signatures if a trust file is given.

@@ -231,8 +231,16 @@ def _list_content(example: Example) -> list[Any]:
 
 
 def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
-    parse_row = next((_detect_format(value) for _, value in iter_json_file(url)), None) if _is_json(url) else None
+    first_character = _read_first_character(url)
+    rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
+    parse_row = next((_detect_format(value) for _, value in rows), None)
     if parse_row is None:
+        if first_character == "[":  # no question file is an array
+            field_names = "; ".join(", ".join(names) for names in _FORMATS)
+            raise InputError(
+                f"{url}: the first value of the array is missing, or has none of these sets of fields: {field_names}; "
+                "add the fields, or give questions without passages as JSONL"
+            )
         for question in read_questions(url).questions:
             yield Example(question.id, question.text, question.answers)
         return
@@ -255,9 +263,9 @@ def _detect_format(value: Any) -> RowParser | None:
     return next((parse_row for required_keys, parse_row in _FORMATS.items() if keys >= set(required_keys)), None)
 
 
-def _is_json(url: str) -> bool:
+def _read_first_character(url: str) -> str:
     with _open_text(url, _NOUN) as file:
-        return str(file.read(1 << 12)).lstrip()[:1] in {"{", "["}
+        return str(file.read(1 << 12)).lstrip()[:1]
 
 
 def _describe_mismatch(error: Exception) -> str:

@@ -81,7 +81,7 @@ def test_recall_that_nothing_reaches_in_so_much_memory_or_disk_is_refused() -> N
 
 
 def test_error_names_the_smallest_if_nothing_fits() -> None:
-    with pytest.raises(ResourceError, match=r"^OPQ48.* 1\.7 GB .* 1\.0 GB are free: add memory, since no index"):
+    with pytest.raises(ResourceError, match=r"^OPQ48.* 1\.7 GB .* 1\.0 GB are available: add memory, since no index"):
         fit_into_memory(list_alternatives(OPEN, 768), *WIKIPEDIA, GB, serving=True)
     with pytest.raises(ResourceError, match="no index is smaller"):
         fit_into_memory([IndexRecipe("HNSW32")], *WIKIPEDIA, GB, serving=True)
@@ -97,7 +97,7 @@ def test_given_numbers_are_kept() -> None:
 
 def test_error_suggests_a_factory_that_can_be_searched() -> None:
     with pytest.raises(
-        ResourceError, match=r"70\.5 GB of memory to build and search, and 16\.0 GB are free"
+        ResourceError, match=r"70\.5 GB of memory to build and search, and 16\.0 GB are available"
     ) as refused:
         fit_into_memory([IndexRecipe("HNSW32")], *WIKIPEDIA, 16 * GB, serving=True)
     offered = re.search(r"use (\S+)$", str(refused.value))

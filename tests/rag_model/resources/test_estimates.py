@@ -122,7 +122,7 @@ def test_cores_that_memory_has_no_room_for_are_not_asked_for(base: Path) -> None
     [
         (SMALL, "500MB", r"embed needs \d\.\d GB of memory, and a run may use 500 MB: raise the limit"),
         (SMALL, "1500MB", "the stage embed needs .* of memory"),
-        (WIKIPEDIA, "4GB", r"HNSW32 over .* are free: use IVF\S+$"),
+        (WIKIPEDIA, "4GB", r"HNSW32 over .* are available: use IVF\S+$"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(passages: int, memory: str, says: str, base: Path) -> None:
