@@ -225,7 +225,7 @@ url, source, chunk = sys.argv[1:]
 files._CHUNK = int(chunk)
 if url.startswith("az:"):
     from rag_model.store.objects import azure
-    azure._BLOCK = azure._WHOLE = int(chunk)
+    azure._BLOCK_BYTES = azure._SINGLE_UPLOAD = int(chunk)
 Store.open(url).blobs.put_file(Path(source))
 """
 
