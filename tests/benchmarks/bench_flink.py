@@ -16,19 +16,22 @@ minutes with the default encoder, a small one with random weights; `--copies` en
 import argparse
 import json
 import os
+import re
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bench_workers import repeat_dump, small_encoder
+from dumps import read_export, write_streams
 from flink_cluster import SLOTS, Flink, flink
 from processes import Cost, run
 
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch
 from beam_jobs.workers import START_VARIABLE
+from flows.demo import demo_dump, demo_encoder
 from rag_model.store.objects.memo import Memo
 from rag_model.store.store import Store
 
@@ -39,6 +42,33 @@ factory = "HNSW16"
 mean = 0.0
 p5 = 0.0
 """  # random vectors have low recall
+
+ID_STEP = 10**6  # above every page id of the demo dump
+STREAM_PAGES = 20  # a Wikipedia dump has 100 a stream; the demo dump would be two
+PAGE_ID = re.compile(rb"<id>(\d+)</id>")
+
+
+def repeat_dump(times: int, folder: Path) -> Path:
+    """Write `times` copies of the demo dump's pages, with distinct ids, as a multistream dump."""
+    export = read_export(Path(demo_dump()))
+    pages = (
+        PAGE_ID.sub(lambda match, n=n: b"<id>%d</id>" % (int(match[1]) + n * ID_STEP), page, count=1)
+        for n in range(times)
+        for page in export.pages
+    )
+    folder.mkdir()
+    return Path(write_streams(export.head, pages, export.foot, folder, STREAM_PAGES))
+
+
+def write_small_encoder(folder: Path) -> Path:
+    """Write a folder of MiniLM's tokenizer and one random layer of 128 dimensions."""
+    from transformers import BertConfig, BertModel  # noqa: PLC0415 - imports torch
+
+    config = BertConfig(hidden_size=128, num_hidden_layers=1, num_attention_heads=2, intermediate_size=512)
+    BertModel(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(Path(demo_encoder(), name), folder / name)
+    return folder
 
 
 def reindex(
@@ -104,7 +134,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="bench-flink-") as name:
         folder = Path(name)
-        encoder = options.encoder or small_encoder(folder / "encoder")
+        encoder = options.encoder or write_small_encoder(folder / "encoder")
         print(json.dumps(measure(folder, options.copies, encoder, {START_VARIABLE: "0"} if options.every_job else {})))
 
 

@@ -8,7 +8,7 @@ import bz2
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
@@ -149,24 +149,19 @@ def write_multistream(export: Export, folder: Path) -> str:
     return write_streams(export.head, export.pages, export.foot, folder)
 
 
-def write_streams(head: bytes, pages: Iterable[bytes], foot: bytes, folder: Path) -> str:
+def write_streams(head: bytes, pages: Iterable[bytes], foot: bytes, folder: Path, stream_pages: int = _STREAM) -> str:
     """Write pages from an iterator in the format of `write_multistream`; return the dump's path."""
     path = folder / "wiki-20261101-pages-articles-multistream.xml.bz2"
-    lines = []
+    lines, remaining_pages = [], iter(pages)
     with path.open("wb") as file:
         file.write(bz2.compress(head))
-        for stream in _streams(iter(pages)):
+        for stream in iter(lambda: list(islice(remaining_pages, stream_pages)), []):
             lines += [b"%d:%s:%s\n" % (file.tell(), *_name(page)) for page in stream]
             file.write(bz2.compress(b"".join(stream)))
         file.write(bz2.compress(foot))
     index = folder / path.name.replace(".xml", "-index.txt")
     index.write_bytes(bz2.compress(b"".join(lines)))
     return str(path)
-
-
-def _streams(pages: Iterator[bytes]) -> Iterator[Sequence[bytes]]:
-    while stream := list(islice(pages, _STREAM)):
-        yield stream
 
 
 def _name(page: bytes) -> tuple[bytes, bytes]:
