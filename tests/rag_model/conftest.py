@@ -67,6 +67,12 @@ def passages() -> list[Passage]:
 
 
 @pytest.fixture(scope="session")
+def sentence_transformers() -> Any:
+    """The package, which only workers import whose tests compare with it: that takes more than a second."""
+    return import_module("sentence_transformers")
+
+
+@pytest.fixture(scope="session")
 def encoder(minilm: Path) -> Encoder:
     """The real encoder, on one thread."""
     return Encoder.load(minilm, threads=1)

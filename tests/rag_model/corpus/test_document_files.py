@@ -10,8 +10,6 @@ from typing import Any
 from zipfile import ZipFile
 
 import odfdo
-import openpyxl
-import pptx
 import pypdfium2
 import pytest
 
@@ -608,6 +606,8 @@ def test_hidden_and_deleted_text_of_a_word_file_is_left_out() -> None:
 
 
 def test_a_workbook_has_a_table_per_visible_sheet() -> None:
+    import openpyxl  # noqa: PLC0415 - takes a fifth of a second
+
     workbook = openpyxl.Workbook()
     rivers, hidden = workbook.active, workbook.create_sheet("Hidden")
     workbook.create_sheet("Empty")
@@ -629,6 +629,8 @@ def test_a_workbook_has_a_table_per_visible_sheet() -> None:
 
 
 def test_a_presentation_has_a_section_per_slide() -> None:
+    import pptx  # noqa: PLC0415 - takes a tenth of a second
+
     presentation = pptx.Presentation()
     slide = presentation.slides.add_slide(presentation.slide_layouts[1])
     slide.shapes.title.text, slide.placeholders[1].text = "Plan", "First\nSecond"

@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.util import semantic_search
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
@@ -46,10 +44,10 @@ def copied(source: Path, into: Path) -> Path:
     return shutil.copytree(source, into)
 
 
-def test_the_real_minilm_encodes_as_sentence_transformers_does(minilm: Path) -> None:
+def test_the_real_minilm_encodes_as_sentence_transformers_does(minilm: Path, sentence_transformers: Any) -> None:
     texts = ["A bookwheel lets one read many books at once.", "Paris", "Rivers " * 300, ""]
     actual = Encoder.load(minilm, "question", dtype="float32")
-    peer = SentenceTransformer(str(minilm), device="cpu")
+    peer = sentence_transformers.SentenceTransformer(str(minilm), device="cpu")
     np.testing.assert_allclose(actual.encode_questions(texts), peer.encode(texts), atol=1e-5)
     passages = actual.encode_passages(["Paris"], ["is a city."])
     np.testing.assert_allclose(passages, peer.encode(["Paris is a city."]), atol=1e-5)
@@ -85,7 +83,13 @@ PROMPTS = {"query": "query: ", "document": "passage: "}
     ],
 )
 def test_vectors_and_scores_are_those_of_sentence_transformers(
-    tiny_st: Build, texts: Texts, pooling: str, has_normalize: bool, similarity: str | None, settings: dict[str, Any]
+    tiny_st: Build,
+    texts: Texts,
+    pooling: str,
+    has_normalize: bool,
+    similarity: str | None,
+    settings: dict[str, Any],
+    sentence_transformers: Any,
 ) -> None:
     folder = tiny_st(
         pooling={"word_embedding_dimension": 32, "pooling_mode": pooling},
@@ -93,7 +97,7 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
         prompts={**settings, "similarity_fn_name": similarity},
     )
     actual = Encoder.load(folder, dtype="float32")
-    peer = SentenceTransformer(str(folder), device="cpu")
+    peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     joined = [f"{title} {text}".strip() for title, text in zip(*texts, strict=True)]
     passages, questions = actual.encode_passages(*texts), actual.encode_questions(joined)
     assert actual.dim == actual.space().dim == passages.shape[1] == peer.get_embedding_dimension()
@@ -109,15 +113,18 @@ def test_vectors_and_scores_are_those_of_sentence_transformers(
     np.testing.assert_allclose(questions @ passages.T, scores, rtol=1e-4, atol=1e-4)
 
 
-def test_a_cosine_model_without_normalize_ranks_as_semantic_search(minilm: Path, tmp_path: Path) -> None:
+def test_a_cosine_model_without_normalize_ranks_as_semantic_search(
+    minilm: Path, tmp_path: Path, sentence_transformers: Any
+) -> None:
     folder = copied(minilm, tmp_path / "cosine")
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([m for m in modules if not m["type"].endswith("Normalize")]))
     (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "cosine"}')
     question = "What is the tallest building?"
     texts = ["Structural engineering is related to the design of buildings.", "The tower stands 309 feet tall. " * 9]
-    peer, actual = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder, dtype="float32")
-    (hits,) = semantic_search(peer.encode_query([question]), peer.encode_document(texts))
+    peer = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    actual = Encoder.load(folder, dtype="float32")
+    (hits,) = sentence_transformers.util.semantic_search(peer.encode_query([question]), peer.encode_document(texts))
     scores = actual.encode_questions([question]) @ actual.encode_passages(["", ""], texts).T
     assert np.argsort(-scores[0]).tolist() == [hit["corpus_id"] for hit in hits]
     np.testing.assert_allclose(np.sort(scores[0])[::-1], [hit["score"] for hit in hits], atol=1e-5)
@@ -156,7 +163,9 @@ def end_token_folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_requested_end_token_ends_every_input(end_token_folder: Path, tmp_path: Path) -> None:
+def test_a_requested_end_token_ends_every_input(
+    end_token_folder: Path, tmp_path: Path, sentence_transformers: Any
+) -> None:
     actual = Encoder.load(end_token_folder, dtype="float32")
     texts = ["Who wrote it?", "", "the king " * 100]
     assert {actual.tokenizer.encode(text).tokens[-1] for text in texts} == {"</s>"}
@@ -169,7 +178,7 @@ def test_a_requested_end_token_ends_every_input(end_token_folder: Path, tmp_path
         single="<s> $A </s>", pair="<s> $A $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     tokenizer.save(str(mended / "tokenizer.json"))
-    peer = SentenceTransformer(str(mended), device="cpu")
+    peer = sentence_transformers.SentenceTransformer(str(mended), device="cpu")
     np.testing.assert_allclose(actual.encode_questions(texts), peer.encode_query(texts), atol=1e-5)
     assert read_encoder_spec(mended).end_token == ""
     # Without the token the vectors are others, so the space is another one.

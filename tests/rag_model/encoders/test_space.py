@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from rag_model.encoders.space import Space, check_same_space, compute_space, digest_tokenizer, read_declared_space
 from rag_model.encoders.spec import EncoderSpec, read_encoder_spec
@@ -54,8 +53,10 @@ def test_other_weights_are_another_space(tiny_bert: Path, tiny_dpr: tuple[Path, 
         check_same_space(compute_space(tiny_dpr[0], SPEC), compute_space(tiny_bert, SPEC))
 
 
-def test_saving_a_model_again_does_not_leave_its_space(minilm: Path, tmp_path: Path) -> None:
-    SentenceTransformer(str(minilm), device="cpu").save(str(tmp_path / "again"))
+def test_saving_a_model_again_does_not_leave_its_space(
+    minilm: Path, tmp_path: Path, sentence_transformers: Any
+) -> None:
+    sentence_transformers.SentenceTransformer(str(minilm), device="cpu").save(str(tmp_path / "again"))
     spec, again = read_encoder_spec(minilm), read_encoder_spec(tmp_path / "again")
     assert spec == again
     assert compute_space(minilm, spec).digest == compute_space(tmp_path / "again", again).digest

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SparseEncoder as Peer
 
 from rag_model.corpus.ragged_file import QUERY_UNITS
 from rag_model.encoders.architecture import check_is_encoder
@@ -46,9 +45,11 @@ def load(folder: Path, **overrides: Any) -> SparseEncoder:
 
 
 @pytest.mark.parametrize(("pooling", "activation"), POOLINGS)
-def test_weights_are_those_of_sentence_transformers(pooling: str, activation: str, tmp_path: Path) -> None:
+def test_weights_are_those_of_sentence_transformers(
+    pooling: str, activation: str, tmp_path: Path, sentence_transformers: Any
+) -> None:
     made = save_splade(tmp_path / "made", pooling_strategy=pooling, activation_function=activation)
-    peer = Peer(str(made), device="cpu")
+    peer = sentence_transformers.SparseEncoder(str(made), device="cpu")
     expected = peer.encode(TEXTS, convert_to_tensor=True).to_dense().numpy()
     actual = load(made)
     assert (actual.spec.pooling, actual.spec.activation, actual.spec.max_length) == (pooling, activation, 32)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from sentence_transformers import SentenceTransformer
 
 from rag_model.encoders.architecture import check_is_encoder, read_architecture
 from rag_model.encoders.encoder import Encoder, collect_question_encoder_files, load_any_encoder, read_passage_space
@@ -63,9 +62,11 @@ def test_half_precision_is_computed_in_single(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shape", [{}, {"normalize": True}, {"inside": "0_StaticEmbedding"}, {"truncate": 9}, {"truncate": 700}]
 )
-def test_vectors_are_those_of_sentence_transformers(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_vectors_are_those_of_sentence_transformers(
+    shape: dict[str, Any], tmp_path: Path, sentence_transformers: Any
+) -> None:
     folder = save_static_embedding(tmp_path / "static", **shape)
-    peer, actual = SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder)
+    peer, actual = sentence_transformers.SentenceTransformer(str(folder), device="cpu"), Encoder.load(folder)
     passages = peer.encode_document(TEXTS, normalize_embeddings=True)  # its similarity is the cosine
     assert np.abs(actual.encode_passages([""] * len(TEXTS), TEXTS) - passages).max() < 1e-6
     assert np.abs(actual.encode_questions(TEXTS) - peer.encode_query(TEXTS, normalize_embeddings=True)).max() < 1e-6

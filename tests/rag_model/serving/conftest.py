@@ -3,7 +3,9 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,12 @@ from rag_model.serving.following.trials import try_encoders
 from rag_model.store.pulling.pull import pull
 from tests.fixtures.serving import Library, make_library
 from tests.fixtures.tiny_rag import save_tiny_rag
+
+
+@pytest.fixture(scope="session")
+def mcp_server() -> Any:
+    """The module, which only one worker imports: `mcp` takes half a second."""
+    return import_module("rag_model.serving.mcp_server")
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rag_model.errors import NotFoundError
-from rag_model.serving.mcp_server import locate_passage
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.snapshot import Snapshot
@@ -43,11 +43,11 @@ def library(
     return Snapshot.from_manifest(built.store, Manifest(built.content))
 
 
-def test_every_passage_is_found_with_its_neighbours(library: Snapshot) -> None:
+def test_every_passage_is_found_with_its_neighbours(library: Snapshot, mcp_server: Any) -> None:
     assert len(library.parts) > 1
     every = library.passages(range(library.n))
     for row, passage in enumerate(every):
-        found = locate_passage(library, passage.id)
+        found = mcp_server.locate_passage(library, passage.id)
         assert (found.row, found.passage) == (row, passage)
         for step, near in ((-1, found.previous), (1, found.next)):
             beside = every[row + step] if 0 <= row + step < library.n else None
@@ -56,9 +56,9 @@ def test_every_passage_is_found_with_its_neighbours(library: Snapshot) -> None:
 
 
 @pytest.mark.parametrize("identity", ["", ":", "10", "10:999", "9" * 30 + ":0", "²:0", "a:10:-1", "\ud800", "x" * 500])
-def test_an_id_that_is_not_there_is_told(library: Snapshot, identity: str) -> None:
+def test_an_id_that_is_not_there_is_told(library: Snapshot, identity: str, mcp_server: Any) -> None:
     if identity in {passage.id for passage in library.passages(range(library.n))}:  # "10" is one of the rows' own
-        assert locate_passage(library, identity).passage.id == identity
+        assert mcp_server.locate_passage(library, identity).passage.id == identity
         return
     with pytest.raises(NotFoundError, match="has no passage"):
-        locate_passage(library, identity)
+        mcp_server.locate_passage(library, identity)

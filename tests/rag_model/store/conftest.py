@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from rag_model.corpus.passages import PassageWriter
@@ -62,7 +62,8 @@ def moto_server() -> Iterator[Callable[[str], str]]:
     "repeat" carries such a request out twice, as when the first answer was lost and the client tried again. "race"
     looks for the file and then writes it: two writers that come at once both succeed. "race memo" does so there alone.
     """
-    app = DomainDispatcherApplication(create_backend_app)
+    moto = import_module("moto.moto_server.werkzeug_app")  # takes a fourth of a second
+    app = moto.DomainDispatcherApplication(moto.create_backend_app)
     servers: dict[str, BaseWSGIServer] = {}
 
     def start(conditions: str) -> str:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rouge_score.rouge_scorer import RougeScorer
-from sacrebleu.metrics import BLEU
 
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.answers.scores import estimate_measures, score_answer
@@ -87,6 +85,8 @@ def test_labels() -> None:
 
 @given(TEXTS, GOLDS)
 def test_rouge_is_rouge_scores(said: str, golds: list[str]) -> None:
+    from rouge_score.rouge_scorer import RougeScorer  # noqa: PLC0415 - takes half a second
+
     expected = RougeScorer(["rougeL"]).score_multi(golds, said)["rougeL"].fmeasure
     assert rouge_l(said, golds) == pytest.approx(expected)
 
@@ -98,6 +98,8 @@ PHRASES = st.lists(st.sampled_from(WORDS), max_size=9).map(" ".join)
 @pytest.mark.parametrize("order", [1, 4])
 @given(pairs=st.lists(st.tuples(PHRASES, st.lists(PHRASES, min_size=1, max_size=3)), min_size=1, max_size=4))
 def test_bleu_of_a_set_is_sacrebleus(order: int, pairs: list[tuple[str, list[str]]]) -> None:
+    from sacrebleu.metrics import BLEU  # noqa: PLC0415 - takes a fourth of a second
+
     widest = max(len(golds) for _, golds in pairs)
     streams = [[golds[n] if n < len(golds) else None for _, golds in pairs] for n in range(widest)]
     expected = BLEU(max_ngram_order=order).corpus_score([said for said, _ in pairs], streams).score / 100

@@ -3,7 +3,6 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nltk.stem.porter import PorterStemmer
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.index.postings.analyzer import MAX_CHARACTERS, Analyzer
@@ -184,6 +183,8 @@ _SUFFIXES = (
 
 def test_lucene_stems_are_porters() -> None:
     """NLTK has the variant of Porter's own implementation, which Lucene has too."""
+    from nltk.stem.porter import PorterStemmer  # noqa: PLC0415 - takes half a second
+
     generator, oracle = random.Random(3), PorterStemmer(PorterStemmer.MARTIN_EXTENSIONS)
     words = {
         "".join(generator.choices("aeioybcdlstxkmzg", k=generator.randint(0, 5)))

@@ -3,9 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.losses import MultipleNegativesRankingLoss
-from sentence_transformers.util import dot_score
 from torch import Tensor, nn
 
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss
@@ -38,8 +35,11 @@ class Given(nn.Module):
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 def test_it_is_sentence_transformers_multiple_negatives_ranking_loss(minilm: Path, scale: float) -> None:
+    from sentence_transformers import SentenceTransformer, losses, util  # noqa: PLC0415 - takes a second
+
     questions, positives, negatives = vectors(1, B), vectors(2, B), vectors(3, B)
-    peer = MultipleNegativesRankingLoss(SentenceTransformer(str(minilm), device="cpu"), scale, dot_score)
+    model = SentenceTransformer(str(minilm), device="cpu")
+    peer = losses.MultipleNegativesRankingLoss(model, scale, util.dot_score)
     peer.model = Given()  # type: ignore[assignment]
     reference = peer([{"vectors": one} for one in (questions, positives, negatives)], torch.empty(0))
     gradients = torch.autograd.grad(reference, [questions, positives, negatives])
