@@ -144,7 +144,7 @@ def test_single_queries_are_answered_while_a_large_request_runs(
         assert len(queued_counts) > 10
         assert max(queued_counts) <= 1  # of the large request, whose chunks have one query
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{served.url}/retrieve", json={"queries": many * 4}, timeout=0.2)
+            httpx.post(f"{served.url}/retrieve", json={"queries": many * 4}, timeout=httpx.Timeout(PATIENCE, read=0.2))
         # A client that leaves half-way takes its queries out of the queue.
         until(lambda: served.service._chunk_batcher.is_idle)
         served.search("who was the king?")

@@ -174,7 +174,7 @@ def test_a_takedown_of_another_snapshot_only_delays_one_that_requests_name(
     def hold_own_file(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
         if path.endswith(Path(own_file.path).name):
             is_read.set()
-            may_read.wait(60)
+            may_read.wait(300)
         return read(self, path, start, end)
 
     monkeypatch.setattr(Far, "cat_file", hold_own_file)
@@ -186,7 +186,7 @@ def test_a_takedown_of_another_snapshot_only_delays_one_that_requests_name(
 
         opening = (503, f"snapshot {named} is being opened: ask again in a moment")
         assert ask() == opening
-        assert is_read.wait(60)
+        assert is_read.wait(300)
         far.takedowns.record_replacement(second, third)
         may_read.set()
         replies: list[tuple[int, str]] = []
