@@ -215,9 +215,9 @@ class ReusableArticles:
         return ArticleResult(passages, article.reason, article.dropped, spans, templates=templates)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
-        """Return a logged page with only its id, time and key, as `find` returns its passages.
+        """Return a logged page with only its id, time and key; `find` returns its passages.
 
-        A page that could not be parsed is not found: its title, which is not logged, is listed.
+        Return None for a page that could not be parsed: its title is needed, but is not logged.
         """
         article = self._find_article(key, with_spans=with_spans)
         if article is None or article.reason:
@@ -234,19 +234,19 @@ class ReusableArticles:
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
         counts = log["passages"].to_numpy()
-        # Skip a part from whose passages a page was removed: the log counts more than the file has,
-        # or an earlier version wrote the file without dates.
+        # Skip the part if a page was removed from its passages, so that the log counts more than
+        # the file has, or if an earlier version wrote the file without dates.
         if counts.sum() != file.n_rows or not file.dated:
             return
         starts = np.cumsum(counts) - counts
         page_ids = log["page_id"].to_pylist()
         is_consistent = _mask_consistent_articles(file, page_ids, starts, counts)
         keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
-        later_values: list[list[Any]] = [
+        later_columns: list[list[Any]] = [
             log[name].to_pylist() if name in log.column_names else [default] * len(page_ids)
             for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
-        digests, drop_reasons, revision_times, templates, template_digests = later_values
+        digests, drop_reasons, revision_times, templates, template_digests = later_columns
         for i in np.flatnonzero(is_consistent).tolist():
             start_and_count = int(starts[i]), int(counts[i])
             self._articles[keys[i]] = _LoggedArticle(
@@ -281,8 +281,8 @@ def _mask_consistent_articles(
 ) -> npt.NDArray[np.bool_]:
     """Return (n,): for each article, whether all passages at its rows belong to its page."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
-    numbers = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
-    is_own_row = numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), counts)
+    page_numbers = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
+    is_own_row = page_numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), counts)
     n_own = np.concatenate([[0], np.cumsum(is_own_row)])
     is_complete: npt.NDArray[np.bool_] = n_own[starts + counts] - n_own[starts] == counts
     return is_complete
@@ -309,7 +309,7 @@ def _read_log(path: Path) -> pa.Table:
             names = [name for name, _ in _COLUMNS] + later_names
             check_groups(path, file, names, path.stat().st_size)
             log = file.read(names, use_threads=False)
-            # numbers in earlier logs
+            # page ids are numbers in earlier logs
             return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{path} is not a readable article log ({error}): build without it") from error

@@ -22,7 +22,7 @@ from rag_model.corpus.records import Page, Siteinfo
 LANGUAGE_WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
     Path(__file__).with_name("language_words.toml").read_text(encoding="utf-8")
 )
-_FILE, _CATEGORY = 6, 14  # keys of namespaces
+_FILE, _CATEGORY = 6, 14  # numbers of namespaces
 DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambiguation", "list"]
 
 
@@ -77,7 +77,7 @@ def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
     Looks at the title, the start of the text and the names of templates, without parsing.
     """
     patterns = _compile_page_patterns(siteinfo.language)
-    return next((reason for reason, applies in _TESTS.items() if applies(page, patterns)), page)
+    return next((reason for reason, applies in _DROP_TESTS.items() if applies(page, patterns)), page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _is_list(page: Page, patterns: _PagePatterns) -> bool:
     return page.title.startswith(language.list_prefixes) or page.title.endswith(language.list_suffixes)
 
 
-_TESTS: dict[DropReason, Callable[[Page, _PagePatterns], bool]] = {
+_DROP_TESTS: dict[DropReason, Callable[[Page, _PagePatterns], bool]] = {
     "namespace": lambda page, _: page.namespace != 0,
     "redirect": lambda page, patterns: page.redirect or patterns.redirect.match(page.text) is not None,
     "not_wikitext": lambda page, _: page.model != "wikitext",

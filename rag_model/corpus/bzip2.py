@@ -88,9 +88,9 @@ def _get_workspace() -> tuple[Any, ...]:
 
 def _read_bits(words: Any, bit: int, count: int) -> int:
     """Return `count` bits (at most 64) as a number; bits after the padding are read as 0."""
-    first = bit // 32
-    number = int.from_bytes(words[first : first + 3].astype(">u4").tobytes().ljust(12, b"\0"))
-    return number >> (96 - bit % 32 - count) & ((1 << count) - 1)
+    first_word = bit // 32
+    word_bits = int.from_bytes(words[first_word : first_word + 3].astype(">u4").tobytes().ljust(12, b"\0"))
+    return word_bits >> (96 - bit % 32 - count) & ((1 << count) - 1)
 
 
 def _compute_checksum(block: bytes) -> int:
@@ -140,15 +140,15 @@ def _decode_block(words: Any, n_bits: Any, bit: Any, max_size: Any, workspace: A
     lookup_tables = np.zeros(_MAX_TABLES << _TABLE_BITS, np.uint16)
     # For each code length: the number after its last code, and rank minus code of its symbols.
     code_ends, offsets = np.zeros((2, _MAX_TABLES, _MAX_CODE_BITS + 1), np.int64)
-    by_rank = np.zeros((_MAX_TABLES, _MAX_SYMBOLS), np.uint16)
+    symbol_by_rank = np.zeros((_MAX_TABLES, _MAX_SYMBOLS), np.uint16)
     for table_number in range(n_tables):
         if bit >= 0:
             entries = lookup_tables[table_number << _TABLE_BITS : (table_number + 1) << _TABLE_BITS]
-            code_table = (entries, code_ends[table_number], offsets[table_number], by_rank[table_number])
+            code_table = (entries, code_ends[table_number], offsets[table_number], symbol_by_rank[table_number])
             bit = _read_codes(words, n_bits, bit, n_used + 2, code_table)
     if bit < 0:
         return failure
-    counts, code_tables = np.zeros(256, np.int64), (table_of_group, lookup_tables, code_ends, offsets, by_rank)
+    counts, code_tables = np.zeros(256, np.int64), (table_of_group, lookup_tables, code_ends, offsets, symbol_by_rank)
     alphabet, symbols = (front_list, n_used + 1), symbols[:max_size]
     bit, size = _read_symbols(words, n_bits, bit, alphabet, code_tables, symbols, counts)
     if origin >= size:
@@ -186,7 +186,7 @@ def _read_groups(words: Any, n_bits: Any, bit: Any, n_tables: Any, table_of_grou
 @compiled
 def _read_codes(words: Any, n_bits: Any, bit: Any, n_symbols: Any, code_table: Any) -> Any:
     """Read the codes of one Huffman table; return the next bit, or -1 on an error."""
-    table, code_ends, offsets, by_rank = code_table
+    table, code_ends, offsets, symbol_by_rank = code_table
     length_of_symbol, length = np.empty(_MAX_SYMBOLS, np.int64), _peek(words, bit, 5)
     bit += 5
     for symbol in range(n_symbols):
@@ -209,7 +209,7 @@ def _read_codes(words: Any, n_bits: Any, bit: Any, n_symbols: Any, code_table: A
                 if length <= _TABLE_BITS:
                     shift = _TABLE_BITS - length
                     table[code << shift : (code + 1) << shift] = symbol | length << 9
-                by_rank[rank] = symbol
+                symbol_by_rank[rank] = symbol
                 code, rank = code + 1, rank + 1
         code_ends[length] = code
         code <<= 1
@@ -220,9 +220,9 @@ def _read_codes(words: Any, n_bits: Any, bit: Any, n_symbols: Any, code_table: A
 def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables: Any, symbols: Any, counts: Any) -> Any:
     """Decode and count symbols; return (next bit, number of `symbols`), both -1 on an error."""
     failure = (np.int64(-1), np.int64(-1))
-    (front_list, end_symbol), (table_of_group, table, code_ends, offsets, by_rank) = alphabet, code_tables
+    (front_list, end_symbol), (table_of_group, table, code_ends, offsets, symbol_by_rank) = alphabet, code_tables
     # Unsigned, because compiled code tests whether a signed index is negative.
-    unit, eight, low_byte, last_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
+    one, eight, low_byte, last_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
     # The move-to-front list: the first of eight symbols is in the lowest byte.
     first_eight, second_eight, other_symbols = np.uint64(0), np.uint64(0), front_list[16:].copy()
     for i in range(8):
@@ -238,7 +238,7 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
             table_start, group = np.uint64(table_number << _TABLE_BITS), group + 1
         n_left -= 1
         word = position >> np.uint64(5)
-        bits = np.uint64(words[word]) << np.uint64(32) | np.uint64(words[word + unit])
+        bits = np.uint64(words[word]) << np.uint64(32) | np.uint64(words[word + one])
         bits <<= position & np.uint64(31)
         entry = np.uint64(table[table_start | bits >> np.uint64(64 - _TABLE_BITS)])
         if entry:
@@ -257,8 +257,8 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
             if not 0 <= rank <= end_symbol:
                 return failure
             position += np.uint64(length)
-            symbol = np.uint64(by_rank[table_number, rank])
-        if symbol <= unit:  # a digit of the length of a run of the first symbol
+            symbol = np.uint64(symbol_by_rank[table_number, rank])
+        if symbol <= one:  # a digit of the length of a run of the first symbol
             run += weight << np.int64(symbol)
             weight <<= 1
             if size + run > symbols.size:
@@ -272,14 +272,14 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
             break
         if size == symbols.size:
             return failure
-        list_index = symbol - unit
+        list_index = symbol - one
         if list_index < eight:
             shift = list_index << np.uint64(3)
-            list_symbol, lower_symbols = first_eight >> shift & low_byte, first_eight & ((unit << shift) - unit)
+            list_symbol, lower_symbols = first_eight >> shift & low_byte, first_eight & ((one << shift) - one)
             first_eight = (first_eight ^ lower_symbols ^ list_symbol << shift) | lower_symbols << eight | list_symbol
         elif list_index < np.uint64(16):
             shift = (list_index - eight) << np.uint64(3)
-            list_symbol, lower_symbols = second_eight >> shift & low_byte, second_eight & ((unit << shift) - unit)
+            list_symbol, lower_symbols = second_eight >> shift & low_byte, second_eight & ((one << shift) - one)
             second_eight = (
                 (second_eight ^ lower_symbols ^ list_symbol << shift)
                 | lower_symbols << eight
@@ -290,8 +290,8 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
             list_index -= np.uint64(16)
             list_symbol = np.uint64(other_symbols[list_index])
             while list_index > np.uint64(0):
-                other_symbols[list_index] = other_symbols[list_index - unit]
-                list_index -= unit
+                other_symbols[list_index] = other_symbols[list_index - one]
+                list_index -= one
             other_symbols[0] = second_eight >> last_shift
             second_eight = second_eight << eight | first_eight >> last_shift
             first_eight = first_eight << eight | list_symbol
@@ -302,8 +302,8 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
 
 
 @compiled
-def _follow_segments(chain: Any, size: Any, first: Any, segment_symbols: Any, out: Any) -> Any:
-    """Write the symbols along the chain from `first`, with runs expanded; return their number.
+def _follow_segments(chain: Any, size: Any, first_position: Any, segment_symbols: Any, out: Any) -> Any:
+    """Write the symbols along the chain from `first_position`, with runs expanded; return their number.
 
     Return -1 if `out` is full. `chain` is a permutation of `size` positions, so each position is in
     one segment, and a row of `segment_symbols` has room for all of them.
@@ -314,9 +314,9 @@ def _follow_segments(chain: Any, size: Any, first: Any, segment_symbols: Any, ou
     for start_number in range(n_segments):
         starts[start_number] = start_number * segment_step
         chain[start_number * segment_step] |= _STARTS_SEGMENT
-    starts[n_segments], first_segment = first, first // segment_step
-    if not chain[first] & _STARTS_SEGMENT:
-        chain[first] |= _STARTS_SEGMENT
+    starts[n_segments], first_segment = first_position, first_position // segment_step
+    if not chain[first_position] & _STARTS_SEGMENT:
+        chain[first_position] |= _STARTS_SEGMENT
         n_segments, first_segment = n_segments + 1, n_segments
     row_of, begins, ends, next_segment = np.empty((4, n_segments), np.int64)
     positions, sizes, segment_of = np.zeros((3, _PARALLEL_SEGMENTS), np.int64)
@@ -326,8 +326,8 @@ def _follow_segments(chain: Any, size: Any, first: Any, segment_symbols: Any, ou
         segment_symbols[row, 0] = entry & np.uint32(255)
         positions[row], sizes[row], segment_of[row] = entry >> np.uint32(8) & np.uint32(0xF_FFFF), 1, row
         row_of[row], begins[row] = row, 0
-    active = n_rows
-    while active:
+    n_active = n_rows
+    while n_active:
         for row in range(n_rows):
             if segment_of[row] < 0:
                 continue
@@ -340,7 +340,7 @@ def _follow_segments(chain: Any, size: Any, first: Any, segment_symbols: Any, ou
                 ends[segment], next_segment[segment] = sizes[row], start_number
                 if n_begun == n_segments:
                     segment_of[row] = -1
-                    active -= 1
+                    n_active -= 1
                     continue
                 segment_of[row], row_of[n_begun], begins[n_begun] = n_begun, row, sizes[row]
                 entry, n_begun = chain[starts[n_begun]], n_begun + 1

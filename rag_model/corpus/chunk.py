@@ -356,7 +356,7 @@ class _Article:
 
 
 def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles) -> Iterator[_Article]:
-    """Yield the articles of a part in order; each ready-made passage is an article of its own."""
+    """Yield the articles of a part in order; each imported passage is an article of its own."""
     dump_format = get_part_format(part)
     if isinstance(dump_format, PageFormat):
         yield from _chunk_pages(part, dump_format, context, tally, reusable)
@@ -422,7 +422,7 @@ def _chunk_pages(
         else:
             tally.record_time(page)
             tally.count_article(result, is_reused=reused_article is not None)
-            if result.templates:  # an update with nothing takes as long as finding an article
+            if result.templates:  # even an empty update takes as long as finding an article
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _Article(result, str(page.page_id), key, page.revised)
 
@@ -446,10 +446,10 @@ def _chunk_page(
     """Return the passages of a page, or the reason to quarantine it."""
     with_spans, structures = context.recipe.spans, context.recipe.structures
     # The `clean` of another package's format may not have this parameter.
-    options = {"structures": structures} if structures and page_format.extracts_structures else {}
+    clean_options = {"structures": structures} if structures and page_format.extracts_structures else {}
     try:
         with use_templates(context.table) as template_use:
-            sections = page_format.clean(page, context.siteinfo, anchors=with_spans, **options)
+            sections = page_format.clean(page, context.siteinfo, anchors=with_spans, **clean_options)
     except UnparsablePageError as error:
         return ArticleResult((), error.reason)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -459,11 +459,11 @@ def _chunk_page(
     metadata = collect_metadata(page, context.siteinfo) if metadata_names else page.metadata
     if "aliases" in metadata_names:
         sections = add_aliases(sections, page.title, metadata.aliases)
-    prose = tuple(section for section in sections if section.text) if options else sections
+    prose = tuple(section for section in sections if section.text) if clean_options else sections
     article = Article(str(page.page_id), page.rev_id, page.title, prose, page.revised)
     passages = list(chunk_article(article))
     passage_spans = find_article_spans(article, passages) if with_spans else []
-    if options:
+    if clean_options:
         used_ids = {passage.id for passage in passages}
         words = getattr(context.recipe.create_chunker(), "words", DEFAULT_WORDS)
         structure_passages = list(build_structure_passages(article, sections, words, used_ids))

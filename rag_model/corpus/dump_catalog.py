@@ -34,7 +34,7 @@ ARTICLES_JOB = "articlesmultistreamdump"
 _RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
 PROPERTIES_JOB = "pagepropstable"  # properties of pages, such as their Wikidata items
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.(?:bz2|sql\.gz)")
-_DIGEST = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
+_DIGEST_PATTERNS = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
 _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
 _MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
 _BLOCK_BYTES = 1 << 20
@@ -279,7 +279,7 @@ def _parse_file_entry(status_url: str, name: str, entry: Mapping[str, Any]) -> D
         raise ValueError(f"unexpected file {name!r} at {url!r}")
     algorithm = "sha1" if "sha1" in entry else "md5"
     size, digest = int(entry["size"]), str(entry[algorithm]).lower()
-    if size < 1 or not _DIGEST[algorithm].fullmatch(digest):
+    if size < 1 or not _DIGEST_PATTERNS[algorithm].fullmatch(digest):
         raise ValueError(f"unexpected size {size} or {algorithm} {digest!r} of {name!r}")
     return DumpFile(name, url, size, (algorithm, digest))
 

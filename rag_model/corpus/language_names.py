@@ -60,8 +60,8 @@ def list_fallbacks(code: str) -> list[str]:
     table, code = _read_table(), code.lower()
     codes = [code if code in table else _RENAMED.get(code, code)]
     while len(codes) < _MAX_FALLBACKS:
-        last = codes[-1]
-        codes.append(table[last][0] if last in table else last.rpartition("-")[0])
+        last_code = codes[-1]
+        codes.append(table[last_code][0] if last_code in table else last_code.rpartition("-")[0])
     return [codes[0], *dict.fromkeys(other for other in codes[1:] if other and other != codes[0])]
 
 
@@ -72,10 +72,10 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
     ('27 січня 1839', '1839年1月27日')
     """
     names = get_names(code)
-    name = names.months[month - 1] if names.months else str(month)
+    month_name = names.months[month - 1] if names.months else str(month)
     if not (day and year):
-        return " ".join(part for part in (day, name, year) if part)
-    return (*names.date, "{day} {month} {year}")[0].format(day=day, month=name, number=month, year=year)
+        return " ".join(part for part in (day, month_name, year) if part)
+    return (*names.date, "{day} {month} {year}")[0].format(day=day, month=month_name, number=month, year=year)
 
 
 @cache

@@ -121,7 +121,7 @@ def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
 
 def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
     """Return the categories that a page's wikitext names, in their order."""
-    prefixes = {name for name, key in siteinfo.namespaces.items() if key == _CATEGORY}
+    prefixes = {name for name, number in siteinfo.namespaces.items() if number == _CATEGORY}
     links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in prefixes)
     return _list_titles([link[2].replace("_", " ") for link in links])
 
@@ -135,13 +135,13 @@ def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str])
     if not new_aliases or not sections:
         return tuple(sections)
     line = f"{'; '.join(new_aliases)}."  # chunkers cut between sentences
-    first, *other_sections = sections
-    if first.heading:
+    first_section, *other_sections = sections
+    if first_section.heading:
         return (Section("", line), *sections)
     offset = len(line) + 1
-    links = tuple((start + offset, end + offset) for start, end in first.links)
-    text = f"{line}\n{first.text}" if first.text else line
-    return (replace(first, text=text, links=links), *other_sections)
+    links = tuple((start + offset, end + offset) for start, end in first_section.links)
+    text = f"{line}\n{first_section.text}" if first_section.text else line
+    return (replace(first_section, text=text, links=links), *other_sections)
 
 
 def set_passage_metadata(
@@ -230,12 +230,12 @@ def _hash_title(title: str) -> int:
     return int.from_bytes(hashlib.blake2b(title.encode(), digest_size=_KEY_BITS // 8).digest(), "big")
 
 
-def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path, removed: Collection[int] = ()) -> None:
-    """Merge the redirects of all parts with keys whose first `bits` bits are `number`.
+def merge_redirects(parts: Iterable[Path], prefix: int, n_bits: int, out: Path, removed: Collection[int] = ()) -> None:
+    """Merge the redirects of all parts with keys whose first `n_bits` bits are `prefix`.
 
     Redirects whose ids are in `removed` are left out, because their titles were taken down.
     """
-    first_key, end_key = (prefix << _KEY_BITS - bits for prefix in (number, number + 1))
+    first_key, end_key = (bound << _KEY_BITS - n_bits for bound in (prefix, prefix + 1))
     tables = []
     for path in parts:
         table = _map_table(path)
@@ -253,21 +253,21 @@ def merge_redirects(parts: Iterable[Path], number: int, bits: int, out: Path, re
     _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(order), out)
 
 
-def write_items(chunks: Iterable[bytes], where: str, out: Path) -> int:
+def write_items(chunks: Iterable[bytes], location: str, out: Path) -> int:
     """Write the Wikidata items of a table of page properties (an SQL dump); return their number.
 
     Raises:
-        InputError: The file is not such a table; the message starts with `where`.
+        InputError: The file is not such a table; the message starts with `location`.
     """
     n_rows = 0
     with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, _ITEM_SCHEMA) as writer:
-        for batch in _iter_item_batches(chunks, where):
+        for batch in _iter_item_batches(chunks, location):
             writer.write_batch(batch)
             n_rows += len(batch)
     return n_rows
 
 
-def _iter_item_batches(chunks: Iterable[bytes], where: str) -> Iterator[pa.RecordBatch]:
+def _iter_item_batches(chunks: Iterable[bytes], location: str) -> Iterator[pa.RecordBatch]:
     rest, has_table, pairs = b"", False, list[tuple[int, int]]()
     for chunk in chunks:
         data, start = rest + chunk, 0
@@ -280,7 +280,7 @@ def _iter_item_batches(chunks: Iterable[bytes], where: str) -> Iterator[pa.Recor
             yield _to_batch(pairs)
             pairs = []
     if not has_table:
-        raise InputError(f"{where} has no table page_props: download it again, or remove it")
+        raise InputError(f"{location} has no table page_props: download it again, or remove it")
     if pairs:
         yield _to_batch(pairs)
 
@@ -332,10 +332,10 @@ NO_PAGES = PageTable()
 def _read_items(path: Path, first_page: int, last_page: int) -> dict[int, int]:
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         items: dict[int, int] = {}
-        for number in range(reader.num_record_batches):
-            page_ids, values = (column.to_numpy() for column in reader.get_batch(number).columns)
+        for batch_number in range(reader.num_record_batches):
+            page_ids, item_numbers = (column.to_numpy() for column in reader.get_batch(batch_number).columns)
             is_in_part = (first_page <= page_ids) & (page_ids <= last_page)
-            items.update(zip(page_ids[is_in_part].tolist(), values[is_in_part].tolist(), strict=True))
+            items.update(zip(page_ids[is_in_part].tolist(), item_numbers[is_in_part].tolist(), strict=True))
         return items
 
 

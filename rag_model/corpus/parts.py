@@ -53,34 +53,34 @@ def choose_part_weight(dump_bytes: int) -> int:
 
 
 def choose_starts(
-    runs: Sequence[PageRun], target: int | None = None, parent_boundaries: PartBoundaries | None = None
+    runs: Sequence[PageRun], target_weight: int | None = None, parent_boundaries: PartBoundaries | None = None
 ) -> list[int]:
     """Return the first page id of each part; the first is 0. `runs` are sorted by first page.
 
     With `parent_boundaries` the parent's parts are kept, except that new pages fill the last one up
-    to `target`.
+    to `target_weight`.
     """
-    total = sum(run.weight for run in runs)
-    part_weight = target or choose_part_weight(total)
+    total_weight = sum(run.weight for run in runs)
+    part_weight = target_weight or choose_part_weight(total_weight)
     if parent_boundaries is not None:
         return _extend_starts(runs, part_weight, parent_boundaries)
-    n_parts = max(1, round(total / part_weight))
+    n_parts = max(1, round(total_weight / part_weight))
     starts, done_weight = [0], 0
     for run in runs:
-        if done_weight * n_parts >= total * len(starts) and run.slice.first_page > starts[-1]:
+        if done_weight * n_parts >= total_weight * len(starts) and run.slice.first_page > starts[-1]:
             starts.append(run.slice.first_page)
         done_weight += run.weight
     return starts
 
 
-def _extend_starts(runs: Sequence[PageRun], target: int, parent_boundaries: PartBoundaries) -> list[int]:
+def _extend_starts(runs: Sequence[PageRun], target_weight: int, parent_boundaries: PartBoundaries) -> list[int]:
     starts, weight_in_part = list(parent_boundaries.starts), 0
     for run in runs:
-        first = run.slice.first_page
-        if first < starts[-1]:
+        first_page = run.slice.first_page
+        if first_page < starts[-1]:
             continue
-        if first >= parent_boundaries.end and first > starts[-1] and weight_in_part >= target:
-            starts.append(first)
+        if first_page >= parent_boundaries.end and first_page > starts[-1] and weight_in_part >= target_weight:
+            starts.append(first_page)
             weight_in_part = 0
         weight_in_part += run.weight
     return starts
@@ -105,15 +105,15 @@ def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
 
 
 def assemble_parts(
-    kind: SourceKind, runs: Sequence[PageRun], starts: Sequence[int], last: int, part_format: str = ""
+    kind: SourceKind, runs: Sequence[PageRun], starts: Sequence[int], last_page: int, part_format: str = ""
 ) -> tuple[Part, ...]:
-    """Return the parts that start at `starts` and cover the ids up to `last`, with their slices.
+    """Return the parts that start at `starts` and cover the ids up to `last_page`, with their slices.
 
-    `runs` are sorted by first page; a start beyond `last` gives no part. Adjacent streams of a file
+    `runs` are sorted by first page; a start beyond `last_page` gives no part. Adjacent streams of a file
     are joined to one slice. `part_format` is the `Part.format` of the parts.
     """
-    starts = [start for start in starts if start <= last] or [0]
-    ends = [start - 1 for start in starts[1:]] + [last]
+    starts = [start for start in starts if start <= last_page] or [0]
+    ends = [start - 1 for start in starts[1:]] + [last_page]
     parts = []
     remaining_runs, overlapping_runs = iter(runs), list[PageRun]()
     next_run = next(remaining_runs, None)
@@ -134,22 +134,22 @@ def is_ordered(runs: Sequence[PageRun]) -> bool:
 
 
 def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
-    current: Slice | None = None
+    joined_slice: Slice | None = None
     for byte_slice in slices:
-        if current is not None and _is_adjacent(current, byte_slice):
-            length = current.length + byte_slice.length
-            current = replace(current, length=length, last_page=byte_slice.last_page)
+        if joined_slice is not None and _is_adjacent(joined_slice, byte_slice):
+            length = joined_slice.length + byte_slice.length
+            joined_slice = replace(joined_slice, length=length, last_page=byte_slice.last_page)
             continue
-        if current is not None:
-            yield current
-        current = byte_slice
-    if current is not None:
-        yield current
+        if joined_slice is not None:
+            yield joined_slice
+        joined_slice = byte_slice
+    if joined_slice is not None:
+        yield joined_slice
 
 
-def _is_adjacent(current: Slice, byte_slice: Slice) -> bool:
-    is_adjacent = current.url == byte_slice.url and current.offset + current.length == byte_slice.offset
-    return is_adjacent and current.last_page < byte_slice.first_page
+def _is_adjacent(joined_slice: Slice, byte_slice: Slice) -> bool:
+    is_adjacent = joined_slice.url == byte_slice.url and joined_slice.offset + joined_slice.length == byte_slice.offset
+    return is_adjacent and joined_slice.last_page < byte_slice.first_page
 
 
 def stage_file(stage: StageFile, path: Path) -> str:

@@ -44,7 +44,7 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
     The other columns of both files are in memory.
 
     Returns:
-        False if this Parquet library would not write the same bytes as those of `target`.
+        False if this Parquet library would write other bytes for the rows than `target` has.
 
     Raises:
         InputError: One of the two files is damaged.

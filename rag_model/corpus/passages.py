@@ -185,8 +185,8 @@ class PassageWriter:
         while rows.num_rows >= min_rows:
             group = rows.slice(0, ROW_GROUP).combine_chunks()
             self._file.write_table(group, row_group_size=ROW_GROUP)
-            values, counts = np.unique(group["n_words"].to_numpy(), return_counts=True)
-            self.lengths.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+            lengths, counts = np.unique(group["n_words"].to_numpy(), return_counts=True)
+            self.lengths.update(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
             self._written_rows += group.num_rows
             rows = rows.slice(ROW_GROUP)
         if rows.num_rows:
@@ -209,7 +209,7 @@ class DecodedCache:
     """A least-recently-used cache of decoded row groups or passages; not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Create a cache of values of up to `max_bytes` in all."""
+        """Create a cache that holds values of at most `max_bytes` in total."""
         self._max_bytes, self._bytes = max_bytes, 0
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
 
@@ -292,8 +292,8 @@ class PassageFile:
         """The metadata of the Parquet file; empty for plain passage files."""
         return dict(self._file.metadata.metadata or {})
 
-    def iter_batches(self, columns: Sequence[str] | None = None, rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in order, at most `rows` at a time, with all or the given columns.
+    def iter_batches(self, columns: Sequence[str] | None = None, max_rows: int = ROW_GROUP) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in order, at most `max_rows` at a time, with all or the given columns.
 
         Requested columns that the file lacks are filled: null dates, kind `prose`, empty metadata.
 
@@ -305,11 +305,11 @@ class PassageFile:
         stored_columns = self._select_stored_columns(column_names)
         leaves = list_leaves(self._file.metadata, stored_columns)
         max_row_bytes = self._check_pages(range(self._file.num_row_groups), leaves)
-        while rows > _MIN_BATCH_ROWS and rows * max_row_bytes > _MAX_GROUP_BYTES:
-            rows //= 2
-        file = self._select_file(rows, max_row_bytes, leaves)
+        while max_rows > _MIN_BATCH_ROWS and max_rows * max_row_bytes > _MAX_GROUP_BYTES:
+            max_rows //= 2
+        file = self._select_file(max_rows, max_row_bytes, leaves)
         with self._translate_errors():
-            for batch in file.iter_batches(batch_size=rows, columns=stored_columns, use_threads=False):
+            for batch in file.iter_batches(batch_size=max_rows, columns=stored_columns, use_threads=False):
                 decoded_bytes += _compute_batch_bytes(batch)
                 self._check_decoded(decoded_bytes)
                 yield _add_missing_columns(decode_dictionaries(batch), column_names)
@@ -528,8 +528,8 @@ def to_seconds(dates: pa.Array) -> pa.Array:
         ValueError: A date is not a whole second, or outside of the years 1 to 9999.
     """
     seconds = dates.cast(_SECONDS).cast(pa.int64())
-    for limit in pc.min_max(seconds).as_py().values():
-        check_seconds(limit or 0)
+    for bound in pc.min_max(seconds).as_py().values():
+        check_seconds(bound or 0)
     return seconds
 
 
@@ -547,7 +547,7 @@ def read_hashes(passages: Path) -> pa.Array:
 def build_passage_table(
     ids: pa.Array, titles: pa.Array, texts: pa.Array, revised: pa.Array, page_ids: pa.Array
 ) -> pa.Table:
-    """Build the table of ready-made passages from columns.
+    """Build the table of imported passages from their columns.
 
     If the page id is empty, passages with the same title form a page, and a passage without a title
     is a page of its own.
@@ -630,8 +630,8 @@ def _encode_row(row: Sequence[str | int | None]) -> bytes:
     return f"[{','.join(values)}]\n".encode()
 
 
-def _build_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    return pa.array(values, _SECONDS).cast(kind) if pa.types.is_timestamp(kind) else pa.array(values, kind)
+def _build_array(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
+    return pa.array(values, _SECONDS).cast(dtype) if pa.types.is_timestamp(dtype) else pa.array(values, dtype)
 
 
 def _to_passages(table: pa.Table) -> list[Passage]:

@@ -51,7 +51,7 @@ _DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32}
 
 
 class RaggedBatch:
-    """The values of m passages, concatenated: passage i has those in [offsets[i], offsets[i + 1]).
+    """The values of m passages; passage i has the values from offsets[i] to before offsets[i + 1].
 
     A subclass is a dataclass with columns of values, followed by `offsets`.
     """
@@ -328,7 +328,7 @@ def _read_values(batch: pa.RecordBatch) -> tuple[pa.Array, Offsets]:
 
 @dataclass(frozen=True, slots=True)
 class SparseVectors(RaggedBatch):
-    """The weighted terms of m passages: passage i has those in [offsets[i], offsets[i + 1])."""
+    """The weighted terms of m passages; passage i has terms[offsets[i]:offsets[i + 1]]."""
 
     terms: npt.NDArray[np.int32]  # (t,) ascending within a passage
     weights: npt.NDArray[np.uint8]  # (t,) in units, at least 1
@@ -358,8 +358,8 @@ class SparseWriter(RaggedWriter[SparseVectors]):
 
     def __init__(self, path: Path, dim: int, scale: int) -> None:
         """Create the file for a vocabulary of `dim` terms, with `scale` units for a weight of 1."""
-        pair = pa.struct([("term", pa.int32()), ("weight", pa.uint8())])
-        super().__init__(path, _TERMS_COLUMN, pair, {"dim": str(dim), "scale": str(scale)})
+        pair_type = pa.struct([("term", pa.int32()), ("weight", pa.uint8())])
+        super().__init__(path, _TERMS_COLUMN, pair_type, {"dim": str(dim), "scale": str(scale)})
 
     def to_arrow(self, rows: SparseVectors, first: int, last: int) -> pa.Array:
         """Return pairs of term and weight as an Arrow array."""
@@ -441,9 +441,9 @@ class TokenWriter(RaggedWriter[TokenVectors]):
 
     def to_arrow(self, rows: TokenVectors, first: int, last: int) -> pa.Array:
         """Return vectors as an Arrow array."""
-        flat = rows.vectors[first:last].astype(self._dtype, copy=False)
+        flat_vectors = rows.vectors[first:last].astype(self._dtype, copy=False)
         # (t, d) -> (t d,).
-        return pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1)), self._dim)
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat_vectors.reshape(-1)), self._dim)
 
 
 class TokenFile(RaggedFile[TokenVectors]):
@@ -484,8 +484,8 @@ class TokenFile(RaggedFile[TokenVectors]):
 
     def build_rows(self, values: pa.Array, offsets: Offsets) -> TokenVectors:
         """Return the vectors of a record batch."""
-        flat = values.flatten().to_numpy(zero_copy_only=True)
-        return TokenVectors(flat.reshape(-1, self.dim), offsets)  # (t d,) -> (t, d)
+        flat_vectors = values.flatten().to_numpy(zero_copy_only=True)
+        return TokenVectors(flat_vectors.reshape(-1, self.dim), offsets)  # (t d,) -> (t, d)
 
     def _to_float32(self, tokens: TokenVectors) -> TokenVectors:
         # Without passages, reshaping sets the number of columns.

@@ -46,7 +46,7 @@ _Indices = npt.NDArray[np.int64]
 # Number of rows, and the end of their texts in bytes from the start of the row group.
 Cut = tuple[int, int]
 # Errors that decoding raises if bytes are damaged or the outline belongs to another file.
-_ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
+_DECODING_ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class _TextDictionary:
 @dataclass(frozen=True, slots=True)
 class _DecodedGroup:
     columns: Mapping[str, _Column]
-    complete_rows: int  # number of first rows whose texts are decoded
+    n_complete_rows: int  # number of first rows whose texts are decoded
     nbytes: int
 
     def build_passage(self, row: int) -> Passage:
@@ -165,7 +165,7 @@ class RangedPassages:
     def _find_decoded_group(self, group: int, row: int) -> _DecodedGroup | None:
         """Return a row group from the cache if the text of the row is decoded."""
         decoded_group: _DecodedGroup | None = self._cache.find((self._file.name, group))
-        return decoded_group if decoded_group is not None and row < decoded_group.complete_rows else None
+        return decoded_group if decoded_group is not None and row < decoded_group.n_complete_rows else None
 
     def _find_cut(self, group: int, row: int) -> int:
         """Return the number of the first cut that includes the text of a row."""
@@ -181,10 +181,10 @@ class RangedPassages:
         with self._file.cache.hold():
             self._file.load(*zip(*self._list_group_ranges(group, cut), strict=True))
             data = self._file.read_loaded(start, end)  # bytes that the cut leaves out may be zeros
-        complete_rows, text_end = self._cuts[group][cut]
+        n_complete_rows, text_end = self._cuts[group][cut]
         has_all_texts = cut == len(self._cuts[group]) - 1
         text_cut = None if has_all_texts else (cut, text_end)
-        decoded_group = _decode_group(data, self._columns, complete_rows, text_cut)
+        decoded_group = _decode_group(data, self._columns, n_complete_rows, text_cut)
         self._cache.add((self._file.name, group), decoded_group, decoded_group.nbytes)
         return decoded_group
 
@@ -192,7 +192,7 @@ class RangedPassages:
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except _ERRORS as error:
+        except _DECODING_ERRORS as error:
             raise InputError(
                 f"{self._file.name} cannot be read by ranges ({format_error(error)}): pull the snapshot"
             ) from error
@@ -211,7 +211,7 @@ def list_cuts(path: Path, columns: Sequence[str], groups: Sequence[tuple[int, in
         columns: all columns of the file, in order.
         groups: byte offsets of the start and end of each row group.
     """
-    with suppress(*_ERRORS), open_random_access(path) as read_range:
+    with suppress(*_DECODING_ERRORS), open_random_access(path) as read_range:
         return [_list_group_cuts(read_range(start, end - start), columns) for start, end in groups]
     return []
 
@@ -362,18 +362,18 @@ def _decode_indices(data: bytes, n_rows: int, *, is_nullable: bool) -> _Indices:
     return indices
 
 
-def _decode_hybrid(data: bytes, offset: int, width: int, count: int) -> _Indices:
-    """Decode `count` numbers of `width` bits. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
-    numbers, n_read = np.zeros(count, np.int64), 0
-    while width and n_read < count:
+def _decode_hybrid(data: bytes, offset: int, bit_width: int, n_numbers: int) -> _Indices:
+    """Decode numbers. Source: `Encodings.md` of parquet-format, "RLE/Bit-Packing Hybrid"."""
+    numbers, n_read = np.zeros(n_numbers, np.int64), 0
+    while bit_width and n_read < n_numbers:
         header, offset = parse_varint(data, offset)
         if header & 1:  # a run of bit-packed numbers, in groups of eight
-            size = (header >> 1) * width
+            size = (header >> 1) * bit_width
             bits = np.unpackbits(np.frombuffer(data, np.uint8, size, offset), bitorder="little")
-            run = bits.reshape(-1, width)[: count - n_read] @ (1 << np.arange(width))
+            run = bits.reshape(-1, bit_width)[: n_numbers - n_read] @ (1 << np.arange(bit_width))
         else:
-            size = (width + 7) // 8
-            run = np.full(min(header >> 1, count - n_read), int.from_bytes(data[offset : offset + size], "little"))
+            size = (bit_width + 7) // 8
+            run = np.full(min(header >> 1, n_numbers - n_read), int.from_bytes(data[offset : offset + size], "little"))
         numbers[n_read : n_read + len(run)] = run
         n_read, offset = n_read + len(run), offset + size
     return numbers

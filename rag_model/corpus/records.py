@@ -28,7 +28,7 @@ StructureName = Literal["tables", "infobox", "lists"]  # structures that a recip
 # The structure of a page that passages of each kind come from.
 STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
 CATEGORY_SEPARATOR = "|"  # joins categories in a column; titles cannot contain it
-MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # that a recipe can request
+MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # names in a recipe
 
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
 HTML_MODEL, PLAIN_MODEL = "html", "plain"
@@ -36,7 +36,7 @@ HTML_MODEL, PLAIN_MODEL = "html", "plain"
 # Bounds of values that every passage of a document, and every hit in a reply, repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
 MAX_ID = 1_000  # characters
-# Characters of a ready-made passage; chunkers have their own bounds.
+# Characters of an imported passage; chunkers have their own bounds.
 MAX_PASSAGE = 100_000
 ID_HASHES = 1 << 32  # number of hashes: 0 <= hash_id(…) < ID_HASHES
 # Stricter than fromisoformat, which accepts 20261101120000000.
@@ -155,9 +155,9 @@ class Siteinfo:
     dbname: str  # enwiki
     language: str  # en
     base: str  # URL of the main page: https://en.wikipedia.org/wiki/Main_Page
-    # Local or English name, lower case -> key.
+    # Number of each namespace by its local or English name, in lower case.
     namespaces: Mapping[str, int] = field(default_factory=dict)
-    case: str = "first-letter"
+    case: str = "first-letter"  # MediaWiki's rule for the first letter of titles
 
 
 def is_wiki_site(url: str) -> bool:

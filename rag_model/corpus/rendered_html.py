@@ -40,7 +40,7 @@ _TYPES = "File Image Video Extension/ref Extension/gallery Extension/timeline Ex
 _BLOCK = "blockquote br caption center dd div dl dt hr li ol p section td th tr ul"
 _DROPPED_TAGS, _DROPPED_CLASSES = frozenset(_TAGS.split()), frozenset(_CLASSES.split())
 _DROPPED_TYPES = tuple(f"mw:{name}" for name in _TYPES.split())
-_ROLES = frozenset({"navigation", "note"})
+_DROPPED_ROLES = frozenset({"navigation", "note"})
 _BLOCKS, _ITEMS = frozenset(_BLOCK.split()), frozenset({"li", "dd", "dt"})
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 # Noncharacters that stand for markup until the joined text of a section is protected.
@@ -157,7 +157,7 @@ def _create_nesting_error() -> UnparsablePageError:
 
 def _read_table(table: Any) -> Grid:
     """Return the cells of a table; the text of a table in a cell is lines of that cell."""
-    grid = Grid(table.get("class", "") + (" noprint" if table.get("role") in _ROLES else ""))
+    grid = Grid(table.get("class", "") + (" noprint" if table.get("role") in _DROPPED_ROLES else ""))
     builder = GridBuilder(grid)
     skipped_element: Any = None
     depth = 0  # nested tables
@@ -188,7 +188,7 @@ def _read_table(table: Any) -> Grid:
 
 
 def check_attributes(text: str) -> None:
-    """Refuse a tag with too many attributes, of which the parser would compare all pairs."""
+    """Refuse a tag with too many attributes, because the parser compares all pairs of them."""
     for tag in _TAG.finditer(text):
         # An attribute has at least one character and a separator.
         if len(tag[1]) > 2 * _MAX_ATTRIBUTES and len(_ATTRIBUTE.findall(tag[1])) > _MAX_ATTRIBUTES:
@@ -208,7 +208,7 @@ def _get_replacement(element: Any, *, in_table: bool = False) -> str:
     if (
         (element.tag in _DROPPED_TAGS and not (in_table and element.tag == "table"))
         or not _DROPPED_CLASSES.isdisjoint(element.get("class", "").split())
-        or element.get("role") in _ROLES
+        or element.get("role") in _DROPPED_ROLES
         or any(kind.startswith(_DROPPED_TYPES) for kind in element.get("typeof", "").split())
         or "display:none" in element.get("style", "").replace(" ", "")
     ):

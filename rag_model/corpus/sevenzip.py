@@ -101,7 +101,7 @@ def _build_filters(coders: Iterable[tuple[bytes, bytes]], name: str) -> list[dic
         raise InputError(
             f"{name} is encrypted, or uses a method other than LZMA, LZMA2 and bzip2: {_advise_unpacking(name)}"
         )
-    return [_build_filter(number, properties) for number, (_, properties) in zip(ids, coders, strict=True)][::-1]
+    return [_build_filter(filter_id, properties) for filter_id, (_, properties) in zip(ids, coders, strict=True)][::-1]
 
 
 def _build_filter(filter_id: int, properties: bytes) -> dict[str, int]:

@@ -405,9 +405,9 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
     if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
         raise InputError(f"{source_name} is UTF-32: convert it to UTF-8")
     pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
-    zeros = {pairs[0::2].count(0), pairs[1::2].count(0)}
+    zero_counts = {pairs[0::2].count(0), pairs[1::2].count(0)}
     # In Latin letters and markup, every other byte of UTF-16 is zero.
-    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or (pairs and zeros == {0, len(pairs) // 2}):
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or (pairs and zero_counts == {0, len(pairs) // 2}):
         raise InputError(f"{source_name} is UTF-16: convert it to UTF-8")
 
 
@@ -415,9 +415,9 @@ def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
     """Yield the lines of decoded bytes without line ends; the last line may lack one."""
     line_parts, line_bytes = list[bytes](), 0
     for chunk in filter(None, chunks):  # a file may contain millions of empty streams
-        first, *complete_lines = chunk.split(b"\n")
-        line_parts.append(first)
-        line_bytes += len(first)
+        line_rest, *complete_lines = chunk.split(b"\n")
+        line_parts.append(line_rest)
+        line_bytes += len(line_rest)
         if line_bytes > MAX_LINE:
             raise InputError(f"{source_name} has a line of more than {MAX_LINE >> 20} MiB: put one record on each line")
         if complete_lines:
@@ -475,11 +475,11 @@ def _decode_archive(url: str) -> Iterator[bytes]:
             f"unpack it with `7z x {name}`, and give the extracted file"
         )
     decoded_bytes, checksum = 0, 0
-    for decoded in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
-        decoded_bytes, checksum = decoded_bytes + len(decoded), zlib.crc32(decoded, checksum)
+    for block in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
+        decoded_bytes, checksum = decoded_bytes + len(block), zlib.crc32(block, checksum)
         if decoded_bytes > file.size:
             break
-        yield decoded
+        yield block
     if decoded_bytes < file.size:
         raise InputError(f"{name} is truncated (it ends inside its compressed file): {_DOWNLOAD_ADVICE}")
     if decoded_bytes > file.size or file.crc32 not in {None, checksum}:

@@ -129,14 +129,14 @@ class _SiteClient:
     def __init__(self, url: str, sleep: Callable[[float], None]) -> None:
         refuse_secret(url)
         self._url = url[len(PREFIX) :]
-        self._origin, self._start = _split_address(self._url)
+        self._origin, self._start_path = _split_address(self._url)
         if not self._origin or "#" in self._url:
             raise UsageError(
                 f"{url} is not the address of a sitemap: give one such as {PREFIX}https://example.org/sitemap.xml"
             )
         scheme, _, host = self._origin.partition("://")
         if not is_confidential(scheme, host):
-            raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start}")
+            raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start_path}")
         root = Path(os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
         folder_name = quote(self._url.partition("://")[2], safe="")
         if len(folder_name) > _MAX_NAME_BYTES:
@@ -255,7 +255,7 @@ class _SiteClient:
 
     def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
         """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that it lists."""
-        queue, seen_sitemaps, n_pages = [self._origin + self._start], {self._origin + self._start}, 0
+        queue, seen_sitemaps, n_pages = [self._origin + self._start_path], {self._origin + self._start_path}, 0
         while queue:
             sitemap = queue.pop(0)
             if not self._robots.can_fetch("bookwheel", sitemap):

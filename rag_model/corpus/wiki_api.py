@@ -269,11 +269,11 @@ class WikiClient:
         tokens = self._call({"action": "query", "meta": "tokens", "type": "login"})
         token = check_object(check_object(tokens.get("query"), self.url).get("tokens"), self.url).get("logintoken")
         fields = {"action": "login", "lgname": self._user, "lgpassword": self._password, "lgtoken": str(token)}
-        login = check_object(self._call(fields).get("login", {}), self.url)
-        if login.get("result") != "Success":
+        login_reply = check_object(self._call(fields).get("login", {}), self.url)
+        if login_reply.get("result") != "Success":
             raise InputError(
-                f"{self.url} does not accept the account in {USER} ({str(login.get('result'))[:40]}: "
-                f"{str(login.get('reason', ''))[:200]}): set {USER} and {PASSWORD} to a bot password of the wiki"
+                f"{self.url} does not accept the account in {USER} ({str(login_reply.get('result'))[:40]}: "
+                f"{str(login_reply.get('reason', ''))[:200]}): set {USER} and {PASSWORD} to a bot password of the wiki"
             )
         self._needs_login = False
 

@@ -62,7 +62,7 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-# most titles have none, which spares a slower test
+# most titles have no such character, which saves a slower test
 _UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
 # Text that no title contains. MediaWiki shows a link to it as text, in which `[https://a.org b]` of
@@ -72,7 +72,7 @@ _BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
 MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
-_TEMPLATE = 10  # key of the namespace of templates
+_TEMPLATE = 10  # number of the template namespace
 _NO_LEVEL = 7  # deeper than any heading
 # Returns the markup of a section without its structures, and the structures.
 ExtractStructures = Callable[[RawSection], tuple[str, Sequence[Structure]]]
@@ -90,7 +90,7 @@ class Links:
         target = arguments[0].strip()
         prefix, colon, title = target.removeprefix(":").partition(":")
         name = prefix.strip().lower().replace("_", " ") if colon else ""
-        if name and target[0] != ":" and self._is_hidden(name, bare=len(arguments) == 1):
+        if name and target[0] != ":" and self._is_hidden(name, is_bare=len(arguments) == 1):
             return GAP
         is_namespace = name and name in self._names and not title.partition("#")[0].strip()
         if is_namespace or ((_UNUSUAL_CHARACTER.search(target) or not target) and not _is_title(target)):
@@ -98,10 +98,10 @@ class Links:
             return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
         return self._get_shown_text(target.removeprefix(":"), arguments)
 
-    def _is_hidden(self, prefix: str, bare: bool) -> bool:
+    def _is_hidden(self, prefix: str, is_bare: bool) -> bool:
         if prefix in self._hidden:
             return True
-        return bare and prefix not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(prefix) is not None
+        return is_bare and prefix not in _NOT_LANGUAGES and _LANGUAGE.fullmatch(prefix) is not None
 
     @staticmethod
     def _get_shown_text(target: str, arguments: list[str]) -> str:
@@ -129,18 +129,18 @@ def _decode_title(target: str) -> str:
     return protect(" ".join(remove_noncharacters(html.unescape(unquote(target))).replace("_", " ").split()))
 
 
-def find_link_spans(prose: str, expanded: str, clean: Callable[[str], str]) -> tuple[tuple[int, int], ...]:
+def find_link_spans(prose: str, expanded_text: str, clean: Callable[[str], str]) -> tuple[tuple[int, int], ...]:
     """Return the (start, end) characters of the words of links in `prose`, ascending and disjoint.
 
-    `prose` is what `clean` returns for `expanded` without marks. The section is cleaned again with the
+    `prose` is what `clean` returns for `expanded_text` without marks. The section is cleaned again with the
     marks. The marks can change the result (a space before and a space after a mark are not merged),
     so links in changed lines are skipped, as are links in templates. In real articles nearly all
     lines are the same with and without the marks.
     """
-    if LINK_START not in expanded:
+    if LINK_START not in expanded_text:
         return ()
     try:
-        marked_lines = clean(expanded).split("\n")
+        marked_lines = clean(expanded_text).split("\n")
     except UnparsablePageError:
         return ()
     lines = prose.split("\n")
@@ -230,15 +230,15 @@ def clean_sections(
         structures: Sequence[Structure] = ()
         if extract is not None and apparatus_level == _NO_LEVEL:
             raw_text, structures = extract(section)
-        expanded = expand(raw_text)
-        text = clean(remove_marks(expanded))
+        expanded_text = expand(raw_text)
+        text = clean(remove_marks(expanded_text))
         if text or structures:
-            links = find_link_spans(text, expanded, clean) if anchors else ()
+            links = find_link_spans(text, expanded_text, clean) if anchors else ()
             sections.append(Section(heading_text, text, links, tuple(structures)))
     return tuple(sections)
 
 
-def _clean_heading(expanded: str) -> str:
+def _clean_heading(expanded_text: str) -> str:
     """Return the text of a heading in one line; empty if it has no letter or digit."""
-    words = " ".join(to_plain_text(remove_marks(expanded)).split()).rstrip(" ,;")
+    words = " ".join(to_plain_text(remove_marks(expanded_text)).split()).rstrip(" ,;")
     return words if any(map(str.isalnum, words)) else ""

@@ -26,12 +26,12 @@ _OPENING = "\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301a\u301d\uff08\u
 # A character of a script without spaces between words, or of its punctuation or signs.
 UNSPACED = re.compile(f"[{_UNSPACED}{_MARKS}]")
 _LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
-_PIECES = re.compile(f"[{_OPENING}]*[{_UNSPACED}]{{1,2}}(?:(?![{_OPENING}])[{_MARKS}])*|[^{_UNSPACED}]+")
+_UNSPACED_PIECES = re.compile(f"[{_OPENING}]*[{_UNSPACED}]{{1,2}}(?:(?![{_OPENING}])[{_MARKS}])*|[^{_UNSPACED}]+")
 _OPENERS = "\"'“„‘‚«‹([{¿¡「『【（〈《"
 _CLOSERS = "\"'”’»›)]}」』】）〉》"
 _CJK = "。！？｡．"  # neither a space nor a lower-case letter follows them
 _ENDS = ".!?…‽؟۔։।॥።፧။។៕" + _CJK
-_END_MARKS, _CJK_END, _MAY_END = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
+_END_MARKS, _CJK_END, _END_OR_CLOSER = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
 _TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmdr adm maj gov sen rep pres mme mlle hr"
 _IN_REFERENCES = "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch art para bd bzw vgl geb jh núm"
 _MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd dept"
@@ -39,7 +39,7 @@ _ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".sp
 # Strength of the boundary before a word: the larger, the better to split there.
 INSIDE, WORD, SENTENCE, LINE, PARAGRAPH, HEADING = range(6)
 Span = tuple[int, int]  # numbers of the first word and of the word after the last
-_MARGIN = re.compile(r"[ \t]{0,40}")  # bounded, because the length of a passage is
+_INDENTATION = re.compile(r"[ \t]{0,40}")  # limited, because the length of a passage is limited
 
 
 def split_words(text: str) -> list[str]:
@@ -61,16 +61,16 @@ def split_words(text: str) -> list[str]:
 
 def split_token(token: str) -> list[str]:
     """Split a text without whitespace into words; the first starts with a space."""
-    pieces = _PIECES.findall(token) if _LONG_RUN.search(token) else [token]
-    first, *later_parts = [part for piece in pieces for part in _split_long(piece)]
-    return [" " + first, *later_parts]
+    pieces = _UNSPACED_PIECES.findall(token) if _LONG_RUN.search(token) else [token]
+    first_word, *later_words = [word for piece in pieces for word in _split_long_piece(piece)]
+    return [" " + first_word, *later_words]
 
 
 def _needs_splitting(text: str, tokens: list[str]) -> bool:
     return _LONG_RUN.search(text) is not None or max(map(len, tokens), default=0) > MAX_WORD_LENGTH
 
 
-def _split_long(piece: str) -> list[str]:
+def _split_long_piece(piece: str) -> list[str]:
     return [piece[start : start + MAX_WORD_LENGTH] for start in range(0, len(piece), MAX_WORD_LENGTH)]
 
 
@@ -86,7 +86,7 @@ def ends_sentence(word: str, next_word: str) -> bool:
     >>> ends_sentence("(ended.)", "The"), ends_sentence("Dr.", "Jones"), ends_sentence("approx.", "three")
     (True, False, False)
     """
-    if word[-1] not in _MAY_END:
+    if word[-1] not in _END_OR_CLOSER:
         return False
     stripped_word = word.rstrip(_CLOSERS)
     if not stripped_word or stripped_word[-1] not in _END_MARKS:
@@ -98,7 +98,7 @@ def ends_sentence(word: str, next_word: str) -> bool:
 
 def ends_run(word: str) -> bool:
     """Return whether a sentence ends after a word of a text without spaces, such as Japanese."""
-    return word[-1] in _MAY_END and word.rstrip(_CLOSERS)[-1:] in _CJK_END
+    return word[-1] in _END_OR_CLOSER and word.rstrip(_CLOSERS)[-1:] in _CJK_END
 
 
 def ends_line(word: str, next_word: str) -> bool:
@@ -147,11 +147,11 @@ def split_article(article: Article) -> ArticleWords:
     boundary_strengths: list[int] = []
     sections: list[int] = []
     iter_boundaries = _iter_lines if article.keeps_lines else _iter_boundaries
-    for number, section in enumerate(article.sections):
+    for section_number, section in enumerate(article.sections):
         for word, strength in iter_boundaries(section.text):
             words.append(word)
             boundary_strengths.append(strength)
-        sections += [number] * (len(words) - len(sections))
+        sections += [section_number] * (len(words) - len(sections))
     return ArticleWords(words, boundary_strengths, sections, range(len(words)))
 
 
@@ -161,19 +161,19 @@ def split_section(article: Article, section: Section) -> list[str]:
 
 
 def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span]) -> Iterator[Passage]:
-    """Yield the passages of spans of words.
+    """Yield a passage for each span of words.
 
     Ids are `<page>:<heading>.<number>`: heading of the first word, and the number of earlier
     passages that start under it.
     """
     used_names: dict[str, int] = {}
     section_names = [create_anchor(section.heading, used_names) for section in article.sections]
-    n_begun = Counter[int]()
+    passage_counts = Counter[int]()
     for start, end in spans:
         section = words.sections[start]
-        number, section_name = n_begun[section], section_names[section]
-        n_begun[section] += 1
-        position = f"{section_name}.{number}" if section_name else str(number)
+        passage_number, section_name = passage_counts[section], section_names[section]
+        passage_counts[section] += 1
+        position = f"{section_name}.{passage_number}" if section_name else str(passage_number)
         yield build_passage(
             article, position, article.sections[section].heading, words.numbers[start], words.words[start:end]
         )
@@ -208,7 +208,7 @@ def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
         if (first_word := next(words, None)) is None:
             boundary, line_break = max(boundary, PARAGRAPH), "\n\n"
             continue
-        yield line_break + _MARGIN.match(line)[0] + first_word[0].lstrip(), boundary  # type: ignore[index]
+        yield line_break + _INDENTATION.match(line)[0] + first_word[0].lstrip(), boundary  # type: ignore[index]
         yield from words
         boundary, line_break = LINE, "\n"
 

@@ -38,10 +38,10 @@ class Chunker(Protocol):
 
     The contract, for the passages of every article and for all accepted settings:
 
-    * *Span.* A passage is an unchanged substring of the article's clean text on one line (its
-      sections joined by spaces, or one of them); of an article that `keeps_lines`, lines and their
-      indentation remain. A passage starts and ends between words
-      (`article_words.split_words`), unless one word is longer than the bound. `start_word` is the
+    * *Span.* A passage is an unchanged substring of the article's clean text on one line (of all
+      sections joined by spaces, or of one section). If the article has `keeps_lines`, the
+      passage keeps lines and their indentation. A passage starts and ends between words
+      (`article_words.split_words`), unless one word is longer than the limit. `start_word` is the
       number of the word in which it starts, counted from the start of the article, or of the
       section if no passage crosses a heading; `n_words` is its number of words, including parts of
       words.

@@ -18,9 +18,9 @@ _BAR = " |"  # separates cells, and does not count as a word
 
 
 def build_structure_passages(
-    article: Article, sections: Sequence[Section], words: int, used_ids: set[str]
+    article: Article, sections: Sequence[Section], max_words: int, used_ids: set[str]
 ) -> Iterator[Passage]:
-    """Yield the passages of the structures of all sections, with at most `words` words each.
+    """Yield the passages of the structures of all sections, with at most `max_words` words each.
 
     Ids are `<page>:<heading>.<kind><number>.<passage>`; ids in `used_ids` are avoided, and the new
     ids are added to it.
@@ -28,11 +28,11 @@ def build_structure_passages(
     used_names: dict[str, int] = {}
     for section in sections:
         anchor = create_anchor(section.heading, used_names)
-        counts: dict[str, int] = {}
+        n_by_kind: dict[str, int] = {}
         for structure in section.structures:
-            structure_number = counts[structure.kind] = counts.get(structure.kind, -1) + 1
+            structure_number = n_by_kind[structure.kind] = n_by_kind.get(structure.kind, -1) + 1
             position = f"{anchor}.{structure.kind}{structure_number}".lstrip(".")
-            for passage_number, (start, text, n_words) in enumerate(group_rows(structure, words, section.heading)):
+            for passage_number, (start, text, n_words) in enumerate(group_rows(structure, max_words, section.heading)):
                 passage_id = f"{article.page_id}:{position}.{passage_number}"
                 while passage_id in used_ids:  # the heading of another section equals this position
                     passage_id += "_"
@@ -73,10 +73,10 @@ def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
     """Return the head lines that fit into their share of a passage; the first that does not is cut."""
     words_left, head = int(max_words * _HEAD_SHARE), list[str]()
     for line in filter(None, lines):
-        words = _split_row(line, words_left)[0] if words_left > 0 else ""
-        if words:
-            head.append(words)
-        words_left -= _count_words(words)
+        line_start = _split_row(line, words_left)[0] if words_left > 0 else ""
+        if line_start:
+            head.append(line_start)
+        words_left -= _count_words(line_start)
     return head
 
 
@@ -86,14 +86,14 @@ def _split_row(row: str, max_words: int) -> list[str]:
     if len(words) <= max_words:
         return [row]
     lines: list[str] = []
-    line, size = list[str](), 0
+    line, n_words = list[str](), 0
     for word in words:
         is_word = word != _BAR
-        if size + is_word > max_words:
+        if n_words + is_word > max_words:
             lines.append("".join(line).strip())
-            line, size = [], 0
+            line, n_words = [], 0
         line.append(word)
-        size += is_word
+        n_words += is_word
     return [*lines, "".join(line).strip()]
 
 

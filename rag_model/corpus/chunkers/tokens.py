@@ -63,13 +63,13 @@ def _load_tokenizer(path: Path) -> "Tokenizer":
 
 
 def _chunk_article(settings: Tokens, tokenizer: "Tokenizer", article: Article) -> Iterator[Passage]:
-    text, token_counts = _split_long_words(split_article(article), tokenizer, settings.tokens // 2)
+    words, token_counts = _split_long_words(split_article(article), tokenizer, settings.tokens // 2)
 
     def count_tokens(span: Span) -> int:
-        return len(tokenizer.encode(text.join_text(span), add_special_tokens=False).ids)
+        return len(tokenizer.encode(words.join_text(span), add_special_tokens=False).ids)
 
     yield from build_passages(
-        article, text, _iter_windows([0, *accumulate(token_counts)], count_tokens, settings.tokens, settings.overlap)
+        article, words, _iter_windows([0, *accumulate(token_counts)], count_tokens, settings.tokens, settings.overlap)
     )
 
 

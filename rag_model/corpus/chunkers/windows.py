@@ -94,26 +94,26 @@ class Recursive(Windows):
 
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield passages of at most `words` words."""
-        text = split_article(article)
-        yield from build_passages(article, text, split_span((0, len(text.words)), text, self.words))
+        words = split_article(article)
+        yield from build_passages(article, words, split_span((0, len(words.words)), words, self.words))
 
 
-def split_span(span: Span, text: ArticleWords, max_words: int) -> Iterator[Span]:
+def split_span(span: Span, words: ArticleWords, max_words: int) -> Iterator[Span]:
     """Split a span into spans of at most `max_words` words, in order."""
     start, end = span
     if end - start <= max_words:
         if start < end:
             yield span
         return
-    max_strength = max(text.breaks[start + 1 : end])
+    max_strength = max(words.breaks[start + 1 : end])
     small_pieces: list[Span] = []
-    for piece in text.split_at(span, max_strength):
+    for piece in words.split_at(span, max_strength):
         if piece[1] - piece[0] <= max_words:
             small_pieces.append(piece)
             continue
         yield from join_spans(small_pieces, max_words)
         small_pieces.clear()
-        yield from split_span(piece, text, max_words)
+        yield from split_span(piece, words, max_words)
     yield from join_spans(small_pieces, max_words)
 
 
@@ -144,8 +144,8 @@ class Sentences(Windows):
 
 def iter_sentence_windows(span: Span, words: ArticleWords, max_words: int) -> Iterator[Span]:
     """Yield windows of whole sentences; a sentence of more than `max_words` words is split."""
-    parts: list[Span] = []
+    pieces: list[Span] = []
     for sentence in words.split_at(span, SENTENCE):
         start, end = sentence
-        parts += [(start_word, min(start_word + max_words, end)) for start_word in range(start, end, max_words)]
-    return join_spans(parts, max_words)
+        pieces += [(start_word, min(start_word + max_words, end)) for start_word in range(start, end, max_words)]
+    return join_spans(pieces, max_words)

@@ -55,7 +55,7 @@ _DROP_REASONS = {
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 MAX_HEADING_PART = 100  # characters of one heading in a path of headings
-# limits of a child: CPU seconds per file; bytes
+# limits of a child process: CPU seconds per file, and bytes of memory
 _MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30
 _SURROGATE = re.compile("[\ud800-\udfff]")  # represents a byte that is not UTF-8 in a file name
 

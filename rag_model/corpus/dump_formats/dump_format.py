@@ -300,15 +300,15 @@ def plugin_error(dump_format: object, problem: str) -> InputError:
     return InputError(f"{description} {problem}: repair or uninstall its package")
 
 
-def _check_format(name: str, value: object) -> None:
+def _check_format(name: str, plugin: object) -> None:
     description = FORMATS.describe(name)
-    missing_members = [member for member in _MEMBERS if not callable(getattr(value, member, None))]
-    kind, version = getattr(value, "kind", None), getattr(value, "version", None)
-    if isinstance(value, type):
-        raise InputError(f"{description} is the class {value.__name__}: register an instance of it")
+    missing_members = [member for member in _MEMBERS if not callable(getattr(plugin, member, None))]
+    kind, version = getattr(plugin, "kind", None), getattr(plugin, "version", None)
+    if isinstance(plugin, type):
+        raise InputError(f"{description} is the class {plugin.__name__}: register an instance of it")
     if missing_members:
         raise InputError(
-            f"{description} is {value!r:.40}, without `{missing_members[0]}`: register an instance of a "
+            f"{description} is {plugin!r:.40}, without `{missing_members[0]}`: register an instance of a "
             "subclass of RecordFormat or PageFormat"
         )
     if kind not in get_args(SourceKind):

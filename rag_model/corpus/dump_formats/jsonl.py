@@ -15,7 +15,7 @@ LINES_ENDING = re.compile(rf"\.(?:jsonl?|ndjson|tar){COMPRESSED_ENDING}|\.tgz$",
 _ENDING = re.compile(rf"\.(jsonl|ndjson){COMPRESSED_ENDING}", re.IGNORECASE)
 _TITLE_KEY = b'"wikipedia_title"'
 _HEADING = "Section::::"
-_ITEM = re.compile(r"^(BULLET|NUMBERED)::::(-|\d+\.)?\s*")
+_LIST_ITEM = re.compile(r"^(BULLET|NUMBERED)::::(-|\d+\.)?\s*")
 _PAGE_ADDRESS = re.compile(rb'"url"\s*:\s*\[?\s*"https?://en\.wikipedia\.org/wiki\?curid=\d')
 _SENTENCES = re.compile(rb'"text"\s*:\s*\[')
 
@@ -56,13 +56,13 @@ def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError) as error:
         reason = describe_json_error(line, error)
         raise InputError(f"line {number} of {basename(url)} is not JSON ({reason}): give an object per line") from error
-    if not isinstance(value, dict):
+    if not isinstance(row, dict):
         raise InputError(f"line {number} of {basename(url)} is not a JSON object: give an object per line")
-    return value
+    return row
 
 
 class KiltPages(JsonLines):
@@ -101,7 +101,7 @@ def _split_sections(title: Any, paragraphs: list[str]) -> list[dict[str, str]]:
             heading = text.removeprefix(_HEADING).removesuffix(".").rpartition(".:")[2]
             sections.append((heading, []))
         elif text and not (i == 0 and text == title):
-            sections[-1][1].append(_ITEM.sub("", text))
+            sections[-1][1].append(_LIST_ITEM.sub("", text))
     return [{"heading": heading, "text": "\n".join(texts)} for heading, texts in sections if texts]
 
 

@@ -112,14 +112,14 @@ class _TokenReader:
         self._lines: list[str] = []  # lines of the outermost list or of the table
         self._cells: list[str] = []
         self._mark = ""  # mark of the list item that has no text yet
-        self._level = 0  # level of the heading whose text is the next token
+        self._heading_level = 0  # level of the heading whose text is the next token
         self._is_in_table = False
 
     def read(self, tokens: "Iterable[Token]") -> None:
         for token in tokens:
             kind = token.type
             if kind == "heading_open" and not self._lists:
-                self._level = int(token.tag[1:])
+                self._heading_level = int(token.tag[1:])
             elif kind in {"bullet_list_open", "ordered_list_open"}:
                 self._lists.append("- " if kind.startswith("bullet") else "")
             elif kind == "list_item_open":
@@ -146,9 +146,9 @@ class _TokenReader:
     def _add_text(self, text: str) -> None:
         if self._is_in_table:
             self._cells.append(" ".join(text.split()))
-        elif self._level:
-            self._builder.start_section(self._level, text)
-            self._level = 0
+        elif self._heading_level:
+            self._builder.start_section(self._heading_level, text)
+            self._heading_level = 0
         elif self._lists:
             indent = "  " * len(self._lists)
             for line in filter(None, text.splitlines()):
@@ -207,7 +207,7 @@ class HtmlPages(DocumentFiles):
                 builder.start_section(0, title)
             articles = root.findall(".//article")
             main_candidates = [root.find(".//main"), root.find(".//*[@role='main']"), *articles[: len(articles) == 1]]
-            main_element = next((part for part in main_candidates if part is not None), root)
+            main_element = next((candidate for candidate in main_candidates if candidate is not None), root)
             _ElementReader(builder).read(etree.iterwalk(main_element, events=("start", "end")))
         return ParsedFile(builder.finish())
 
@@ -313,10 +313,10 @@ class _ElementReader:
             self._builder.add_table(lines[:n_headers], lines[n_headers:])
 
     def _add_text(self, text: str | None) -> None:
-        words = _BLANKS.sub(" ", text or "")
+        inline_text = _BLANKS.sub(" ", text or "")
         is_after_space = not self._pieces or self._pieces[-1][-1].isspace()
-        if words := words.lstrip() if is_after_space else words:
-            self._pieces.append(words)
+        if inline_text := inline_text.lstrip() if is_after_space else inline_text:
+            self._pieces.append(inline_text)
 
 
 def _iter_cell_text(cell: Any) -> Iterator[str]:

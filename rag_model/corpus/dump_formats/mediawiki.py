@@ -73,7 +73,7 @@ MAX_TOKEN = 16 << 20  # bytes of one tag or comment
 _REVISION = "/page/revision"
 _REVISION_FIELDS = [f"{_REVISION}/{name}" for name in ("id", "timestamp", "model", "text")]
 _NAMESPACE = "/siteinfo/namespaces/namespace"
-_CAPTURED = {  # paths of the elements whose text is stored
+_CAPTURED_PATHS = {  # paths of the elements whose text is stored
     *("/siteinfo/dbname", "/siteinfo/base", "/siteinfo/case", _NAMESPACE),
     # Exports have no `metadata`; it is in the staged pages of other dump formats.
     *("/page/title", "/page/ns", "/page/id", *_REVISION_FIELDS, "/page/metadata"),
@@ -91,11 +91,11 @@ _MAX_HEAD_BYTES = 1 << 16  # bytes of white space before the first element
 _EXPORT_ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 # English namespace names, which every wiki accepts in addition to its own. They have the keys 0, 2,
 # 4, …, and the namespaces of their talk pages have the keys in between.
-_SUBJECTS = ("", "user", "project", "file", "mediawiki", "template", "help", "category")
+_SUBJECT_NAMESPACES = ("", "user", "project", "file", "mediawiki", "template", "help", "category")
 CANONICAL_NAMESPACES: dict[str, int] = {
     **{"media": -2, "special": -1, "image": 6, "image talk": 7},
-    **{name: 2 * number for number, name in enumerate(_SUBJECTS)},
-    **{f"{name} talk".strip(): 2 * number + 1 for number, name in enumerate(_SUBJECTS)},
+    **{name: 2 * number for number, name in enumerate(_SUBJECT_NAMESPACES)},
+    **{f"{name} talk".strip(): 2 * number + 1 for number, name in enumerate(_SUBJECT_NAMESPACES)},
 }
 _DUMP_NAME = re.compile(r"(?P<stem>.*?)(?P<number>\d*)\.xml(?P<range>-p\d+p\d+)?\.bz2")
 _INDEX_NAME = re.compile(r".*-index\d*\.txt(-p\d+p\d+)?\.bz2")
@@ -131,8 +131,8 @@ def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: Ident
     """Yield the pages of a run of `<page>` elements; those that a log contains are not parsed.
 
     An element ends at the first `</page>`, because in XML without comments, CDATA sections and
-    instructions every `<` begins a tag. Once the data are no such element, for example at the end
-    of an export, all further data are parsed.
+    instructions every `<` begins a tag. From the first data that are not such an element, for
+    example the end of an export, everything is parsed.
 
     Raises:
         InputError: As for `parse_pages`.
@@ -200,7 +200,7 @@ class PageParser:
 
     def __init__(self, location: str) -> None:
         self.siteinfo: Siteinfo | None = None
-        self._where = location
+        self._location = location
         # All exports are UTF-8, whatever their XML declaration says.
         self._expat = expat.ParserCreate("UTF-8")
         self._expat.buffer_text = True
@@ -231,7 +231,7 @@ class PageParser:
             if len(stripped_head) < len(b"<page") and len(self._head_bytes) < _MAX_HEAD_BYTES:
                 return []
             data, self._head_bytes = self._head_bytes, None
-            refuse_utf16(data, self._where)
+            refuse_utf16(data, self._location)
             if stripped_head.startswith(b"<page"):
                 self._parse_root()
         self._parse(data)
@@ -289,7 +289,7 @@ class PageParser:
         if len(self._paths) == MAX_DEPTH:
             raise self._error(f"nests XML elements more than {MAX_DEPTH} deep", _EXPORT_ADVICE)
         self._paths.append(path)
-        if path in _CAPTURED:
+        if path in _CAPTURED_PATHS:
             self._namespace_key = self._parse_number(attributes.get("key", "0"))
             self._text, self._text_length = [], 0
             self._expat.CharacterDataHandler = self._add_text
@@ -307,7 +307,7 @@ class PageParser:
 
     def _end_element(self, tag: str) -> None:
         path = self._paths.pop()
-        if path in _CAPTURED:
+        if path in _CAPTURED_PATHS:
             self._expat.CharacterDataHandler = None
             self._fields[path] = "".join(self._text)
         if path == _NAMESPACE:
@@ -366,30 +366,30 @@ class PageParser:
 
     def _parse_number(self, text: str) -> int:
         try:
-            value = int(text)
+            number = int(text)
         except ValueError as error:
             raise self._error(f"has {text[:40]!r} instead of a number", _EXPORT_ADVICE) from error
-        if not _MIN_NUMBER <= value <= _MAX_NUMBER:
+        if not _MIN_NUMBER <= number <= _MAX_NUMBER:
             raise self._error(f"has the number {text[:40]}, which is out of range", _EXPORT_ADVICE)
-        return value
+        return number
 
     def _parse_time(self, text: str) -> int | None:
         """Return a revision's time in seconds since 1970; None if the dump does not state it."""
         if not text.strip():
             return None
         try:
-            value = parse_seconds(text.strip())
+            seconds = parse_seconds(text.strip())
         except ValueError as error:
             raise self._error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
-        if value >= _TIME_LIMIT:  # one such page would make every later dump look outdated
+        if seconds >= _TIME_LIMIT:  # one such page would make every later dump look outdated
             raise self._error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
-        return value
+        return seconds
 
     def _reject_doctype(self, *_: object) -> None:
         raise self._error("declares a document type, which could hide an entity bomb", _EXPORT_ADVICE)
 
     def _error(self, problem: str, advice: str) -> InputError:
-        return InputError(f"{self._where} {problem}: {advice}")
+        return InputError(f"{self._location} {problem}: {advice}")
 
 
 def format_page(page: Page) -> bytes:
@@ -464,7 +464,7 @@ def find_properties_file(url: str) -> str | None:
     return next(filter(file_exists, candidates), None)
 
 
-def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
+def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
     """Yield the streams of a dump in file order, as its index lists them; check two of them.
 
     The titles in the index show which streams have templates; `namespaces` are the dump's
@@ -473,24 +473,24 @@ def read_stream_runs(url: str, index: str, namespaces: Mapping[str, int]) -> Ite
     Raises:
         InputError: The index is malformed, incomplete, or belongs to another dump.
     """
-    streams = groupby(_read_entries(index, namespaces), itemgetter(0))
+    streams = groupby(_read_entries(index_url, namespaces), itemgetter(0))
     size = get_size(url)
     run: PageRun | None = None
     stream_entries = ((offset, list(entries)) for offset, entries in streams)
     for (offset, entries), (end, _) in pairwise(chain(stream_entries, [(size, list[_IndexEntry]())])):
         if not offset < end <= size:
             raise InputError(
-                f"{basename(index)} places a stream at byte {offset} of {basename(url)}, "
+                f"{basename(index_url)} places a stream at byte {offset} of {basename(url)}, "
                 f"past its end or its next stream: {_ADVICE}"
             )
         is_first, run = run is None, _build_run(url, offset, end, entries)
         if is_first:
-            _check_stream(run, index)
-            _check_header(run, index)
+            _check_stream(run, index_url)
+            _check_header(run, index_url)
         yield run
     if run is None:
-        raise InputError(f"{basename(index)} is empty: {_ADVICE}")
-    _check_stream(run, index)
+        raise InputError(f"{basename(index_url)} is empty: {_ADVICE}")
+    _check_stream(run, index_url)
 
 
 def _build_run(url: str, offset: int, end: int, entries: Sequence[_IndexEntry]) -> PageRun:
@@ -503,14 +503,16 @@ def _is_increasing(ids: Sequence[int]) -> bool:
     return all(first_id < second_id for first_id, second_id in pairwise(ids))
 
 
-def _read_entries(index: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
-    for number, line in enumerate(read_lines(index), start=1):
+def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
+    for number, line in enumerate(read_lines(index_url), start=1):
         offset, _, rest = line.partition(b":")
         page_id, _, title = rest.partition(b":")
         try:
             yield int(offset), int(page_id), _is_template_title(title, namespaces)
         except ValueError as error:
-            raise InputError(f"line {number} of {basename(index)} is not `offset:page id:title`: {_ADVICE}") from error
+            raise InputError(
+                f"line {number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
+            ) from error
 
 
 def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
@@ -521,21 +523,21 @@ def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
     return defines_templates(text, namespaces.get(text.partition(":")[0].strip().lower()))
 
 
-def _check_header(run: PageRun, index: str) -> None:
+def _check_header(run: PageRun, index_url: str) -> None:
     """Check that no page is stored before the first stream; otherwise the index is incomplete."""
     location = basename(run.slice.url)
     header = decode(read_bytes(run.slice.url, 0, run.slice.offset), "bz2", location)
     if next(parse_pages(chain(header, [b"</mediawiki>"]), location), None) is not None:
-        raise InputError(f"{basename(index)} does not name the first pages of {location}: {_ADVICE}")
+        raise InputError(f"{basename(index_url)} does not name the first pages of {location}: {_ADVICE}")
 
 
-def _check_stream(run: PageRun, index: str) -> None:
+def _check_stream(run: PageRun, index_url: str) -> None:
     """Check that a stream starts at the offset in the index and contains the listed pages."""
     byte_slice = run.slice
     head = b"".join(read_bytes(byte_slice.url, byte_slice.offset, min(10, byte_slice.length)))
     if not _STREAM_MAGIC.match(head):
         raise InputError(
-            f"{basename(index)} places a stream at byte {byte_slice.offset} of "
+            f"{basename(index_url)} places a stream at byte {byte_slice.offset} of "
             f"{basename(byte_slice.url)}, but no bz2 stream begins there: {_ADVICE}"
         )
     for _ in FORMAT.read_slice(byte_slice):
@@ -637,10 +639,10 @@ class MediaWiki(PageFormat):
 
     def split(self, url: str, request: PlanRequest) -> Iterator[PageRun]:
         """Yield the streams of a multistream dump, or the runs of pages of another export."""
-        index = find_offset_index(url)
-        if index is None:
+        index_url = find_offset_index(url)
+        if index_url is None:
             return split_dump(url, request.workdir, request.stage)
-        return read_stream_runs(url, index, self.read_siteinfo(url).namespaces)
+        return read_stream_runs(url, index_url, self.read_siteinfo(url).namespaces)
 
     def parse_slice(self, byte_slice: Slice) -> Iterator[Page]:
         """Yield the pages of a slice."""
@@ -685,8 +687,8 @@ class RenderedPages(MediaWiki):
         if page.model not in {HTML_MODEL, PLAIN_MODEL}:
             return super().classify(page, siteinfo)
         text = "rendered" if page.text.strip() else ""
-        verdict = super().classify(replace(page, text=text, model="wikitext"), siteinfo)
-        return verdict if isinstance(verdict, str) else page
+        page_or_reason = super().classify(replace(page, text=text, model="wikitext"), siteinfo)
+        return page_or_reason if isinstance(page_or_reason, str) else page
 
     def clean(
         self, page: Page, siteinfo: Siteinfo, *, anchors: bool, structures: Collection[StructureName] = ()

@@ -23,10 +23,10 @@ from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import serve_call
 
-_MAX_UNPACKED, _MAX_ENTRIES = 256 << 20, 20_000  # bytes and files of an archive
+_MAX_UNPACKED_BYTES, _MAX_FILES = 256 << 20, 20_000  # bytes and files of an archive
 _OLE_HEADER = b"\xd0\xcf\x11\xe0"  # a file with a password is an OLE container, not a zip archive
 _MODIFIED_TIME = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})<")
-# metadata of Microsoft Office, and of OpenDocument
+# files in the archive with the metadata: of Microsoft Office, and of OpenDocument
 _PROPERTY_FILES = "docProps/core.xml", "meta.xml"
 _WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # for mammoth: a title is a heading
 _MAX_GROUP_DEPTH = 20  # maximum depth of nested groups of shapes
@@ -49,10 +49,10 @@ def _read_file(path: str) -> dict[str, Any]:
     try:
         with ZipFile(file) as archive:
             entries = archive.infolist()
-            if len(entries) > _MAX_ENTRIES or sum(entry.file_size for entry in entries) > _MAX_UNPACKED:
+            if len(entries) > _MAX_FILES or sum(entry.file_size for entry in entries) > _MAX_UNPACKED_BYTES:
                 return {"dropped": "too_large"}
             properties = (archive.read(name) for name in _PROPERTY_FILES if name in archive.namelist())
-            modified = _MODIFIED_TIME.search(next(properties, b""))
+            time_match = _MODIFIED_TIME.search(next(properties, b""))
         sections = _READERS[file.suffix](file).sections
     except DroppedFileError as error:
         return {"dropped": error.reason}
@@ -62,7 +62,7 @@ def _read_file(path: str) -> dict[str, Any]:
         raise
     except Exception:  # the libraries raise errors of many types for damaged XML
         return {"dropped": "damaged"}
-    return {"sections": sections, "revised": _parse_time(modified[1] if modified else b"")}
+    return {"sections": sections, "revised": _parse_time(time_match[1] if time_match else b"")}
 
 
 def _read_word(path: Path) -> ParsedFile:
@@ -136,7 +136,7 @@ def _read_workbook(path: Path) -> ParsedFile:
             sheet.reset_dimensions()  # the declared size of a sheet may be wrong
             builder.start_section(1, sheet.title)
             builder.add_rows(map(_format_value, row) for row in sheet.iter_rows(values_only=True))
-    # no empty sheets
+    # a sheet without rows has only its heading
     return ParsedFile([(heading, text) for heading, text in builder.finish() if text != heading])
 
 
@@ -149,9 +149,9 @@ def _format_value(value: Any) -> str:
     return value.isoformat() if isinstance(value, date | time) else "" if value is None else str(value)
 
 
-def _parse_time(modified: bytes) -> int | None:
+def _parse_time(time_text: bytes) -> int | None:
     try:
-        return parse_seconds(modified.decode().strip()[:19] + "Z")
+        return parse_seconds(time_text.decode().strip()[:19] + "Z")
     except ValueError:
         return None
 

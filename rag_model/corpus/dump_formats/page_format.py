@@ -108,17 +108,17 @@ class PageFormat:
         siteinfo = self._read_common_siteinfo(urls)
         all_runs = chain.from_iterable(self.split(url, request) for url in urls)
         if request.limit is None:
-            runs, last = list(all_runs), None
+            runs, last_page = list(all_runs), None
         else:
-            runs, last = self._take_first_articles(all_runs, request.limit, siteinfo)
+            runs, last_page = self._take_first_articles(all_runs, request.limit, siteinfo)
         if not runs:
             raise InputError(f"{basename(urls[0])} contains no pages: check that it is the right dump")
         runs.sort(key=lambda run: run.slice.first_page)
-        if last is None:
-            last = max(run.slice.last_page for run in runs)
+        if last_page is None:
+            last_page = max(run.slice.last_page for run in runs)
         starts = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
         parts, template_parts = (
-            assemble_parts("wiki", page_runs, starts, last, request.part_format)
+            assemble_parts("wiki", page_runs, starts, last_page, request.part_format)
             for page_runs in (runs, select_template_runs(runs))
         )
         return Plan("wiki", siteinfo, parts, template_parts=tuple(part for part in template_parts if part.slices))
@@ -155,24 +155,24 @@ class PageFormat:
             raise _create_mismatch_error(byte_slice, f"it has only pages {lowest} to {highest}")
 
     def _read_ordered(self, part: Part, identify: IdentifyPage | None) -> Iterator[Page]:
-        last = -1
+        last_id = -1
         for page in self._iter_in_range(part, identify):
-            if page.page_id <= last:
+            if page.page_id <= last_id:
                 raise InputError(
-                    f"page {page.page_id} follows page {last} in {part.name}, but its index lists "
+                    f"page {page.page_id} follows page {last_id} in {part.name}, but its index lists "
                     f"the pages in order: {_MISMATCH_ADVICE}"
                 )
-            last = page.page_id
+            last_id = page.page_id
             yield page
 
     def _read_newest_revisions(self, part: Part) -> Iterator[Page]:
-        newest_version_by_page: dict[int, tuple[int, int]] = {}
+        newest_recency_by_page: dict[int, tuple[int, int]] = {}
         for page in self._iter_in_range(part):
             recency = get_recency(page.revised, page.rev_id)
-            newest_version_by_page[page.page_id] = max(recency, newest_version_by_page.get(page.page_id, recency))
+            newest_recency_by_page[page.page_id] = max(recency, newest_recency_by_page.get(page.page_id, recency))
         for page in self._iter_in_range(part):
-            if newest_version_by_page.get(page.page_id) == get_recency(page.revised, page.rev_id):
-                del newest_version_by_page[page.page_id]
+            if newest_recency_by_page.get(page.page_id) == get_recency(page.revised, page.rev_id):
+                del newest_recency_by_page[page.page_id]
                 yield page
 
     def _iter_in_range(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:

@@ -52,7 +52,7 @@ Row = dict[str, Any]
 _ENTERPRISE_FIELD = re.compile(
     rb'"(article_body|date_modified|in_language|is_part_of|main_entity|namespace|version)"\s*:'
 )
-_MIN_FIELDS = 3
+_MIN_ENTERPRISE_FIELDS = 3
 _WIKI_ADDRESS = re.compile(r"https?://[\w.:-]+/wiki/")
 _CIRRUS_ACTION = re.compile(rb'\s*\{\s*"index"\s*:\s*\{')
 _WIKIMEDIA_NAME = re.compile(
@@ -145,7 +145,7 @@ class EnterprisePages(PageLines):
         if not LINES_ENDING.search(name):
             return False
         head = read_head().lstrip()
-        return head.startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_FIELDS
+        return head.startswith(b"{") and len({*_ENTERPRISE_FIELD.findall(head)}) >= _MIN_ENTERPRISE_FIELDS
 
     def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
         """Return the siteinfo from `is_part_of`, `in_language` and the address of the page."""
@@ -226,8 +226,8 @@ class CirrusPages(PageLines):
     def read_siteinfo(self, url: str) -> Siteinfo:
         """Return the siteinfo of a dump from its first page, or else from the name of the file."""
         siteinfo = super().read_siteinfo(url)
-        name = _CIRRUS_NAME.match(basename(url))
-        dbname = siteinfo.dbname or (name[1] if name else "")
+        name_match = _CIRRUS_NAME.match(basename(url))
+        dbname = siteinfo.dbname or (name_match[1] if name_match else "")
         return _build_siteinfo(dbname, siteinfo.language, _build_base_url(dbname))
 
     def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
@@ -273,11 +273,11 @@ def _build_base_url(dbname: str) -> str:
     >>> _build_base_url("zh_min_nanwiki"), _build_base_url("commonswiki")
     ('https://zh-min-nan.wikipedia.org/wiki/', '')
     """
-    name = _WIKIMEDIA_NAME.fullmatch(dbname)
-    if name is None:
+    name_match = _WIKIMEDIA_NAME.fullmatch(dbname)
+    if name_match is None:
         return ""
-    project = "wikipedia" if name[2] == "wiki" else name[2]
-    return f"https://{name[1].replace('_', '-')}.{project}.org/wiki/"
+    project = "wikipedia" if name_match[2] == "wiki" else name_match[2]
+    return f"https://{name_match[1].replace('_', '-')}.{project}.org/wiki/"
 
 
 def _build_siteinfo(dbname: str, language: str, base: str) -> Siteinfo:
@@ -363,26 +363,26 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
                 _write_pages(_merge_and_delete(files[start : start + MAX_MERGED_FILES]), Path(folder))
                 for start in range(0, len(files), MAX_MERGED_FILES)
             ]
-        merged_lines = heapq.merge(_merge_and_delete(files), last_batch)
-        for page_id, revisions in groupby(merged_lines, key=lambda page: page.page_id):
+        merged_pages = heapq.merge(_merge_and_delete(files), last_batch)
+        for page_id, revisions in groupby(merged_pages, key=lambda page: page.page_id):
             yield page_id, next(revisions).xml
 
 
 def _batch_pages(pages: Iterable[Page]) -> Iterator[list[_SortedPage]]:
-    batch, size = list[_SortedPage](), 0
+    batch, n_bytes = list[_SortedPage](), 0
     for page in pages:
         seconds, rev_id = get_recency(page.revised, page.rev_id)
         batch.append(_SortedPage(page.page_id, (-seconds, -rev_id), format_page(page)))
-        size += len(batch[-1].xml)
-        if size >= MAX_SORTED_BYTES:
+        n_bytes += len(batch[-1].xml)
+        if n_bytes >= MAX_SORTED_BYTES:
             yield batch
-            batch, size = [], 0
+            batch, n_bytes = [], 0
     if batch:
         yield batch
 
 
 def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
-    path = folder / f"{secrets.token_hex(8)}.lz4"  # takes a tenth of the time of gzip
+    path = folder / f"{secrets.token_hex(8)}.lz4"  # lz4 takes a tenth of the time of gzip
     with pa.CompressedOutputStream(pa.OSFile(str(path), "wb"), "lz4") as out:
         for page in pages:
             out.write(_HEADER.pack(page.page_id, *page.age, len(page.xml)))

@@ -104,8 +104,8 @@ class Parquet(RecordFormat):
                     max_row_bytes = check_groups(source, file, columns, size, first, end)
                     if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # Read as dictionaries, a text that many rows share is in memory only once.
-                        texts = list_text_paths(metadata, columns)
-                        file = open_file(read_dictionary=texts)
+                        text_paths = list_text_paths(metadata, columns)
+                        file = open_file(read_dictionary=text_paths)
                     for batch in iter_row_range(file, batch_rows, columns, first, end):
                         for small_batch in _split_batch(_convert_dates_to_seconds(batch, self.date_field), url):
                             yield from parse(decode_dictionaries(small_batch), row_number, basename(url))
@@ -117,8 +117,8 @@ class Parquet(RecordFormat):
                 f"{basename(url)} is not readable as Parquet ({format_error(error)}): write or fetch it again"
             ) from error
 
-    def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
-        """Yield the records of a batch that follows the first `number` rows of the file `name`.
+    def parse_batch(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[Record]:
+        """Yield the records of a batch that follows the first `n_rows_before` rows of the file `name`.
 
         Raises:
             InputError: A row is not a record.
@@ -128,10 +128,10 @@ class Parquet(RecordFormat):
             for document_id, title, text in zip(*(batch[key].to_pylist() for key in _REQUIRED_COLUMNS), strict=True):
                 yield document_id, title or "", [("", text)] if text else [], None
         else:
-            for row_number, row in enumerate(batch.to_pylist(), start=number):
+            for row_number, row in enumerate(batch.to_pylist(), start=n_rows_before):
                 yield parse_document(row, f"row {row_number} of {name}")
 
-    def _parse_columns(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[tuple[pa.Array, ...]]:
+    def _parse_columns(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[tuple[pa.Array, ...]]:
         if _needs_no_parsing(batch, _COLUMN_TYPES):
             batch.validate(full=True)  # nothing else would detect text that is not UTF-8
             titles, texts, page_ids = (
@@ -142,7 +142,7 @@ class Parquet(RecordFormat):
             dates = batch[DATE_FIELD] if has_dates else pa.nulls(len(batch), pa.int64())
             yield batch["id"], titles, texts, dates, page_ids
         else:
-            yield build_record_columns([*self.parse_batch(batch, number, name)])
+            yield build_record_columns([*self.parse_batch(batch, n_rows_before, name)])
 
 
 def _select_columns(names: Sequence[str], wanted_names: Collection[str]) -> list[str]:
@@ -170,12 +170,12 @@ class FineWiki(Parquet):
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `wikiname` and `in_language`."""
-        keys = b"wikiname", b"in_language"
-        return super().recognize(name, read_head) and all(key in read_head() for key in keys)
+        column_names = b"wikiname", b"in_language"
+        return super().recognize(name, read_head) and all(key in read_head() for key in column_names)
 
-    def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
+    def parse_batch(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[Record]:
         """Yield a record per row; the headings of the Markdown text start its sections."""
-        for row_number, row in enumerate(batch.to_pylist(), start=number):
+        for row_number, row in enumerate(batch.to_pylist(), start=n_rows_before):
             location = f"row {row_number} of {name}"
             text, title = row.get("text") or "", row.get("title")
             if not isinstance(text, str):
@@ -196,12 +196,12 @@ class WikiDpr(Parquet):
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
         """Return whether a Parquet file has the columns `title`, `text` and `embeddings`."""
-        keys = b"title", b"text", b"embeddings"
-        return super().recognize(name, read_head) and all(key in read_head() for key in keys)
+        column_names = b"title", b"text", b"embeddings"
+        return super().recognize(name, read_head) and all(key in read_head() for key in column_names)
 
-    def parse_batch(self, batch: pa.RecordBatch, number: int, name: str) -> Iterator[Record]:
+    def parse_batch(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[Record]:
         """Yield a record per row: the id, the title and the text of a passage."""
-        for row_number, row in enumerate(batch.to_pylist(), start=number):
+        for row_number, row in enumerate(batch.to_pylist(), start=n_rows_before):
             location = f"row {row_number} of {name}"
             if not isinstance(text := row.get("text"), str) or len(text) > MAX_PASSAGE:
                 raise InputError(
@@ -227,9 +227,9 @@ def _convert_dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.Reco
     column_type = batch.schema.field(column_index).type if column_index >= 0 else pa.null()
     if not (pa.types.is_timestamp(column_type) or pa.types.is_date(column_type)):
         return batch
-    unit = pa.timestamp("s", column_type.tz if pa.types.is_timestamp(column_type) else None)
+    seconds_type = pa.timestamp("s", column_type.tz if pa.types.is_timestamp(column_type) else None)
     return batch.set_column(
-        column_index, date_field, batch.column(column_index).cast(unit, safe=False).cast(pa.int64())
+        column_index, date_field, batch.column(column_index).cast(seconds_type, safe=False).cast(pa.int64())
     )
 
 

@@ -60,19 +60,19 @@ def _find_chapters(document: Any) -> dict[int, str]:
     for bookmark in islice(document.get_toc(), _MAX_BOOKMARKS):
         destination = bookmark.get_dest()
         path[bookmark.level :] = [" ".join(clean_text(bookmark.get_title()).split())[:MAX_HEADING_PART]]
-        number = destination.get_index() if destination else None
-        if number is not None:
-            chapters.setdefault(number, " > ".join(filter(None, path))[: MAX_HEADING - 20])
+        page_number = destination.get_index() if destination else None
+        if page_number is not None:
+            chapters.setdefault(page_number, " > ".join(filter(None, path))[: MAX_HEADING - 20])
     return chapters
 
 
 def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iterator[tuple[str, str]]:
     """Yield a heading (chapter and page number) and the text of each page with text."""
     chapter, budget = "", iter(range(_MAX_TABLE_ITEMS))
-    for number in range(len(document)):
-        chapter, builder = chapters.get(number, chapter), SectionBuilder()
+    for page_number in range(len(document)):
+        chapter, builder = chapters.get(page_number, chapter), SectionBuilder()
         try:
-            page = document[number]
+            page = document[page_number]
             for block in split_page(pdfium.raw, page, page.get_textpage(), budget):
                 if isinstance(block, str):
                     for paragraph in _join_lines(block):
@@ -82,7 +82,7 @@ def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iter
         except pdfium.PdfiumError:  # a damaged page is skipped
             continue
         for _, text in builder.finish():
-            yield f"{chapter} (page {number + 1})" if chapter else f"page {number + 1}", text
+            yield f"{chapter} (page {page_number + 1})" if chapter else f"page {page_number + 1}", text
 
 
 def _remove_line_hyphens(text: str) -> str:

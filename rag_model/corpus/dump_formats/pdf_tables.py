@@ -24,7 +24,7 @@ _MIN_LENGTH = 6.0  # points; shorter lines are ignored
 # Maximum gaps within a word and between words, as shares of the character height.
 _LETTER_GAP, _WORD_GAP = 0.1, 0.35
 # Maximum number of words that lines cut, as a share of the number of cells with text.
-_MAX_CUT_WORDS = 0.1
+_MAX_CUT_SHARE = 0.1
 _Cell = tuple[int, int]  # row and column
 # Row, subrow and column of a text; no line separates the subrows of a row.
 _TextKey = tuple[int, int, int]
@@ -122,11 +122,11 @@ class _Grid:
         rows, columns = sorted({key[:2] for key in texts}), sorted({key[2] for key in texts})
         n_cells = len({(first_cells[row, column], subrow) for row, subrow in rows for column in columns})
         table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in rows]
-        for (row, _), values in zip(rows, table, strict=True):
-            if row not in ruled_rows and sum(map(bool, values)) == 1:
-                values.sort(key=bool, reverse=True)  # the only text is a heading of the rows below
-        has_columns = sum(sum(map(bool, values)) > 1 for values in table) > 1
-        is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_WORDS * len(texts)
+        for (row, _), row_cells in zip(rows, table, strict=True):
+            if row not in ruled_rows and sum(map(bool, row_cells)) == 1:
+                row_cells.sort(key=bool, reverse=True)  # the only text is a heading of the rows below
+        has_columns = sum(sum(map(bool, row_cells)) > 1 for row_cells in table) > 1
+        is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(texts)
         return _split_text_lines(table) if is_table else []
 
     def _merge_cells(
@@ -221,32 +221,32 @@ def _iter_edges(
             yield from _iter_edges(raw, page_object, raw.FPDFFormObj_GetObject, n_members, transform)
             continue
         raw.FPDFPath_GetDrawMode(page_object, fill, stroke)
-        start = last = (0.0, 0.0)
+        start_point = last_point = (0.0, 0.0)
         for j in range(raw.FPDFPath_CountSegments(page_object) if fill.value or stroke.value else 0):
             yield None
             segment = raw.FPDFPath_GetPathSegment(page_object, j)
             raw.FPDFPathSegment_GetPoint(segment, x, y)
             point = transform(x.value, y.value)
             kind = raw.FPDFPathSegment_GetType(segment)
-            start = point if kind == raw.FPDF_SEGMENT_MOVETO else start
+            start_point = point if kind == raw.FPDF_SEGMENT_MOVETO else start_point
             if kind == raw.FPDF_SEGMENT_LINETO:
-                yield _build_edge(last, point)
+                yield _build_edge(last_point, point)
             if raw.FPDFPathSegment_GetClose(segment):
-                yield _build_edge(point, start)
-            last = point
+                yield _build_edge(point, start_point)
+            last_point = point
 
 
 def _compose_transform(outer: _Transform, a: float, b: float, c: float, d: float, e: float, f: float) -> _Transform:
     return lambda x, y: outer(a * x + c * y + e, b * x + d * y + f)
 
 
-def _build_edge(first: tuple[float, float], last: tuple[float, float]) -> tuple[int, _Line] | None:
+def _build_edge(start: tuple[float, float], end: tuple[float, float]) -> tuple[int, _Line] | None:
     """Return the axis of an edge (0: horizontal) and its line; None if it is oblique."""
-    width, height = abs(first[0] - last[0]), abs(first[1] - last[1])
+    width, height = abs(start[0] - end[0]), abs(start[1] - end[1])
     if min(width, height) > 0.02 * max(width, height):
         return None
     axis = int(height > width)
-    return axis, _Line(first[1 - axis], *sorted((first[axis], last[axis])))
+    return axis, _Line(start[1 - axis], *sorted((start[axis], end[axis])))
 
 
 def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
@@ -268,15 +268,15 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
     # background is between them.
     grid_lines, last_grid_indices = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
     for row_lines, column_lines in sorted((sorted(group[0]), group[1]) for group in groups if all(group)):
-        key = frozenset(column.position for column in column_lines)
-        last_rows = grid_lines[last_grid_indices[key]][0] if key in last_grid_indices else None
+        column_xs = frozenset(column.position for column in column_lines)
+        last_rows = grid_lines[last_grid_indices[column_xs]][0] if column_xs in last_grid_indices else None
         top, bottom = row_lines[0].position, row_lines[-1].position
         is_single_row = len({row.position for row in row_lines}) == 2
         if last_rows and is_single_row and top - last_rows[-1].position < 1.5 * (bottom - top):
             last_rows.extend(row_lines)
-            grid_lines[last_grid_indices[key]][1].extend(column_lines)
+            grid_lines[last_grid_indices[column_xs]][1].extend(column_lines)
         else:
-            last_grid_indices[key] = len(grid_lines)
+            last_grid_indices[column_xs] = len(grid_lines)
             grid_lines.append((row_lines, column_lines))
     grids = [_Grid(*lines) for lines in grid_lines]
     grids = [
@@ -293,8 +293,8 @@ def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     for edge in sorted(edges, key=lambda edge: edge.start):
         position = positions[bisect(positions, edge.position) - 1]
         if lines[position] and lines[position][-1].reaches(edge.start):
-            last = lines[position].pop()
-            lines[position].append(_Line(position, last.start, max(last.end, edge.end)))
+            last_line = lines[position].pop()
+            lines[position].append(_Line(position, last_line.start, max(last_line.end, edge.end)))
         else:
             lines[position].append(_Line(position, edge.start, edge.end))
     return [line for position in positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
@@ -302,11 +302,11 @@ def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
 
 def _cluster_values(values: Iterable[float]) -> list[float]:
     """Return the first value of each group of near values, in order."""
-    firsts: list[float] = []
+    cluster_starts: list[float] = []
     for value in sorted(values):
-        if not firsts or value - firsts[-1] > _TOLERANCE:
-            firsts.append(value)
-    return firsts
+        if not cluster_starts or value - cluster_starts[-1] > _TOLERANCE:
+            cluster_starts.append(value)
+    return cluster_starts
 
 
 def _find_extent(lines: Sequence[_Line]) -> tuple[float, float]:

@@ -67,7 +67,7 @@ Record = (
 _RECORD_FIELDS = 4  # without metadata
 _SURROGATE = re.compile("[\ud800-\udfff]")
 DATE_FIELD = "revised"
-# the last one is that of Mr. TyDi and of Pyserini's Wikipedia corpora
+# `docid` is the name in Mr. TyDi and in Pyserini's Wikipedia corpora
 _ID_FIELDS = ("id", "_id", "docid")
 _METADATA_FIELDS = ("language", "wikidata", "wikidata_id", "categories", "aliases")
 # The page of a passage. Without it, passages with the same title form a page.
@@ -136,8 +136,8 @@ class RecordFormat:
         parts = write_bucket_parts(
             self.kind,
             records,
-            size=sum(map(get_size, urls)),
-            target=request.part_bytes,
+            source_bytes=sum(map(get_size, urls)),
+            part_weight=request.part_bytes,
             parent_boundaries=request.find_boundaries(self.kind),
             workdir=request.workdir,
             stage=request.stage,
@@ -243,8 +243,8 @@ def write_bucket_parts(
     kind: SourceKind,
     records: Iterable[Record],
     *,
-    size: int,
-    target: int | None,
+    source_bytes: int,
+    part_weight: int | None,
     parent_boundaries: PartBoundaries | None = None,
     workdir: Path,
     stage: StageFile,
@@ -252,8 +252,8 @@ def write_bucket_parts(
     """Distribute records to parts by the hash of their ids; return the parts.
 
     Records keep their order. The parts cover equal ranges of hashes. The number of parts depends on
-    the weight of all records if these fit into memory, otherwise on `size`, the bytes of the
-    source; `target` is the weight of one part, if given. With `parent_boundaries`, the parent's
+    the weight of all records if these fit into memory, otherwise on `source_bytes`, the bytes of the
+    source; `part_weight` is the weight of one part, if given. With `parent_boundaries`, the parent's
     parts are kept unless their mean weight exceeds twice that weight. Without records there are no
     parts.
     """
@@ -262,8 +262,8 @@ def write_bucket_parts(
     if not batch:
         return ()
     buffered_bytes = sum(len(line) for _, line in batch)
-    weight = size if buffered_bytes >= MAX_BUFFERED_BYTES else buffered_bytes // COMPRESSION_RATIO
-    starts = _choose_starts(weight, target or choose_part_weight(weight), parent_boundaries)
+    weight = source_bytes if buffered_bytes >= MAX_BUFFERED_BYTES else buffered_bytes // COMPRESSION_RATIO
+    starts = _choose_starts(weight, part_weight or choose_part_weight(weight), parent_boundaries)
     folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
     with translate_write_errors(workdir):
         for next_batch in chain([batch], iter(lambda: _take_batch(lines), [])):
@@ -275,10 +275,10 @@ def write_bucket_parts(
     return parts
 
 
-def _choose_starts(weight: int, target: int, parent_boundaries: PartBoundaries | None) -> list[int]:
-    if parent_boundaries is not None and weight <= 2 * target * len(parent_boundaries.starts):
+def _choose_starts(weight: int, part_weight: int, parent_boundaries: PartBoundaries | None) -> list[int]:
+    if parent_boundaries is not None and weight <= 2 * part_weight * len(parent_boundaries.starts):
         return list(parent_boundaries.starts)
-    n_parts = max(1, round(weight / target))
+    n_parts = max(1, round(weight / part_weight))
     return [-(-i * ID_HASHES // n_parts) for i in range(n_parts)]
 
 
@@ -305,19 +305,19 @@ def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder
             file.write(gzip.compress(lines, 1, mtime=0))
 
 
-def _build_part(kind: SourceKind, i: int, first: int, last: int, folder: Path, stage: StageFile) -> Part:
-    path, slices = _get_bucket_path(folder, i), tuple[Slice, ...]()
+def _build_part(kind: SourceKind, bucket: int, first_hash: int, last_hash: int, folder: Path, stage: StageFile) -> Part:
+    path, slices = _get_bucket_path(folder, bucket), tuple[Slice, ...]()
     if path.exists():
         size = path.stat().st_size
-        slices = (Slice(stage_file(stage, path), 0, size, "gzip", first, last),)
-    return Part(f"part-{i:05d}", kind, first, last, slices)
+        slices = (Slice(stage_file(stage, path), 0, size, "gzip", first_hash, last_hash),)
+    return Part(f"part-{bucket:05d}", kind, first_hash, last_hash, slices)
 
 
 def _get_bucket_path(folder: Path, i: int) -> Path:
     return folder / f"bucket-{i:05d}.jsonl.gz"
 
 
-def parse_document(row: Mapping[str, Any], where: str) -> Record:
+def parse_document(row: Mapping[str, Any], location: str) -> Record:
     """Return the record of an object with `id`, `_id` or `docid`, `title`, and `text` or `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
@@ -329,7 +329,7 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
     """
     document_id = next((row[name] for name in _ID_FIELDS if row.get(name) is not None), None)
     if type(document_id) not in {str, int} or document_id == "":
-        raise InputError(f"{where} has no `id` or `_id` that is text or a whole number: give every document one")
+        raise InputError(f"{location} has no `id` or `_id` that is text or a whole number: give every document one")
     title, sections = row.get("title"), row.get("sections") or row.get("text") or []
     if isinstance(sections, str):
         sections = [sections]
@@ -341,43 +341,43 @@ def parse_document(row: Mapping[str, Any], where: str) -> Record:
             if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':
                 first_line = first_line[1:-1].replace('""', '"')
             title, sections = (title or first_line, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
-        document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, where)
-        title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, where)
+        document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, location)
+        title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, location)
         content = [_parse_section(section) for section in _check_list(sections)]
     except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"{where} has no readable `title`, `text` or `sections`: give strings") from error
-    record = (document_id_text, title, content, _parse_date(row.get(DATE_FIELD), where))
+        raise InputError(f"{location} has no readable `title`, `text` or `sections`: give strings") from error
+    record = (document_id_text, title, content, _parse_date(row.get(DATE_FIELD), location))
     has_metadata = not row.keys().isdisjoint(_METADATA_FIELDS)
     metadata = metadata_to_dict(build_metadata(row)) if has_metadata else {}
     if type(row.get(PAGE_FIELD)) in {str, int}:
-        metadata[PAGE_FIELD] = check_length(_replace_surrogates(str(row[PAGE_FIELD])), "id", MAX_ID, where)
+        metadata[PAGE_FIELD] = check_length(_replace_surrogates(str(row[PAGE_FIELD])), "id", MAX_ID, location)
     return (*record, metadata) if metadata else record
 
 
-def check_length(value: str, field: str, max_length: int, where: str) -> str:
+def check_length(value: str, field: str, max_length: int, location: str) -> str:
     """Return a value of a field if it is not too long.
 
     Raises:
         InputError: The value has more than `max_length` characters; the message starts with
-            `where`.
+            `location`.
     """
     if len(value) > max_length:
-        description, advice = ("an id", "shorten it") if field == "id" else (f"a {field}", "move it into the text")
+        noun, advice = ("an id", "shorten it") if field == "id" else (f"a {field}", "move it into the text")
         advice = "cut it into passages" if field == "text" else advice
         raise InputError(
-            f"{where} has {description} of {len(value):,} characters, but at most {max_length:,} are allowed: {advice}"
+            f"{location} has {noun} of {len(value):,} characters, but at most {max_length:,} are allowed: {advice}"
         )
     return value
 
 
-def _parse_date(value: Any, where: str) -> int | None:
+def _parse_date(value: Any, location: str) -> int | None:
     if value is None or value == "":
         return None
     try:
         return check_seconds(value) if type(value) is int else parse_seconds(value)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{where} has {str(value)[:40]!r} as its `{DATE_FIELD}`: give a date such as "
+            f"{location} has {str(value)[:40]!r} as its `{DATE_FIELD}`: give a date such as "
             "2026-11-01 or 2026-11-01T12:00:00Z"
         ) from error
 

@@ -65,7 +65,7 @@ from rag_model.corpus.wiki_mirror import (
 from rag_model.errors import InputError
 
 _OVERLAP_SECONDS = 600  # last changes that are read again, because sites write some of them late
-_ANCHORS = 20  # minimum number of last changes that are remembered, however old they are
+_MIN_REMEMBERED_CHANGES = 20  # minimum number of last changes that are remembered, however old they are
 _LISTING_SECONDS = 24 * 3600  # maximum age of a listing of all pages
 _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
@@ -411,21 +411,21 @@ class SiteFollower:
         general_info = check_object(reply.get("general"), url)
         names: dict[str, int] = {}
         for namespace in check_object(reply.get("namespaces"), url).values():
-            key = self._read_number(check_object(namespace, url), "id", -(1 << 31))
+            number = self._read_number(check_object(namespace, url), "id", -(1 << 31))
             for name in (namespace.get("canonical"), namespace.get("name")):
-                names |= {name.lower(): key} if isinstance(name, str) else {}
+                names |= {name.lower(): number} if isinstance(name, str) else {}
         for alias in _get_rows(reply, "namespacealiases"):
             names |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
-        values = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
+        wiki = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
         if unknown_namespaces := self._namespaces - set(names.values()):
             raise InputError(f"{url} has no namespace {min(unknown_namespaces)}: give the numbers of its namespaces")
-        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in values.values()):
+        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in wiki.values()):
             raise InputError(f"{url} sends no description of the wiki: check that it is a MediaWiki site")
-        language = str(values["lang"])
+        language = str(wiki["lang"])
         namespaces = {**CANONICAL_NAMESPACES, **get_namespace_aliases(language), **names}
         rights = reply.get("rightsinfo")
         licence = _name_licence(rights) if isinstance(rights, dict) else ""
-        return Siteinfo(str(values["wikiid"]), language, str(values["base"]), namespaces, str(values["case"])), licence
+        return Siteinfo(str(wiki["wikiid"]), language, str(wiki["base"]), namespaces, str(wiki["case"])), licence
 
     def _read_title(self, row: Reply) -> str:
         title = row.get("title")
@@ -453,14 +453,14 @@ def _has_lost_changes(cursor: Cursor, events: _Events) -> bool:
 
 
 def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
-    """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last `_ANCHORS`."""
+    """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last `_MIN_REMEMBERED_CHANGES`."""
     if not entries:
         return ()
     start = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS
     return tuple(
         entry
         for i, entry in enumerate(entries)
-        if i >= len(entries) - _ANCHORS or parse_seconds(get_timestamp(entry)) >= start
+        if i >= len(entries) - _MIN_REMEMBERED_CHANGES or parse_seconds(get_timestamp(entry)) >= start
     )
 
 
@@ -583,8 +583,8 @@ class WikiSite(RenderedPages):
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
         """Return the page if it is an article of any namespace; otherwise the drop reason."""
-        verdict = super().classify(replace(page, namespace=0), siteinfo)
-        return verdict if isinstance(verdict, str) else page
+        page_or_reason = super().classify(replace(page, namespace=0), siteinfo)
+        return page_or_reason if isinstance(page_or_reason, str) else page
 
 
 FORMAT = WikiSite()

@@ -131,10 +131,10 @@ def cut_tables(text: str) -> CutText:
     removed.
     """
     tables: list[tuple[int, str]] = []
-    for marks in (_WIKI_MARK, _HTML_MARK):
-        if not marks.search(text):
+    for mark_pattern in (_WIKI_MARK, _HTML_MARK):
+        if not mark_pattern.search(text):
             continue
-        spans = _find_outermost_spans(marks, text)
+        spans = _find_outermost_spans(mark_pattern, text)
         starts = [start for start, _ in spans]
         removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
         for number, (offset, table) in enumerate(tables):  # offsets without the removed spans
@@ -147,10 +147,10 @@ def cut_tables(text: str) -> CutText:
     return CutText(text, [offset for offset, _ in tables], [table for _, table in tables])
 
 
-def _find_outermost_spans(marks: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+def _find_outermost_spans(mark_pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
     open_starts: list[int] = []
     spans: list[tuple[int, int]] = []
-    for mark in marks.finditer(text):
+    for mark in mark_pattern.finditer(text):
         if mark[1]:
             open_starts.append(mark.start())
         elif open_starts:

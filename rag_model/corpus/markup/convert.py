@@ -480,8 +480,8 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
     if unit is _HAND:
         inches = [round(number.value * request.unit.factor / UNITS["in"].factor) for number in request.numbers]
         hand_lengths = [
-            _FormattedNumber(f"{count // 4}.{count % 4}" if count % 4 else str(count // 4), count == 4)
-            for count in inches
+            _FormattedNumber(f"{n_inches // 4}.{n_inches % 4}" if n_inches % 4 else str(n_inches // 4), n_inches == 4)
+            for n_inches in inches
         ]
         return _join_numbers(request, hand_lengths, unit, side)
     return _join_numbers(request, _convert_numbers(request, unit), unit, side)
@@ -491,13 +491,13 @@ def _render_hands(request: _Request, target: str, side: str) -> str:
     """Convert a height in hands; 14.2 means 14 hands and 2 inches."""
     inches = []
     for number in request.numbers:
-        whole_digits, _, part = number.digits.partition(".")
-        n_inches = 4 * int(whole_digits) + int(part or 0)
+        whole_digits, _, inch_digit = number.digits.partition(".")
+        n_inches = 4 * int(whole_digits) + int(inch_digit or 0)
         inches.append(Quantity(str(n_inches), float(n_inches), 0.0))
     abbr = "off" if target == "in" and request.abbr is None else request.abbr
-    in_inches = _Request(request.call, inches, request.ranges, [], UNITS["in"], [target], abbr=abbr)
-    in_inches.decimals = 0 if request.decimals is None and target in {"in", "cm"} else request.decimals
-    return _render_conversion(in_inches, target, side)
+    inch_request = _Request(request.call, inches, request.ranges, [], UNITS["in"], [target], abbr=abbr)
+    inch_request.decimals = 0 if request.decimals is None and target in {"in", "cm"} else request.decimals
+    return _render_conversion(inch_request, target, side)
 
 
 def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
@@ -509,10 +509,7 @@ def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
     ]
     if request.call.get("round") != "each":
         default_decimals = [max(default_decimals)] * len(values)
-    return [
-        _format_output(request, value, symbol_range)
-        for value, symbol_range in zip(values, default_decimals, strict=True)
-    ]
+    return [_format_output(request, value, decimals) for value, decimals in zip(values, default_decimals, strict=True)]
 
 
 def _convert_value(request: _Request, i: int, unit: Unit) -> float:

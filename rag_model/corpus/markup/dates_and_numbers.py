@@ -28,14 +28,14 @@ def format_date(year: str, month: str = "", day: str = "", *, day_first: bool = 
     >>> format_date("1865", "4", "15"), format_date("1865", "04", day_first=True), format_date("c. 200 BC")
     ('April 15, 1865', 'April 1865', 'c. 200 BC')
     """
-    name = _MONTHS.split()[int(month) - 1] if _is_number(month) and 1 <= int(month) <= 12 else month
+    month_name = _MONTHS.split()[int(month) - 1] if _is_number(month) and 1 <= int(month) <= 12 else month
     day = str(int(day)) if _is_number(day) else day
     year = str(int(year)) if _is_number(year) else year
-    if not (name and day):
-        return f"{name} {year}".strip()
+    if not (month_name and day):
+        return f"{month_name} {year}".strip()
     if not year:
-        return f"{day} {name}" if day_first else f"{name} {day}"
-    return f"{day} {name} {year}" if day_first else f"{name} {day}, {year}"
+        return f"{day} {month_name}" if day_first else f"{month_name} {day}"
+    return f"{day} {month_name} {year}" if day_first else f"{month_name} {day}, {year}"
 
 
 def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = "") -> str:
@@ -47,7 +47,7 @@ def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = 
 
 
 def render_number_date(call: TemplateCall, numbers: list[str]) -> str:
-    """Render three numbers as a date, like `{{ДН|27|1|1839}}`; return "" if they are none.
+    """Render three numbers as a date, like `{{ДН|27|1|1839}}`; return "" if they are not a date.
 
     >>> render_number_date(TemplateCall("дн", {}, "uk"), ["27", "1", "1839"])
     '27 січня 1839'

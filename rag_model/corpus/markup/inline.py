@@ -152,9 +152,9 @@ def _render_ship(call: TemplateCall) -> str:
     parts = call.positional()
     if call.name == "ship":
         prefix, parts = ([*parts, ""])[0], parts[1:]
-    name, hull, form = ([*parts, "", "", ""])[:3]
-    hull = "" if form in {"2", "3", "6"} or not hull else f" ({hull})"
-    return f"{'' if form in {'3', '5'} else prefix} {name}{hull}".strip()
+    name, hull, display_code = ([*parts, "", "", ""])[:3]
+    hull = "" if display_code in {"2", "3", "6"} or not hull else f" ({hull})"
+    return f"{'' if display_code in {'3', '5'} else prefix} {name}{hull}".strip()
 
 
 def _render_interlanguage(call: TemplateCall) -> str:

@@ -25,12 +25,12 @@ _INLINE_NAMES = (
 )
 _BLOCK_TAGS = frozenset(_BLOCK_NAMES.split())
 _TAG = re.compile(rf"</?({'|'.join([*_BLOCK_NAMES.split(), *_INLINE_NAMES.split()])})(?=[\s/>])[^<>]*>", re.IGNORECASE)
-_HIDDEN = re.compile(
+_HIDDEN_ELEMENT = re.compile(
     r"<(span|div|p|small)\b(?=[^<>]*?display:\s*none)[^<>]*+>(?:[^<>]|<(?!/?\1\b)[^<>]*+>)*+</\1>", re.IGNORECASE
 )
 _SUPERSCRIPT = re.compile(r"<sup[^<>]*>([^<>]*)</sup>", re.IGNORECASE)
 _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
-_EXTERNAL = re.compile(
+_EXTERNAL_LINK = re.compile(
     r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|mms|nntp|redis|sftp|ssh|svn|telnet|worldwind):)?//|"
     r"(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)(?=[^\s\]<>\"])"
     r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # an address ends before markup
@@ -50,11 +50,11 @@ _TERM = re.compile(
     r"(?:(?<=\bmailto)|(?<=\bnews)|(?<=\burn)|(?<=\btel)|(?<=\bsip)):[^\s:](?:[^\s:]|:(?!\s))*+)*+)(:++) *+",
     re.MULTILINE,
 )
-_LIST = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
+_LIST_MARKS = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-# without an unclosed table, cells are text
+# Used if no table is unclosed: other lines that start with a bar are text then.
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[{}<]")  # text without these characters has no leftovers
@@ -73,16 +73,16 @@ _VARIANTS = {
 _VARIANT_RANKS = {variant: rank for names in _VARIANTS.values() for rank, variant in enumerate(names.split())}
 _VARIANT_FLAGS = re.compile(r"[\w;+\- ]*\|")
 _ANY_VARIANT = "|".join(map(re.escape, _VARIANT_RANKS))
-# A semicolon between two forms of a text, but not that of an entity (`&amp;`).
+# A semicolon between two forms of a text, but not one that ends an entity (`&amp;`).
 _FORM_END = re.compile(rf"(?<!&amp)(?<!&lt)(?<!&gt)(?<!&nbsp);\s*(?=(?:[^;:]*?=>\s*)?(?:{_ANY_VARIANT})\s*:|\s*$)")
 _FORM = re.compile(rf"\s*(?:[^:]*?=>\s*)?({_ANY_VARIANT})\s*:(.*)", re.DOTALL)
 
-# Each starts with a literal or a character class, so that `re` finds candidates much faster.
+# Each pattern starts with a literal or a character class, so that `re` finds candidates faster.
 _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
-_LINES = re.compile(r"\n\s+")
-# except those of a call such as `f()`
+_LINE_BREAKS = re.compile(r"\n\s+")
+# empty brackets, except those of a call such as `f()`
 _EMPTY_BRACKETS = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")
 _EMPTY_GAP = re.compile(rf"\((?=[ ,;:]*+{GAP})[{GAP} ,;:]*+\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")
@@ -105,12 +105,12 @@ def to_plain_text(text: str) -> str:
     if "__" in text:
         text = _SWITCH.sub(_render_switch, text)
     if "<" in text:
-        text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN.sub("", text))
+        text = _SUPERSCRIPT.sub(_render_superscript, _HIDDEN_ELEMENT.sub("", text))
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCK_TAGS else "", text)
     if "-{" in text:
         text = render_variants(text)
     cells = _CELLS if "{|" in text else _STRAY_ROWS
-    text = _LIST.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
+    text = _LIST_MARKS.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
     if GAP in text:
         for mark in ".,;":  # may follow a space before a reference: `thinking .<ref>`
             text = text.replace(f" {mark}{GAP}", f"{mark}{GAP}")
@@ -121,7 +121,7 @@ def to_plain_text(text: str) -> str:
         text = _remove_traces(_LEFTOVER.sub("", text))
         if not _LEFTOVER.search(text):  # the removal created no new brackets
             return reveal(text)
-    # nested so that each removal creates new brackets
+    # The brackets are nested so that each removal creates new ones: remove all of them.
     return reveal(_remove_traces(_BRACKET.sub("", text)))
 
 
@@ -129,7 +129,7 @@ SENTENCE_ENDS = ".!?…。！？؟۔।॥։"  # for a character class of a regu
 _LIST_ITEM = re.compile(rf"^[ \t{GAP}]*(?:[*#:;]|<(?:ul|ol|dl|li|dd|dt)\b).*$", re.MULTILINE | re.IGNORECASE)
 _SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][\"'”’»›」』)\]]{{0,4}}$")
 _REFERENCE_MARK = re.compile(r"\b(?:ISBN|ISSN|OCLC|doi)\b|https?:|\b(?:pp?|[Ss]|[Сс])\. ?\d")
-_PUBLISHED = re.compile(r"([^\d]{3,150}?)(?:[.,:;] |\()(?:1[4-9]|20)\d\d[a-z]?\)?[.,:]")
+_CITATION = re.compile(r"([^\d]{3,150}?)(?:[.,:;] |\()(?:1[4-9]|20)\d\d[a-z]?\)?[.,:]")
 _WORD = re.compile(r"[^\W\d_]+")
 _MIN_LOWER_SHARE = 0.25  # share of lower-case words in a sentence; names and book titles have fewer
 
@@ -147,7 +147,7 @@ def _is_sentence(line: str) -> bool:
     """Return whether a line of plain text is a sentence, not a label or a reference."""
     if not _SENTENCE_END.search(line) or _REFERENCE_MARK.search(line):
         return False
-    if (citation := _PUBLISHED.match(line)) and _is_author_list(citation[1]):
+    if (citation := _CITATION.match(line)) and _is_author_list(citation[1]):
         return False
     words = [word for word in _WORD.findall(line) if word.lower() != word.upper()]
     return not words or sum(map(str.islower, words)) >= _MIN_LOWER_SHARE * len(words)
@@ -169,7 +169,7 @@ def _remove_traces(text: str) -> str:
     if "（" in text:
         text = _WIDE_CLOSING.sub("）", _WIDE_OPENING.sub("（", _close_gaps(_EMPTY_WIDE_BRACKETS.sub(GAP, text))))
     text = _CLOSING.sub(")", _OPENING.sub("(", _close_gaps(text)))
-    return _LINES.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
+    return _LINE_BREAKS.sub("\n", _BLANKS.sub(" ", text).replace(" \n", "\n")).strip()
 
 
 def _render_term(term: re.Match[str]) -> str:
@@ -195,7 +195,7 @@ def _render_external_links(text: str) -> str:
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if "[" in line and (end := line.rfind("]") + 1):
-            lines[number] = _EXTERNAL.sub(_render_external_link, line[:end]) + line[end:]
+            lines[number] = _EXTERNAL_LINK.sub(_render_external_link, line[:end]) + line[end:]
     return "\n".join(lines)
 
 
@@ -223,13 +223,13 @@ def _render_quoted_line(line: str) -> str:
         if length == 4 or length > 5:
             lengths[number] = 3 if length == 4 else 5
             pieces[number - 1] += "'" * (length - lengths[number])
-    n_bold, n_italic = (sum(length in (one, 5) for length in lengths) for one in (3, 2))
+    n_bold, n_italic = (sum(length in (mark_length, 5) for length in lengths) for mark_length in (3, 2))
     if n_bold % 2 and n_italic % 2:
-        ends = {number: pieces[number - 1][-2:] for number, length in enumerate(lengths) if length == 3}
+        last_characters = {number: pieces[number - 1][-2:] for number, length in enumerate(lengths) if length == 3}
         choices = (
-            next((number for number, end in ends.items() if end[-1:] != " " and end[:-1] == " "), 0),
-            next((number for number, end in ends.items() if end[-1:] != " " and end[:-1] != " "), 0),
-            next((number for number, end in ends.items() if end[-1:] == " "), 0),
+            next((number for number, end in last_characters.items() if end[-1:] != " " and end[:-1] == " "), 0),
+            next((number for number, end in last_characters.items() if end[-1:] != " " and end[:-1] != " "), 0),
+            next((number for number, end in last_characters.items() if end[-1:] == " "), 0),
         )
         if number := next(filter(None, choices), 0):
             pieces[number - 1] += "'"

@@ -29,7 +29,7 @@ _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 
 # A parameter's name: letters of any script with their marks, digits, spaces, hyphens, underscores.
 _KEY = re.compile(r"[^\W_][^\x00-\x1f!-,./:-@\[-^`{-~]*")
-_DIGITS = 6  # maximum digits of a parameter's position; no page has a million parameters
+_MAX_DIGITS = 6  # maximum digits of a parameter's position; no page has a million parameters
 
 # renders a link from the texts between its bars, the target first
 LinkRenderer = Callable[[list[str]], str]
@@ -252,7 +252,7 @@ Renderer = Callable[[TemplateCall], str]
 
 def parse_position(key: str) -> int:
     """Return the position that a parameter's name gives, from 1; 0 if the name is not a number."""
-    return int(key) if len(key) <= _DIGITS and key.isascii() and key.isdecimal() else 0
+    return int(key) if len(key) <= _MAX_DIGITS and key.isascii() and key.isdecimal() else 0
 
 
 def parse_call(name: str, arguments: Sequence[str], language: str = "en") -> TemplateCall:

@@ -100,16 +100,16 @@ def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str]
 
 def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
     """Clean several texts in one call of `clean`, which is faster; return one line per text."""
-    cleaned = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
-    if len(cleaned) != len(texts):  # a tag or a hidden span reaches from one text into another
-        cleaned = [clean(text) for text in texts]
-    return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned]
+    cleaned_texts = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
+    if len(cleaned_texts) != len(texts):  # a tag or a hidden span reaches from one text into another
+        cleaned_texts = [clean(text) for text in texts]
+    return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned_texts]
 
 
 def _count_header_rows(rows: Sequence[Sequence[Cell]]) -> int:
     """Return the number of rows at the top that have only header cells; 0 if all rows do."""
-    count = next((n for n, row in enumerate(rows) if not all(cell.is_header for cell in row)), len(rows))
-    return count if count < len(rows) else 0
+    n_headers = next((n for n, row in enumerate(rows) if not all(cell.is_header for cell in row)), len(rows))
+    return n_headers if n_headers < len(rows) else 0
 
 
 def _join_headers(rows: Sequence[Sequence[str]]) -> str:
@@ -306,8 +306,8 @@ def _split_cells(text: str, *, is_header: bool = False) -> list[str]:
 
 def _protect_list_mark(text: str) -> str:
     """Protect a list mark at the start of a cell, where it is text."""
-    stripped = text.lstrip()
-    return protect(stripped[0]) + stripped[1:] if stripped[:1] in _LIST_MARKS else text
+    stripped_text = text.lstrip()
+    return protect(stripped_text[0]) + stripped_text[1:] if stripped_text[:1] in _LIST_MARKS else text
 
 
 def _split_attributes(cell: str) -> tuple[str, str]:
@@ -328,7 +328,7 @@ _BOX_NAME = re.compile(
 _MAX_KEY = 100  # characters; a longer key is not a field name
 _MIN_FIELDS = 4  # a template with this many fields is an infobox, whatever its name
 _CALL = re.compile(r"(?:^|\}\})[ \t:]*\{\{([^|{}\[\]<>\n]*)", re.MULTILINE)
-_NAMED = re.compile(r"\|\s*[^\W\d_][\w .-]*=")
+_NAMED_PARAMETER = re.compile(r"\|\s*[^\W\d_][\w .-]*=")
 # Parameters that choose a picture or a format, and values that are not text.
 _HIDDEN_FIELD = re.compile(
     r"(?!.*caption)(?:(?:image|img|photo|picture|imagen|imagem|immagine|logo|pushpin|mapframe|bild)|"
@@ -365,7 +365,7 @@ def find_boxes(text: str, templates: Templates) -> Iterator[str]:
         if not end:
             return  # an unclosed template may contain the rest of the section
         box = text[call.start(1) - 2 : end]
-        if is_named_box or len(_NAMED.findall(box)) >= _MIN_FIELDS:
+        if is_named_box or len(_NAMED_PARAMETER.findall(box)) >= _MIN_FIELDS:
             yield box
         offset = end - 2  # its closing braces may start the match of the next call
 
@@ -489,7 +489,7 @@ def _format_angle(parts: dict[str, str]) -> str:
 # Long lists in wikitext.
 
 _MIN_ITEMS, _MIN_LIST_WORDS = 6, 100  # minimum items and words of a long list
-_LIST = re.compile(rf"(?:^[*#;][^\n]*(?:\n|\Z)|^:[*#:;]*[^\n]*(?:\n|\Z)){{{_MIN_ITEMS},}}+", re.MULTILINE)
+_LONG_LIST = re.compile(rf"(?:^[*#;][^\n]*(?:\n|\Z)|^:[*#:;]*[^\n]*(?:\n|\Z)){{{_MIN_ITEMS},}}+", re.MULTILINE)
 _ITEM = re.compile(r"^(?=[*#;](?![*#:;]))", re.MULTILINE)
 _MAX_INTRODUCTION = 300  # characters
 _BLANK_LINES = re.compile(r"\n\s*\n")
@@ -507,7 +507,7 @@ def cut_lists(text: str) -> tuple[str, list[RawList]]:
     pieces: list[str] = []
     lists: list[RawList] = []
     offset = 0
-    for match in _LIST.finditer(text):
+    for match in _LONG_LIST.finditer(text):
         if not match[0].startswith(("*", "#", ";")) or len(match[0].split()) < _MIN_LIST_WORDS:
             continue
         pieces.append(text[offset : match.start()])

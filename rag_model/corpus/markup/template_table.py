@@ -152,15 +152,15 @@ def parse_infobox(body: str) -> list[list[str]]:
     fields: list[list[str]] = []
     is_open = False
     tags = list(_INFOBOX_TAG.finditer(body))
-    for start, end in zip(tags, [*tags[1:], None], strict=True):
-        is_closing, name, attributes = start[1], start[2].lower(), start[3]
+    for tag, next_tag in zip(tags, [*tags[1:], None], strict=True):
+        is_closing, name, attributes = tag[1], tag[2].lower(), tag[3]
         if name in ("title", "data", "image"):
             is_open = not is_closing and name != "image" and not attributes.endswith("/") and len(fields) < _MAX_FIELDS
             source = _SOURCE.search(attributes)
             if not is_closing and name != "image" and len(fields) < _MAX_FIELDS:
                 fields.append([(source[1] or source[2] or "").strip() if source else "", "", "", ""])
-        elif is_open and not is_closing and end is not None:
-            text = body[start.end() : end.start()].strip()
+        elif is_open and not is_closing and next_tag is not None:
+            text = body[tag.end() : next_tag.start()].strip()
             fields[-1][1 + ("label", "default", "format").index(name)] = text[:_MAX_FIELD_TEXT]
     return fields
 
@@ -181,10 +181,10 @@ def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable"
                 if hop not in redirects and hop not in entries and not is_known(hop):
                     entries[hop] = TemplateEntry("alias", name)
     for name, target in redirects.items():
-        *_, last = _follow_redirects(target, redirects)
-        if not is_known(name) and (is_known(last) or last in entries):
-            final_entry = entries.get(last, TemplateEntry("alias", last))
-            entries[name] = final_entry if final_entry.kind not in {"body", "infobox"} else TemplateEntry("alias", last)
+        *_, last_hop = _follow_redirects(target, redirects)
+        if not is_known(name) and (is_known(last_hop) or last_hop in entries):
+            hop_entry = entries.get(last_hop, TemplateEntry("alias", last_hop))
+            entries[name] = hop_entry if hop_entry.kind not in {"body", "infobox"} else TemplateEntry("alias", last_hop)
     bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, TemplateEntry]()
     for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
         bytes_left -= len(name.encode()) + len(entry.value.encode())

@@ -321,8 +321,8 @@ def choose_prose(call: TemplateCall) -> str:
     if len(values) > 1 and any(_LANGUAGE_CODE.fullmatch(value) for value in values[:2]):
         return choose_words(call)
     words = call.get("1", "text", "quote")
-    weight = len(words) + sum(not character.isascii() for character in words)
-    if weight < _MIN_QUOTATION or len(call.params) > _MAX_QUOTATION_PARAMETERS or not _QUOTATION.fullmatch(words):
+    length = len(words) + sum(not character.isascii() for character in words)
+    if length < _MIN_QUOTATION or len(call.params) > _MAX_QUOTATION_PARAMETERS or not _QUOTATION.fullmatch(words):
         return ""
     return "" if words.isascii() and not _is_latin(call.language) else f"\n{words}\n"
 
@@ -347,16 +347,16 @@ def _choose_switch_case(value: str, cases: list[str]) -> str:
 
     A case without a result has the result of the next one.
     """
-    matches, default = False, ""
+    has_matched, default = False, ""
     for case in cases:
         key, equals, result = (part.strip() for part in case.partition("="))
-        matches = matches or key == value
-        if equals and matches:
+        has_matched = has_matched or key == value
+        if equals and has_matched:
             return result
         if equals and key == "#default":
             default = result
-    last = cases[-1] if cases else ""
-    return default if "=" in last else last.strip()
+    last_case = cases[-1] if cases else ""
+    return default if "=" in last_case else last_case.strip()
 
 
 def _pad_left(value: str, rest: list[str]) -> str:

@@ -24,7 +24,7 @@ class Unit(NamedTuple):
     singular: str
     plural: str
     factor: float
-    default: str
+    default: str  # codes of the units to convert to by default
     offset: float = 0.0
     exponent: int = 0  # power of ten that is part of the factor, as in `e6acre`
 

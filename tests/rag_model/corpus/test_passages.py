@@ -121,7 +121,7 @@ def test_a_row_outside_the_file_is_refused(path: Path, row: int) -> None:
 
 
 def test_batches_hold_the_columns_asked(path: Path) -> None:
-    batches = list(PassageFile(path).iter_batches(["title", "text"], rows=500))
+    batches = list(PassageFile(path).iter_batches(["title", "text"], max_rows=500))
     assert sum(batch.num_rows for batch in batches) == 2 * ROW_GROUP + 100
     assert max(batch.num_rows for batch in batches) <= 500
     assert batches[0].schema.names == ["title", "text"]
