@@ -27,7 +27,7 @@ from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
 from rag_model.index.search import write_default_search
 
 
-def run_stages(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) -> dict[str, list[IndexStats]]:
+def run_stages(plan: IndexPlan, files: Sequence[Path], out: Path, workdir: Path) -> dict[str, list[IndexStats]]:
     """Build an index file from the parts' row files; return the statistics of each stage.
 
     The stages' files stay in `workdir`, which must exist.
@@ -38,9 +38,9 @@ def run_stages(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) 
     """
     builder: IndexBuilder = get_kind(plan.kind)
     trained = workdir / "trained"
-    stats: dict[str, list[IndexStats]] = {"train": [builder.train(plan, rows, trained)], "scatter": [], "shard": []}
-    pieces = [workdir / f"scattered-{number:05d}" for number in range(len(rows))]
-    for number, (path, piece) in enumerate(zip(rows, pieces, strict=True)):
+    stats: dict[str, list[IndexStats]] = {"train": [builder.train(plan, files, trained)], "scatter": [], "shard": []}
+    pieces = [workdir / f"scattered-{number:05d}" for number in range(len(files))]
+    for number, (path, piece) in enumerate(zip(files, pieces, strict=True)):
         stats["scatter"].append(builder.scatter(plan, trained, path, number, piece))
     shards: list[Opener] = []
     for number in range(plan.shards):
@@ -49,7 +49,7 @@ def run_stages(plan: IndexPlan, rows: Sequence[Path], out: Path, workdir: Path) 
             builder.shard(plan, trained, iter_slices(pieces, plan.shards, number), number, shard_path)
         )
         shards.append(path_opener(shard_path))
-    return stats | {"merge": [builder.merge(plan, trained, rows, [*map(path_opener, pieces)], shards, out)]}
+    return stats | {"merge": [builder.merge(plan, trained, files, [*map(path_opener, pieces)], shards, out)]}
 
 
 def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[bytes]:
@@ -97,7 +97,7 @@ def build_index(
             order.
         out: the file to write; it is replaced atomically.
         recipe: the index to build.
-        column: column of Parquet files; None: the only one that holds lists of floats.
+        column: column of Parquet files; None uses the only column of float lists.
         invalid: `refuse` vectors that hold a NaN or an infinity, or `drop` these rows. With `drop`,
             `out` + `.rows.npy` holds the original row of each id of the index.
 
@@ -146,8 +146,8 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
         search: efSearch, or nprobe and refine.
-        kept_rows: the original row of each id; None: ids are rows, and no `.rows.npy` file is
-            written.
+        kept_rows: the original row of each id; None if ids are rows: then no `.rows.npy` file is
+        written.
 
     Raises:
         ResourceError: the file cannot be written.

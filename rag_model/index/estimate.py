@@ -55,13 +55,13 @@ SizeEstimate = tuple[int, float, dict[str, float]]
 def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
     """Estimate the resources of a plan: disk to one or two percent, memory as an upper bound.
 
-    `part_rows` is the number of rows of the largest part; None: the default size of a part.
+    `part_rows` is the number of rows of the largest part; None assumes the default size of a part.
     """
     n_rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
     empty_index = faiss.index_factory(plan.d, plan.factory, faiss_metric(plan.metric))
-    size, pieces, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty_index, n_rows)
+    size, piece_bytes, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty_index, n_rows)
     stage_bytes = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
-    return ResourceEstimate(stage_bytes, size + PROCESS_BYTES, size, round(pieces) + 2 * size)
+    return ResourceEstimate(stage_bytes, size + PROCESS_BYTES, size, round(piece_bytes) + 2 * size)
 
 
 def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
@@ -117,13 +117,13 @@ def estimate_recall(plan: VectorPlan) -> float | None:
     """Return the recall@20 of inverted lists with reranked candidates; None for other plans.
 
     If `count_needed_lists` lists are searched, .02 of the nearest passages are in other lists; if
-    twice as many are searched, a quarter of that.
+    twice as many are searched, .005.
     """
     if plan.kind != "ivf" or plan.refine is None:
         return None
     max_recall = estimate_max_recall(with_refinement(plan.factory, plan.refine), plan.d, plan.n) or 1.0
-    lists = count_lists(plan)
-    loss = 0.02 * (count_needed_lists(lists) / plan.search["nprobe"]) ** 2 if plan.search["nprobe"] < lists else 0.0
+    n_lists = count_lists(plan)
+    loss = 0.02 * (count_needed_lists(n_lists) / plan.search["nprobe"]) ** 2 if plan.search["nprobe"] < n_lists else 0.0
     return max(0.0, min(max_recall, 1 - loss - _estimate_code_loss(plan.factory, plan.n)))
 
 
@@ -142,7 +142,7 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
 
 
 def _estimate_code_loss(factory: str, n: int) -> float:
-    """Return how much recall@20 is lost if codes select the candidates and vectors rerank them."""
+    """Return the loss of recall@20 if codes select the candidates and vectors rerank them."""
     spec, (factor, power) = parse_factory(factory), _LOSS_OF_ONE_BIT
     loss: float = factor * n**power
     return loss if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0
@@ -152,7 +152,7 @@ def choose_by_recall(recipes: Sequence[IndexRecipe], n: int, d: int) -> list[Ind
     """Return the recipes that can reach their recall target with n vectors of d dimensions.
 
     Raises:
-        UsageError: no recipe can.
+        UsageError: no recipe can reach it.
     """
     target = recipes[0].recall_target or 0.0
     recall_by_factory = {recipe.factory: estimate_max_recall(recipe.factory, d, n) or 0.0 for recipe in recipes}
@@ -183,9 +183,9 @@ def fit_into_memory(
         n: number of vectors.
         d: dimensions.
         memory: bytes of one machine, for the largest stage of the build.
-        part_rows: rows of the largest part; None: the default size of a part.
+        part_rows: rows of the largest part; None assumes the default size of a part.
         serving: whether the finished index must fit as well, because the same machine searches it.
-        disk: maximum bytes of the index and of the vectors that rerank its candidates; None: any.
+        disk: maximum bytes of the index and of the vectors that rerank its candidates, if limited.
 
     Raises:
         ResourceError: no recipe fits. The message gives the memory needed, and for a single recipe
@@ -235,12 +235,12 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
     A graph keeps its links and cells. With `with_vectors`, the alternatives include a graph and
     inverted lists whose candidates are reranked by the snapshot's vectors.
     """
-    links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
-    graphs = [f"HNSW{links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
-    codes = [f"OPQ{d // share}_{d // share * 4},IVF,PQ{d // share}np" for share in (8, 16) if d // share]
-    # bytes of a vector: d/2 and its links; d/4; d/8 (2 bits per principal component); d/8
+    n_links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
+    graphs = [f"HNSW{n_links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
+    codes = [f"OPQ{d // width}_{d // width * 4},IVF,PQ{d // width}np" for width in (8, 16) if d // width]
+    # Bytes per vector: d/2 and the links, d/4, d/8 (2 bits per principal component), and d/8.
     reranked_structures = (
-        (f"HNSW{links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
+        (f"HNSW{n_links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
     )
     reranking_factories = [f"{factory},Refine(vectors)" for factory in reranked_structures]
     factories = [*graphs, *reranking_factories, "IVF,PQ", *codes, "IVF,RaBitQ"]

@@ -111,7 +111,7 @@ class ExactIndex:
 
 @dataclass(frozen=True, slots=True)
 class NeighborLists:
-    """The best rows of a part for each query, from which those of its next version are derived.
+    """The best rows of a part for each query; the lists of its next version are derived from them.
 
     Every row with a score above a query's `floor` is in its list.
     """
@@ -215,25 +215,25 @@ def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, ro
     Raises:
         InputError: a row of the corpus holds a NaN or an infinity.
     """
-    is_row = rows >= 0
-    distinct_rows, inverse = np.unique(rows[is_row], return_inverse=True)
+    has_row = rows >= 0
+    distinct_rows, inverse = np.unique(rows[has_row], return_inverse=True)
     positions = np.zeros(rows.shape, np.int64)
-    positions[is_row] = inverse
+    positions[has_row] = inverse
     stored_vectors = files.read_rows(distinct_rows)
     scores = np.full(rows.shape, -np.inf, np.float32)
-    for query, is_candidate, candidate_positions, query_scores in zip(vectors, is_row, positions, scores, strict=True):
-        candidates = stored_vectors[candidate_positions[is_candidate]]  # (c, d)
+    for query, is_candidate, candidate_positions, query_scores in zip(vectors, has_row, positions, scores, strict=True):
+        candidate_vectors = stored_vectors[candidate_positions[is_candidate]]  # (c, d)
         if metric == "ip":
-            query_scores[is_candidate] = candidates @ query  # (c, d) @ (d,) -> (c,)
+            query_scores[is_candidate] = candidate_vectors @ query  # (c, d) @ (d,) -> (c,)
         else:
-            query_scores[is_candidate] = -np.square(candidates - query).sum(axis=1)
+            query_scores[is_candidate] = -np.square(candidate_vectors - query).sum(axis=1)
     return scores
 
 
 def rerank(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
     """Return the k best candidates of each query: (q, k) exact float32 scores and (q, k) rows.
 
-    Process at a time as many queries as have 32 MiB of candidate vectors.
+    Queries are processed in groups with 32 MiB of candidate vectors.
 
     Args:
         files: the corpus's vectors.

@@ -42,8 +42,8 @@ class HnswSpec:
 
     def __str__(self) -> str:
         """Return the factory string."""
-        tail = "" if self.storage == "Flat" else f"_{self.storage}"
-        return with_refinement(f"HNSW{_format_number(self.links)}{tail}", self.refine)
+        suffix = "" if self.storage == "Flat" else f"_{self.storage}"
+        return with_refinement(f"HNSW{_format_number(self.links)}{suffix}", self.refine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class IvfSpec:
     def __str__(self) -> str:
         """Return the factory string."""
         graph = f"_HNSW{self.coarse}" if self.coarse else ""
-        pieces = [str(self.rotation)] if self.rotation else []
-        pieces += [f"IVF{_format_number(self.lists)}{graph}", str(self.codes)]
-        return with_refinement(",".join(pieces), self.refine)
+        segments = [str(self.rotation)] if self.rotation else []
+        segments += [f"IVF{_format_number(self.lists)}{graph}", str(self.codes)]
+        return with_refinement(",".join(segments), self.refine)
 
     def code_dim(self, d: int) -> int:
         """Return the number of dimensions that the codec encodes."""
@@ -168,10 +168,10 @@ def check_dimensions(factory: FactorySpec, d: int) -> None:
         rotation = factory.rotation
         if rotation is not None and rotation.out is not None and rotation.out > d and rotation.name != "OPQ":
             raise UsageError(f"{rotation} cannot turn {d} dimensions into {rotation.out}: use at most {d}")
-        width = factory.code_dim(d)
-        _check_divides(str(factory), factory.codes.pieces, width, "PQ")
+        code_dim = factory.code_dim(d)
+        _check_divides(str(factory), factory.codes.pieces, code_dim, "PQ")
         if rotation is not None:
-            _check_divides(str(factory), rotation.pieces, width, "OPQ")
+            _check_divides(str(factory), rotation.pieces, code_dim, "OPQ")
 
 
 def largest_divisor(width: int, limit: int) -> int:
@@ -205,44 +205,44 @@ def _parse_hnsw(text: str) -> HnswSpec:
 
 
 def _parse_ivf(text: str) -> IvfSpec:
-    pieces = text.split(",")
-    rotation = _parse_transform(text, pieces[0])
+    segments = text.split(",")
+    rotation = _parse_transform(text, segments[0])
     if rotation is not None:
-        del pieces[0]
-    match = _LISTS.fullmatch(pieces[0]) if pieces else None
+        del segments[0]
+    match = _LISTS.fullmatch(segments[0]) if segments else None
     if match is None:
-        head = pieces[0] if pieces and pieces[0] else "nothing"
+        head = segments[0] if segments and segments[0] else "nothing"
         raise UsageError(
             f"{text!r} is not a factory string of vectors: it has {head!r} where IVF<lists> belongs; {_EXAMPLES}"
         )
-    if len(pieces) == 1:
+    if len(segments) == 1:
         raise UsageError(
             f"{text!r} does not say how its lists store a vector: add Flat, SQ8, PQ<m>np or RaBitQ4, {_EXAMPLES}"
         )
-    codec_match = _CODES.fullmatch(pieces[1])
+    codec_match = _CODES.fullmatch(segments[1])
     if codec_match is None:
-        raise UsageError(f"{text!r} is not a factory string: {','.join(pieces[1:])!r} is unknown; {_EXAMPLES}")
+        raise UsageError(f"{text!r} is not a factory string: {','.join(segments[1:])!r} is unknown; {_EXAMPLES}")
     quantizer_links = None if match[2] is None else _parse_positive(text, match[2]) or 32
-    refine = _parse_refinement(text, pieces[2:])
+    refine = _parse_refinement(text, segments[2:])
     return IvfSpec(
-        rotation, _parse_positive(text, match[1]), quantizer_links, _parse_codec(text, pieces[1], codec_match), refine
+        rotation, _parse_positive(text, match[1]), quantizer_links, _parse_codec(text, segments[1], codec_match), refine
     )
 
 
-def _parse_refinement(text: str, pieces: list[str]) -> str | None:
-    if not pieces:
+def _parse_refinement(text: str, segments: list[str]) -> str | None:
+    if not segments:
         return None
-    match = _REFINE.fullmatch(pieces[0])
-    if match is None or len(pieces) > 1:
+    match = _REFINE.fullmatch(segments[0])
+    if match is None or len(segments) > 1:
         raise UsageError(
-            f"{text!r} is not a factory string: {','.join(pieces)!r} is unknown; after the codes "
+            f"{text!r} is not a factory string: {','.join(segments)!r} is unknown; after the codes "
             "use Refine(Flat), Refine(SQfp16), Refine(SQ8) or Refine(vectors)"
         )
     return match[1]
 
 
-def _parse_transform(text: str, piece: str) -> TransformSpec | None:
-    match = _ROTATION.fullmatch(piece)
+def _parse_transform(text: str, segment: str) -> TransformSpec | None:
+    match = _ROTATION.fullmatch(segment)
     if match is None:
         return None
     if match[4]:
@@ -250,11 +250,11 @@ def _parse_transform(text: str, piece: str) -> TransformSpec | None:
     return TransformSpec("OPQ", _parse_positive(text, match[2]), _parse_positive(text, match[3] or ""))
 
 
-def _parse_codec(text: str, piece: str, match: re.Match[str]) -> CodecSpec:
-    if piece.startswith("RaBitQ"):
+def _parse_codec(text: str, segment: str, match: re.Match[str]) -> CodecSpec:
+    if segment.startswith("RaBitQ"):
         return CodecSpec("RaBitQ", bits=_parse_positive(text, match[1]) or 1)
-    if not piece.startswith("PQ"):
-        return CodecSpec(piece)
+    if not segment.startswith("PQ"):
+        return CodecSpec(segment)
     pieces, bits = _parse_positive(text, match[2]), _parse_positive(text, match[3] or "") or 8
     if bits > 8:
         raise UsageError(f"{text!r} asks for {bits} bits per piece: use at most 8, the usual number")

@@ -79,13 +79,13 @@ class IndexFiles:
             whole_file = [[0, self.ranges.size]]
             pinned_ranges = whole_file if self.outline is None else self.outline["pinned"]
             try:
-                pairs = [(int(start), int(end)) for start, end in pinned_ranges]
-                is_valid = all(0 <= start <= end <= self.ranges.size for start, end in pairs)
+                ranges = [(int(start), int(end)) for start, end in pinned_ranges]
+                is_valid = all(0 <= start <= end <= self.ranges.size for start, end in ranges)
             except (TypeError, ValueError):
                 is_valid = False
             if not is_valid:
                 raise StoreError(f"the outline of {self.ranges.name} names ranges outside the file: pull the snapshot")
-            self.ranges.pin(*pairs)
+            self.ranges.pin(*ranges)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,12 +88,12 @@ class translate_errors:  # noqa: N801 - used like a statement; a generator would
     def __enter__(self) -> None:
         """Enter the block."""
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, trace: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: object) -> None:
         """Raise the error in place of a faiss exception."""
-        if isinstance(raised, MemoryError):
-            raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from raised
-        if isinstance(raised, _FAISS_ERRORS):
-            raise self._error(self._sentence) from raised
+        if isinstance(cause, MemoryError):
+            raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from cause
+        if isinstance(cause, _FAISS_ERRORS):
+            raise self._error(self._sentence) from cause
 
 
 def faiss_metric(metric: Metric) -> int:
@@ -178,11 +178,11 @@ def search_bottom_level(graph: FaissIndex, vectors: Vectors, k: int, parameters:
     Returns:
         (q, k) distances or inner products, as `graph.search` returns them, and (q, k) rows.
     """
-    entry = int(graph.hnsw.entry_point)
-    entry_vector = faiss.downcast_index(graph.storage).reconstruct(entry)  # (d,)
+    entry_node = int(graph.hnsw.entry_point)
+    entry_vector = faiss.downcast_index(graph.storage).reconstruct(entry_node)  # (d,)
     is_product = metric_of(graph) == "ip"
     distances = -(vectors @ entry_vector) if is_product else np.square(vectors - entry_vector).sum(axis=1)
-    start_nodes, start_distances = np.full(len(vectors), entry, np.int32), distances.astype(np.float32)
+    start_nodes, start_distances = np.full(len(vectors), entry_node, np.int32), distances.astype(np.float32)
     scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
     graph.search_level_0(
         len(vectors),
@@ -244,11 +244,11 @@ def create_flat_index(lists: FaissIndex) -> FaissIndex:
     """Return an empty flat index with the lists' metric for k-means, on this process's GPU if it
     has one.
     """
-    flat = faiss.IndexFlat(lists.d, lists.metric_type)
+    flat_index = faiss.IndexFlat(lists.d, lists.metric_type)
     if not has_gpu():
-        return flat
+        return flat_index
     resources, gpu = _get_gpu(os.getpid())
-    return faiss.index_cpu_to_gpu(resources, gpu, flat)
+    return faiss.index_cpu_to_gpu(resources, gpu, flat_index)
 
 
 class ListAssigner:

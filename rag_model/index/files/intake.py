@@ -32,7 +32,7 @@ Block = npt.NDArray[Any]
 _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
 _FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, and their number
 InvalidRowPolicy = Literal["refuse", "drop"]
-PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker holds about four times as much
+PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker needs about four times as much memory
 _BLOCK_BYTES = 4 << 20  # float32 bytes per block
 
 
@@ -69,9 +69,9 @@ class NpySource:
             raise InputError(f"{path} is truncated: {path.stat().st_size:,} bytes of {expected_bytes:,}; copy it again")
         return cls(path, shape[0], shape[1], dtype)
 
-    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield blocks of at most `rows` rows, (m, d), in order."""
-        yield from _slice_rows(map_npy(self.path), rows, first, end)
+    def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
+        """Yield blocks of at most `max_rows` rows, (m, d), in order."""
+        yield from _slice_rows(map_npy(self.path), max_rows, first, end)
 
     def iter_ids(self, first: int, end: int) -> None:
         """Return None: the file has no ids."""
@@ -113,9 +113,9 @@ class FaissFlatSource:
         source = cls(path, n, d, "l2" if kind == b"IxF2" else "ip", np.dtype("<f4"))
         if source.id_file.exists():
             with source.id_file.open("rb") as file:
-                count = sum(1 for _ in file)
-            if count != n:
-                raise InputError(f"{source.id_file} has {count:,} ids for {n:,} vectors: take both from one index")
+                n_ids = sum(1 for _ in file)
+            if n_ids != n:
+                raise InputError(f"{source.id_file} has {n_ids:,} ids for {n:,} vectors: take both from one index")
         return source
 
     @property
@@ -123,10 +123,10 @@ class FaissFlatSource:
         """The path of the ids, which need not exist."""
         return self.path.with_name("docid")
 
-    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield blocks of at most `rows` rows, (m, d), in order."""
-        shape = self.n, self.d
-        yield from _slice_rows(np.memmap(self.path, self.dtype, "r", _FAISS_VECTORS_OFFSET, shape), rows, first, end)
+    def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
+        """Yield blocks of at most `max_rows` rows, (m, d), in order."""
+        vectors = np.memmap(self.path, self.dtype, "r", _FAISS_VECTORS_OFFSET, (self.n, self.d))
+        yield from _slice_rows(vectors, max_rows, first, end)
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
         """Return the lines of `docid`."""
@@ -181,15 +181,15 @@ class ParquetSource:
             raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
         return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
 
-    def blocks(self, rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield blocks of at most `rows` rows, (m, d), in order; read only the row groups that have
+    def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
+        """Yield blocks of at most `max_rows` rows, (m, d), in order; read only the row groups that have
         them.
         """
         row = first
         try:
             with open_parquet(self.path) as file:
                 check_groups(self.path, file, [self.column], self.path.stat().st_size, first, end)
-                for batch in iter_row_range(file, min(rows, 1 << 16), [self.column], first, end):
+                for batch in iter_row_range(file, min(max_rows, 1 << 16), [self.column], first, end):
                     yield self._to_matrix(batch.column(0), row)
                     row += len(batch)
         except PagesError as error:
@@ -337,7 +337,7 @@ def inspect_vectors(paths: Sequence[Path], column: str | None = None) -> VectorI
 
     Args:
         paths: `.npy` and Parquet files, or folders of them.
-        column: column of Parquet files; None: the only one that holds lists of floats.
+        column: column of Parquet files; None uses the only column of float lists.
 
     Raises:
         InputError: a file is missing, damaged, of another dimension, or not of vectors; or all are
@@ -381,8 +381,8 @@ def split_into_parts(
     """
     part, n_filled = np.empty((vectors.part_rows(part_bytes), vectors.d), vectors.dtype), 0
     kept_rows: list[Rows] = []
-    for row, block in iter_finite_rows(vectors, invalid):
-        kept_rows.append(row)
+    for block_rows, block in iter_finite_rows(vectors, invalid):
+        kept_rows.append(block_rows)
         for chunk in np.split(block, np.arange(len(part) - n_filled, len(block), len(part))):
             part[n_filled : n_filled + len(chunk)] = chunk
             n_filled += len(chunk)
@@ -419,15 +419,15 @@ def iter_finite_rows(
             # an overflowing float64 becomes an infinity, detected below
             with np.errstate(over="ignore"):
                 block = np.ascontiguousarray(raw_block, dtype=vectors.dtype)
-            not_finite = _find_non_finite_rows(block)
-            if len(not_finite) and invalid == "refuse":
+            bad_rows = _find_non_finite_rows(block)
+            if len(bad_rows) and invalid == "refuse":
                 raise InputError(
-                    f"row {row + not_finite[0]} of {file.path} holds a NaN or an infinity"
-                    + (f", and so do {len(not_finite) - 1} more near it" if len(not_finite) > 1 else "")
+                    f"row {row + bad_rows[0]} of {file.path} holds a NaN or an infinity"
+                    + (f", and so do {len(bad_rows) - 1} more near it" if len(bad_rows) > 1 else "")
                     + f": {advice}"
                 )
-            finite = np.delete(np.arange(len(block)), not_finite)
-            yield finite + global_row, block[finite] if len(not_finite) else block
+            finite_rows = np.delete(np.arange(len(block)), bad_rows)
+            yield finite_rows + global_row, block[finite_rows] if len(bad_rows) else block
             row += len(block)
             global_row += len(block)
 
@@ -445,12 +445,12 @@ def _find_non_finite_rows(block: Block) -> Rows:
 def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(inner for inner in path.iterdir() if inner.suffix in (".npy", ".parquet") and inner.is_file())
+    files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".parquet") and file.is_file())
     if not files and (path / "index").is_file():
         return [path / "index"]  # a folder of Pyserini, with `docid` beside the index
     if not files:
         raise InputError(f"the folder {path} holds no .npy and no .parquet file: give another folder")
-    if len({inner.suffix for inner in files}) > 1:
+    if len({file.suffix for file in files}) > 1:
         raise InputError(f"the folder {path} holds both .npy and .parquet files: give a folder with one of the two")
     return files
 

@@ -97,13 +97,13 @@ def _iter_upper_links(
     node_levels: npt.NDArray[np.int16], links: npt.NDArray[np.int32], ends: Any, nodes: Any, starts: Any
 ) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
     """Yield each level above the bottom, with the links of a block of its nodes."""
-    highest = int(node_levels[nodes].max(initial=0))
-    for level in range(1, highest):
+    top_level = int(node_levels[nodes].max(initial=0))
+    for level in range(1, top_level):
         begins = starts[node_levels[nodes] > level] + ends[level]  # (u,)
-        width = np.arange(ends[level + 1] - ends[level])
+        slot_offsets = np.arange(ends[level + 1] - ends[level])
         for first in range(0, len(begins), _BLOCK_NODES // 16):
             # (b, 1) + (w,) -> (b, w)
-            yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + width]
+            yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + slot_offsets]
 
 
 class UnsupportedIndexError(ValueError):
@@ -220,10 +220,10 @@ class _LayoutReader:
             for _ in range(3):
                 self._skip_array(4)
         (has_bias,) = self._read("?")
-        matrix, bias = self._skip_array(4), self._skip_array(4)
+        matrix_size, bias_size = self._skip_array(4), self._skip_array(4)
         in_dim, out_dim, _ = self._read("ii?")
-        self.require(0 < in_dim <= MAX_DIM and 0 < out_dim <= MAX_DIM and matrix == in_dim * out_dim)
-        self.require(bias == out_dim if has_bias else bias in (0, out_dim))
+        self.require(0 < in_dim <= MAX_DIM and 0 < out_dim <= MAX_DIM and matrix_size == in_dim * out_dim)
+        self.require(bias_size == out_dim if has_bias else bias_size in (0, out_dim))
         return int(in_dim), int(out_dim)
 
     def _read_refinement(self, kind: bytes, d: int, n: int) -> None:
@@ -233,8 +233,8 @@ class _LayoutReader:
         self.require(1 <= factor < 1 << 20)
 
     def _read_lists(self, kind: bytes, d: int, n: int) -> None:
-        lists, _ = self._read("QQ")
-        self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, lists))
+        n_lists, _ = self._read("QQ")
+        self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, n_lists))
         (direct_map_type,) = self._read("b")
         if direct_map_type in (1, 2):
             raise UnsupportedIndexError(f"{kind.decode()} with a direct map")
@@ -243,10 +243,10 @@ class _LayoutReader:
         (storage_code,) = self._read("4s")
         if storage_code != b"ilar":
             raise UnsupportedIndexError(f"lists {storage_code.decode('latin-1')!r}")
-        self.require(self._read("QQ") == (lists, width))
-        numbers, sizes = self._read_sizes(lists)
+        self.require(self._read("QQ") == (n_lists, width))
+        numbers, sizes = self._read_sizes(n_lists)
         self.require(sizes.sum() == n)
-        self.locate_lists = partial(_locate_inverted_lists, self.offset, width, lists, numbers, sizes)
+        self.locate_lists = partial(_locate_inverted_lists, self.offset, width, n_lists, numbers, sizes)
         self._skip(n * (width + 8))
 
     def _read_codec(self, kind: bytes, d: int) -> int:
@@ -269,8 +269,8 @@ class _LayoutReader:
 
     def _read_product_codec(self, d: int) -> int:
         _, width = self._read("?Q")
-        code_dim, pieces, bits = self._read("QQQ")
-        self.require(code_dim == d and 0 < pieces <= d and 0 < bits <= 16 and width == -(-pieces * bits // 8))
+        code_dim, n_pieces, bits = self._read("QQQ")
+        self.require(code_dim == d and 0 < n_pieces <= d and 0 < bits <= 16 and width == -(-n_pieces * bits // 8))
         self.require(self._skip_array(4) == d << bits)
         return int(width)
 
@@ -289,49 +289,49 @@ class _LayoutReader:
         if encoding == b"full":
             sizes = self._read_array("<u8")
             self.require(len(sizes) == n_lists)
-            numbers = slice(None)
+            list_numbers = slice(None)
         else:
             self.require(encoding == b"sprs")
             pairs = self._read_array("<u8")
             self.require(len(pairs) % 2 == 0)
-            numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
-            self.require(bool((numbers < n_lists).all()) and len(np.unique(numbers)) == len(numbers))
+            list_numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
+            self.require(bool((list_numbers < n_lists).all()) and len(np.unique(list_numbers)) == len(list_numbers))
         # the sizes are bounded, so their sum does not overflow
         self.require(bool((sizes <= self._size).all()))
-        return numbers, sizes
+        return list_numbers, sizes
 
     def _skip_array(self, width: int) -> int:
         """Skip an array of `width` bytes per value; return its length."""
-        (count,) = self._read("Q")
-        self._skip(count * width)
-        return int(count)
+        (n_values,) = self._read("Q")
+        self._skip(n_values * width)
+        return int(n_values)
 
     def _map_array(self, dtype: str) -> npt.NDArray[Any]:
         """Skip an array; return it memory-mapped if the file is on disk."""
-        (count,) = self._read("Q")
+        (n_values,) = self._read("Q")
         start = self.offset
-        self._skip(count * np.dtype(dtype).itemsize)
-        if not count:
+        self._skip(n_values * np.dtype(dtype).itemsize)
+        if not n_values:
             return np.empty(0, dtype)
         if isinstance(self._file, io.BytesIO):
-            return np.frombuffer(self._file.getbuffer(), dtype, count, start)
-        return np.memmap(self._file, dtype, "r", start, (count,))
+            return np.frombuffer(self._file.getbuffer(), dtype, n_values, start)
+        return np.memmap(self._file, dtype, "r", start, (n_values,))
 
     def _read_array(self, dtype: str, max_count: int | None = None) -> Any:
-        (count,) = self._read("Q")
+        (n_values,) = self._read("Q")
         start, width = self.offset, np.dtype(dtype).itemsize
-        self.require(max_count is None or count <= max_count)
-        self._skip(count * width)
+        self.require(max_count is None or n_values <= max_count)
+        self._skip(n_values * width)
         self._file.seek(start)
-        return np.frombuffer(self._file.read(count * width), dtype)
+        return np.frombuffer(self._file.read(n_values * width), dtype)
 
     def _skip(self, size: int) -> None:
         self.require(size <= self._size - self.offset)
         self.offset += size
 
     def _read(self, layout: str) -> tuple[Any, ...]:
-        packed = struct.Struct("<" + layout.removeprefix("<"))
+        field_struct = struct.Struct("<" + layout.removeprefix("<"))
         start = self.offset
-        self._skip(packed.size)
+        self._skip(field_struct.size)
         self._file.seek(start)
-        return packed.unpack(self._file.read(packed.size))
+        return field_struct.unpack(self._file.read(field_struct.size))

@@ -74,18 +74,18 @@ def write_piece(path: Path, stamp: str, arrays: Sequence[Array]) -> None:
 class PieceReader:
     """A piece open for reading; its arrays are numbered from 0, in the order of writing."""
 
-    def __init__(self, file: BinaryIO, stamp: str | Collection[str], count: int, name: str) -> None:
+    def __init__(self, file: BinaryIO, stamp: str | Collection[str], n_arrays: int, name: str) -> None:
         """Read the arrays' headers; `name` names the piece in errors.
 
         `stamp` is the stamp of the piece, or several, of which it may have any.
 
         Raises:
-            InputError: the file is not a complete piece of `count` arrays, or has another stamp.
+            InputError: the file is not a complete piece of `n_arrays` arrays, or has another stamp.
         """
         self._file, self._name = file, name
         damage_error = InputError(f"{name} is truncated or damaged: build it again")
         try:
-            headers = [self._read_header() for _ in range(count + 1)]
+            headers = [self._read_header() for _ in range(n_arrays + 1)]
             is_complete = file.seek(0, 2) == self._end
         except (OSError, ValueError) as error:
             raise damage_error from error
@@ -98,32 +98,32 @@ class PieceReader:
             raise InputError(f"{name} is a piece of another build: build it again")
 
     @classmethod
-    def open(cls, opener: Opener, stamp: str | Collection[str], count: int, name: str) -> Self:
+    def open(cls, opener: Opener, stamp: str | Collection[str], n_arrays: int, name: str) -> Self:
         """Open a piece; close it by `close` or a `with` statement.
 
         Raises:
-            InputError: as the constructor, or the file cannot be opened.
+            InputError: as for the constructor, or the file cannot be opened.
         """
         try:
             file = opener()
         except OSError as error:
             raise InputError(f"cannot open {name} ({error.strerror}): build it again") from error
         try:
-            return cls(file, stamp, count, name)
+            return cls(file, stamp, n_arrays, name)
         except BaseException:
             file.close()
             raise
 
-    def count_rows(self, array: int) -> int:
+    def count_rows(self, number: int) -> int:
         """Return the length of an array."""
-        return int(self._headers[array][0][0])
+        return int(self._headers[number][0][0])
 
-    def read(self, array: int, first: int = 0, last: int | None = None) -> Array:
+    def read(self, number: int, first: int = 0, last: int | None = None) -> Array:
         """Return rows [first, last) of an array, in memory; by default all rows."""
-        shape, dtype, offset = self._headers[array]
+        shape, dtype, offset = self._headers[number]
         last = shape[0] if last is None else last
-        width = dtype.itemsize * math.prod(shape[1:])
-        data = self._read(offset + first * width, (last - first) * width)
+        row_bytes = dtype.itemsize * math.prod(shape[1:])
+        data = self._read(offset + first * row_bytes, (last - first) * row_bytes)
         # flat -> (last - first, ...)
         return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
 
@@ -216,9 +216,9 @@ def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> 
     Raises:
         InputError: the piece is truncated or damaged.
     """
-    length = (n_shards + 1) * SLICE_LOCATION_DTYPE.itemsize
-    data = read(size - length - _DIGEST, size) if length + _DIGEST <= size else b""
-    if len(data) != length + _DIGEST or _digest_slice(data[:length]) != data[length:]:
+    table_bytes = (n_shards + 1) * SLICE_LOCATION_DTYPE.itemsize
+    data = read(size - table_bytes - _DIGEST, size) if table_bytes + _DIGEST <= size else b""
+    if len(data) != table_bytes + _DIGEST or _digest_slice(data[:table_bytes]) != data[table_bytes:]:
         raise _damage_error(name)
     table = np.frombuffer(data, SLICE_LOCATION_DTYPE, n_shards + 1)
     start, end = table["start"], table["start"] + table["size"]
@@ -227,8 +227,8 @@ def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> 
     return table
 
 
-def open_piece_head(opener: Opener, n_shards: int, stamp: str, count: int, name: str) -> PieceReader:
-    """Read the head of a sliced piece and return a reader of its `count` arrays.
+def open_piece_head(opener: Opener, n_shards: int, stamp: str, n_arrays: int, name: str) -> PieceReader:
+    """Read the head of a sliced piece and return a reader of its `n_arrays` arrays.
 
     Raises:
         InputError: the piece is missing, truncated, damaged, or of another build.
@@ -249,7 +249,7 @@ def open_piece_head(opener: Opener, n_shards: int, stamp: str, count: int, name:
         raise InputError(f"cannot read {name} ({error.strerror or error}): build it again") from error
     if not head.matches(data):
         raise _damage_error(full_name)
-    return PieceReader(io.BytesIO(data), stamp, count, name)
+    return PieceReader(io.BytesIO(data), stamp, n_arrays, name)
 
 
 def digest_slices(column: SliceTable) -> str:

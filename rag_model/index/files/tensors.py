@@ -51,15 +51,15 @@ def write_tensors(path: Path, arrays: Sequence[TensorStream], metadata: Mapping[
     for array in arrays:
         start, end = end, end + array.dtype.itemsize * math.prod(array.shape)
         header[array.name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
+    header_bytes = json.dumps(header, separators=(",", ":")).encode()
+    header_bytes += b" " * (-len(header_bytes) % _ALIGNMENT)
     try:
         with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(len(header_bytes).to_bytes(8, "little") + header_bytes)
             for array in arrays:
                 for block in array.blocks:
                     file.write(np.ascontiguousarray(block, array.dtype).data)
-                if file.tell() != 8 + len(text) + header[array.name]["data_offsets"][1]:
+                if file.tell() != 8 + len(header_bytes) + header[array.name]["data_offsets"][1]:
                     raise ValueError(f"the blocks of {array.name} do not fill its shape {array.shape}")
     except OSError as error:
         raise ResourceError(f"cannot write {path}: {error.strerror}") from error
@@ -128,8 +128,8 @@ def find_row_stretches(
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
             array_offsets, width = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
             if name != "offsets" and len(array) == offsets[-1]:
-                first, base_first, values = (part * width for part in runs)
-                columns = (first + array_offsets[0], base_first + array_offsets[1], values)
+                first, base_first, length = (column * width for column in runs)
+                columns = (first + array_offsets[0], base_first + array_offsets[1], length)
                 tensor_ranges += list(zip(*(column.tolist() for column in columns), strict=True))
             else:
                 tensor_ranges.append((*array_offsets, min(array.nbytes, base_array.nbytes)))

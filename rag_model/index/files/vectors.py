@@ -76,7 +76,7 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
 
 
 def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> list[FileT]:
-    """Open the row files of all parts in order: those of an object store to be read by range."""
+    """Open the row files of all parts in order; files in an object store are read by range."""
     if not isinstance(rows, RemoteRowFiles):
         return [*map(open_file, rows)]
 
@@ -111,7 +111,7 @@ class VectorRows(Protocol):
 
 
 def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = None) -> VectorRows:
-    """Open the vectors of all parts to read few of their rows: from an object store by range.
+    """Open the vectors of all parts to read a few rows, from an object store by range.
 
     Args:
         rows: the parts' files.
@@ -128,20 +128,20 @@ def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = N
     return files
 
 
-def sample_vectors(rows: Sequence[Path], n: int, dim: int, count: int, seed: int) -> Vectors:
+def sample_vectors(rows: Sequence[Path], n: int, dim: int, n_samples: int, seed: int) -> Vectors:
     """Return (min(count, n), d) float32 in row order, drawn by `seed` from the vectors of a plan.
 
     Raises:
         InputError: for the same reasons as `open_vectors` and `VectorRows.read_rows`.
     """
-    return open_vectors(rows, n, dim).read_rows(draw_rows(n, count, seed))
+    return open_vectors(rows, n, dim).read_rows(draw_rows(n, n_samples, seed))
 
 
-def draw_rows(n: int, count: int, seed: int) -> Rows:
+def draw_rows(n: int, n_samples: int, seed: int) -> Rows:
     """Return min(count, n) of the rows 0 … n-1, ascending, drawn by `seed`."""
-    if count >= n:
+    if n_samples >= n:
         return np.arange(n)
-    return np.sort(np.random.default_rng(seed).choice(n, count, replace=False, shuffle=False))
+    return np.sort(np.random.default_rng(seed).choice(n, n_samples, replace=False, shuffle=False))
 
 
 class VectorFiles:
@@ -169,19 +169,19 @@ class VectorFiles:
         self._partition = Partition(map(len, self._arrays))
         self.n = self._partition.n
 
-    def blocks(self, rows: int | None = None) -> Iterator[tuple[int, Vectors]]:
+    def blocks(self, max_rows: int | None = None) -> Iterator[tuple[int, Vectors]]:
         """Yield (first row, (m, d) float32, m >= 1) in row order; no block spans two files.
 
         Args:
-            rows: maximum rows per block; None: as many as 32 MiB hold.
+            max_max_rows: maximum rows per block; None allows as many as fit into 32 MiB.
 
         Raises:
             InputError: a row holds a NaN or an infinity; the message names it.
         """
-        size = rows or max(1, BLOCK_BYTES // (4 * self.dim))
+        block_rows = max_rows or max(1, BLOCK_BYTES // (4 * self.dim))
         for path, start, array in zip(self.paths, self._partition.starts, self._arrays, strict=False):
-            for first in range(0, len(array), size):
-                yield start + first, _read_finite(array[first : first + size], path, first)
+            for first in range(0, len(array), block_rows):
+                yield start + first, _read_finite(array[first : first + block_rows], path, first)
 
     def read_rows(self, rows: Rows) -> Vectors:
         """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
@@ -216,12 +216,12 @@ class VectorFiles:
 class RemoteVectorFiles:
     """The parts' vectors in an object store: `VectorRows` that reads only the requested rows.
 
-    A worker that measures an index reads a thousand rows of it. Fetching all files would take 32 GB
+    A worker that measures an index reads a thousand rows. Fetching all files would take 32 GB
     for 21 million passages. The rows are verified if `files` verifies what it reads.
     """
 
     def __init__(self, files: RemoteRowFiles[Any], dim: int | None = None) -> None:
-        """Read the headers of the files; or later, with the first rows, if their shapes and `dim` are known.
+        """Read the headers; if the shapes and `dim` are known, only later with the first rows.
 
         Raises:
             UsageError: no file is given.
@@ -230,14 +230,14 @@ class RemoteVectorFiles:
         if not files:
             raise UsageError("there are no vectors to index: give at least one .npy file")
         self._files = files
-        self._unchecked = set[int]()  # files whose headers are derived from their shapes
+        self._unchecked_files = set[int]()  # files whose headers are derived from their shapes
         if dim and files.shapes:
             self._headers = [
                 _derive_header(name, rows, dim, size)
                 for name, (rows, size) in zip(files.names, files.shapes, strict=True)
             ]
             outlines = files.outlines or [None] * len(files)
-            self._unchecked.update(
+            self._unchecked_files.update(
                 number for number, header in enumerate(self._headers) if outlines[number] != _pack_header(header)
             )
         else:
@@ -258,8 +258,8 @@ class RemoteVectorFiles:
         """
         vectors = np.empty((len(rows), self.dim), np.float32)
         parts = [*self._partition.split(rows)]
-        read = self._read_verified(parts) if self._files.are_verified else map_parts(self._read_part, parts)
-        for (_, span, _), part_vectors in zip(parts, read, strict=True):
+        vectors_of_parts = self._read_verified(parts) if self._files.are_verified else map_parts(self._read_part, parts)
+        for (_, span, _), part_vectors in zip(parts, vectors_of_parts, strict=True):
             vectors[span] = part_vectors
         if not np.isfinite(vectors).all():
             for number, span, local_rows in parts:
@@ -272,19 +272,19 @@ class RemoteVectorFiles:
 
     def _read_verified(self, parts: Sequence[PartRows]) -> list[npt.NDArray[Any]]:
         """Return the vectors of each part, unchecked; all are read in one round of requests."""
-        names, unchecked = self._files.names, [number for number, *_ in parts if number in self._unchecked]
-        ranges = [(names[number], np.zeros(1, np.int64), self._headers[number][3]) for number in unchecked]
+        names, unchecked_files = self._files.names, [number for number, *_ in parts if number in self._unchecked_files]
+        ranges = [(names[number], np.zeros(1, np.int64), self._headers[number][3]) for number in unchecked_files]
         for number, _, local_rows in parts:
             _, dim, dtype, offset = self._headers[number]
             ranges.append((names[number], offset + local_rows * (dim * dtype.itemsize), dim * dtype.itemsize))
         data = self._files.read_ranges(ranges)
-        for number, header in zip(unchecked, data, strict=False):
+        for number, header in zip(unchecked_files, data, strict=False):
             if _parse_header(names[number], header.tobytes()) != self._headers[number]:
                 raise _create_incomplete_error(names[number])
-            self._unchecked.discard(number)
+            self._unchecked_files.discard(number)
         return [
             vectors.view(self._headers[number][2])
-            for (number, *_), vectors in zip(parts, data[len(unchecked) :], strict=True)
+            for (number, *_), vectors in zip(parts, data[len(unchecked_files) :], strict=True)
         ]
 
     def _read_part(self, part: PartRows) -> npt.NDArray[Any]:
@@ -314,8 +314,8 @@ def build_row_outline(path: Path) -> dict[str, Any] | None:
 
 
 def _pack_header(header: tuple[int, int, np.dtype[Any], int]) -> dict[str, Any]:
-    rows, dim, dtype, offset = header
-    return {"rows": rows, "dim": dim, "dtype": dtype.name, "offset": offset}
+    n_rows, dim, dtype, offset = header
+    return {"rows": n_rows, "dim": dim, "dtype": dtype.name, "offset": offset}
 
 
 def _parse_header(name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]:
@@ -343,9 +343,9 @@ def _create_incomplete_error(name: Any) -> InputError:
 
 def _check_shape(files: VectorRows, rows: Sequence[Path], n: int | None, dim: int | None) -> None:
     if n not in (None, files.n) or dim not in (None, files.dim):
-        first = rows.names[0] if isinstance(rows, RemoteRowFiles) else rows[0]
+        name = rows.names[0] if isinstance(rows, RemoteRowFiles) else rows[0]
         raise InputError(
-            f"the vectors from {first} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: plan the index again"
+            f"the vectors from {name} on are {files.n} x {files.dim}, not the plan's {n} x {dim}: plan the index again"
         )
 
 
@@ -379,9 +379,9 @@ def _prefetch_rows(array: npt.NDArray[Any], rows: Rows) -> None:
     row_bytes = array.shape[1] * array.itemsize
     starts = array.offset % mmap.ALLOCATIONGRANULARITY + rows * row_bytes
     is_far = np.diff(starts) > row_bytes + _MAX_GAP_BYTES
-    first = starts[np.append(True, is_far)] // mmap.PAGESIZE * mmap.PAGESIZE
-    ends = starts[np.append(is_far, True)] + row_bytes
-    for start, size in zip(first.tolist(), (ends - first).tolist(), strict=True):
+    range_starts = starts[np.append(True, is_far)] // mmap.PAGESIZE * mmap.PAGESIZE
+    range_ends = starts[np.append(is_far, True)] + row_bytes
+    for start, size in zip(range_starts.tolist(), (range_ends - range_starts).tolist(), strict=True):
         mapping.madvise(mmap.MADV_WILLNEED, start, size)
 
 
@@ -392,12 +392,10 @@ def _read_finite(block: npt.NDArray[Any], path: Path, first: int) -> Vectors:
 
 
 def _check_rows(vectors: Vectors, path: Path | str, rows: Rows) -> None:
-    not_finite = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
-    if len(not_finite):
-        suffix = f" and {len(not_finite) - 1} more near it" if len(not_finite) > 1 else ""
-        raise InputError(
-            f"row {rows[not_finite[0]]} of {path}{suffix} holds a NaN or an infinity: encode the part again"
-        )
+    bad_rows = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad_rows):
+        suffix = f" and {len(bad_rows) - 1} more near it" if len(bad_rows) > 1 else ""
+        raise InputError(f"row {rows[bad_rows[0]]} of {path}{suffix} holds a NaN or an infinity: encode the part again")
 
 
 def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:

@@ -10,7 +10,7 @@ A part's piece holds its vectors sorted by cell, so that a cell's worker reads o
 every part. Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from
 neighbouring cells) and the vectors linked into it. Within a group rows ascend, so reading the parts
 in order gives a cell's rows in order. A cell's slice has the vectors of both groups, after their
-counts and the bytes per component, and then a digest of each vector, by which an update knows it.
+counts and the bytes per component, and then a digest of each vector, by which an update finds it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -77,9 +77,9 @@ class Cells:
             (m,) int64 cells, and twice a pair of (p,) int64 arrays: vector numbers and their cells.
         """
         cells, margins = self._find_nearest(metric, vectors)
-        joins = margins < self.border  # (m, c - 1) bool
-        links = (margins < self.linked) & ~joins
-        return cells[:, 0], _list_pairs(cells, joins), _list_pairs(cells, links)  # (m, c) -> (m,)
+        is_joining = margins < self.border  # (m, c - 1) bool
+        is_linking = (margins < self.linked) & ~is_joining
+        return cells[:, 0], _list_pairs(cells, is_joining), _list_pairs(cells, is_linking)  # (m, c) -> (m,)
 
     def _find_nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
         """Return (m, c) cells, nearest first, and (m, c - 1) margins over the nearest."""
@@ -145,17 +145,17 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
     Raises:
         ResourceError: memory ran out.
     """
-    centroids, numbers = cells.centroids.copy(), [*range(len(cells.centroids))]
+    centroids, previous_numbers = cells.centroids.copy(), [*range(len(cells.centroids))]
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be merged: use more"):
         cell_numbers = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
             smallest, last = int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()), len(centroids) - 1
             orphans = np.flatnonzero(cell_numbers == smallest)
-            centroids[smallest], numbers[smallest] = centroids[last], numbers[last]
+            centroids[smallest], previous_numbers[smallest] = centroids[last], previous_numbers[last]
             cell_numbers[cell_numbers == last] = smallest
-            centroids, numbers = centroids[:last], numbers[:last]
+            centroids, previous_numbers = centroids[:last], previous_numbers[:last]
             cell_numbers[orphans] = _assign_nearest(plan, centroids, sample[orphans])
-    return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), numbers
+    return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), previous_numbers
 
 
 def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Iterable[Vectors]) -> Cells | None:
@@ -209,10 +209,10 @@ def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tup
     cell_numbers = _assign_nearest(plan, centroids, points)
     for _ in range(_MAX_SPLITS * plan.cells):
         sizes = np.bincount(cell_numbers, minlength=len(centroids))
-        largest, free_number = int(sizes.argmax()), int(sizes.argmin())
-        if len(centroids) >= plan.cells and sizes[largest] <= _MAX_IMBALANCE * len(points) / plan.cells:
+        largest_cell, free_number = int(sizes.argmax()), int(sizes.argmin())
+        if len(centroids) >= plan.cells and sizes[largest_cell] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
-        members = np.flatnonzero(cell_numbers == largest)
+        members = np.flatnonzero(cell_numbers == largest_cell)
         halves = _run_kmeans(plan, points[members], 2)
         second_half = members[_assign_nearest(plan, halves, points[members]) == 1]
         if len(second_half) in (0, len(members)):  # equal points cannot be split
@@ -221,7 +221,7 @@ def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tup
             # (c, d) -> (c + 1, d)
             centroids, free_number = np.vstack([centroids, halves[-1:]]), len(centroids)
         orphans = np.flatnonzero(cell_numbers == free_number)
-        centroids[[largest, free_number]] = halves
+        centroids[[largest_cell, free_number]] = halves
         cell_numbers[second_half] = free_number
         cell_numbers[orphans] = _assign_nearest(plan, centroids, points[orphans])
     return centroids, cell_numbers
@@ -235,10 +235,10 @@ def _assign_nearest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> Ce
     return cells
 
 
-def _run_kmeans(plan: VectorPlan, points: Vectors, count: int) -> Vectors:
+def _run_kmeans(plan: VectorPlan, points: Vectors, n_clusters: int) -> Vectors:
     kmeans = faiss.Kmeans(
         points.shape[1],
-        min(count, len(points)),
+        min(n_clusters, len(points)),
         niter=_KMEANS_ROUNDS,
         seed=1 + plan.seed,
         spherical=plan.metric == "ip",
@@ -365,10 +365,10 @@ def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]
 
 
 def _sort_by_group(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
-    cell, (joining, joined_cells), (linking, linked_cells) = cells.assign(plan.metric, vectors)
+    own_cells, (joining_rows, joined_cells), (linking_rows, linked_cells) = cells.assign(plan.metric, vectors)
     # (m,), (p,), (l,) -> (m + p + l,)
-    groups = np.concatenate([2 * cell, 2 * joined_cells, 2 * linked_cells + 1])
-    rows = np.concatenate([np.arange(len(vectors)), joining, linking])
+    groups = np.concatenate([2 * own_cells, 2 * joined_cells, 2 * linked_cells + 1])
+    rows = np.concatenate([np.arange(len(vectors)), joining_rows, linking_rows])
     order = np.lexsort((rows, groups))
     begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
     return begins, rows[order].astype(np.int32)

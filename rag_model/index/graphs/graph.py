@@ -93,11 +93,11 @@ def pair_similarities(
     """
     similarity = np.empty(len(rows), np.float32)
     compare = faiss.pairwise_indexed_inner_product if metric == "ip" else faiss.pairwise_indexed_L2sqr
-    pairs = [
+    arrays = [
         np.ascontiguousarray(array, kind)
         for array, kind in ((sources, np.float32), (rows, np.int64), (vectors, np.float32), (targets, np.int64))
     ]
-    compare(vectors.shape[1], len(rows), *map(faiss.swig_ptr, [*pairs, similarity]))
+    compare(vectors.shape[1], len(rows), *map(faiss.swig_ptr, [*arrays, similarity]))
     return similarity if metric == "ip" else -similarity
 
 
@@ -112,22 +112,22 @@ class CellGraph:
     @classmethod
     def build(cls, plan: VectorPlan, vectors: Vectors) -> Self:
         """Build the graph of a cell's members, (m, d) float32."""
-        links = links_per_node(plan)
+        n_links = links_per_node(plan)
         if engine.can_build_graph(vectors, plan.metric):
-            index = engine.build_cagra_graph(vectors, links, plan.metric)
+            index = engine.build_cagra_graph(vectors, n_links, plan.metric)
         else:
-            index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
+            index = new_graph(plan.d, n_links, plan.metric, plan.ef_construction)
             index.add(vectors)
-        lists = np.empty((len(vectors), 2 * links), np.uint64)
+        lists = np.empty((len(vectors), 2 * n_links), np.uint64)
         for first, end in iter_ranges(len(vectors)):
             targets = bottom_links(index, first, end)  # (b, 2M)
             lists[first:end] = pack_links(similarities(vectors[first:end], vectors, targets, plan.metric), targets)
         lists.sort(axis=1)
         return cls(index, np.arange(len(vectors)), lists)
 
-    def search(self, queries: Vectors, count: int, ef_search: int) -> Rows:
+    def search(self, queries: Vectors, k: int, ef_search: int) -> Rows:
         """Return (q, count) members near each query, padded with -1."""
-        nodes = self.index.search(queries, count, params=faiss.SearchParametersHNSW(efSearch=ef_search))[1]
+        nodes = self.index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=ef_search))[1]
         return np.where(nodes < 0, -1, self.members[nodes])
 
 
@@ -135,8 +135,8 @@ def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
     """Pack links into keys of the same shape; sorted keys are nearest first. -1 is `NO_LINK`."""
     bits = np.ascontiguousarray(similarity).view(np.int32)
     # Descending in the order of the floats: all bits but the sign of a positive number are inverted.
-    descending = bits ^ (~(bits >> 31) & np.int32(0x7FFF_FFFF))
-    return join_links(descending.view(np.uint32).astype(np.uint64) << np.uint64(32), links)
+    descending_bits = bits ^ (~(bits >> 31) & np.int32(0x7FFF_FFFF))
+    return join_links(descending_bits.view(np.uint32).astype(np.uint64) << np.uint64(32), links)
 
 
 def join_links(keys: ScoredLinks, links: Rows | Links) -> ScoredLinks:
@@ -151,12 +151,12 @@ def unpack_links(keys: ScoredLinks) -> Links:
 
 def unpack_similarities(keys: ScoredLinks) -> Vectors:
     """Return the float32 similarities of keys, same shape; that of `NO_LINK` is undefined."""
-    sortable = (~keys >> np.uint64(32)).astype(np.uint32)
-    bits = np.where(sortable >> 31, sortable & np.uint32(0x7FFF_FFFF), ~sortable)
+    sortable_bits = (~keys >> np.uint64(32)).astype(np.uint32)
+    bits = np.where(sortable_bits >> 31, sortable_bits & np.uint32(0x7FFF_FFFF), ~sortable_bits)
     return bits.view(np.float32)
 
 
-def select_best_links(candidates: ScoredLinks, count: int) -> Links:
+def select_best_links(candidates: ScoredLinks, n_links: int) -> Links:
     """Return (b, count) int32: each node's nearest distinct candidates, nearest first, then -1.
 
     The nearest are best: pruning by the paper's heuristic loses recall here, because the source
@@ -164,16 +164,16 @@ def select_best_links(candidates: ScoredLinks, count: int) -> Links:
 
     Args:
         candidates: (b, c >= count) keys; a repeated node has the same similarity each time.
-        count: number of links in a list.
+        n_links: number of links in a list.
     """
     keys = np.sort(candidates, axis=1)
     # (b, c) -> (b, c - 1) bool
     is_repeated = (keys[:, 1:] == keys[:, :-1]) & (keys[:, 1:] != NO_LINK)
-    rows = np.flatnonzero(is_repeated[:, : 2 * count].any(axis=1))
+    rows = np.flatnonzero(is_repeated[:, : 2 * n_links].any(axis=1))
     distinct_keys = keys[rows]
     distinct_keys[:, 1:][is_repeated[rows]] = NO_LINK
     keys[rows] = np.sort(distinct_keys, axis=1)
-    return unpack_links(keys[:, :count])  # (b, c) -> (b, count)
+    return unpack_links(keys[:, :n_links])  # (b, c) -> (b, count)
 
 
 def draw_levels(n: int, n_links: int) -> Links:
@@ -182,9 +182,9 @@ def draw_levels(n: int, n_links: int) -> Links:
     levels = np.empty(n, np.int32)
     for first in range(0, n, BLOCK):
         hnsw.reset()  # keeps the state of the random generator
-        count = min(BLOCK, n - first)
-        hnsw.prepare_level_tab(count)
-        levels[first : first + count] = engine.copy_array(hnsw.levels)
+        n_nodes = min(BLOCK, n - first)
+        hnsw.prepare_level_tab(n_nodes)
+        levels[first : first + n_nodes] = engine.copy_array(hnsw.levels)
     return levels
 
 
@@ -199,12 +199,12 @@ class UpperLevels:
     top: int  # the highest level, counted from 0
 
     @classmethod
-    def build(cls, levels: Links, links: int, vectors: Vectors, metric: Metric, ef_construction: int) -> Self:
+    def build(cls, levels: Links, n_links: int, vectors: Vectors, metric: Metric, ef_construction: int) -> Self:
         """Link the nodes of level > 1 among themselves.
 
         Args:
             levels: (n,) int32, counted from 1.
-            links: M.
+            n_links: M.
             vectors: (u, d) float32 of the nodes with level > 1, in order.
             metric: the metric of the similarities.
             ef_construction: candidates for each inserted node.
@@ -212,8 +212,8 @@ class UpperLevels:
         nodes = np.flatnonzero(levels > 1)
         if len(nodes) == 0:
             return cls(nodes, np.zeros(1, np.int64), np.empty(0, np.int32), 0, 0)
-        upper_graph = new_graph(vectors.shape[1], links, metric, ef_construction)
-        upper_graph.hnsw.set_nb_neighbors(0, links)
+        upper_graph = new_graph(vectors.shape[1], n_links, metric, ef_construction)
+        upper_graph.hnsw.set_nb_neighbors(0, n_links)
         faiss.copy_array_to_vector(levels[nodes] - 1, upper_graph.hnsw.levels)
         upper_graph.add(vectors)
         targets = engine.copy_array(upper_graph.hnsw.neighbors)

@@ -58,16 +58,14 @@ class CellQuality:
         if built is None:
             return cls(degree, unreachable, _measure_recall(graph, vectors, metric, _EF_SEARCH, _QUERIES))
         ef_search = round(_EF_SEARCH * max(1.0, built.degree / max(degree, 1.0)))
-        for queries in (_FIRST_QUERIES, _QUERIES):
-            recall = _measure_recall(graph, vectors, metric, ef_search, queries)
+        for n_queries in (_FIRST_QUERIES, _QUERIES):
+            recall = _measure_recall(graph, vectors, metric, ef_search, n_queries)
             if recall >= built.recall:
                 break
         return cls(degree, unreachable, recall)
 
     def explain_decay(self, built: "CellQuality") -> str | None:
-        """Return the reason to build a cell again whose graph first had the quality `built`; None
-        if it is good.
-        """
+        """Return the reason to build the cell again, or None; `built` is the quality when it was built."""
         if self.degree < _MIN_DEGREE * built.degree:
             return f"its vectors have fewer links, {self.degree:.1f} instead of {built.degree:.1f}"
         if self.unreachable > built.unreachable + _MAX_UNREACHABLE:
@@ -90,8 +88,8 @@ def _count_unreachable(targets: Links, entry: int) -> int:
     return int((~is_reached).sum())
 
 
-def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric, ef_search: int, count: int) -> float:
-    queries = vectors[:: -(-len(vectors) // count)]
+def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric, ef_search: int, n_queries: int) -> float:
+    queries = vectors[:: -(-len(vectors) // n_queries)]
     k = min(_DEPTH, len(vectors))
     with engine.use_threads(1):  # the number of threads decides the last bits of matrix products
         distances, rows = faiss.knn(queries, vectors, min(2 * k, len(vectors)), metric=engine.faiss_metric(metric))
@@ -114,8 +112,8 @@ class CellHistory:
     @classmethod
     def of_build(cls, members: CellVectors, sources: CellVectors, built: CellQuality) -> Self:
         """Return the history of a graph that has just been built."""
-        count = len(members.digests)
-        return cls(0, count, built, np.ones(count, np.bool_), members.digests, sources.digests)
+        n_members = len(members.digests)
+        return cls(0, n_members, built, np.ones(n_members, np.bool_), members.digests, sources.digests)
 
     def after_update(self, old_members: Rows, members: CellVectors, sources: CellVectors) -> Self:
         """Return the history after an update to other vectors.
@@ -130,18 +128,17 @@ class CellHistory:
     @property
     def replaced(self) -> float:
         """The share of the cell that was replaced since its build."""
-        larger = max(self.built_members, len(self.members))
-        return 1 - float(self.is_original.sum()) / larger if larger else 0.0
+        n_members = max(self.built_members, len(self.members))
+        return 1 - float(self.is_original.sum()) / n_members if n_members else 0.0
 
-    def explain_rebuild(self, inserted: int) -> str | None:
-        """Return the reason to build a cell again instead of inserting `inserted` members; None if
-        there is none.
+    def explain_rebuild(self, n_inserted: int) -> str | None:
+        """Return the reason to build the cell again instead of inserting `n_inserted` members, or None.
 
-        The history is that after the update.
+        Call it on the history after the update.
         """
         if not len(self.members):
             return "it has no vectors"
-        if inserted >= _MAX_INSERTED * len(self.members):
+        if n_inserted >= _MAX_INSERTED * len(self.members):
             return "most of its vectors are new"
         if self.replaced >= MAX_REPLACED:
             return f"{self.replaced:.0%} of its vectors were replaced since it was built"

@@ -215,7 +215,7 @@ class GraphKind(VectorKind):
         with _translate_errors(plan, number):
             shard = _build_shard(plan, members, sources)
         shard.write(plan, number, out)
-        return _count_shard(shard, len(members.digests), out)
+        return _describe_shard(shard, len(members.digests), out)
 
     def update(
         self,
@@ -238,16 +238,16 @@ class GraphKind(VectorKind):
         earlier_shard = Shard.read(plan, previous)
         members, sources = unpack_slices(slices, plan.d)
         old_members = match_digests(earlier_shard.history.members, members.digests)
-        inserted = int((old_members < 0).sum())
+        n_inserted = int((old_members < 0).sum())
         history = earlier_shard.history.after_update(old_members, members, sources)
         with _translate_errors(plan, number):
-            reason = history.explain_rebuild(inserted)
+            reason = history.explain_rebuild(n_inserted)
             if reason is None:
                 shard, reason = _update_shard(plan, earlier_shard, history, old_members, members, sources)
             if reason is not None:
-                shard, inserted = _build_shard(plan, members, sources), len(members.digests)
+                shard, n_inserted = _build_shard(plan, members, sources), len(members.digests)
         shard.write(plan, number, out)
-        return _count_shard(shard, inserted, out) | ({"reason": reason} if reason else {})
+        return _describe_shard(shard, n_inserted, out) | ({"reason": reason} if reason else {})
 
     def merge(
         self,
@@ -289,8 +289,8 @@ class GraphKind(VectorKind):
             except OSError as error:
                 raise ResourceError(f"cannot write {out}: {error.strerror}") from error
         with engine.use_threads(_count_merge_threads()):
-            repaired = link_unreachable_nodes(out, files)
-        return {"rows": plan.n, "bytes": out.stat().st_size, "unreachable_repaired": repaired}
+            n_repaired = link_unreachable_nodes(out, files)
+        return {"rows": plan.n, "bytes": out.stat().st_size, "unreachable_repaired": n_repaired}
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return the estimated seconds of one task of a stage on one core."""
@@ -305,11 +305,11 @@ class GraphKind(VectorKind):
                 size / BYTES_PER_SECOND + size / 2 * plan.cells / PRODUCTS_PER_SECOND
             )  # size / (2 d) rows, each compared with the cells
         if stage == "shard":
-            inserted: float = (
+            n_candidates: float = (
                 rows * (1 + plan.linked / 2) * plan.ef_construction * (rows / _REFERENCE_NODES) ** _GROWTH_EXPONENT
             )
-            share = _UPDATE_SHARE if inherited else 1
-            return share * inserted * (_INSERT_OVERHEAD_DIMS + plan.d) * _INSERT_SECONDS
+            time_share = _UPDATE_SHARE if inherited else 1
+            return time_share * n_candidates * (_INSERT_OVERHEAD_DIMS + plan.d) * _INSERT_SECONDS
         return 1.1 * plan.n * (_MERGE_OVERHEAD_DIMS + plan.d) / BYTES_PER_SECOND
 
 
@@ -356,12 +356,12 @@ def _update_shard(
     return Shard(graph.lists, cross_links, history), reason
 
 
-def _count_shard(shard: Shard, inserted: int, out: Path) -> IndexStats:
+def _describe_shard(shard: Shard, n_inserted: int, out: Path) -> IndexStats:
     history = shard.history
     return {
         "rows": len(history.members),
         "linked": len(history.sources),
-        "inserted": inserted,
+        "inserted": n_inserted,
         "generation": history.generation,
         "replaced": round(history.replaced, 4),
         "bytes": out.stat().st_size,
@@ -374,7 +374,7 @@ def _count_merge_threads() -> int:
 
 
 def _create_index(plan: VectorPlan) -> FaissIndex:
-    """Return the index without vectors, and untrained."""
+    """Return an untrained index without vectors."""
     index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
     index.hnsw.efConstruction = plan.ef_construction
     return index
@@ -448,12 +448,12 @@ def _write_links(
     plan: VectorPlan, file: BinaryIO, cells: Sequence[GraphShard], levels: Links, upper: UpperLevels
 ) -> None:
     """Write the lists of every node; the bottom list holds the best candidates of its cells."""
-    links = links_per_node(plan)
-    for start, keys in _iter_candidates(plan, cells, 2 * links):
+    n_links = links_per_node(plan)
+    for start, keys in _iter_candidates(plan, cells, 2 * n_links):
         for low, high in iter_ranges(len(keys)):
             first, end = start + low, start + high
-            bottom = select_best_links(keys[low:high], 2 * links)
-            file.write(lay_out_slots(bottom, levels[first:end], links, upper.slice_nodes(first, end), first).data)
+            bottom = select_best_links(keys[low:high], 2 * n_links)
+            file.write(lay_out_slots(bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
 
 
 def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:

@@ -38,9 +38,9 @@ from rag_model.index.graphs.history import CellHistory
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # links of a vector into the other cell
-IN_LINKS = 8  # links of a member to vectors of other cells: the nearest whose search found it
-# Members that a vector's search returns, from which its links are selected; the nearest 8 alone lose .002
-# of recall.
+IN_LINKS = 8  # links of a member to sources, the nearest of those whose search returned it
+# Members that a vector's search returns, from which its links are selected; with only the
+# nearest 8, recall is .002 lower.
 CANDIDATES = 16
 _EF_SEARCH = 32  # efSearch of that search
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
@@ -122,9 +122,9 @@ def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
     # stable: sources of equal similarity ascend
     order = link_positions[np.argsort(keys, kind="stable")]
     reverse_keys, member = similarity[order] << np.uint64(32) | source[order], member[order]
-    firsts = np.searchsorted(member, np.arange(n_members + 1))
-    is_nearest = np.arange(len(member)) - firsts.take(member) < IN_LINKS
-    begins = np.concatenate([[0], np.cumsum(np.minimum(np.diff(firsts), IN_LINKS))])
+    first_positions = np.searchsorted(member, np.arange(n_members + 1))
+    is_nearest = np.arange(len(member)) - first_positions.take(member) < IN_LINKS
+    begins = np.concatenate([[0], np.cumsum(np.minimum(np.diff(first_positions), IN_LINKS))])
     return CrossLinks(out, begins, reverse_keys[is_nearest])
 
 
@@ -222,18 +222,18 @@ class GraphShard:
 
 def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, width: int) -> ScoredLinks:
     """Return (last - first, c >= width) keys of global rows: all candidates for [first, last)."""
-    candidate_links = [part for shard in shards for part in shard.iter_candidates(first, last)]
+    candidate_links = [links for shard in shards for links in shard.iter_candidates(first, last)]
     n_filled = np.zeros(last - first, np.int64)
-    for part in candidate_links:
-        n_filled[part.rows] += part.counts
+    for links in candidate_links:
+        n_filled[links.rows] += links.counts
     keys: ScoredLinks = np.full((last - first, max(width, int(n_filled.max(initial=0)))), NO_LINK)
     n_filled[:] = 0
-    for part in candidate_links:
-        starts = np.cumsum(part.counts) - part.counts
+    for links in candidate_links:
+        starts = np.cumsum(links.counts) - links.counts
         # (r,) -> (sum of counts,)
-        column = np.repeat(n_filled[part.rows] - starts, part.counts) + np.arange(len(part.keys))
-        keys[np.repeat(part.rows, part.counts), column] = part.keys
-        n_filled[part.rows] += part.counts
+        column = np.repeat(n_filled[links.rows] - starts, links.counts) + np.arange(len(links.keys))
+        keys[np.repeat(links.rows, links.counts), column] = links.keys
+        n_filled[links.rows] += links.counts
     return keys
 
 

@@ -94,14 +94,14 @@ def update_cell_graph(
     """
     old_members = _remove_repeats(old_members)
     is_staying = old_members >= 0
-    staying, inserted = np.flatnonzero(is_staying), np.flatnonzero(~is_staying)
-    if not len(staying):
+    staying_members, new_members = np.flatnonzero(is_staying), np.flatnonzero(~is_staying)
+    if not len(staying_members):
         return CellGraph.build(plan, vectors)
     new_lists = _drop_members(plan, lists, old_members, vectors)
-    members = np.concatenate([staying, inserted])
-    index = load_graph(plan, new_lists, members, len(staying), vectors)
-    if len(inserted):
-        index.add(vectors[inserted])
+    members = np.concatenate([staying_members, new_members])
+    index = load_graph(plan, new_lists, members, len(staying_members), vectors)
+    if len(new_members):
+        index.add(vectors[new_members])
         _rank_changed_links(plan, index, members, new_lists, vectors)
     return CellGraph(index, members, new_lists)
 
@@ -114,11 +114,11 @@ def _remove_repeats(old_numbers: Rows) -> Rows:
     return distinct_numbers
 
 
-def _map_members(old_members: Rows, count: int) -> Links:
+def _map_members(old_members: Rows, n_old: int) -> Links:
     """Return the new number of each old member, -1 if dropped; the last entry, -1, stands for no
     link.
     """
-    new_numbers = np.full(count + 1, -1, np.int32)
+    new_numbers = np.full(n_old + 1, -1, np.int32)
     is_staying = old_members >= 0
     new_numbers[old_members[is_staying]] = np.flatnonzero(is_staying)
     return new_numbers
@@ -139,10 +139,10 @@ def _drop_members(
     new_numbers = _map_members(old_members, len(lists))
     new_lists = np.empty((len(vectors), lists.shape[1]), np.uint64)
     new_lists[old_members < 0] = NO_LINK
-    staying = np.flatnonzero(old_members >= 0)
+    staying_members = np.flatnonzero(old_members >= 0)
     pairs = []  # members that lost a link, and the old numbers of its targets
-    for first, end in iter_ranges(len(staying)):
-        members = staying[first:end]
+    for first, end in iter_ranges(len(staying_members)):
+        members = staying_members[first:end]
         old_lists = lists[old_members[members]]
         old_targets = unpack_links(old_lists)  # (b, 2M)
         targets = new_numbers.take(old_targets)
@@ -186,18 +186,18 @@ def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: 
     offered_to = np.full(len(new_lists), -1, np.int64)
     n_columns = 1
     for i in range(len(members)):
-        member, count = members[i], 0
+        member, n_candidates = members[i], 0
         offered_to[member] = member
         for key in new_lists[member]:
             if key != NO_LINK:
                 offered_to[np.uint32(key)] = member
         for target in lost_targets[begins[i] : begins[i + 1]]:
-            count = _add_candidates(lists[target], new_numbers, member, offered_to, candidates[i], count)
+            n_candidates = _add_candidates(lists[target], new_numbers, member, offered_to, candidates[i], n_candidates)
         for key in new_lists[member, :_OWN_LINKS]:
             if key != NO_LINK:
                 near_list = new_lists[np.uint32(key)]
-                count = _add_candidates(near_list, same_numbers, member, offered_to, candidates[i], count)
-        n_columns = max(n_columns, count)
+                n_candidates = _add_candidates(near_list, same_numbers, member, offered_to, candidates[i], n_candidates)
+        n_columns = max(n_columns, n_candidates)
     return candidates[:, :n_columns]
 
 
@@ -308,7 +308,7 @@ def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
     lists[changed_members] = np.sort(lists[changed_members], axis=1)
 
 
-def _group_keys(rows: Rows, keys: ScoredLinks, count: int) -> ScoredLinks:
+def _group_keys(rows: Rows, keys: ScoredLinks, n_rows: int) -> ScoredLinks:
     """Return the distinct keys of each row, nearest first: (count, c), from (p, w)."""
     is_link = keys != NO_LINK
     flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[is_link], keys[is_link]
@@ -318,7 +318,7 @@ def _group_keys(rows: Rows, keys: ScoredLinks, count: int) -> ScoredLinks:
     is_distinct[1:] = (flat_keys[1:] != flat_keys[:-1]) | (flat_rows[1:] != flat_rows[:-1])
     flat_rows, flat_keys = flat_rows[is_distinct], flat_keys[is_distinct]
     column = np.arange(len(flat_rows)) - np.searchsorted(flat_rows, flat_rows)
-    grouped_keys = np.full((count, int(column.max(initial=-1)) + 1), NO_LINK)
+    grouped_keys = np.full((n_rows, int(column.max(initial=-1)) + 1), NO_LINK)
     grouped_keys[flat_rows, column] = flat_keys
     return grouped_keys
 
@@ -327,34 +327,34 @@ def load_graph(
     plan: VectorPlan,
     lists: ScoredLinks,
     members: Rows,
-    count: int,
+    n_loaded: int,
     vectors: Vectors,
 ) -> FaissIndex:
-    """Return a faiss graph over the first `count` of `members`, ready for the others."""
-    links, levels = links_per_node(plan), draw_levels(len(members), links_per_node(plan))
-    loaded_members, present_levels = members[:count], levels[:count]
+    """Return a faiss graph over the first `n_loaded` of `members`, ready for the others."""
+    n_links, levels = links_per_node(plan), draw_levels(len(members), links_per_node(plan))
+    loaded_members, present_levels = members[:n_loaded], levels[:n_loaded]
     upper = UpperLevels.build(
         present_levels,
-        links,
+        n_links,
         vectors[loaded_members[present_levels > 1]],
         plan.metric,
         min(UPPER_EF_CONSTRUCTION, plan.ef_construction),
     )
     nodes = _number_nodes(members)
-    index = new_graph(plan.d, links, plan.metric, plan.ef_construction)
-    slots = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_slots(present_levels, links))])
+    index = new_graph(plan.d, n_links, plan.metric, plan.ef_construction)
+    slots = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_slots(present_levels, n_links))])
     index.hnsw.neighbors.resize(int(slots[-1]))
     neighbors = engine.view_array(index.hnsw.neighbors)
     storage = faiss.downcast_index(index.storage)
-    storage.codes.resize(count * plan.d * 4)
-    stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(count, plan.d)
-    for first, end in iter_ranges(count):
+    storage.codes.resize(n_loaded * plan.d * 4)
+    stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(n_loaded, plan.d)
+    for first, end in iter_ranges(n_loaded):
         bottom = nodes.take(unpack_links(lists[loaded_members[first:end]]))  # (b, 2M)
         neighbors[slots[first] : slots[end]] = lay_out_slots(
-            bottom, levels[first:end], links, upper.slice_nodes(first, end), first
+            bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first
         )
         stored_vectors[first:end] = vectors[loaded_members[first:end]]
-    storage.ntotal = index.ntotal = count
+    storage.ntotal = index.ntotal = n_loaded
     faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
     faiss.copy_array_to_vector(levels, index.hnsw.levels)
     index.hnsw.entry_point, index.hnsw.max_level = upper.entry, upper.top
@@ -444,21 +444,21 @@ def update_cross_links(
         has_turn: (s,) whether the source searches in any case.
     """
     old_members, old_sources = _remove_repeats(old_members), _remove_repeats(old_sources)
-    staying, members_stay = np.flatnonzero(old_sources >= 0), old_members >= 0
-    if not len(staying) or not members_stay.any():
+    staying_sources, members_stay = np.flatnonzero(old_sources >= 0), old_members >= 0
+    if not len(staying_sources) or not members_stay.any():
         return link_across_border(graph, vectors, sources, plan.metric)
     new_numbers = _map_members(old_members, len(old_lists))
-    old_out = links.out[old_sources[staying]]  # (y, OUT)
+    old_out = links.out[old_sources[staying_sources]]  # (y, OUT)
     old_targets = unpack_links(old_out)
     targets = new_numbers[old_targets]
     out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
-    out[staying] = np.sort(_renumber(old_out, targets), axis=1)
+    out[staying_sources] = np.sort(_renumber(old_out, targets), axis=1)
     must_search = has_turn | (old_sources < 0)
-    must_search[staying] |= targets[:, 0] < 0
-    losing_sources, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~must_search[staying, None])
+    must_search[staying_sources] |= targets[:, 0] < 0
+    losing_sources, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~must_search[staying_sources, None])
     # (p, f)
     near_lost = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
-    losing_sources = staying[losing_sources]
+    losing_sources = staying_sources[losing_sources]
     near_keys = pack_links(similarities(sources[losing_sources], vectors, near_lost, plan.metric), near_lost)
     rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
     rows, offers = rows[~must_search[rows]], offers[~must_search[rows]]
@@ -483,9 +483,9 @@ def update_cross_links(
 
 def _select_distinct(keys: ScoredLinks) -> ScoredLinks:
     """Return the distinct keys of each row, nearest first, then `NO_LINK`."""
-    ranked = np.sort(keys, axis=1)
-    ranked[:, 1:][ranked[:, 1:] == ranked[:, :-1]] = NO_LINK
-    return np.sort(ranked, axis=1)
+    sorted_keys = np.sort(keys, axis=1)
+    sorted_keys[:, 1:][sorted_keys[:, 1:] == sorted_keys[:, :-1]] = NO_LINK
+    return np.sort(sorted_keys, axis=1)
 
 
 def _offer_new_members(
@@ -497,17 +497,17 @@ def _offer_new_members(
     sources: Vectors,
 ) -> tuple[Rows, ScoredLinks]:
     """Return pairs of a source and a new member that is nearer than the source's farthest link."""
-    inserted = np.flatnonzero(old_members < 0)
-    near_members = unpack_links(graph.lists[inserted, :_NEAR_MEMBERS])  # (i, f)
+    new_members = np.flatnonzero(old_members < 0)
+    near_members = unpack_links(graph.lists[new_members, :_NEAR_MEMBERS])  # (i, f)
     targets = unpack_links(out)  # (s, OUT)
     order, begins = _group_by_target(targets.ravel(), len(vectors))
     # (i, f) sources of each near member
     counts = np.where(near_members < 0, 0, np.diff(begins)[near_members])
     positions = concatenated_ranges(counts.ravel()) + np.repeat(begins[near_members], counts.ravel())
     rows = order[positions] // targets.shape[1]
-    number = np.repeat(np.arange(len(inserted)), counts.sum(axis=1))
-    number, rows = np.divmod(np.unique(number * len(out) + rows), len(out))
-    keys = _pair_keys(plan, sources, rows, vectors, inserted[number])
+    member_index = np.repeat(np.arange(len(new_members)), counts.sum(axis=1))
+    member_index, rows = np.divmod(np.unique(member_index * len(out) + rows), len(out))
+    keys = _pair_keys(plan, sources, rows, vectors, new_members[member_index])
     current_keys = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
     is_nearer = keys < current_keys.max(axis=1)
     return rows[is_nearer], keys[is_nearer]

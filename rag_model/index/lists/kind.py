@@ -243,25 +243,27 @@ class ListKind(VectorKind):
 
     def seconds(self, plan: VectorPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Return the estimated seconds of one task of a stage on one core."""
-        lists = n_compared = count_lists(plan)
+        n_lists = n_compared = count_lists(plan)
         factory = parse_factory(plan.factory)
-        pieces = factory.codes.pieces if isinstance(factory, IvfSpec) else None
-        codes = (
-            (1 << factory.codes.bits) / _CODE_PRODUCTS_PER_SECOND if isinstance(factory, IvfSpec) and pieces else 0.0
+        n_pieces = factory.codes.pieces if isinstance(factory, IvfSpec) else None
+        code_seconds = (
+            (1 << factory.codes.bits) / _CODE_PRODUCTS_PER_SECOND if isinstance(factory, IvfSpec) and n_pieces else 0.0
         )
         if stage == "train":
             n_points = min(plan.train_sample, PQ_SAMPLE)
             rounds = _CODE_KMEANS_ROUNDS * (_OPQ_FACTOR if "OPQ" in plan.factory else 1)
-            training = (
-                KMEANS_ROUNDS * plan.train_sample * lists / PRODUCTS_PER_SECOND + rounds * n_points * codes
+            training_seconds = (
+                KMEANS_ROUNDS * plan.train_sample * n_lists / PRODUCTS_PER_SECOND + rounds * n_points * code_seconds
             ) * plan.d
-            return 1 if inherited else 0.1 + training
+            return 1 if inherited else 0.1 + training_seconds
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
             if isinstance(factory, IvfSpec) and factory.coarse:
-                n_compared = min(lists, int(_COARSE_GRAPH_COST[0] * lists ** _COARSE_GRAPH_COST[1]))
+                n_compared = min(n_lists, int(_COARSE_GRAPH_COST[0] * n_lists ** _COARSE_GRAPH_COST[1]))
             # A parent's rows and piece are read too.
-            read, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
-            return read * size / BYTES_PER_SECOND + new_share * size / 2 * (n_compared / PRODUCTS_PER_SECOND + codes)
+            n_reads, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
+            return n_reads * size / BYTES_PER_SECOND + new_share * size / 2 * (
+                n_compared / PRODUCTS_PER_SECOND + code_seconds
+            )
         return 0.1 * plan.n * plan.d / BYTES_PER_SECOND
 
 
@@ -288,7 +290,7 @@ def _without_refinement(index: FaissIndex) -> FaissIndex:
 def _divide_lists(lists: RowLists, size: int) -> list[int]:
     """Return block boundaries: the codes and the ids of a list are separate blocks.
 
-    Long ones are divided evenly, and those below `_MIN_BLOCK_BYTES` join the next one.
+    Long blocks are divided evenly, and blocks below `_MIN_BLOCK_BYTES` join the next one.
     """
     code_ends = lists.starts[:-1] + lists.lengths * lists.code_bytes
     ends = np.stack([code_ends, lists.starts[1:]], axis=1).ravel().tolist()
@@ -298,9 +300,9 @@ def _divide_lists(lists: RowLists, size: int) -> list[int]:
         *zip(ends, cycle((_MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES))),
         (size, _MAX_CODE_BLOCK_BYTES),
     ]:
-        start, count = bounds[-1], -(-(end - bounds[-1]) // max_bytes)
+        start, n_blocks = bounds[-1], -(-(end - bounds[-1]) // max_bytes)
         if end - start >= _MIN_BLOCK_BYTES:
-            bounds += [start + (end - start) * i // count for i in range(1, count + 1)]
+            bounds += [start + (end - start) * i // n_blocks for i in range(1, n_blocks + 1)]
     # The rest of the file is too short for a block, so it joins the last one.
     return bounds if bounds[-1] == size else [*bounds[: max(1, len(bounds) - 1)], size]
 
@@ -310,10 +312,10 @@ def _compute_losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> di
     lists = get_inverted_lists(base)
     if lists is None:
         return {}
-    inner = _apply_transforms(base, vectors)
+    list_vectors = _apply_transforms(base, vectors)
     # (m,) -> (m, d)
-    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(ListAssigner(lists)(inner))
-    losses_by_name = {"lists": centroid_distance(inner, centroids, plan.metric)}
+    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(ListAssigner(lists)(list_vectors))
+    losses_by_name = {"lists": centroid_distance(list_vectors, centroids, plan.metric)}
     if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
         losses_by_name["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
@@ -330,8 +332,8 @@ def _copy_previous_codes(
 ) -> None:
     """Copy the lists and codes of vectors that a previous piece holds too."""
     previous_rows = find_equal_rows(vectors, previous_piece.rows)
-    n_rows, size = len(map_vectors(previous_piece.rows)), codes.shape[1]
-    previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, n_rows, size)
+    n_rows, code_bytes = len(map_vectors(previous_piece.rows)), codes.shape[1]
+    previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, n_rows, code_bytes)
     reused_rows = np.flatnonzero(previous_rows >= 0)
     lists[reused_rows], codes[reused_rows] = (array[previous_rows[reused_rows]] for array in previous_codes)
 
@@ -367,9 +369,9 @@ def _pad_selection(block: Vectors, rows: Rows, min_rows: int) -> Vectors:
     return block[np.resize(rows, max(len(rows), min(min_rows, len(block))))]
 
 
-def _encode_vectors(lists: FaissIndex, vectors: Vectors, numbers: Rows) -> Codes:
+def _encode_vectors(lists: FaissIndex, vectors: Vectors, list_numbers: Rows) -> Codes:
     codes = np.empty((len(vectors), lists.code_size), np.uint8)
-    lists.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, numbers, codes)))
+    lists.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, list_numbers, codes)))
     return codes
 
 
@@ -402,9 +404,9 @@ def _write_base(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, file
     _write_lists(file, code_pieces, sizes, int(lists.code_size) + 8)
 
 
-def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, width: int) -> None:
+def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_bytes: int) -> None:
     """Write all lists in blocks of `BLOCK_BYTES`; write a longer list in slices."""
-    n_rows = max(1, BLOCK_BYTES // width)
+    n_rows = max(1, BLOCK_BYTES // vector_bytes)
     borders = _divide_into_blocks(sizes, n_rows)
     cuts = code_pieces.find_cuts(borders)
     # (lists,) -> (blocks,)
@@ -415,7 +417,7 @@ def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, width: in
                 for slices in code_pieces.iter_slices(block, n_rows):
                     file.write(np.ascontiguousarray(slices[column]).data)
         elif block_rows:
-            write_list_block(file, *code_pieces.read_block(block, width - 8))
+            write_list_block(file, *code_pieces.read_block(block, vector_bytes - 8))
 
 
 def _divide_into_blocks(sizes: Rows, n_rows: int) -> Rows:

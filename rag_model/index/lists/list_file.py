@@ -52,8 +52,8 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
         ResourceError: this faiss uses another layout.
     """
     lists = faiss.downcast_index(faiss.extract_index_ivf(index))
-    for part in (index, lists):
-        part.ntotal = int(sizes.sum())
+    for faiss_index in (index, lists):
+        faiss_index.ntotal = int(sizes.sum())
     data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
     if data[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
         raise ResourceError(f"faiss {faiss.__version__} uses another layout of lists: install another faiss-cpu")
@@ -116,16 +116,16 @@ def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
 
 
 def read_codes(
-    plan: VectorPlan, trained: Path, opener: Opener, number: int, n_rows: int, size: int
+    plan: VectorPlan, trained: Path, opener: Opener, number: int, n_rows: int, width: int
 ) -> tuple[Rows, Codes]:
-    """Read the lists and the codes, of `size` bytes, of a part of `n_rows` rows, in row order.
+    """Read the lists and the codes, of `width` bytes, of a part of `n_rows` rows, in row order.
 
     Raises:
         InputError: the piece is missing, damaged, of another build, or holds other rows or codes.
     """
     with PieceReader.open(opener, _compute_piece_stamp(plan, trained, number), _COUNT, _name_piece(number)) as piece:
         sorted_lists, entries = piece.read(_LISTS), piece.read(_ENTRIES)
-    has_all_rows = len(sorted_lists) == len(entries) == n_rows and entries.dtype == np.dtype(_get_entry_dtype(size))
+    has_all_rows = len(sorted_lists) == len(entries) == n_rows and entries.dtype == np.dtype(_get_entry_dtype(width))
     if not has_all_rows or not (np.sort(entries["row"]) == np.arange(n_rows)).all():
         raise InputError(f"{_name_piece(number)} does not hold each of the part's {n_rows} rows once: build it again")
     lists, codes = np.empty(n_rows, np.int64), np.empty_like(entries["code"])
@@ -201,5 +201,5 @@ def _name_piece(number: int) -> str:
     return f"the scattered piece of part {number}"
 
 
-def _get_entry_dtype(size: int) -> npt.DTypeLike:
-    return [("row", "<u4"), ("code", "u1", (size,))]
+def _get_entry_dtype(width: int) -> npt.DTypeLike:
+    return [("row", "<u4"), ("code", "u1", (width,))]

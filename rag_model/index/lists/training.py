@@ -64,13 +64,13 @@ def continue_training(lists: FaissIndex, sample: Vectors, seed: int) -> None:
 
 
 def _continue_code_training(lists: FaissIndex, sample: Vectors, centroids: Vectors, seed: int) -> None:
-    numbers = engine.ListAssigner(lists)(sample)
-    code_inputs = sample - centroids[numbers] if lists.by_residual else sample  # (m, d)
+    list_numbers = engine.ListAssigner(lists)(sample)
+    code_inputs = sample - centroids[list_numbers] if lists.by_residual else sample  # (m, d)
     if isinstance(lists, faiss.IndexIVFPQ):
         _configure_kmeans(lists.pq.cp, seed)
         lists.pq.cp.niter = CODE_ROUNDS
         lists.pq.train_type = faiss.ProductQuantizer.Train_hot_start
-    lists.train_encoder(len(code_inputs), *map(faiss.swig_ptr, (code_inputs, numbers)))
+    lists.train_encoder(len(code_inputs), *map(faiss.swig_ptr, (code_inputs, list_numbers)))
 
 
 def _write_search_parameters(index: FaissIndex, search: dict[str, int]) -> None:

@@ -137,7 +137,7 @@ class Analyzer:
         self._stems = _StemCache(self)
 
     def terms(self, text: str) -> list[bytes]:
-        """Return the terms of a text in order, in UTF-8; none of an empty text.
+        """Return the terms of a text in order, in UTF-8; none for an empty text.
 
         >>> [term.decode() for term in Analyzer().terms("Beyoncé's 3 cities, 東京")]
         ['beyonc', '3', 'citi', '東', '京', '東京']
@@ -187,14 +187,14 @@ class Analyzer:
         stems = words if self._stemmer is None else self._stemmer.stemWords(words)
         if b"" in stems:  # see `term`
             stems = [stem or word for stem, word in zip(stems, words, strict=True)]
-        terms, sizes, next_stem = list[bytes](), [1] * len(tokens), 0
+        terms, term_counts, next_stem = list[bytes](), [1] * len(tokens), 0
         other_positions = compress(range(len(tokens)), map(not_, is_ascii))
         for number, position in enumerate(other_positions):
             token_terms = self.terms(tokens[position].decode("utf-8", "replace"))
-            sizes[position] = len(token_terms)
+            term_counts[position] = len(token_terms)
             terms += [*stems[next_stem : position - number], *token_terms]
             next_stem = position - number
-        return terms + stems[next_stem:], sizes
+        return terms + stems[next_stem:], term_counts
 
     @property
     def fingerprint(self) -> str:

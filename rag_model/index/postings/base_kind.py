@@ -51,16 +51,14 @@ class PostingsKind(UntrainedKind, ABC):
         """Return the bytes of a passage in the index file."""
 
     def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
-        """Estimate the resources of a build: a part is in memory while its postings are built, a
-        batch while it is merged.
-        """
+        """Estimate the resources of a build, whose workers hold a part (scatter) or a batch (merge)."""
         part_size, size = part_rows or min(plan.n, 100_000), plan.n * self.bytes_per_passage(plan)
-        stages = {
+        bytes_by_stage = {
             "train": PROCESS_BYTES,
             "scatter": PROCESS_BYTES + part_size * self.part_bytes,
             "merge": 2 * PROCESS_BYTES + plan.n * _MERGE_BYTES,
         }
-        return ResourceEstimate(stages, size + PROCESS_BYTES, size, size + plan.n * self.piece_bytes)
+        return ResourceEstimate(bytes_by_stage, size + PROCESS_BYTES, size, size + plan.n * self.piece_bytes)
 
     def derive_memory_bytes(self, n: int) -> int:
         """Estimate the memory for all rows, and for the terms of new passages."""
@@ -81,7 +79,7 @@ class PostingsKind(UntrainedKind, ABC):
         texts: Callable[[Rows], Iterator[Any]],
         out: Path,
     ) -> IndexStats | None:
-        """Derive the index file from that of a previous snapshot; see `DerivingKind`."""
+        """Derive the index file from the file of a previous snapshot; see `DerivingKind`."""
         if any(earlier.get(name) != entry.get(name) for name in ("factory", "settings")):
             return None
         from rag_model.index.postings.derive import derive_index  # noqa: PLC0415

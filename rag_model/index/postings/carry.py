@@ -239,7 +239,7 @@ def allocate_scratch(n_new_postings: int) -> tuple[npt.NDArray[Any], ...]:
 
 
 @inlined
-def _load_term(dictionary, lists, rows, state, term):
+def _load_term(dictionary, lists_size, n_rows, state, term):
     """Read the next term of the previous dictionary; return whether its bytes are valid."""
     prefix, offset = read_varint(dictionary, state[NEXT_TERM], len(dictionary))
     suffix, offset = read_varint(dictionary, offset, len(dictionary))
@@ -255,7 +255,7 @@ def _load_term(dictionary, lists, rows, state, term):
     df, offset = read_varint(dictionary, offset + suffix, len(dictionary))
     size, offset = read_varint(dictionary, offset, len(dictionary))
     begin = state[LIST_END]
-    if prefix + suffix < 1 or not 1 <= df <= rows or not 1 <= size <= lists - begin:
+    if prefix + suffix < 1 or not 1 <= df <= n_rows or not 1 <= size <= lists_size - begin:
         return False
     state[NEXT_TERM], state[TERM_BYTES], state[DF], state[LIST_BEGIN], state[LIST_END] = (
         offset,
@@ -308,13 +308,13 @@ def _copy_list(data, begin, end, count, row_words, gaps, out, offset):
 
 
 @inlined
-def _read_block(data, begin, end, df, count, rows, gaps, weights_less_one):
+def _read_block(data, begin, end, df, count, n_rows, gaps, weights_less_one):
     """Read a block of a list of `df` postings; return its end, or -1 if it is damaged."""
     if df > 1:
         return unpack_block(data, begin, end, count, gaps, weights_less_one)
     row, weight = _read_single(data, begin, end)
     gaps[0], weights_less_one[0] = row, weight - 1
-    return end if 0 <= row < rows else -1
+    return end if 0 <= row < n_rows else -1
 
 
 @inlined
@@ -405,19 +405,19 @@ def _write_list(
     max_blocks = (df + last - first + BLOCK - 1) // BLOCK  # fewer if passages were removed
     blocks_offset = offset + HEADER_BYTES * max_blocks if max_blocks > 1 else offset
     begin_list(writer, blocks_offset, offset if max_blocks > 1 else -1)
-    total = _write_blocks(
+    n_postings = _write_blocks(
         data, begin, end, df, row_words, new_words, first, last, writer, sizes, gaps, weights_less_one, words, out
     )
-    if total == 1:
-        return write_single(words[0] >> ROW_SHIFT, words[0] & WEIGHT_MASK, out, offset), total
-    blocks = (total + BLOCK - 1) // BLOCK
-    n_unused_bytes = blocks_offset - (offset + HEADER_BYTES * blocks if blocks > 1 else offset)
-    if n_unused_bytes and total > 0:
+    if n_postings == 1:
+        return write_single(words[0] >> ROW_SHIFT, words[0] & WEIGHT_MASK, out, offset), n_postings
+    n_blocks = (n_postings + BLOCK - 1) // BLOCK
+    n_unused_bytes = blocks_offset - (offset + HEADER_BYTES * n_blocks if n_blocks > 1 else offset)
+    if n_unused_bytes and n_postings > 0:
         for i in range(
             blocks_offset, writer[BLOCK_OFFSET], 8
         ):  # a header is longer than a word: none is read after a write
             store64(out, i - n_unused_bytes, load64(out, i))
-    return (writer[BLOCK_OFFSET] - n_unused_bytes if total >= 0 else -1), total
+    return (writer[BLOCK_OFFSET] - n_unused_bytes if n_postings >= 0 else -1), n_postings
 
 
 @inlined
@@ -482,16 +482,16 @@ def carry_over(
     Returns:
         `DONE`, `FULL` or `DAMAGED`; and the number of terms and the bytes of lists in the batch.
     """
-    count, used_text, offset = 0, 0, 0
+    n_terms, used_text, offset = 0, 0, 0
     while True:
         if (
             state[TERM_LOADED] == 0
             and state[TERMS_LEFT]
             and not _load_term(dictionary, lists_size, len(row_words), state, term)
         ):
-            return DAMAGED, count, offset
+            return DAMAGED, n_terms, offset
         if state[TERM_LOADED] == 0 and state[NEXT_NEW] == len(term_ends):
-            return DONE, count, offset
+            return DONE, n_terms, offset
         order, next_new = _compare_terms(state, term, text, term_ends), state[NEXT_NEW]
         df, first, last, text_begin, size = state[DF], 0, 0, 0, state[TERM_BYTES]
         if order >= 0:
@@ -499,11 +499,11 @@ def carry_over(
             text_begin = term_ends[next_new - 1] if next_new else 0
             size, df = term_ends[next_new] - text_begin, df if order == 0 else 0
         if (
-            count == len(out_term_ends)
+            n_terms == len(out_term_ends)
             or size > len(out_text) - PADDING - used_text
             or df + last - first > (len(out) - offset) // MAX_POSTING_BYTES
         ):
-            return FULL, count, offset
+            return FULL, n_terms, offset
         end_offset, postings = _write_list(
             data,
             state[LIST_BEGIN],
@@ -522,15 +522,15 @@ def carry_over(
             offset,
         )
         if end_offset < 0:
-            return DAMAGED, count, offset
+            return DAMAGED, n_terms, offset
         if postings:
             if order > 0:
                 _copy_term(text, text_begin, size, False, out_text, used_text)
             else:
                 _copy_term(term, 0, size, True, out_text, used_text)
             used_text += size
-            out_term_ends[count], out_counts[count], out_sizes[count] = used_text, postings, end_offset - offset
-            count, offset = count + 1, end_offset
+            out_term_ends[n_terms], out_counts[n_terms], out_sizes[n_terms] = used_text, postings, end_offset - offset
+            n_terms, offset = n_terms + 1, end_offset
         if order <= 0:
             state[TERM_LOADED] = 0
         if order >= 0:

@@ -60,15 +60,15 @@ def grow_token_table(tokens: TokenTable, size: int) -> TokenTable:
     """Return the table, or a larger copy, with room for tokens of `size` more bytes, including line
     feeds.
     """
-    count = int(tokens.token_count[0])
-    min_capacity, text_bytes = count + size // 2 + 2, int(tokens.ends[count])
+    n_tokens = int(tokens.token_count[0])
+    min_capacity, text_bytes = n_tokens + size // 2 + 2, int(tokens.ends[n_tokens])
     if min_capacity <= len(tokens.hashes) and text_bytes + size <= len(tokens.text):
         return tokens
     larger_table = _allocate_table(
-        max(min_capacity, 2 * count), max(text_bytes + size, 2 * text_bytes), tokens.token_count
+        max(min_capacity, 2 * n_tokens), max(text_bytes + size, 2 * text_bytes), tokens.token_count
     )
-    larger_table.hashes[:count] = tokens.hashes[:count]
-    larger_table.ends[: count + 1] = tokens.ends[: count + 1]
+    larger_table.hashes[:n_tokens] = tokens.hashes[:n_tokens]
+    larger_table.ends[: n_tokens + 1] = tokens.ends[: n_tokens + 1]
     larger_table.text[:text_bytes] = tokens.text[:text_bytes]
     _fill_slots(larger_table)
     return larger_table
@@ -99,16 +99,16 @@ def _number_token(slots, hashes, ends, text, count_array, size, token_hash):
     Insert it if it is new.
     """
     token_hash ^= token_hash >> _FOLD
-    count = count_array[0]
-    mask, begin = np.uint64(len(slots) - 1), ends[count]
+    n_tokens = count_array[0]
+    mask, begin = np.uint64(len(slots) - 1), ends[n_tokens]
     slot = token_hash & mask
     while True:
         number = slots[slot]
         if number < 0:
-            slots[slot], hashes[count], ends[count + 1] = count, token_hash, begin + size + 1
+            slots[slot], hashes[n_tokens], ends[n_tokens + 1] = n_tokens, token_hash, begin + size + 1
             text[begin + size] = _FEED
-            count_array[0] = count + 1
-            return count
+            count_array[0] = n_tokens + 1
+            return n_tokens
         if hashes[number] == token_hash and ends[number + 1] - ends[number] == size + 1:
             token_begin, i = ends[number], 0
             while i < size and text[token_begin + i] == text[begin + i]:
@@ -248,7 +248,7 @@ def count_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings
 
 
 @bare
-def _count(numbers, ends, starts, terms, positions, text_terms, weights, counts, lengths):
+def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, counts, lengths):
     """Count the terms of texts.
 
     Args:
@@ -266,9 +266,9 @@ def _count(numbers, ends, starts, terms, positions, text_terms, weights, counts,
         The number of postings.
     """
     first, next_posting = 0, 0
-    for text in range(len(ends)):
+    for text_number in range(len(ends)):
         text_begin, length = next_posting, 0
-        for i in range(first, ends[text]):
+        for i in range(first, ends[text_number]):
             for j in range(starts[numbers[i]], starts[numbers[i] + 1]):
                 term = terms[j]
                 length += 1
@@ -278,12 +278,12 @@ def _count(numbers, ends, starts, terms, positions, text_terms, weights, counts,
                     positions[term] = next_posting
                     text_terms[next_posting], weights[next_posting] = term, 1
                     next_posting += 1
-        counts[text], lengths[text], first = next_posting - text_begin, length, ends[text]
+        counts[text_number], lengths[text_number], first = next_posting - text_begin, length, ends[text_number]
     return next_posting
 
 
 @bare
-def _sort(terms, weights, counts, begins, rows, sorted_weights):
+def _sort_postings(terms, weights, counts, begins, rows, sorted_weights):
     """Sort postings by term, given the number of postings of each row and the begin of each
     term.
     """
@@ -309,7 +309,7 @@ class _PostingsCounter:
         self._terms = np.empty(0, np.int32)  # numbers of the terms of all tokens, concatenated
         # Begin of each token's terms, and the end of the last ones.
         self._starts = np.zeros(1, np.int64)
-        self._batches: list[tuple[Array, Array, Array, Array]] = []  # see `_count`
+        self._batches: list[tuple[Array, Array, Array, Array]] = []  # see `_count_terms`
 
     def add(self, texts: pa.Array) -> None:
         """Count the terms of the next texts."""
@@ -318,25 +318,25 @@ class _PostingsCounter:
         text_terms, weights = np.empty(max_postings, np.int32), np.empty(max_postings, np.uint16)
         counts, lengths = np.empty(len(texts), np.int64), np.empty(len(texts), np.int64)
         positions = np.full(len(self._numbers), -1)
-        count = _count(numbers, ends, self._starts, self._terms, positions, text_terms, weights, counts, lengths)
+        count = _count_terms(numbers, ends, self._starts, self._terms, positions, text_terms, weights, counts, lengths)
         self._batches.append((text_terms[:count].copy(), weights[:count].copy(), counts, lengths))
 
     def postings(self) -> PartPostings:
         """Return the postings, sorted by term."""
         empty_arrays = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
         text_terms, weights, counts, lengths = map(np.concatenate, zip(empty_arrays, *self._batches, strict=True))
-        order = sorted(self._numbers)
-        rank_of_number = np.empty(len(order), np.int64)  # number -> rank in the order
-        rank_of_number[np.fromiter(map(self._numbers.__getitem__, order), np.int64, len(order))] = np.arange(len(order))
+        terms = sorted(self._numbers)
+        rank_of_number = np.empty(len(terms), np.int64)  # number -> rank in the order
+        rank_of_number[np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))] = np.arange(len(terms))
         numbers = rank_of_number[text_terms]
-        sizes = np.bincount(numbers, minlength=len(order))
+        sizes = np.bincount(numbers, minlength=len(terms))
         ends = np.cumsum(sizes)
         rows, sorted_weights = np.empty(len(text_terms), np.uint32), np.empty(len(text_terms), np.uint16)
-        _sort(numbers, weights, counts, ends - sizes, rows, sorted_weights)
+        _sort_postings(numbers, weights, counts, ends - sizes, rows, sorted_weights)
         max_weight = int(weights.max(initial=0)) + 1
         return PartPostings(
             np.minimum(lengths, MAX_UINT16).astype("<u2"),
-            *join_terms(order),
+            *join_terms(terms),
             ends.astype("<i8"),
             to_smallest_dtype(rows, len(counts)),
             to_smallest_dtype(sorted_weights, max_weight),
@@ -346,12 +346,12 @@ class _PostingsCounter:
         """Number all tokens, and analyze new ones; return the numbers, and the end of each text."""
         _, offsets, data = texts.buffers()
         text_offsets = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
-        size, known_before = int(text_offsets[-1] - text_offsets[0]), int(self._tokens.token_count[0])
+        size, n_known = int(text_offsets[-1] - text_offsets[0]), int(self._tokens.token_count[0])
         self._tokens = grow_token_table(self._tokens, size + len(texts))
         numbers, ends = np.empty(size, np.int32), np.empty(len(texts), np.int64)
         text_bytes, whole_runs = np.frombuffer(data or b"", np.uint8), self._analyzer.whole_runs
         number_tokens(text_bytes, text_offsets, self._tokens, numbers, ends, whole_runs=whole_runs)
-        self._analyze_tokens(known_before)
+        self._analyze_tokens(n_known)
         return numbers[: ends[-1] if len(ends) else 0], ends
 
     def _analyze_tokens(self, first_new: int) -> None:

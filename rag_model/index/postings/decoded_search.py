@@ -138,16 +138,16 @@ class DecodedLists:
         self._used = [0, 0, 0]  # postings, windows and words of bits
         self._number_by_offset = {_EMPTY_LIST: 0}  # number of each list by its offset in the file
         # Each list has one window more than it needs.
-        words, windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
+        n_words, n_windows = int(capacity * _MAX_WORDS_PER_POSTING), capacity // 2 + 1
         self.arrays = Decoded(
             np.empty(capacity, np.uint32),
             np.empty(capacity, np.float32),
             np.array([[0, 0, -1, -1]]),
             np.zeros((1, TOPS), np.float32),
-            np.empty(windows, np.uint32),
-            np.empty(windows, np.float32),
-            np.empty(words, np.uint64),
-            np.empty(words, np.uint32),
+            np.empty(n_windows, np.uint32),
+            np.empty(n_windows, np.float32),
+            np.empty(n_words, np.uint64),
+            np.empty(n_words, np.uint32),
         )
 
     def __contains__(self, offset: int) -> bool:
@@ -172,7 +172,7 @@ class DecodedLists:
         end = first + int(entry[0])
         rows, contributions = self.arrays.rows[first:end], self.arrays.contributions[first:end]
         max_contribution = _decode_list(
-            file.lists, file.layout.lists, file.lengths, entry, self.weighting, rows, contributions
+            file.lists, file.layout.lists_bytes, file.lengths, entry, self.weighting, rows, contributions
         )
         if max_contribution < 0:
             return False
@@ -187,10 +187,10 @@ class DecodedLists:
 
     def _add_windows(self, n: int, rows: npt.NDArray[np.uint32], contributions: npt.NDArray[np.float32]) -> int:
         """Store a list's windows; return their offset, or -1 if it has too few postings."""
-        windows = (n + WINDOW - 1) >> SHIFT
-        if len(rows) < _MIN_POSTINGS_PER_WINDOW * windows:
+        n_windows = (n + WINDOW - 1) >> SHIFT
+        if len(rows) < _MIN_POSTINGS_PER_WINDOW * n_windows:
             return -1
-        begin, end = self._used[1], self._used[1] + windows + 1
+        begin, end = self._used[1], self._used[1] + n_windows + 1
         _write_windows(rows, contributions, self._used[0], self.arrays.starts[begin:end], self.arrays.peaks[begin:end])
         self._used[1] = end
         return begin
@@ -217,15 +217,15 @@ def _count_bits(word):
 
 
 @compiled
-def _sort_by_bound(bounds, order, t):
+def _sort_by_bound(bounds, order, n_lists):
     """Sort lists by bound, ascending.
 
     Short queries are sorted by insertion, starting from the almost sorted order of the last window.
     """
-    if t > _MAX_INSERTION_SORT:
-        order[:t] = np.argsort(bounds[:t])
+    if n_lists > _MAX_INSERTION_SORT:
+        order[:n_lists] = np.argsort(bounds[:n_lists])
         return
-    for i in range(1, t):
+    for i in range(1, n_lists):
         list_number, slot = order[i], i
         while slot and bounds[order[slot - 1]] > bounds[list_number]:
             order[slot] = order[slot - 1]
@@ -234,7 +234,7 @@ def _sort_by_bound(bounds, order, t):
 
 
 @compiled
-def _add_and_track(rows, contributions, first, end, begin, factor, sums, touched_rows, count):
+def _add_and_track(rows, contributions, first, end, begin, factor, sums, touched_rows, n_rows):
     """Add the postings of a window, whose first row is `begin`, to its sums.
 
     Return the number of touched rows.
@@ -242,44 +242,44 @@ def _add_and_track(rows, contributions, first, end, begin, factor, sums, touched
     for posting in range(first, end):
         row = np.int64(rows[posting]) - begin
         previous_sum = sums[row]
-        touched_rows[count] = row
-        count += previous_sum == 0
+        touched_rows[n_rows] = row
+        n_rows += previous_sum == 0
         sums[row] = previous_sum + score_units(factor, contributions[posting])
-    return count
+    return n_rows
 
 
 @compiled
-def _take_promising(sums, touched_rows, count, threshold, ids, scores):
+def _take_promising(sums, touched_rows, n_rows, threshold, ids, scores):
     """Store the touched rows with a sum above `threshold`, and reset all sums.
 
     Return the number of stored rows.
     """
-    count_above = 0
-    for i in range(count):
+    n_above = 0
+    for i in range(n_rows):
         row = np.int64(touched_rows[i])
         score = sums[row]
         sums[row] = 0
-        ids[count_above], scores[count_above] = row, score
-        count_above += score > threshold
-    return count_above
+        ids[n_above], scores[n_above] = row, score
+        n_above += score > threshold
+    return n_above
 
 
 @compiled
-def _add_by_bits(contributions, row_bitmap, ranks, first_word, last_posting, factor, threshold, ids, scores, count):
+def _add_by_bits(contributions, row_bitmap, ranks, first_word, last_posting, factor, threshold, ids, scores, n_rows):
     """Add a list, by its bits, to the scores of rows.
 
     Keep the rows above `threshold` and return their number.
     """
-    count_above = 0
-    for i in range(count):
+    n_above = 0
+    for i in range(n_rows):
         row = np.int64(ids[i])
         word, bit = row_bitmap[first_word + (row >> 6)], _1 << np.uint64(row & 63)
         posting = np.int64(ranks[first_word + (row >> 6)]) + _count_bits(word & (bit - _1))
         score_units_added = score_units(factor, contributions[min(posting, last_posting)])
         score = scores[i] + (score_units_added if word & bit else np.int64(0))
-        ids[count_above], scores[count_above] = row, score
-        count_above += score > threshold
-    return count_above
+        ids[n_above], scores[n_above] = row, score
+        n_above += score > threshold
+    return n_above
 
 
 @compiled
@@ -290,18 +290,18 @@ def _add_to_sums(rows, contributions, first, end, begin, factor, sums):
 
 
 @compiled
-def _add_sums(sums, threshold, ids, scores, count):
+def _add_sums(sums, threshold, ids, scores, n_rows):
     """Add the window's sums to the scores of rows.
 
     Keep the rows above `threshold` and return their number.
     """
-    count_above = 0
-    for i in range(count):
+    n_above = 0
+    for i in range(n_rows):
         row = np.int64(ids[i])
         score = scores[i] + sums[row]
-        ids[count_above], scores[count_above] = row, score
-        count_above += score > threshold
-    return count_above
+        ids[n_above], scores[n_above] = row, score
+        n_above += score > threshold
+    return n_above
 
 
 @compiled
@@ -499,7 +499,7 @@ class DecodedListCache:
     def __init__(self, file: PostingsFile, capacity: int | None = None) -> None:
         """Start empty, with a capacity in postings; by default `MAX_CACHED_POSTINGS`."""
         self._file, self._lock = file, Lock()
-        self._capacity = min(file.layout.postings, MAX_CACHED_POSTINGS if capacity is None else capacity)
+        self._capacity = min(file.layout.n_postings, MAX_CACHED_POSTINGS if capacity is None else capacity)
         self._lists = DecodedLists(IMPACT, 0)
 
     def has_capacity(self, entries: Ints) -> bool:
@@ -570,6 +570,6 @@ class DecodedListCache:
 
 def _find_distinct_lists(entries: Ints) -> Ints:
     """Return the index of the first occurrence of each list that has postings."""
-    firsts = np.unique(entries[:, 1] * 2 + (entries[:, 0] > 0), return_index=True)[1]
-    list_positions: Ints = firsts[entries[firsts, 0] > 0]
+    first_positions = np.unique(entries[:, 1] * 2 + (entries[:, 0] > 0), return_index=True)[1]
+    list_positions: Ints = first_positions[entries[first_positions, 0] > 0]
     return list_positions

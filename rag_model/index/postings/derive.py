@@ -1,5 +1,4 @@
-"""Derive an inverted index of a snapshot from the index file of a previous one, in a build or instead
-of a download.
+"""Derive a snapshot's inverted index from a previous index file, to build it or save a download.
 
 The file is a function of the passages' terms. So the postings of passages that the previous
 snapshot has too are carried over to their new rows, the others are computed from their text or from
@@ -96,7 +95,7 @@ def _write_lists(
     file: PostingsFile, row_words: Array, new_postings: PartPostings, posting_words: Array, out: IO[bytes]
 ) -> Iterator[TermBatch]:
     """Write all lists to a file; yield the terms batch by batch."""
-    previous = file.dictionary, file.lists, file.layout.lists, row_words
+    previous = file.dictionary, file.lists, file.layout.lists_bytes, row_words
     new_terms = new_postings.text, new_postings.term_ends, new_postings.ends, posting_words
     state, term, scratch, status = (
         np.zeros(STATE_SIZE, np.int64),
@@ -104,20 +103,20 @@ def _write_lists(
         allocate_scratch(int(np.diff(new_postings.ends, prepend=0).max(initial=0))),
         FULL,
     )
-    state[TERMS_LEFT] = file.layout.terms
+    state[TERMS_LEFT] = file.layout.n_terms
     text, numbers, list_buffer = (
         np.empty(_BATCH_TEXT_BYTES, np.uint8),
         np.empty((3, _BATCH_TERMS), np.int64),
         np.empty(_BATCH_LIST_BYTES, np.uint8),
     )
     while status == FULL:
-        status, count, size = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
+        status, n_terms, size = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
         max_bytes = MAX_POSTING_BYTES * (int(state[DF]) + len(posting_words))
-        if status == DAMAGED or (status == FULL and count == 0 and max_bytes <= len(list_buffer)):
+        if status == DAMAGED or (status == FULL and n_terms == 0 and max_bytes <= len(list_buffer)):
             raise file.damaged_error()
         out.write(list_buffer[:size].data)
-        yield text, numbers[0, :count], numbers[1, :count], numbers[2, :count]
-        if count == 0:
+        yield text, numbers[0, :n_terms], numbers[1, :n_terms], numbers[2, :n_terms]
+        if n_terms == 0:
             list_buffer = np.empty(max_bytes, np.uint8)
 
 
@@ -150,10 +149,10 @@ def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengt
 @bare
 def _is_rising(rows):
     """Return whether (n,) rows ascend strictly; negative ones are ignored."""
-    last, is_rising = np.int64(-1), True
+    last_row, is_rising = np.int64(-1), True
     for row in rows:
-        is_rising = is_rising and (row < 0 or row > last)
-        last = max(last, row)
+        is_rising = is_rising and (row < 0 or row > last_row)
+        last_row = max(last_row, row)
     return is_rising
 
 

@@ -9,7 +9,7 @@ before. Each term is
 * a varint: postings
 * a varint: bytes of the list
 
-An array has the offset of each group in the dictionary, and that of its first list (two int64).
+An array has two int64 per group: its offset in the dictionary, and the offset of its first list.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ class DictionaryWriter:
         self._ends = np.zeros(2, np.int64)  # bytes of all terms, and of all lists, so far
 
     def write_terms(self, text: Bytes, ends: Ints, postings: Ints, sizes: Ints) -> tuple[bytes, bytes]:
-        """Return the bytes of the next terms, and those of the groups that begin with one of them.
+        """Return (bytes of the next terms, bytes of the groups that begin with one of them).
 
         Args:
             text: the terms, concatenated.
@@ -46,12 +46,12 @@ class DictionaryWriter:
             return b"", b""
         out = np.empty(int(ends[-1]) + _MAX_NUMBER_BYTES * len(ends), np.uint8)
         groups = np.empty((len(ends) // GROUP + 1, 2), np.int64)
-        size, group_count = _write_terms(
+        size, n_groups = _write_terms(
             text, ends, postings, sizes, self.terms, self._previous_term, self._ends, out, groups
         )
         self.terms += len(ends)
         self._previous_term = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
-        return out[:size].tobytes(), groups[:group_count].astype("<i8").tobytes()
+        return out[:size].tobytes(), groups[:n_groups].astype("<i8").tobytes()
 
 
 @inlined
@@ -61,10 +61,10 @@ def shared_bytes(left, left_begin, right, right_begin, limit):
     """
     prefix = 0
     while prefix < limit and left_begin + prefix + 8 <= len(left) and right_begin + prefix + 8 <= len(right):
-        differ = load64(left, left_begin + prefix) ^ load64(right, right_begin + prefix)
-        if differ != 0:
-            lowest = bit_length(np.int64(differ & (~differ + np.uint64(1)))) - 1
-            return min(limit, prefix + (lowest >> 3))
+        difference = load64(left, left_begin + prefix) ^ load64(right, right_begin + prefix)
+        if difference != 0:
+            lowest_bit = bit_length(np.int64(difference & (~difference + np.uint64(1)))) - 1
+            return min(limit, prefix + (lowest_bit >> 3))
         prefix += 8
     while prefix < limit and left[left_begin + prefix] == right[right_begin + prefix]:
         prefix += 1
@@ -77,12 +77,12 @@ def _write_terms(text, ends, postings, sizes, first_number, previous_term, total
 
     Return the number of bytes and of groups written.
     """
-    offset, group_count, begin, previous_begin = 0, 0, 0, 0
+    offset, n_groups, begin, previous_begin = 0, 0, 0, 0
     for term in range(len(ends)):
         size, prefix = ends[term] - begin, 0
         if (first_number + term) % GROUP == 0:
-            groups[group_count, 0], groups[group_count, 1] = totals[0] + offset, totals[1]
-            group_count += 1
+            groups[n_groups, 0], groups[n_groups, 1] = totals[0] + offset, totals[1]
+            n_groups += 1
         elif term == 0:
             prefix = shared_bytes(text, 0, previous_term, 0, min(size, len(previous_term)))
         else:
@@ -98,11 +98,11 @@ def _write_terms(text, ends, postings, sizes, first_number, previous_term, total
         totals[1] += sizes[term]
         previous_begin, begin = begin, ends[term]
     totals[0] += offset
-    return offset, group_count
+    return offset, n_groups
 
 
 @bare
-def _compare(term, data, begin, size):
+def _compare_term(term, data, begin, size):
     """Compare `term` with data[begin:begin + size]: -1, 0 or 1."""
     for i in range(min(len(term), size)):
         if term[i] != data[begin + i]:
@@ -113,7 +113,7 @@ def _compare(term, data, begin, size):
 
 
 @bare
-def _look_up_term(term, data, groups, terms):
+def _look_up_term(term, data, groups, n_terms):
     """Return a term's postings, begin and end of its list.
 
     The number of postings is 0 if the term is unknown, and -1 if the file is damaged.
@@ -129,7 +129,7 @@ def _look_up_term(term, data, groups, terms):
         size, offset = read_varint(data, offset, end)
         if prefix != 0 or size < 0 or size > end - offset:
             return -1, 0, 0
-        if _compare(term, data, offset, size) < 0:
+        if _compare_term(term, data, offset, size) < 0:
             high = middle
         else:
             low = middle + 1
@@ -140,7 +140,7 @@ def _look_up_term(term, data, groups, terms):
     # The term before shares `matched_bytes` with `term`. A term that shares more or fewer bytes
     # with the term before needs no comparison.
     matched_bytes = 0
-    for _ in range(min(GROUP, terms - group * GROUP)):
+    for _ in range(min(GROUP, n_terms - group * GROUP)):
         prefix, offset = read_varint(data, offset, end)
         size, offset = read_varint(data, offset, end)
         if prefix < 0 or size < 0 or size > end - offset:
@@ -170,7 +170,7 @@ def _look_up_term(term, data, groups, terms):
 
 
 @compiled
-def look_up_terms(text, ends, data, groups, terms, entries):
+def look_up_terms(text, ends, data, groups, n_terms, entries):
     """Look up several terms.
 
     Args:
@@ -178,14 +178,14 @@ def look_up_terms(text, ends, data, groups, terms, entries):
         ends: (t,) int64 end of each term in `text`.
         data: uint8, the dictionary.
         groups: (g, 2) int64, see the module.
-        terms: number of terms in the dictionary.
+        n_terms: number of terms in the dictionary.
         entries: (t, 3) int64, filled with postings, begin and end of each list; 0 postings if the
             term is unknown, -1 if the dictionary is damaged.
     """
     begin = 0
     for term in range(len(ends)):
         entries[term, 0], entries[term, 1], entries[term, 2] = _look_up_term(
-            text[begin : ends[term]], data, groups, terms
+            text[begin : ends[term]], data, groups, n_terms
         )
         begin = ends[term]
 
@@ -198,7 +198,7 @@ def first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
 
 
 def find_terms(
-    terms: list[bytes], data: npt.NDArray[np.uint8], groups: npt.NDArray[np.int64], count: int
+    terms: list[bytes], data: npt.NDArray[np.uint8], groups: npt.NDArray[np.int64], n_terms: int
 ) -> npt.NDArray[np.int64]:
     """Return postings, begin and end of the list of each term, (t, 3) int64.
 
@@ -207,5 +207,5 @@ def find_terms(
     text = np.frombuffer(b"".join(terms), np.uint8)
     ends = np.cumsum([len(term) for term in terms], dtype=np.int64)
     entries = np.zeros((len(terms), 3), np.int64)
-    look_up_terms(text, ends, data, groups, count, entries)
+    look_up_terms(text, ends, data, groups, n_terms, entries)
     return entries

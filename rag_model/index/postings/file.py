@@ -57,12 +57,12 @@ class Layout:
     """The header of the file: the sizes of its sections."""
 
     n: int  # passages
-    terms: int
-    postings: int
+    n_terms: int
+    n_postings: int
     total_length: int  # sum of the lengths of all passages
-    lists: int  # bytes of the posting lists
-    dictionary: int  # bytes of the dictionary
-    groups: int
+    lists_bytes: int  # bytes of the posting lists
+    dictionary_bytes: int  # bytes of the dictionary
+    n_groups: int
     scale: int = 0  # units in a weight of 1; 0: weights are frequencies
 
     def pack(self) -> bytes:
@@ -94,17 +94,17 @@ class Layout:
     @property
     def dictionary_offset(self) -> int:
         """Offset of the dictionary."""
-        return _align(self.lists_offset + self.lists + PADDING)
+        return _align(self.lists_offset + self.lists_bytes + PADDING)
 
     @property
     def groups_offset(self) -> int:
         """Offset of the groups of the dictionary."""
-        return _align(self.dictionary_offset + self.dictionary)
+        return _align(self.dictionary_offset + self.dictionary_bytes)
 
     @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        return self.groups_offset + 16 * self.groups
+        return self.groups_offset + 16 * self.n_groups
 
 
 def _align(offset: int) -> int:
@@ -139,7 +139,7 @@ class PostingsFile:
         self.layout = layout
         self.lengths = data[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
         self.lists = data[layout.lists_offset : layout.dictionary_offset]  # padded
-        self.dictionary = data[layout.dictionary_offset : layout.dictionary_offset + layout.dictionary]
+        self.dictionary = data[layout.dictionary_offset : layout.dictionary_offset + layout.dictionary_bytes]
         self.groups = data[layout.groups_offset :].view("<i8").reshape(-1, 2)  # (2 g,) -> (g, 2)
 
     @property
@@ -160,9 +160,9 @@ class PostingsFile:
     def find_terms(self, terms: list[bytes]) -> Ints:
         """Return postings, begin and end of the list of each term, (t, 3); see `dictionary.find_terms`."""
         if not self._pivots or self._ranges is None:
-            return find_terms(terms, self.dictionary, self.groups, self.layout.terms)
+            return find_terms(terms, self.dictionary, self.groups, self.layout.n_terms)
         numbers = [max(0, bisect_right(self._pivots, (term, 1 << 62)) - 1) for term in terms]
-        last_pivot = (b"", self.layout.groups, self.layout.dictionary)
+        last_pivot = (b"", self.layout.n_groups, self.layout.dictionary_bytes)
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
         entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
@@ -174,8 +174,8 @@ class PostingsFile:
             ]
             self._ranges.load(*np.concatenate(edge_offsets).T)
             for i, ((group, _), (end_group, _)) in enumerate(sections):
-                count = self.layout.terms - GROUP * group
-                entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], count)[0]
+                n_terms = self.layout.n_terms - GROUP * group
+                entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], n_terms)[0]
         return entries
 
     def load_lists(self, ranges: npt.ArrayLike) -> None:
@@ -239,16 +239,16 @@ def write_index(
             file.write(layout.pack())
     except OSError as error:
         raise ResourceError(f"cannot write {out}: {error.strerror}") from error
-    return {"rows": layout.n, "terms": layout.terms, "postings": layout.postings, "bytes": layout.size}
+    return {"rows": layout.n, "terms": layout.n_terms, "postings": layout.n_postings, "bytes": layout.size}
 
 
 def _write_body(
     file: IO[bytes], lengths: Iterable[Array], write_lists: Callable[[Array, IO[bytes]], Iterator[TermBatch]]
 ) -> Layout:
     file.seek(LENGTHS_OFFSET)
-    n, total, n_postings, dictionary = 0, 0, 0, DictionaryWriter()
+    n, total_length, n_postings, dictionary = 0, 0, 0, DictionaryWriter()
     for part_lengths in lengths:
-        n, total = n + len(part_lengths), total + int(part_lengths.sum(dtype=np.int64))
+        n, total_length = n + len(part_lengths), total_length + int(part_lengths.sum(dtype=np.int64))
         file.write(part_lengths.tobytes())
     _pad_to_word(file)
     file.flush()
@@ -264,7 +264,7 @@ def _write_body(
         size = file.tell() - lists_offset
         file.write(bytes(PADDING))
         sizes_written = [_append_file(file, temporary) for temporary in (terms, groups)]
-    return Layout(n, dictionary.terms, n_postings, total, size, sizes_written[0], sizes_written[1] // 16)
+    return Layout(n, dictionary.terms, n_postings, total_length, size, sizes_written[0], sizes_written[1] // 16)
 
 
 def _append_file(file: IO[bytes], temporary: IO[bytes]) -> int:

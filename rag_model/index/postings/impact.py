@@ -101,21 +101,21 @@ class ImpactKind(PostingsKind):
 
         return ImpactIndex(open_postings(files, mapped=mmap), entry["search"])
 
-    def measure(self, files: IndexFiles, entry: IndexEntry, trial: SparseQuerySet) -> IndexMeasurement:
+    def measure(self, files: IndexFiles, entry: IndexEntry, query_set: SparseQuerySet) -> IndexMeasurement:
         """Compare search with and without skipping, and the scores with the weights of the
         passages.
         """
         index = self.open(files, entry)
         index.use_small_cache()
-        scores, rows = index.search(trial.queries, trial.k)
-        exhaustive_rows = index.search(trial.queries[:EXHAUSTIVE_QUERIES], trial.k, skip=False)[1]
-        _check_scores(index, trial.queries, scores, rows, files.rows(), str(entry["factory"]))
-        source_recall = float((rows == trial.rows[:, None]).any(axis=1).mean())
+        scores, rows = index.search(query_set.queries, query_set.k)
+        exhaustive_rows = index.search(query_set.queries[:EXHAUSTIVE_QUERIES], query_set.k, skip=False)[1]
+        _check_scores(index, query_set.queries, scores, rows, files.rows(), str(entry["factory"]))
+        source_recall = float((rows == query_set.rows[:, None]).any(axis=1).mean())
         layout = index.file.layout
         metrics = {
-            f"source@{trial.k}": round(source_recall, 4),
-            "terms": layout.terms,
-            "terms_a_passage": round(layout.postings / max(1, layout.n), 1),
+            f"source@{query_set.k}": round(source_recall, 4),
+            "terms": layout.n_terms,
+            "terms_a_passage": round(layout.n_postings / max(1, layout.n), 1),
             "bytes_a_passage": round(layout.size / max(1, layout.n)),
         }
         return IndexMeasurement((rows[: len(exhaustive_rows)] == exhaustive_rows).mean(axis=1), metrics=metrics)

@@ -104,18 +104,22 @@ class Bm25Kind(PostingsKind):
 
         return Bm25Index(open_postings(files, mapped=mmap), load_analyzer(entry["settings"]), entry["search"])
 
-    def measure(self, files: IndexFiles, entry: IndexEntry, trial: TextQuerySet) -> IndexMeasurement:
+    def measure(self, files: IndexFiles, entry: IndexEntry, query_set: TextQuerySet) -> IndexMeasurement:
         """Compare search with and without skipping, and look up the words of the passages that
         queries come from.
         """
         index = self.open(files, entry)
         index.use_small_cache()
-        rows = index.search(trial.queries, trial.k)[1]
-        exhaustive_rows = index.search_exhaustively(trial.queries[:EXHAUSTIVE_QUERIES], trial.k)
-        _check_sources(index, trial)
-        source_recall = float((rows == trial.rows[:, None]).any(axis=1).mean())
+        rows = index.search(query_set.queries, query_set.k)[1]
+        exhaustive_rows = index.search_exhaustively(query_set.queries[:EXHAUSTIVE_QUERIES], query_set.k)
+        _check_sources(index, query_set)
+        source_recall = float((rows == query_set.rows[:, None]).any(axis=1).mean())
         layout = index.file.layout
-        metrics = {f"source@{trial.k}": round(source_recall, 4), "terms": layout.terms, "postings": layout.postings}
+        metrics = {
+            f"source@{query_set.k}": round(source_recall, 4),
+            "terms": layout.n_terms,
+            "postings": layout.n_postings,
+        }
         return IndexMeasurement((rows[: len(exhaustive_rows)] == exhaustive_rows).mean(axis=1), metrics=metrics)
 
     def bytes_per_passage(self, plan: IndexPlan) -> int:
@@ -129,13 +133,13 @@ class Bm25Kind(PostingsKind):
         return {"scatter": size / _ANALYZE_RATE, "merge": plan.n / _MERGE_RATE}.get(stage, 0.01)
 
 
-def _check_sources(index: "Bm25Index", trial: TextQuerySet) -> None:
+def _check_sources(index: "Bm25Index", query_set: TextQuerySet) -> None:
     """Check that the index has the terms of each query, which is a sentence of a passage.
 
     Raises:
         InputError: a term is missing.
     """
-    for query in trial.queries:
+    for query in query_set.queries:
         missing_terms = index.find_missing_terms(query)
         if missing_terms:
             raise InputError(f"{index.file.path} lacks the term {missing_terms[0]!r} of a passage: build it again")

@@ -113,16 +113,16 @@ class LuceneAnalyzer(Analyzer):
         """Return the term of a word from `words`."""
         if len(word) <= 2:
             return word.encode("utf-8", "replace")
-        double = _DOUBLE.search(word)
-        if double:
-            *vowels, second = _find_vowels(word[: double.start() + 2])
+        double_match = _DOUBLE.search(word)
+        if double_match:
+            *vowels, second = _find_vowels(word[: double_match.start() + 2])
             if any(vowels) and not second:
-                word = word[: double.start() + 1]
+                word = word[: double_match.start() + 1]
         stem = self._stem(word)
-        ending = _DEPARTURE.search(word)
-        if ending and stem == f"{word[: ending.end(1)]}i" and _has_measure(word[: ending.start()]):
+        ending_match = _DEPARTURE.search(word)
+        if ending_match and stem == f"{word[: ending_match.end(1)]}i" and _has_measure(word[: ending_match.start()]):
             # Stemming again applies Porter's later steps to `ble`; they do not change a word in `log`.
-            stem = self._stem(f"{stem[:-1]}e") if ending[1] == "bl" else stem[:-1]
+            stem = self._stem(f"{stem[:-1]}e") if ending_match[1] == "bl" else stem[:-1]
         return stem.encode("utf-8", "replace")
 
     def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
@@ -132,7 +132,7 @@ class LuceneAnalyzer(Analyzer):
 
     @property
     def fingerprint(self) -> str:
-        """A digest that determines the terms of a text, as that of `Analyzer`."""
+        """Digest that identifies the terms of any text; see `Analyzer.fingerprint`."""
         return _compute_fingerprint()
 
     @property
@@ -166,7 +166,7 @@ def _has_measure(stem: str) -> bool:
 
 
 def choose_analyzer(settings: Mapping[str, Any]) -> Analyzer:
-    """Return the analyzer that the settings of a recipe's index name.
+    """Return the analyzer named in the settings of a recipe's index.
 
     Args:
         settings: `language` of the stemmer, and `analyzer`: `lucene`, or the fingerprint of the

@@ -75,10 +75,10 @@ def header_offset(cursor, block):
 
 
 @compiled
-def start_cursor(cursor, data, lists, rows, weights):
+def start_cursor(cursor, data, lists_size, rows, weights):
     """Move a cursor to the first block of its list; return whether the list is valid."""
     begin, end = cursor[LIST_BEGIN], cursor[LIST_END]
-    if begin < 0 or end > lists or begin >= end or cursor[DF] < 1:
+    if begin < 0 or end > lists_size or begin >= end or cursor[DF] < 1:
         return False
     blocks = (cursor[DF] + BLOCK - 1) // BLOCK
     cursor[BLOCKS], cursor[BLOCK_INDEX], cursor[ROW_BEFORE], cursor[POSITION], cursor[DECODED_BLOCK] = (
@@ -145,12 +145,12 @@ def read_block(cursor, data, rows, weights):
 
 
 @compiled
-def read_list(data, lists, entry, rows, weights):
+def read_list(data, lists_size, entry, rows, weights):
     """Decode a list.
 
     Args:
         data: uint8, all lists, padded.
-        lists: bytes of all lists.
+        lists_size: bytes of all lists.
         entry: (3,) postings, begin and end of the list.
         rows: (postings,) filled with the rows, ascending.
         weights: (postings,) int64, filled with the weights.
@@ -161,7 +161,7 @@ def read_list(data, lists, entry, rows, weights):
     cursor, position = np.zeros(CURSOR_SIZE, np.int64), 0
     cursor[DF], cursor[LIST_BEGIN], cursor[LIST_END] = entry[0], entry[1], entry[2]
     block_rows, block_weights = np.empty(BLOCK, np.int64), np.empty(BLOCK, np.int64)
-    if not start_cursor(cursor, data, lists, block_rows, block_weights):
+    if not start_cursor(cursor, data, lists_size, block_rows, block_weights):
         return False
     while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
         if (
@@ -375,12 +375,12 @@ def _compute_first_threshold(cursors, t, data, rows, weights, lengths, factor, w
 
 
 @compiled
-def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, rows):
+def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scores, rows):
     """Find the k best rows of a query.
 
     Args:
         data: uint8, the lists, padded.
-        lists: bytes of all lists.
+        lists_size: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: postings, begin and end of each term's list.
         factors: (t,) float64, above 0, in units; for BM25 the idf times the term's count in the
@@ -401,18 +401,18 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
     threshold = np.int64(0)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
-        if not start_cursor(cursors[i], data, lists, block_rows[i], block_weights[i]):
+        if not start_cursor(cursors[i], data, lists_size, block_rows[i], block_weights[i]):
             return DAMAGED
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED
         list_bounds[i] = _list_bound(cursors[i], data, block_weights[i], block_rows[i], lengths, factors[i], weighting)
         if skip and k <= entries[i, 0] <= _MAX_SAMPLED_POSTINGS and list_bounds[i] > threshold:
-            begin = _compute_first_threshold(
+            list_threshold = _compute_first_threshold(
                 cursors, i, data, block_rows[i], block_weights[i], lengths, factors[i], weighting, k
             )
-            if begin == DAMAGED:
+            if list_threshold == DAMAGED:
                 return DAMAGED
-            threshold = max(threshold, begin - 1)
+            threshold = max(threshold, list_threshold - 1)
     order, reach = np.arange(t), np.zeros(t + 1, np.int64)
     sums = np.zeros(WINDOW, np.int64)
     size, begin = 0, 0
@@ -492,12 +492,12 @@ def search(data, lists, lengths, entries, factors, weighting, k, skip, scores, r
 
 
 @compiled
-def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bound, rows, sums):
+def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optional_bound, rows, sums):
     """Sum the scores of lists, and collect the passages that may be among the k best of a query.
 
     Args:
         data: uint8, the lists, padded.
-        lists: bytes of all lists.
+        lists_size: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: postings, begin and end of each list.
         factors: (t,) float64, above 0, in units.
@@ -517,12 +517,12 @@ def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bou
     heap_scores, heap_rows = np.empty(k, np.int64), np.empty(k, np.int64)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
-        if not start_cursor(cursors[i], data, lists, block_rows[i], block_weights[i]):
+        if not start_cursor(cursors[i], data, lists_size, block_rows[i], block_weights[i]):
             return DAMAGED, np.int64(0)
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED, np.int64(0)
     window_sums = np.zeros(WINDOW, np.int64)
-    count, size, threshold, begin = 0, 0, np.int64(0), 0
+    n_rows, size, threshold, begin = 0, 0, np.int64(0), 0
     while begin < n:
         end = min(begin + WINDOW, n)
         for i in range(t):
@@ -548,19 +548,19 @@ def sum_lists(data, lists, lengths, entries, factors, weighting, k, optional_bou
                 size = push_hit(heap_scores, heap_rows, size, k, score, begin + position)
                 threshold = heap_scores[0] if size == k else np.int64(0)
             if score + optional_bound >= threshold:
-                rows[count], sums[count] = begin + position, score
-                count += 1
+                rows[n_rows], sums[n_rows] = begin + position, score
+                n_rows += 1
         begin = end
-    return count, threshold
+    return n_rows, threshold
 
 
 @compiled
-def rank_rows(data, lists, lengths, entries, factors, weighting, rows, sums, scores, best_rows):
+def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums, scores, best_rows):
     """Find the k best of given passages; read only the blocks of the lists that may contain them.
 
     Args:
         data: uint8, the lists, padded.
-        lists: bytes of all lists.
+        lists_size: bytes of all lists.
         lengths: (n,) uint16 lengths of the passages.
         entries: (t, 3) int64: postings, begin and end of lists of several blocks.
         factors: (t,) float64, above 0, in units.
@@ -578,17 +578,17 @@ def rank_rows(data, lists, lengths, entries, factors, weighting, rows, sums, sco
     block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
-        if not start_cursor(cursors[i], data, lists, block_rows[i], block_weights[i]):
+        if not start_cursor(cursors[i], data, lists_size, block_rows[i], block_weights[i]):
             return DAMAGED
     for candidate in range(len(rows)):
         score = sums[candidate]
         for i in range(t):
-            contribution = _probe(
+            list_score = _probe(
                 cursors[i], data, block_rows[i], block_weights[i], rows[candidate], lengths, factors[i], weighting
             )
-            if contribution == DAMAGED:
+            if list_score == DAMAGED:
                 return DAMAGED
-            score += contribution
+            score += list_score
         if size < k or score > scores[0]:
             size = push_hit(scores, best_rows, size, k, score, rows[candidate])
     sort_hits(scores, best_rows, size)

@@ -347,18 +347,18 @@ class _ListMerger:
 
     def _write_batch(self, batch: Batch) -> Array:
         """Write the lists of a batch; return their sizes in bytes."""
-        count = count_terms(batch)
-        if count == 1 and batch.counts[0] > self._max_batch_postings:
+        n_terms = count_terms(batch)
+        if n_terms == 1 and batch.counts[0] > self._max_batch_postings:
             return np.array([self._write_long_list(batch)])
-        n_shares = int(batch.ends[count - 1])
+        n_shares = int(batch.ends[n_terms - 1])
         sizes_of_parts = np.bincount(batch.parts[:n_shares], batch.shares[:n_shares], len(self._parts)).astype(np.int64)
-        parts_read = [self._read_postings(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
-        rows, weights = _concatenate(parts_read)
-        out, sizes = np.empty(MAX_POSTING_BYTES * (len(rows) + count), np.uint8), np.empty(count, np.int64)
+        postings_of_parts = [self._read_postings(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
+        rows, weights = _concatenate(postings_of_parts)
+        out, sizes = np.empty(MAX_POSTING_BYTES * (len(rows) + n_terms), np.uint8), np.empty(n_terms, np.int64)
         bytes_written = write_lists(
             batch.shares,
             batch.counts,
-            batch.ends[:count],
+            batch.ends[:n_terms],
             batch.parts,
             self._first_rows,
             np.cumsum(sizes_of_parts) - sizes_of_parts,
@@ -375,8 +375,8 @@ class _ListMerger:
 
     def _write_long_list(self, batch: Batch) -> int:
         """Write the list of one frequent term in steps; return its size in bytes."""
-        begin, count = self._file.tell(), int(batch.counts[0])
-        headers = np.empty(HEADER_BYTES * (-(-count // BLOCK)), np.uint8)
+        begin, n_postings = self._file.tell(), int(batch.counts[0])
+        headers = np.empty(HEADER_BYTES * (-(-n_postings // BLOCK)), np.uint8)
         writer, sizes = np.zeros(WRITER_SIZE, np.int64), np.zeros(SCRATCH_SIZE, np.int64)
         gaps, weights_less_one = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
         out = np.empty(MAX_POSTING_BYTES * (_BATCH_POSTINGS + BLOCK), np.uint8)
@@ -400,17 +400,17 @@ class _ListMerger:
         self._file.seek(end)
         return end - begin
 
-    def _read_postings(self, number: int, count: int) -> tuple[Array, Array]:
+    def _read_postings(self, number: int, n_postings: int) -> tuple[Array, Array]:
         """Return the rows, within the part, and the weights of a part's next postings."""
         rows, weights = self._buffers[number]
-        if count > len(rows):
+        if n_postings > len(rows):
             part, first = self._parts[number], int(self._postings_read[number])
-            end = max(first + count - len(rows), min(first + self._read_ahead, part.total_postings))
+            end = max(first + n_postings - len(rows), min(first + self._read_ahead, part.total_postings))
             next_postings = part.read_postings(first, end)
             rows, weights = np.concatenate([rows, next_postings[0]]), np.concatenate([weights, next_postings[1]])
             self._postings_read[number] = end
-        self._buffers[number] = rows[count:], weights[count:]
-        return rows[:count], weights[:count]
+        self._buffers[number] = rows[n_postings:], weights[n_postings:]
+        return rows[:n_postings], weights[:n_postings]
 
 
 def _concatenate(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

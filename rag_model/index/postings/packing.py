@@ -63,7 +63,7 @@ def _choose_width(values, count, bits_of_all, counts_above):
     seven bits more, every exception takes a byte less, or none.
     """
     max_bits = bit_length(bits_of_all)
-    best_bytes, width, exceptions = (count * max_bits + 7) // 8, max_bits, np.int64(0)
+    best_bytes, width, n_exceptions = (count * max_bits + 7) // 8, max_bits, np.int64(0)
     counts_above[max_bits] = 0
     for bits in range(max_bits - 1, -1, -1):
         limit, exception_count = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
@@ -78,8 +78,8 @@ def _choose_width(values, count, bits_of_all, counts_above):
             cost += counts_above[extra_bits]
             extra_bits += 7
         if cost <= best_bytes:
-            best_bytes, width, exceptions = cost, bits, np.int64(exception_count)
-    return width, exceptions
+            best_bytes, width, n_exceptions = cost, bits, np.int64(exception_count)
+    return width, n_exceptions
 
 
 @inlined
@@ -123,7 +123,7 @@ def _pack_values(values, count, width, out, offset):
 
 
 @inlined
-def _create_larger_mask(values, first, end, limit):
+def _mask_larger_values(values, first, end, limit):
     """Return a bit mask of the values above `limit` among values[first:end], which are at most
     64.
     """
@@ -140,7 +140,7 @@ def _write_exceptions(values, count, width, exception_count, out, offset):
     out[offset] = exception_count
     offset += 1
     limit, half, base = np.uint32((np.int64(1) << width) - 1), min(64, count), 0
-    mask, upper_mask = _create_larger_mask(values, 0, half, limit), _create_larger_mask(values, half, count, limit)
+    mask, upper_mask = _mask_larger_values(values, 0, half, limit), _mask_larger_values(values, half, count, limit)
     for _ in range(exception_count):
         if mask == 0:
             mask, base = upper_mask, 64
@@ -220,10 +220,10 @@ def _apply_exceptions(data, offset, end, width, count, out):
         if offset >= end:
             return -1
         position = np.int64(data[offset])
-        high, offset = read_varint(data, offset + 1, end)
-        if position >= count or high < 0 or high >> (_MAX_BITS - width):
+        high_bits, offset = read_varint(data, offset + 1, end)
+        if position >= count or high_bits < 0 or high_bits >> (_MAX_BITS - width):
             return -1
-        out[position] |= high << width
+        out[position] |= high_bits << width
     return offset
 
 

@@ -110,9 +110,7 @@ class PartReader:
         return self._piece.read(_LENGTHS)
 
     def read_terms(self, first: int, last: int) -> tuple[Array, Array, Array]:
-        """Return the terms [first, last), concatenated; the end of each; and the number of postings
-        of each.
-        """
+        """Return (terms [first, last) concatenated, end of each, number of postings of each)."""
         term_ends = self._read_ends(_TERM_ENDS, first, last)
         text = self._piece.read(_TEXT, int(term_ends[0]), int(term_ends[-1]))
         return text, term_ends[1:] - term_ends[0], np.diff(self._read_ends(_ENDS, first, last))

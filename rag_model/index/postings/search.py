@@ -180,9 +180,9 @@ class PostingsIndex:
         lists, factors = query_terms.lists[has_postings], query_terms.factors[has_postings]
         if not len(lists):
             return np.zeros(1, np.int64)
-        count: int = maxscore.search(
+        n_hits: int = maxscore.search(
             file.lists,
-            file.layout.lists,
+            file.layout.lists_bytes,
             file.lengths,
             lists,
             factors,
@@ -192,9 +192,9 @@ class PostingsIndex:
             scores[0],
             rows[0],
         )
-        if count == maxscore.DAMAGED:
+        if n_hits == maxscore.DAMAGED:
             raise file.damaged_error()
-        return np.array([count])
+        return np.array([n_hits])
 
 
 class Bm25Index(PostingsIndex):
@@ -245,8 +245,8 @@ class Bm25Index(PostingsIndex):
         self.check_depth(k)
         skip = bool(parameters.pop("skip", True))
         check_bm25_parameters(parameters)
-        values = self.defaults | parameters
-        weighting = bm25_weighting(values["k1"], values["b"], self.file.mean_length)
+        settings = self.defaults | parameters
+        weighting = bm25_weighting(settings["k1"], settings["b"], self.file.mean_length)
         return self.rank(self._analyze_queries(queries), k, weighting, _SCORE_UNITS, skip=skip)
 
     def search_exhaustively(self, queries: Sequence[str], k: int, **parameters: Any) -> Rows:
@@ -317,7 +317,7 @@ class ImpactIndex(PostingsIndex):
         query_terms = self._look_up_queries(queries, parameters.get("terms"))
         return self.rank(query_terms, k, IMPACT, QUERY_UNITS * self.file.layout.scale, skip=skip)
 
-    def select_terms(self, queries: Vectors, limit: int | None = None) -> tuple[Ints, Ints]:
+    def select_terms(self, queries: Vectors, max_terms: int | None = None) -> tuple[Ints, Ints]:
         """Return the terms to look up and their weights in units, both (q, l) int64.
 
         Padding has 0 units.
@@ -326,14 +326,14 @@ class ImpactIndex(PostingsIndex):
             UsageError: a query has invalid terms or weights.
         """
         terms, units = quantize_queries(queries)
-        limit = limit or self.defaults.get("terms")
-        if limit is None:
+        max_terms = max_terms or self.defaults.get("terms")
+        if max_terms is None:
             return terms, units
-        order = np.lexsort((terms, -units))[:, :limit]
+        order = np.lexsort((terms, -units))[:, :max_terms]
         return np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
 
-    def _look_up_queries(self, queries: Vectors, limit: int | None) -> QueryTerms:
-        terms, units = self.select_terms(queries, limit)
+    def _look_up_queries(self, queries: Vectors, max_terms: int | None) -> QueryTerms:
+        terms, units = self.select_terms(queries, max_terms)
         has_weight = units > 0  # (q, l)
         counts = has_weight.sum(axis=1, dtype=np.int64)
         if counts.max(initial=0) > MAX_TERMS:

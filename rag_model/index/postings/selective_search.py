@@ -110,9 +110,9 @@ class SelectiveSearch:
         ]
         optional_bound = sum(int(bounds.max()) for bounds in block_bounds)
         rows, sums = np.empty((2, int(self._lists[is_required, 0].sum())), np.int64)
-        count, threshold = maxscore.sum_lists(
+        n_rows, threshold = maxscore.sum_lists(
             file.lists,
-            file.layout.lists,
+            file.layout.lists_bytes,
             file.lengths,
             self._lists[is_required],
             self._factors[is_required],
@@ -122,11 +122,11 @@ class SelectiveSearch:
             rows,
             sums,
         )
-        if count == maxscore.DAMAGED:
+        if n_rows == maxscore.DAMAGED:
             raise file.damaged_error()
         if threshold <= optional_bound:
             return list(map(tuple, self._lists[:, 1:].tolist()))
-        rows, sums = rows[:count], sums[:count]
+        rows, sums = rows[:n_rows], sums[:n_rows]
         score_bounds = sums.copy()
         for header, bounds in zip(headers, block_bounds, strict=True):
             score_bounds += np.append(bounds, 0)[np.searchsorted(header["last_row"], rows)]
@@ -144,9 +144,9 @@ class SelectiveSearch:
         if self._candidates is None:
             return None
         file, is_optional = self._file, self.is_optional
-        count: int = maxscore.rank_rows(
+        n_hits: int = maxscore.rank_rows(
             file.lists,
-            file.layout.lists,
+            file.layout.lists_bytes,
             file.lengths,
             self._lists[is_optional],
             self._factors[is_optional],
@@ -155,9 +155,9 @@ class SelectiveSearch:
             scores,
             rows,
         )
-        if count == maxscore.DAMAGED:
+        if n_hits == maxscore.DAMAGED:
             raise file.damaged_error()
-        return count
+        return n_hits
 
     def _choose_optional(self) -> npt.NDArray[np.bool_]:
         is_optional = np.zeros(len(self._lists), bool)
@@ -182,7 +182,7 @@ class SelectiveSearch:
         """
         postings, begin, end = list_entry.tolist()
         size = HEADER_BYTES * -(-postings // BLOCK)
-        if not 0 <= begin <= end - size or end > self._file.layout.lists:
+        if not 0 <= begin <= end - size or end > self._file.layout.lists_bytes:
             raise self._file.damaged_error()
         return self._file.lists[begin : begin + size].view(_HEADER)
 

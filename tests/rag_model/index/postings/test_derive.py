@@ -90,7 +90,7 @@ def test_any_edit_gives_the_bytes_of_a_build(before: Path, tmp_path: Path, edits
     after = edited(BEFORE, [(what, 2 * place, 2 * other) for what, place, other in edits])
     told = derive(before, BEFORE, after, tmp_path / "derived")
     assert told is not None
-    assert told["postings"] == PostingsFile(tmp_path / "derived").layout.postings
+    assert told["postings"] == PostingsFile(tmp_path / "derived").layout.n_postings
     assert (tmp_path / "derived").read_bytes() == build_words(after, tmp_path / "after").file.path.read_bytes()
 
 
