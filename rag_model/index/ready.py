@@ -40,11 +40,11 @@ _SCALAR_NAMES = {
 _UNSET = {"efSearch": 16, "nprobe": 1, "refine": 1}  # faiss's own defaults
 # maximum error of vectors stored unchanged or as scalar codes; 4 bits lose about .02
 _MAX_ERROR = 0.05
-_MIN_BOUND = 1e-3  # error that is always accepted: that of rounding to float16 is smaller
+_ACCEPTED_ERROR = 1e-3  # error that is always accepted; rounding to float16 causes less
 # "PQ" includes OPQ: with fewer dimensions or few codes most of a vector is lost
-_LOSSY = ("PQ", "PCA")
+_LOSSY_CODECS = ("PQ", "PCA")
 # maximum error relative to the error against unrelated rows; for wrong rows it is about 1
-_LARGEST_SHARE = 0.99
+_MAX_ERROR_RATIO = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,8 @@ class ReadyIndex:
         """Compare a sample of the file's vectors with the vectors of the same rows, and of other
         rows.
 
-        A code may lose much of its vector, but must be nearer to it than to that of an unrelated
-        row.
+        A code may lose much of its vector, but must be nearer to that vector than to the vector of
+        an unrelated row.
 
         Raises:
             RefusedError: the file was built over other vectors, or in another order.
@@ -126,9 +126,9 @@ class ReadyIndex:
         other_error = measure_quantization_error(index, _OtherRows(vectors))
         if error is None or other_error is None:  # RaBitQ: the gate measures its recall
             return
-        is_lossy = any(name in self.factory for name in _LOSSY)
-        bound = _LARGEST_SHARE * other_error if is_lossy else min(other_error / 2, _MAX_ERROR)
-        if not error <= max(bound, _MIN_BOUND):
+        is_lossy = any(name in self.factory for name in _LOSSY_CODECS)
+        bound = _MAX_ERROR_RATIO * other_error if is_lossy else min(other_error / 2, _MAX_ERROR)
+        if not error <= max(bound, _ACCEPTED_ERROR):
             raise RefusedError(
                 f"{self.path} is not an index of these vectors in this order: its vectors differ "
                 f"from them by "

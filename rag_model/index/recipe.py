@@ -41,8 +41,8 @@ REFINE = 10
 REFINED_LISTS = 256
 # Number of lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92
 # of 512 lists over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The
-# number of compared codes is about 1.51 n^.807, hence that of lists about _LISTS_FACTOR * lists **
-# _LISTS_POWER: 960 of 16,384 lists over 21 million passages.
+# number of compared codes is about 1.51 n^.807, so the number of lists to search is about
+# _LISTS_FACTOR * lists ** _LISTS_POWER: 960 of 16,384 lists over 21 million passages.
 _LISTS_FACTOR, _LISTS_POWER = 0.912, 0.717
 # rerank 5 * k candidates of a graph: with 4 bits per dimension, 100 hold the best 20
 GRAPH_REFINE = 5
@@ -56,7 +56,7 @@ PQ_SAMPLE = 65_536  # training points of a product quantizer: 256 for each of 25
 class IndexRecipe:
     """One index of a snapshot."""
 
-    factory: str  # a faiss factory string (`HNSW`, `IVF,PQ`) or that of another kind
+    factory: str  # a faiss factory string (`HNSW`, `IVF,PQ`), or the string of another kind
     metric: Metric = "ip"  # inner product: cosine for encoders that normalise, else DPR's score
     # candidates per inserted node; 200 takes twice the time for < 1 point
     ef_construction: int = 100
@@ -171,16 +171,16 @@ def count_lists(plan: VectorPlan) -> int:
     return (factory.lists or 1) if isinstance(factory, IvfSpec) else 1
 
 
-def check_search_parameters(parameters: Mapping[str, Any], accepted: Sequence[str]) -> None:
+def check_search_parameters(parameters: Mapping[str, Any], accepted_names: Sequence[str]) -> None:
     """Check that each search parameter applies to an index and is an integer of at least 1.
 
     Raises:
         UsageError: a parameter is unknown, too small or not an integer.
     """
     for name, value in parameters.items():
-        if name not in accepted:
+        if name not in accepted_names:
             raise UsageError(
-                f"{name} is not a search parameter of this index: it takes {' and '.join(accepted) or 'none'}"
+                f"{name} is not a search parameter of this index: it takes {' and '.join(accepted_names) or 'none'}"
             )
         if type(value) is not int:
             raise UsageError(f"{name} must be a whole number, not {value!r}")
@@ -201,10 +201,10 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
     factory = _complete_factory(parse_factory(recipe.factory), n, d, notes)
     check_dimensions(factory, d)
     cells = _choose_cells(recipe, factory, n, notes)
-    sample = min(n, recipe.train_sample or _compute_train_sample(factory))
+    n_samples = min(n, recipe.train_sample or _compute_train_sample(factory))
     min_sample = _compute_min_train_sample(factory)
-    if sample < min_sample:
-        raise UsageError(f"train_sample is {sample} but {factory} needs {min_sample} vectors or more: raise it")
+    if n_samples < min_sample:
+        raise UsageError(f"train_sample is {n_samples} but {factory} needs {min_sample} vectors or more: raise it")
     return VectorPlan(
         kind=structure_of(str(factory)),
         factory=str(without_vector_refinement(factory)),
@@ -215,7 +215,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
         cells=cells,
         border=recipe.border if cells > 1 else 0.0,
         linked=recipe.linked if cells > 1 else 0.0,
-        train_sample=sample,
+        train_sample=n_samples,
         seed=recipe.seed,
         search=_resolve_search(recipe, factory),
         refine=None if factory == without_vector_refinement(factory) else "vectors",
@@ -228,8 +228,8 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
 
 def _resolve_search(recipe: IndexRecipe, factory: FactorySpec) -> dict[str, int]:
     """Return the recipe's search parameters over the defaults, without those that do not apply."""
-    accepted = search_parameters_of(factory)
-    return default_search(str(factory)) | {name: value for name, value in recipe.search.items() if name in accepted}
+    names = search_parameters_of(factory)
+    return default_search(str(factory)) | {name: value for name, value in recipe.search.items() if name in names}
 
 
 def _complete_factory(factory: FactorySpec, n: int, d: int, notes: list[str]) -> FactorySpec:
@@ -257,43 +257,43 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
     which faiss leaves to the caller.
     """
     rotation, codes = factory.rotation, factory.codes
-    width = factory.code_dim(d)
+    code_dim = factory.code_dim(d)
     if codes.name == "PQ" and codes.pieces is None:
-        codes = replace(codes, pieces=largest_divisor(width, width // 4))
-        if rotation is None and codes.pieces is not None and 8 * codes.pieces < width:
-            codes = replace(codes, pieces=width // 4)
-            rotation = TransformSpec("OPQ", width // 4, width // 4 * 4)
+        codes = replace(codes, pieces=largest_divisor(code_dim, code_dim // 4))
+        if rotation is None and codes.pieces is not None and 8 * codes.pieces < code_dim:
+            codes = replace(codes, pieces=code_dim // 4)
+            rotation = TransformSpec("OPQ", code_dim // 4, code_dim // 4 * 4)
     if codes.name == "RaBitQ" and rotation is None:
-        rotation = TransformSpec("RR", None, width)
+        rotation = TransformSpec("RR", None, code_dim)
     if rotation is not None and rotation.name == "OPQ" and rotation.pieces is None:
-        rotation = replace(rotation, pieces=codes.pieces or largest_divisor(width, width // 4))
+        rotation = replace(rotation, pieces=codes.pieces or largest_divisor(code_dim, code_dim // 4))
     return replace(factory, rotation=rotation, codes=codes)
 
 
 def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
     """Choose about 4 sqrt(n) lists, a power of two: finding and reading them cost the same."""
     max_lists = max(1, n // POINTS_PER_LIST)
-    lists = factory.lists or 1 << (min(4 * isqrt(n), max_lists).bit_length() - 1)
-    if lists > n:
-        notes.append(f"{n} vectors cannot train {lists} lists: there are {max_lists}")
-        lists = max_lists
-    quantizer_links = factory.coarse or (LINKS if factory.lists is None and lists >= MANY_LISTS else None)
-    return replace(factory, lists=lists, coarse=quantizer_links)
+    n_lists = factory.lists or 1 << (min(4 * isqrt(n), max_lists).bit_length() - 1)
+    if n_lists > n:
+        notes.append(f"{n} vectors cannot train {n_lists} lists: there are {max_lists}")
+        n_lists = max_lists
+    quantizer_links = factory.coarse or (LINKS if factory.lists is None and n_lists >= MANY_LISTS else None)
+    return replace(factory, lists=n_lists, coarse=quantizer_links)
 
 
 def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list[str]) -> int:
     if not isinstance(factory, HnswSpec):
         return 1
-    cells = recipe.cells or (1 if n <= ONE_CELL else -(-n // CELL_ROWS))
+    n_cells = recipe.cells or (1 if n <= ONE_CELL else -(-n // CELL_ROWS))
     max_cells = max(1, n // (4 * (factory.links or LINKS)))  # smaller cells have too few nodes
-    if cells > max_cells:
-        notes.append(f"{n} vectors are too few for {cells} cells: there are {max_cells}")
-    return min(cells, max_cells)
+    if n_cells > max_cells:
+        notes.append(f"{n} vectors are too few for {n_cells} cells: there are {max_cells}")
+    return min(n_cells, max_cells)
 
 
 def _compute_train_sample(factory: FactorySpec) -> int:
-    lists = factory.lists or 1 if isinstance(factory, IvfSpec) else 1
-    return max(PQ_SAMPLE, POINTS_PER_LIST * lists)
+    n_lists = factory.lists or 1 if isinstance(factory, IvfSpec) else 1
+    return max(PQ_SAMPLE, POINTS_PER_LIST * n_lists)
 
 
 def _compute_min_train_sample(factory: FactorySpec) -> int:

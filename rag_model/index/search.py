@@ -53,13 +53,13 @@ def write_parameter(path: Path, index: FaissIndex, name: str, value: int) -> Non
     Raises:
         InputError: the file has an unknown layout.
     """
-    packing = {"efSearch": "<i", "nprobe": "<Q", "refine": "<f"}[name]
-    size = struct.calcsize(packing)
+    layout = {"efSearch": "<i", "nprobe": "<Q", "refine": "<f"}[name]
+    size = struct.calcsize(layout)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
         offset = _find_offset(path, data, index, name)
-        if offset is None or struct.unpack(packing, data[offset : offset + size])[0] != _get_current_value(index, name):
+        if offset is None or struct.unpack(layout, data[offset : offset + size])[0] != _get_current_value(index, name):
             raise InputError(f"{path} has an unknown layout: {name} cannot be set in it, so build it again")
-        data[offset : offset + size] = struct.pack(packing, value)
+        data[offset : offset + size] = struct.pack(layout, value)
         data.flush()
 
 
@@ -128,7 +128,7 @@ class FaissFileIndex:
         Args:
             path: a faiss file of a graph, of inverted lists, or of plain vectors.
             mmap: map the file: it opens at once, and processes that search it share its memory.
-            defaults: search parameters for calls without any; None: those in the file.
+            defaults: search parameters for calls without any; None uses those in the file.
             vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
                 range. With them, `refine` times k candidates per query are reranked; without them,
                 the index's own scores rank.
@@ -171,9 +171,9 @@ class FaissFileIndex:
         if parameters:
             check_search_parameters(parameters, tuple(self.defaults))
         parameters = self.defaults | parameters
-        candidates = k if self._vector_files is None else min(k * parameters["refine"], self.n)
-        effective_parameters = self._adapt_parameters(parameters, k, candidates)
-        scores, rows = self._search_faiss(vectors, candidates, effective_parameters)
+        n_candidates = k if self._vector_files is None else min(k * parameters["refine"], self.n)
+        effective_parameters = self._adapt_parameters(parameters, k, n_candidates)
+        scores, rows = self._search_faiss(vectors, n_candidates, effective_parameters)
         # A query may have too few hits because its probed lists are short, or, in a graph, because
         # the search enters the bottom level at one of many duplicates, which are only linked to
         # each other.
@@ -184,7 +184,7 @@ class FaissFileIndex:
                 break
             was_widened, effective_parameters = True, wider_parameters
             scores[is_short], rows[is_short] = self._search_faiss(
-                vectors[is_short], candidates, effective_parameters, from_entry=True
+                vectors[is_short], n_candidates, effective_parameters, from_entry=True
             )
         if self._vector_files is None:
             return scores, rows
@@ -220,8 +220,8 @@ class FaissFileIndex:
         if isinstance(self._index, faiss.IndexPreTransform):
             for number in range(self._index.chain.size()):
                 vectors = faiss.downcast_VectorTransform(self._index.chain.at(number)).apply(vectors)
-        distances, numbers = self._quantizer.search(vectors, settings.nprobe, params=settings.quantizer_params)
-        probed_lists = numbers[numbers >= 0]
+        distances, list_numbers = self._quantizer.search(vectors, settings.nprobe, params=settings.quantizer_params)
+        probed_lists = list_numbers[list_numbers >= 0]
         if len(vectors) > 1:
             probed_lists = np.unique(probed_lists)
         id_starts, id_ends = self._id_starts[probed_lists], self._id_ends[probed_lists]
@@ -230,7 +230,7 @@ class FaissFileIndex:
         with ranges.cache.hold():
             ranges.load(self._code_starts[probed_lists], id_starts if reads_ids_of_hits else id_ends)
             scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
-            arrays = (vectors, k, numbers, distances, scores, rows)
+            arrays = (vectors, k, list_numbers, distances, scores, rows)
             pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
             self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_ids_of_hits), settings)
             if reads_ids_of_hits:  # faiss returns a list and a position in it instead of each id
@@ -249,8 +249,8 @@ class FaissFileIndex:
         if "efSearch" in adapted_parameters:
             adapted_parameters["efSearch"] = max(adapted_parameters["efSearch"], n_candidates)
         if "nprobe" in adapted_parameters:
-            further_hits = max(0, k - _TUNED_DEPTH)
-            adapted_parameters["nprobe"] += -(-_VECTORS_PER_HIT * further_hits * self.lists // self.n)
+            n_further_hits = max(0, k - _TUNED_DEPTH)
+            adapted_parameters["nprobe"] += -(-_VECTORS_PER_HIT * n_further_hits * self.lists // self.n)
         upper_bounds = {**self._max_widths, "refine": -(-self.n // k)}
         return {name: min(value, upper_bounds[name]) for name, value in adapted_parameters.items()}
 

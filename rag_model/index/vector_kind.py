@@ -94,7 +94,7 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         """
         index = self._open_sampled(files, entry)
         own_setting, settings = index.defaults, list_near_settings(index, query_set.k)
-        few_queries = query_set.first(_CURVE_QUERIES)
+        few_queries = query_set.take_first(_CURVE_QUERIES)
         # The cheapest setting is searched first, so that the others find the file in memory.
         results = [
             measure_recalls(index, query_set if setting == own_setting else few_queries, setting)

@@ -251,7 +251,7 @@ def create_query_set(
     """
     kind, k = snapshot.manifest.content.kind_of(representation), min(recipe.k, snapshot.n)
     if kind == TOKENS:
-        sample = sample.first(_TOKEN_QUERIES)
+        sample = sample.take_first(_TOKEN_QUERIES)
         sampled_rows = sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)
         searched_rows = np.union1d(sample.rows, sampled_rows).astype(np.int64)
         return TokenQuerySet(encode_queries(snapshot, sample.sentences, representation), k, searched_rows)

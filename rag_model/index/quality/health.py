@@ -117,38 +117,36 @@ def compute_graph_stats(path: Path) -> GraphStats:
         # (m, 2M) -> (m,) -> (2M + 1,)
         degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
         is_linked[links[(links >= 0) & (links != nodes[:, None])]] = True
-    unreachable = len(ReachabilityTree(graph).find_unreachable()) if graph.n else 0
-    return GraphStats(tuple(degrees.tolist()), int(graph.n - is_linked.sum()), unreachable)
+    n_unreachable = len(ReachabilityTree(graph).find_unreachable()) if graph.n else 0
+    return GraphStats(tuple(degrees.tolist()), int(graph.n - is_linked.sum()), n_unreachable)
 
 
 def compute_list_stats(index: FaissIndex) -> ListStats:
     """Compute statistics of the inverted lists of an open index; holds 8 bytes per list."""
     sizes = _read_list_sizes(faiss.extract_index_ivf(index))
-    buckets = np.bincount([int(size).bit_length() for size in sizes])
+    n_by_bucket = np.bincount([int(size).bit_length() for size in sizes])
     imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2
-    return ListStats(len(sizes), tuple(buckets.tolist()), int(sizes.max()), imbalance)
+    return ListStats(len(sizes), tuple(n_by_bucket.tolist()), int(sizes.max()), imbalance)
 
 
 def measure_quantization_error(index: FaissIndex, vectors: VectorRows) -> float | None:
     """Return the mean of |x - decode(code of x)|^2 / |x|^2 over a sample of nonzero rows x.
 
-    The mean is 0 for vectors stored without quantization, and None for codes that cannot be decoded
-    to
-    vectors: RaBitQ codes only estimate inner products.
+    The mean is 0 for vectors stored without quantization. Return None for codes that cannot be
+    decoded to vectors: RaBitQ codes only estimate inner products.
 
     Args:
         index: an open index, possibly mapped; its ids are rows of `vectors`.
         vectors: the vectors that the index was built from.
-        seed: the seed of the sample of 1,000 rows.
 
     Raises:
         InputError: an id is not a row of `vectors`, or the vectors hold a NaN or an infinity.
     """
-    count = int(index.ntotal)
-    if count == 0:
+    n = int(index.ntotal)
+    if n == 0:
         return None
     lists = faiss.try_extract_index_ivf(index)
-    positions = draw_rows(count, _SAMPLE_ROWS, seed=0)
+    positions = draw_rows(n, _SAMPLE_ROWS, seed=0)
     if lists is None:
         rows, decoded_vectors = positions, index.reconstruct_batch(positions)
     elif isinstance(faiss.downcast_index(lists), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):

@@ -72,8 +72,8 @@ def compute_recall(
     )
     # The offsets make the rows of each query distinct, so that one call serves all queries: (q, k) -> (q,).
     is_hit = np.isin(retrieved_rows[:, :k] + query_offsets, (exact_rows + query_offsets)[is_correct])
-    hits = is_hit.sum(axis=1)
-    recalls: Recalls = np.minimum(hits / k, 1.0)
+    n_hits = is_hit.sum(axis=1)
+    recalls: Recalls = np.minimum(n_hits / k, 1.0)
     # (q, w) -> (q',): queries with ties at the end
     tied_queries = np.flatnonzero(is_correct.all(axis=1))
     if compute_score is not None and len(tied_queries):

@@ -42,9 +42,9 @@ class VectorQuerySet:
         scores, rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
         return cls(vectors, k, scores, rows, lambda queries, rows: exact.score(vectors[queries], rows))
 
-    def first(self, count: int) -> Self:
-        """Return the first `count` queries."""
-        return replace(self, vectors=self.vectors[:count], scores=self.scores[:count], rows=self.rows[:count])
+    def take_first(self, n: int) -> Self:
+        """Return the first `n` queries."""
+        return replace(self, vectors=self.vectors[:n], scores=self.scores[:n], rows=self.rows[:n])
 
     def compute_recalls(self, retrieved_rows: Rows) -> Recalls:
         """Return the recall@k of each query for `retrieved_rows`, (q, >= k), padded with -1."""
@@ -73,10 +73,10 @@ def sweep_settings(
 
 
 def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
-    """Return settings with `efSearch` or `nprobe` from an eighth of the index's own to twice.
+    """Return settings with `efSearch` or `nprobe` from an eighth to twice of the index's own value.
 
-    The cost of a search with these settings does not depend on the number of lists, unlike that of
-    the largest values of `nprobe`.
+    The cost of a search with these settings does not depend on the number of lists, unlike the
+    cost with the largest values of `nprobe`.
     """
     if index.structure == "exact":
         return [index.defaults]
@@ -113,9 +113,9 @@ def measure_recalls(
     n_queries = len(query_set.vectors)
     faiss.cvar.hnsw_stats.reset()
     faiss.cvar.indexIVF_stats.reset()
-    start = perf_counter()
+    start_time = perf_counter()
     retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]
-    run_seconds = [perf_counter() - start]
+    run_seconds = [perf_counter() - start_time]
     distances = _count_distances(index, n_queries) / n_queries + parameters.get("refine", 0) * query_set.k
     while len(run_seconds) < min_runs or sum(run_seconds) < _MIN_SECONDS:
         run_seconds.append(_time_search(index, query_set, parameters))
@@ -136,9 +136,9 @@ def format_setting(parameters: Mapping[str, int]) -> str:
 
 
 def _time_search(index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int]) -> float:
-    start = perf_counter()
+    start_time = perf_counter()
     index.search(query_set.vectors, query_set.k, **parameters)
-    return perf_counter() - start
+    return perf_counter() - start_time
 
 
 def _count_distances(index: FaissFileIndex, n_queries: int) -> float:

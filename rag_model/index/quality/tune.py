@@ -136,8 +136,8 @@ def _find_cheapest(
     for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):
         maximum = grid.maximum
         if best_setting is not None:
-            unit = cost((factor, 1)) - cost((factor, 0))
-            maximum = min(maximum, ceil((cost(best_setting) - cost((factor, 0))) / unit) - 1)
+            cost_per_value = cost((factor, 1)) - cost((factor, 0))
+            maximum = min(maximum, ceil((cost(best_setting) - cost((factor, 0))) / cost_per_value) - 1)
             if maximum < grid.minimum or recall(factor, maximum) < target:
                 continue
         value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, first_setting[1])

@@ -66,11 +66,11 @@ def sample_size(n_tokens: int) -> int:
     return min(n_tokens, max(1 << 16, min(1 << 19, POINTS_PER_LIST * ideal_centroid_count(n_tokens))))
 
 
-def centroid_count(n_tokens: int, sample: int) -> int:
+def centroid_count(n_tokens: int, n_samples: int) -> int:
     """Return the ideal number of centroids, or the largest power of two that the sample can train
     if that is less.
     """
-    max_count = max(1, sample // POINTS_PER_LIST)
+    max_count = max(1, n_samples // POINTS_PER_LIST)
     return min(ideal_centroid_count(n_tokens), 1 << (max_count.bit_length() - 1))
 
 
@@ -207,24 +207,24 @@ class ResidualProducts:
     quantizer: FaissIndex = field(repr=False, compare=False)
 
     @classmethod
-    def train(cls, sample: Vectors, centroids: Vectors, pieces: int, bits: int) -> Self:
+    def train(cls, sample: Vectors, centroids: Vectors, n_pieces: int, bits: int) -> Self:
         """Train the codebooks with (t, d) unit vectors.
 
         Raises:
             ResourceError: memory ran out.
         """
         training_vectors = sample[:: max(1, len(sample) // (_POINTS_PER_CENTROID << bits))]
-        quantizer = faiss.ProductQuantizer(sample.shape[1], pieces, bits)
+        quantizer = faiss.ProductQuantizer(sample.shape[1], n_pieces, bits)
         quantizer.cp.min_points_per_centroid = 1
         if len(training_vectors) < 1 << bits:  # k-means needs as many points as centroids
             training_vectors = np.resize(training_vectors, (1 << bits, training_vectors.shape[1]))
         with engine.translate_errors(
-            ResourceError, f"{len(training_vectors)} residuals could not train {pieces} pieces: use fewer"
+            ResourceError, f"{len(training_vectors)} residuals could not train {n_pieces} pieces: use fewer"
         ):
             quantizer.train(
                 np.ascontiguousarray(training_vectors - centroids[assign_centroids(centroids, training_vectors)])
             )
-        codebooks = engine.copy_array(quantizer.centroids).reshape(pieces, 1 << bits, -1)
+        codebooks = engine.copy_array(quantizer.centroids).reshape(n_pieces, 1 << bits, -1)
         return cls(centroids, codebooks, quantizer)
 
     @classmethod
@@ -233,15 +233,15 @@ class ResidualProducts:
 
         Raise ValueError if the arrays do not fit each other.
         """
-        centroids, books = arrays["centroids"], arrays["books"]
+        centroids, codebooks = arrays["centroids"], arrays["books"]
         check_float_array(centroids, 2)
-        check_float_array(books, 3)
-        pieces, centroids_per_piece, piece_width = books.shape
-        if centroids.shape[1] != pieces * piece_width or centroids_per_piece not in (16, 256):
+        check_float_array(codebooks, 3)
+        n_pieces, centroids_per_piece, piece_width = codebooks.shape
+        if centroids.shape[1] != n_pieces * piece_width or centroids_per_piece not in (16, 256):
             raise ValueError("pieces that do not fit the centroids")
-        quantizer = faiss.ProductQuantizer(pieces * piece_width, pieces, centroids_per_piece.bit_length() - 1)
-        faiss.copy_array_to_vector(np.ascontiguousarray(books, np.float32).reshape(-1), quantizer.centroids)
-        return cls(centroids, books, quantizer)
+        quantizer = faiss.ProductQuantizer(n_pieces * piece_width, n_pieces, centroids_per_piece.bit_length() - 1)
+        faiss.copy_array_to_vector(np.ascontiguousarray(codebooks, np.float32).reshape(-1), quantizer.centroids)
+        return cls(centroids, codebooks, quantizer)
 
     def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
         """Return the trained arrays by name."""

@@ -100,12 +100,12 @@ class TokenRows:
         part_vectors = map_parts(lambda part: self._files[part[0]].take(part[2]), self._partition.split(rows))
         return TokenVectors.concatenate(part_vectors or [self._files[0].take(np.empty(0, np.int64))])
 
-    def sample(self, tokens: int, seed: int) -> Vectors:
+    def sample(self, n_tokens: int, seed: int) -> Vectors:
         """Return the (t, d) float32 vectors of passages that are drawn at random until they have
-        `tokens` tokens.
+        `n_tokens` tokens.
         """
         order = np.random.default_rng(seed).permutation(self.n)
-        n_passages = np.searchsorted(np.cumsum(self.lengths[order]), tokens) + 1
+        n_passages = np.searchsorted(np.cumsum(self.lengths[order]), n_tokens) + 1
         vectors: Vectors = self.take(np.sort(order[:n_passages])).vectors
         return vectors
 
@@ -129,10 +129,10 @@ def reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
     return round(float(np.square(sample - codec.decode(*codec.encode(sample))).sum(axis=1).mean()), 6)
 
 
-def _iter_blocks(pieces: Sequence[PieceReader], array: int) -> Iterator[Array]:
+def _iter_blocks(pieces: Sequence[PieceReader], array_number: int) -> Iterator[Array]:
     for piece in pieces:
-        for first in range(0, piece.count_rows(array), _BLOCK):
-            yield piece.read(array, first, min(first + _BLOCK, piece.count_rows(array)))
+        for first in range(0, piece.count_rows(array_number), _BLOCK):
+            yield piece.read(array_number, first, min(first + _BLOCK, piece.count_rows(array_number)))
 
 
 class TokenKind(UnshardedKind[TokenPlan]):
@@ -181,8 +181,8 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids and codes with a sample of the tokens."""
         token_rows = TokenRows(rows, plan.d)
-        size = plan.train_sample or sample_size(token_rows.tokens)
-        sample = token_rows.sample(size, plan.seed)
+        n_samples = plan.train_sample or sample_size(token_rows.tokens)
+        sample = token_rows.sample(n_samples, plan.seed)
         centroid_vectors = train_centroids(sample, centroid_count(token_rows.tokens, len(sample)), plan.seed)
         codec = parse_codec_factory(plan.factory, plan.d).train(sample, centroid_vectors)
         write_codec(codec, out)
@@ -248,7 +248,7 @@ class TokenKind(UnshardedKind[TokenPlan]):
         changed: Sequence[tuple[Path, Sequence[Path]]],
         same: Sequence[Path],
     ) -> FitResult:
-        """Compare the loss of the changed parts' tokens with that of the training sample."""
+        """Compare the losses of the changed parts' tokens and of the training sample."""
         vectors = TokenRows([path for path, _ in changed], plan.d).sample(SAMPLE_VECTORS, plan.seed)
         if not len(vectors):
             return FitResult(0, {})
@@ -265,13 +265,13 @@ class TokenKind(UnshardedKind[TokenPlan]):
         """Map the file."""
         return TokenIndexFile.open(files.index, mmap=mmap)
 
-    def measure(self, files: IndexFiles, entry: IndexEntry, trial: TokenQuerySet) -> IndexMeasurement:
-        """Compare the ranking of sampled passages with that by their original vectors."""
+    def measure(self, files: IndexFiles, entry: IndexEntry, query_set: TokenQuerySet) -> IndexMeasurement:
+        """Compare the ranking of sampled passages with their ranking by the original vectors."""
         index, token_rows = self.open(files, entry), TokenRows(files.rows(), entry["d"])
-        k = min(trial.k, len(trial.rows))
-        tokens, decoded_tokens = token_rows.take(trial.rows), index.decode(trial.rows)
-        scores, exact_rows = _rank(maxsim(trial.queries, tokens.vectors, tokens.offsets))
-        approximate_rows = _rank(maxsim(trial.queries, decoded_tokens.vectors, decoded_tokens.offsets))[1][:, :k]
+        k = min(query_set.k, len(query_set.rows))
+        tokens, decoded_tokens = token_rows.take(query_set.rows), index.decode(query_set.rows)
+        scores, exact_rows = _rank(maxsim(query_set.queries, tokens.vectors, tokens.offsets))
+        approximate_rows = _rank(maxsim(query_set.queries, decoded_tokens.vectors, decoded_tokens.offsets))[1][:, :k]
         metrics = {
             "tokens_a_passage": round(token_rows.tokens / max(1, token_rows.n), 1),
             "bytes_a_passage": round(files.index.stat().st_size / max(1, token_rows.n)),
@@ -289,39 +289,39 @@ class TokenKind(UnshardedKind[TokenPlan]):
 
     def estimate(self, plan: TokenPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate the resources of a build, with 120 tokens per passage."""
-        tokens = plan.n * TOKENS_PER_PASSAGE
-        sample = plan.train_sample or sample_size(tokens)
+        n_tokens = plan.n * TOKENS_PER_PASSAGE
+        n_samples = plan.train_sample or sample_size(n_tokens)
         token_bytes = bytes_per_token(plan)
-        centroid_bytes = 4 * plan.d * centroid_count(tokens, sample)
-        size = tokens * token_bytes + 8 * plan.n + centroid_bytes
+        centroid_bytes = 4 * plan.d * centroid_count(n_tokens, n_samples)
+        size = n_tokens * token_bytes + 8 * plan.n + centroid_bytes
         part_bytes = min(plan.n, part_rows or _DEFAULT_PART_ROWS) * TOKENS_PER_PASSAGE * token_bytes
-        stages = {
-            "train": 3 * 4 * plan.d * sample,
+        bytes_by_stage = {
+            "train": 3 * 4 * plan.d * n_samples,
             "scatter": 2 * part_bytes + centroid_bytes + (64 << 20),
             "merge": 32 << 20,
         }
-        memory_by_stage = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
+        memory_by_stage = {stage: round(amount) + PROCESS_BYTES for stage, amount in bytes_by_stage.items()}
         return ResourceEstimate(memory_by_stage, size + PROCESS_BYTES, size, 3 * size)
 
     def seconds(self, plan: TokenPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds that a task of a stage takes on one core."""
-        tokens = plan.n * TOKENS_PER_PASSAGE
-        sample = plan.train_sample or sample_size(tokens)
-        n_centroids = centroid_count(tokens, sample)
+        n_tokens = plan.n * TOKENS_PER_PASSAGE
+        n_samples = plan.train_sample or sample_size(n_tokens)
+        n_centroids = centroid_count(n_tokens, n_samples)
         if stage == "train":
-            return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * sample * n_centroids * plan.d / _MULTIPLY_RATE
+            return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * n_samples * n_centroids * plan.d / _MULTIPLY_RATE
         if stage == "scatter":
             return size / (2 * plan.d) * (n_centroids + 256) * plan.d / _MULTIPLY_RATE
-        return tokens * bytes_per_token(plan) / _MERGE_RATE
+        return n_tokens * bytes_per_token(plan) / _MERGE_RATE
 
 
 def bytes_per_token(plan: TokenPlan) -> int:
     """Return the bytes per token in the index file: the centroid id, and the code of the
     residual.
     """
-    tokens = plan.n * TOKENS_PER_PASSAGE
-    sample = plan.train_sample or sample_size(tokens)
-    has_wide_ids = centroid_count(tokens, sample) > 1 << 16
+    n_tokens = plan.n * TOKENS_PER_PASSAGE
+    n_samples = plan.train_sample or sample_size(n_tokens)
+    has_wide_ids = centroid_count(n_tokens, n_samples) > 1 << 16
     return (4 if has_wide_ids else 2) + parse_codec_factory(plan.factory, plan.d).width(plan.d)
 
 

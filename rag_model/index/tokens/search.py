@@ -38,10 +38,10 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
         vectors: (t, d) float32, the concatenated tokens of the passages.
         offsets: (m + 1,) begin of each passage in `vectors`, and the end of the last one.
     """
-    q, length, d = queries.shape
-    query_tokens, lengths = queries.reshape(q * length, d), np.diff(offsets)
+    q, query_length, d = queries.shape
+    query_tokens, lengths = queries.reshape(q * query_length, d), np.diff(offsets)
     non_empty = np.flatnonzero(lengths)
-    out = np.full((q, len(lengths)), -np.inf, np.float32)
+    scores = np.full((q, len(lengths)), -np.inf, np.float32)
     # The similarities of a tile stay in the cache until their maxima are taken.
     tile_tokens = max(_MIN_TILE_TOKENS, _TILE_VALUES // max(1, len(query_tokens)))
     for tile in iter_token_blocks(lengths[non_empty], tile_tokens):
@@ -52,8 +52,8 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
         # (q l, t) -> (q l, m)
         max_similarities = np.maximum.reduceat(similarities, offsets[passages] - first, axis=1)
         # (q, l, m) -> (q, m)
-        out[:, passages] = max_similarities.reshape(q, length, len(passages)).sum(axis=1)
-    return out
+        scores[:, passages] = max_similarities.reshape(q, query_length, len(passages)).sum(axis=1)
+    return scores
 
 
 def iter_token_blocks(lengths: npt.NDArray[np.int64], max_tokens: int) -> Iterator[slice]:
@@ -127,12 +127,12 @@ class TokenIndexFile:
         """
         self._check_queries(query[None])
         order = np.argsort(rows, kind="stable")  # codes are read in the order of the file
-        out = np.empty(len(rows), np.float32)
+        scores = np.empty(len(rows), np.float32)
         for block in self._iter_blocks(rows[order]):
             tokens = self.decode(rows[order][block])
             # (1, m) -> (m,)
-            out[order[block]] = maxsim(query[None], tokens.vectors, tokens.offsets)[0]
-        return out
+            scores[order[block]] = maxsim(query[None], tokens.vectors, tokens.offsets)[0]
+        return scores
 
     def decode(self, rows: Rows) -> TokenVectors:
         """Return the decoded vectors of the passages at `rows`, in this order.
