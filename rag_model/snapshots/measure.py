@@ -166,9 +166,9 @@ class QuerySample:
     sentences: tuple[str, ...]
     keys: tuple[int, ...]  # sampling keys of the passages, as `rank_passages` returns them
 
-    def first(self, count: int) -> "QuerySample":
-        """Return the first `count` sentences, which are a sample too."""
-        return QuerySample(self.rows[:count], self.sentences[:count], self.keys[:count])
+    def take_first(self, n: int) -> "QuerySample":
+        """Return the first `n` sentences, which are a sample too."""
+        return QuerySample(self.rows[:n], self.sentences[:n], self.keys[:n])
 
 
 def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
