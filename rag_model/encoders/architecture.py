@@ -43,7 +43,7 @@ _OTHER_TASKS = ("ForSequenceClassification", "ForTokenClassification", "ForQuest
 # The header of a GGUF file.
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _STRING, _ARRAY = 8, 9  # types of values
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_ENTRIES = 100_000  # maximum number of keys, and of tensors
 _MAX_TEXT = 1 << 24  # maximum bytes of a text; the longest one is a chat template
 _MAX_ITEMS = 1 << 23  # maximum items of all arrays; a vocabulary of 256,000 tokens has three arrays
@@ -138,9 +138,9 @@ class _Header:
 
 
 def _find_format(value_type: int) -> str:
-    if value_type not in _NUMBERS:
+    if value_type not in _NUMBER_FORMATS:
         raise ValueError(f"a value has the unknown type {value_type}")
-    return _NUMBERS[value_type]
+    return _NUMBER_FORMATS[value_type]
 
 
 def _check_values(values: Mapping[str, Any], n_tensors: int) -> None:

@@ -167,8 +167,8 @@ def compute_term_mask(tokenizer: "Tokenizer", size: int) -> Flags:
     the terms are the ids from 999 on, as in the authors' code.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
-    special_ids = {token_id for token_id, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     is_term = np.zeros(size, np.bool_)
-    candidate_ids = [number for token, number in vocabulary.items() if number < size and not _UNUSED.fullmatch(token)]
-    is_term[[number for number in candidate_ids if number not in special_ids]] = True
+    term_ids = [token_id for token, token_id in vocabulary.items() if not _UNUSED.fullmatch(token)]
+    is_term[[token_id for token_id in term_ids if token_id < size and token_id not in special_ids]] = True
     return is_term

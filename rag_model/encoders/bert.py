@@ -91,7 +91,7 @@ class BertSizes:
         config = read_json_object(folder / CONFIG)
         model_type = str(config.get("model_type"))
         if model_type not in _DEFAULT_PAD_IDS or any(
-            config.get(key, allowed[0]) not in allowed for key, allowed in _SUPPORTED_CONFIG.items()
+            config.get(key, values[0]) not in values for key, values in _SUPPORTED_CONFIG.items()
         ):
             return None
         raw_sizes: dict[str, Any] = {name: config.get(key) for name, key in _CONFIG_KEYS.items()}
@@ -160,22 +160,22 @@ class _Layer:
         blocks = torch.split(x, BATCH_INVARIANT_TOKENS)
         projections = (self.query, self.key, self.value)
         # Each (n, h)
-        projected = [torch.cat([projection.linear(block) for block in blocks]) for projection in projections]
-        attended, start = torch.zeros_like(x), 0
+        states_by_role = [torch.cat([projection.linear(block) for block in blocks]) for projection in projections]
+        attention, start = torch.zeros_like(x), 0
         for b, t in group_sizes:
             token_rows = slice(start, start := start + b * t)
             query, key, value = (
-                states[token_rows].view(b, t, sizes.hidden) for states in projected
+                states[token_rows].view(b, t, sizes.hidden) for states in states_by_role
             )  # (b t, h) -> (b, t, h)
             # (b, t, h) -> (b t, h)
-            attended[token_rows] = _attend(query, key, value, None, sizes.heads).flatten(0, 1)
-        pairs = zip(torch.split(attended, BATCH_INVARIANT_TOKENS), blocks, strict=True)
+            attention[token_rows] = _attend(query, key, value, None, sizes.heads).flatten(0, 1)
+        pairs = zip(torch.split(attention, BATCH_INVARIANT_TOKENS), blocks, strict=True)
         return torch.cat(
             [self._add_feed_forward(attended_block, block, sizes.epsilon) for attended_block, block in pairs]
         )
 
-    def _add_feed_forward(self, attended: Tensor, x: Tensor, epsilon: float) -> Tensor:
-        x = self.attention_norm.layer_norm(self.attention_output.linear(attended) + x, epsilon)
+    def _add_feed_forward(self, attention: Tensor, x: Tensor, epsilon: float) -> Tensor:
+        x = self.attention_norm.layer_norm(self.attention_output.linear(attention) + x, epsilon)
         return self.output_norm.layer_norm(
             self.output.linear(functional.gelu(self.intermediate.linear(x))) + x, epsilon
         )
@@ -187,8 +187,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, n_he
     head_shape = (b, t, n_heads, h // n_heads)
     # (b, heads, t, h / heads)
     query, key, value = (states.view(head_shape).transpose(1, 2) for states in (query, key, value))
-    attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=head_shape[-1] ** -0.5)
-    return attended.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
+    attention = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=head_shape[-1] ** -0.5)
+    return attention.transpose(1, 2).reshape(b, t, h)  # (b, heads, t, h / heads) -> (b, t, h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class Bert:
         )
 
 
-def _load_tensor(stored: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _load_tensor(tensor: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Load a tensor; on a CPU it stays memory-mapped if its file already has the dtype."""
-    values = torch.from_numpy(stored.memory_map())
-    return (values.view(torch.bfloat16) if stored.dtype == "BF16" else values).to(device, dtype)
+    values = torch.from_numpy(tensor.memory_map())
+    return (values.view(torch.bfloat16) if tensor.dtype == "BF16" else values).to(device, dtype)

@@ -108,9 +108,9 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
             for file, reply in _convert_files(pickle_folder, target, child).items()
         }
     for path in _iter_other_files(folder):
-        copy = destination / path.relative_to(folder)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
+        copy_path = destination / path.relative_to(folder)
+        copy_path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy_path)
     if (known_settings := find_known_settings(name)) and not (destination / RECORD_FILE).exists():
         spec = read_encoder_spec(destination, known_settings)
         _write_json(destination / RECORD_FILE, {"spec": spec.to_json()})
@@ -180,12 +180,12 @@ def _convert_files(folder: Path, target: Path, child: ChildWorker) -> dict[str, 
 
 
 def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[str, Any]]) -> None:
-    counts = Counter[str]()
+    n_by_name = Counter[str]()
     for reply in replies.values():
-        counts.update([*reply["names"], *reply["shared"]])
+        n_by_name.update([*reply["names"], *reply["shared"]])
     expected_tensors = set(read_json_object(pickle_index)["weight_map"])
-    repeated_names = [name for name, count in counts.items() if count > 1]
-    if wrong_names := sorted(expected_tensors ^ counts.keys()) or repeated_names:
+    repeated_names = [name for name, count in n_by_name.items() if count > 1]
+    if wrong_names := sorted(expected_tensors ^ n_by_name.keys()) or repeated_names:
         raise InputError(
             f"model file {pickle_index} does not match its shards (the first tensor that differs "
             f"is {wrong_names[0]!r}): fetch the model again"
@@ -262,8 +262,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     except Exception as error:  # a hostile file may raise any exception of the unpickler
         _raise_if_out_of_memory(error)
         if type(error).__name__ == "UnpicklingError":
-            named = _GLOBAL.search(str(error))
-            contents = named[1] if named else "an unknown instruction"
+            match = _GLOBAL.search(str(error))
+            contents = match[1] if match else "an unknown instruction"
             raise _create_contents_error(path, contents) from error
         raise InputError(
             f"pickled weights {path} are truncated or corrupt ({format_error(error)[:200]}): fetch the model again"
@@ -272,7 +272,7 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         raise _create_contents_error(path, f"a {type(state).__name__}")
     if not state:
         raise _create_contents_error(path, "an empty table")
-    first_names, tensors, shared = dict[Any, str](), dict[str, Any](), dict[str, str]()
+    name_by_memory, tensors, shared_names = dict[Any, str](), dict[str, Any](), dict[str, str]()
     for name, tensor in state.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise _create_contents_error(path, f"the key {ascii(name)[:60]}")
@@ -283,14 +283,14 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
             raise _create_contents_error(path, f"{ascii(name)[:60]}, a {type_name} that is not a plain tensor")
         memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         identity = memory if tensor.numel() else name
-        if (first_name := first_names.setdefault(identity, name)) == name:
+        if (first_name := name_by_memory.setdefault(identity, name)) == name:
             tensors[name] = tensor.detach()
         else:
-            shared[name] = first_name
+            shared_names[name] = first_name
     size, n_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
     if n_bytes > _MAX_EXPANSION * size:
         raise _create_contents_error(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
-    return tensors, shared
+    return tensors, shared_names
 
 
 def _count_bytes(tensor: Any) -> int:

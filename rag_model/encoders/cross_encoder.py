@@ -71,10 +71,10 @@ class PairTokenizer:
         long. A question is truncated only if less than a quarter of the tokens would be left for
         the passage.
         """
-        shortened_by_question = {question: self._truncate_question(question) for question in set(questions)}
+        truncated_by_question = {question: self._truncate_question(question) for question in set(questions)}
         passages = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
         return self.tokenizer.encode_batch(
-            [(shortened_by_question[question], passage) for question, passage in zip(questions, passages, strict=True)]
+            [(truncated_by_question[question], passage) for question, passage in zip(questions, passages, strict=True)]
         )
 
     def pad_batch(self, pairs: "Sequence[Encoding]", multiple: int = 1) -> PairBatch:
@@ -86,9 +86,9 @@ class PairTokenizer:
         return PairBatch(ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], width, 0)[0])
 
     def _truncate_question(self, question: str) -> str:
-        limit = self.max_length - self.max_length // 4 - self.tokenizer.num_special_tokens_to_add(is_pair=True)
+        max_tokens = self.max_length - self.max_length // 4 - self.tokenizer.num_special_tokens_to_add(is_pair=True)
         offsets = self.question_tokenizer.encode(question, add_special_tokens=False).offsets
-        return question if len(offsets) <= limit else question[: offsets[limit - 1][1]]
+        return question if len(offsets) <= max_tokens else question[: offsets[max_tokens - 1][1]]
 
 
 def check_is_cross_encoder(folder: Path) -> None:

@@ -96,21 +96,21 @@ class VectorFormat:
                 missing_rows = np.arange(vector_file.rows)
             if not len(missing_rows):
                 return EmbedStats(vector_file.rows, self.dim, 0, 0, "", "")
-            loaded_encoder, rows_done, n_tokens, truncated = encoder(), 0, 0, 0
+            loaded_encoder, n_done, n_tokens, n_truncated = encoder(), 0, 0, 0
             for vectors, counts in loaded_encoder.stream(
                 _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
             ):
-                vector_file.write(missing_rows[rows_done : rows_done + len(vectors)], vectors)
-                rows_done += len(vectors)
+                vector_file.write(missing_rows[n_done : n_done + len(vectors)], vectors)
+                n_done += len(vectors)
                 n_tokens += counts.tokens
-                truncated += counts.truncated
-        if rows_done != len(missing_rows):
+                n_truncated += counts.truncated
+        if n_done != len(missing_rows):
             raise InputError(
-                f"passages file {passages} has {rows_done} rows to encode, not {len(missing_rows)}: write it again"
+                f"passages file {passages} has {n_done} rows to encode, not {len(missing_rows)}: write it again"
             )
-        arithmetic = str(loaded_encoder.model.dtype).removeprefix("torch.")
+        dtype = str(loaded_encoder.model.dtype).removeprefix("torch.")
         device = str(loaded_encoder.model.device)
-        return EmbedStats(vector_file.rows, self.dim, rows_done, n_tokens, device, arithmetic, truncated)
+        return EmbedStats(vector_file.rows, self.dim, n_done, n_tokens, device, dtype, n_truncated)
 
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
         """Count the passages whose vector can be reused.

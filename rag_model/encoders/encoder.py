@@ -120,14 +120,14 @@ class Encoder:
     @classmethod
     def _load_static(cls, name: str, folder: Path, spec: EncoderSpec) -> Self:
         body = find_static_body(folder)
-        table, words = StaticTable.open(body), WordTokenizer.load(body, spec)
-        if words.vocabulary_size > table.size:
+        table, word_tokenizer = StaticTable.open(body), WordTokenizer.load(body, spec)
+        if word_tokenizer.vocabulary_size > table.size:
             raise InputError(
-                f"the tokenizer of encoder {folder} has {words.vocabulary_size:,} tokens, and "
+                f"the tokenizer of encoder {folder} has {word_tokenizer.vocabulary_size:,} tokens, and "
                 f"{table.size:,} have a vector: use the tokenizer with which the model was created"
             )
         model = StaticModel.from_table(table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
-        return cls(name, folder, spec, words.tokenizer, model, words)
+        return cls(name, folder, spec, word_tokenizer.tokenizer, model, word_tokenizer)
 
     @property
     def dim(self) -> int:
@@ -188,12 +188,12 @@ class Encoder:
             if self.word_tokenizer is None
             else self.word_tokenizer.tokenize_and_count
         )
-        tokenized = map(tokenize_window, windows)
-        for tokens, truncated in prefetch(tokenized) if self._uses_gpu else tokenized:
+        token_batches = map(tokenize_window, windows)
+        for tokens, n_truncated in prefetch(token_batches) if self._uses_gpu else token_batches:
             vectors = self.model.encode(tokens, batch_invariant=batch_invariant)
             self._check_finite(vectors, row)
             row += len(vectors)
-            yield vectors, TokenCounts(sum(len(ids) for ids in tokens), truncated)
+            yield vectors, TokenCounts(sum(len(ids) for ids in tokens), n_truncated)
 
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
         vectors_by_row = np.empty((len(inputs), self.dim), np.float32)

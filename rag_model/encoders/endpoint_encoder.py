@@ -252,8 +252,8 @@ class EndpointEncoder:
             RefusedError: the model has changed.
         """
         for window in windows:
-            vectors, tokens = self._encode(window)
-            yield vectors, TokenCounts(tokens, 0)
+            vectors, n_tokens = self._encode(window)
+            yield vectors, TokenCounts(n_tokens, 0)
 
     def check_probes(self, whole_seconds: float | None = None) -> None:
         """Check that the endpoint's model still computes the recorded vectors of the probe texts.
@@ -301,7 +301,7 @@ class EndpointEncoder:
         with self._lock:
             if time.monotonic() - self._checked_at > _RECHECK_SECONDS:
                 self._check_probes_once(whole_seconds)
-        vectors, tokens = self.client.embed(
+        vectors, n_tokens = self.client.embed(
             [text if isinstance(text, str) else " ".join(text) for text in texts], whole_seconds
         )
         if not len(texts):
@@ -315,7 +315,7 @@ class EndpointEncoder:
         vectors = vectors[:, : self.dim]
         if self.spec.normalize:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return np.ascontiguousarray(vectors, np.float32), tokens
+        return np.ascontiguousarray(vectors, np.float32), n_tokens
 
 
 class EmbeddingClient:
@@ -349,8 +349,8 @@ class EmbeddingClient:
         """Return the (n, d) float32 vectors of texts, in order, and the number of their tokens
         (0 if the endpoint does not count them).
 
-        `whole_seconds` is the maximum time per request with its retries; by default that of the
-        settings.
+        `whole_seconds` is the maximum time per request with its retries, by default the time in
+        the settings.
 
         Raises:
             EndpointError: a request failed, and retries did not help; or a reply is invalid.
@@ -373,13 +373,13 @@ class EmbeddingClient:
             replies = [*chain(*self._start().run(lambda _: gather_or_cancel(requests)))]
         except FailedAttemptError as failed_attempt:
             raise failed_attempt.error from failed_attempt.__cause__
-        widths = {vectors.shape[1] for vectors, _ in replies}
-        if len(widths) > 1:
+        dims = {vectors.shape[1] for vectors, _ in replies}
+        if len(dims) > 1:
             raise EndpointError(
-                f"the endpoint at {self.endpoint.host} sent vectors of {' and '.join(map(str, sorted(widths)))} "
+                f"the endpoint at {self.endpoint.host} sent vectors of {' and '.join(map(str, sorted(dims)))} "
                 "dimensions: check the servers behind this address"
             )
-        return np.concatenate([vectors for vectors, _ in replies]), sum(tokens for _, tokens in replies)
+        return np.concatenate([vectors for vectors, _ in replies]), sum(n_tokens for _, n_tokens in replies)
 
     def close(self) -> None:
         """Close the connections; garbage collection of the client closes them too."""
@@ -475,31 +475,31 @@ def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None
         loop.close(client.aclose)
 
 
-def _parse_reply(body: bytes, count: int) -> tuple[Vectors, int]:
+def _parse_reply(body: bytes, n_texts: int) -> tuple[Vectors, int]:
     """Return ((count, d) vectors of a reply in the order of the texts, number of tokens).
 
     Raises:
-        ValueError, LookupError, TypeError: the reply is not a list of `count` finite vectors of one
+        ValueError, LookupError, TypeError: the reply is not a list of `n_texts` finite vectors of one
             dimension.
     """
-    value = parse_json(body)
-    entries = value["data"]
-    if len(entries) != count:
-        raise ValueError(f"{len(entries)} vectors for {count} texts")
+    reply = parse_json(body)
+    entries = reply["data"]
+    if len(entries) != n_texts:
+        raise ValueError(f"{len(entries)} vectors for {n_texts} texts")
     vectors_by_row: dict[int, Vectors] = {}
     for position, entry in enumerate(entries):
         vectors_by_row[int(entry.get("index", position))] = _parse_vector(entry["embedding"])
-    if sorted(vectors_by_row) != [*range(count)]:
+    if sorted(vectors_by_row) != [*range(n_texts)]:
         raise ValueError("an index of a vector is missing or repeated")
-    vectors = np.stack([vectors_by_row[row] for row in range(count)])
+    vectors = np.stack([vectors_by_row[row] for row in range(n_texts)])
     if vectors.ndim != 2 or not 0 < vectors.shape[1] <= _MAX_DIM:
         raise ValueError(f"the vectors have the shape {vectors.shape}")
     if not np.isfinite(vectors).all():
         raise ValueError("a vector is not finite")
     if not vectors.any(axis=1).all():
         raise ValueError("a vector is zero")
-    tokens = (value.get("usage") or {}).get("prompt_tokens")
-    return vectors, tokens if isinstance(tokens, int) and tokens > 0 else 0
+    n_tokens = (reply.get("usage") or {}).get("prompt_tokens")
+    return vectors, n_tokens if isinstance(n_tokens, int) and n_tokens > 0 else 0
 
 
 def _parse_vector(embedding: Any) -> Vectors:

@@ -119,8 +119,8 @@ def read_position_limit(folder: Path) -> int | None:
     limit = config.get("max_position_embeddings")
     if not limit or config.get("model_type") not in _POSITIONS_AFTER_PADDING:
         return limit or None
-    padding = config.get("pad_token_id")
-    return max(1, int(limit) - (padding if isinstance(padding, int) else 1) - 1)
+    pad_id = config.get("pad_token_id")
+    return max(1, int(limit) - (pad_id if isinstance(pad_id, int) else 1) - 1)
 
 
 def read_dim(folder: Path) -> int:
@@ -483,10 +483,10 @@ def derive_question_encoder_name(name: str) -> str:
         UsageError: the name has a revision, which applies only to the passage encoder.
     """
     hub_name = HubName.parse(name)
-    parent, slash, last = (hub_name.repository if hub_name else name.rstrip("/")).rpartition("/")
-    if "ctx_encoder" not in last:
+    parent, slash, model_name = (hub_name.repository if hub_name else name.rstrip("/")).rpartition("/")
+    if "ctx_encoder" not in model_name:
         return name.rstrip("/")
-    question_encoder = parent + slash + last.replace("ctx_encoder", "question_encoder")
+    question_encoder = parent + slash + model_name.replace("ctx_encoder", "question_encoder")
     if hub_name and hub_name.revision and not Path(name).is_dir():
         # The same pull-request number of the other repository may belong to a stranger.
         raise UsageError(

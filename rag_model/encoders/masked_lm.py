@@ -48,22 +48,22 @@ class PairTemplate:
     def from_encoding(cls, pair: "Encoding") -> Self:
         """Derive the template from the encoding of two non-empty texts."""
         is_special, sequence_numbers = pair.special_tokens_mask, pair.sequence_ids
-        first = [
+        first_positions = [
             position
             for position, sequence_number in enumerate(sequence_numbers)
             if sequence_number == 0 and not is_special[position]
         ]
-        second = [
+        second_positions = [
             position
             for position, sequence_number in enumerate(sequence_numbers)
             if sequence_number == 1 and not is_special[position]
         ]
-        positions = [0, first[0], first[-1] + 1, second[0], len(sequence_numbers) - 1]
+        positions = [0, first_positions[0], first_positions[-1] + 1, second_positions[0], len(sequence_numbers) - 1]
         ids, segment_ids = pair.ids, [pair.type_ids[position] for position in positions]
         return cls(
-            tuple(ids[: first[0]]),
-            tuple(ids[first[-1] + 1 : second[0]]),
-            tuple(ids[second[-1] + 1 :]),
+            tuple(ids[: first_positions[0]]),
+            tuple(ids[first_positions[-1] + 1 : second_positions[0]]),
+            tuple(ids[second_positions[-1] + 1 :]),
             (segment_ids[0], segment_ids[1], segment_ids[2], segment_ids[3], segment_ids[4]),
         )
 
@@ -177,11 +177,11 @@ class TrainableMaskedLM(nn.Module):
         because each of their gradients is as large as the vocabulary.
         """
         inputs = [masked_input for batch in batches for masked_input in batch]
-        counts = [len(masked_input.mask_positions) for masked_input in inputs]
-        if not any(counts):
+        mask_counts = [len(masked_input.mask_positions) for masked_input in inputs]
+        if not any(mask_counts):
             return torch.zeros((len(inputs), 0), device=self.device)
-        rows = self._flatten([[row] * count for row, count in enumerate(counts)])  # (k,)
-        columns = self._flatten([range(count) for count in counts])
+        rows = self._flatten([[row] * count for row, count in enumerate(mask_counts)])  # (k,)
+        columns = self._flatten([range(count) for count in mask_counts])
         logits = self._compute_logits([batch for batch in batches if batch])  # (k, V)
         # At least float32, also under autocast.
         float_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -189,7 +189,7 @@ class TrainableMaskedLM(nn.Module):
             float_logits, self._flatten([masked_input.target_ids for masked_input in inputs]), reduction="none"
         )
         # (k,) -> (n, m)
-        return log_p.new_zeros(len(inputs), max(counts)).index_put((rows, columns), log_p)
+        return log_p.new_zeros(len(inputs), max(mask_counts)).index_put((rows, columns), log_p)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `load` and transformers' `from_pretrained` can open."""

@@ -67,12 +67,12 @@ class Model:
             ResourceError: a single input does not fit into the GPU's memory. Larger batches that do
                 not fit are halved.
         """
-        out = torch.empty((len(tokens), self.dim), device=self.device)
-        run = self._forward_packed if batch_invariant and self._can_pack else self.forward
+        vectors_by_row = torch.empty((len(tokens), self.dim), device=self.device)
+        forward = self._forward_packed if batch_invariant and self._can_pack else self.forward
         batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
-        for rows, vectors in run_batches(batches, lambda rows: run([tokens[row] for row in rows])):
-            out[_move_to(torch.from_numpy(rows), self.device)] = vectors  # (b,) positions; (b, d)
-        result: npt.NDArray[np.float32] = out.cpu().numpy()
+        for rows, vectors in run_batches(batches, lambda rows: forward([tokens[row] for row in rows])):
+            vectors_by_row[_move_to(torch.from_numpy(rows), self.device)] = vectors  # (b,) positions; (b, d)
+        result: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
         return result
 
     def split_into_batches(self, lengths: Sequence[int], *, batch_invariant: bool) -> Iterator[npt.NDArray[np.int64]]:
@@ -96,12 +96,12 @@ class Model:
         lengths = np.array([len(ids) for ids in batch])
         ids, is_token = pad_rows(batch, pad_length(int(lengths.max()), multiple), self.pad_id)
         mask = None if is_token.all() else _move_to(torch.from_numpy(is_token), self.device)
-        hidden = self.body(
+        hidden_states = self.body(
             input_ids=_move_to(torch.from_numpy(ids), self.device),
             attention_mask=None if mask is None else mask.long(),
         )[0]
         # (b, t, h) -> (b, h)
-        pooled = self._pool(hidden, mask, _move_to(torch.from_numpy(lengths), self.device))
+        pooled = self._pool(hidden_states, mask, _move_to(torch.from_numpy(lengths), self.device))
         return self._project(pooled)
 
     @property
@@ -130,16 +130,16 @@ class Model:
         vectors = vectors[:, : self.dim]  # (b, h) -> (b, d); d < h if the spec has `truncate_dim`
         return nn.functional.normalize(vectors) if self.spec.normalize else vectors
 
-    def _pool(self, hidden: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
+    def _pool(self, hidden_states: Tensor, mask: Tensor | None, lengths: Tensor) -> Tensor:
         if self.spec.pooling == "cls":
-            return hidden[:, 0].float()  # (b, t, h) -> (b, h)
+            return hidden_states[:, 0].float()  # (b, t, h) -> (b, h)
         if self.spec.pooling == "last":
             # (b, t, h) -> (b, h): the last real token
-            return hidden[torch.arange(len(hidden), device=self.device), lengths - 1].float()
+            return hidden_states[torch.arange(len(hidden_states), device=self.device), lengths - 1].float()
         if mask is not None:
-            hidden = hidden.masked_fill(~mask[..., None], 0)  # (b, t) -> (b, t, 1)
+            hidden_states = hidden_states.masked_fill(~mask[..., None], 0)  # (b, t) -> (b, t, 1)
         # (b, t, h) -> (b, h), divided by (b, 1)
-        return hidden.sum(1, dtype=torch.float32) / lengths[:, None]
+        return hidden_states.sum(1, dtype=torch.float32) / lengths[:, None]
 
 
 def training_length_multiple(device: torch.device) -> int:

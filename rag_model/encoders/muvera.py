@@ -60,7 +60,7 @@ class Muvera:
 
     def encode_questions(self, tokens: Vectors) -> Vectors:
         """Return the (q, encoded_dim) float32 encodings of (q, l, d) question token vectors."""
-        return np.stack([self._encode(question, passage=False) for question in tokens])
+        return np.stack([self._encode(question, is_passage=False) for question in tokens])
 
     def encode_passages(self, tokens: TokenVectors) -> Vectors:
         """Return the (m, encoded_dim) float32 encodings of the token vectors of m passages.
@@ -70,16 +70,16 @@ class Muvera:
         encodings = np.zeros((len(tokens), self.encoded_dim), np.float32)
         for row, (first, end) in enumerate(zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)):
             if end > first:
-                encodings[row] = self._encode(np.asarray(tokens.vectors[first:end], np.float32), passage=True)
+                encodings[row] = self._encode(np.asarray(tokens.vectors[first:end], np.float32), is_passage=True)
         return encodings
 
-    def _encode(self, tokens: Vectors, *, passage: bool) -> Vectors:
+    def _encode(self, tokens: Vectors, *, is_passage: bool) -> Vectors:
         buckets = self.assign_buckets(tokens)  # (R, t)
         projections = []
         for token_buckets, signs in zip(buckets, self._signs, strict=True):
             bucket_vectors = np.zeros((1 << self.bits, self.dim), np.float32)
             np.add.at(bucket_vectors, token_buckets, tokens)  # (t,), (t, d) -> (2^k, d)
-            if passage:
+            if is_passage:
                 counts = np.bincount(token_buckets, minlength=1 << self.bits)
                 bucket_vectors /= np.maximum(counts, 1)[:, None]
                 empty_buckets = np.flatnonzero(counts == 0)
@@ -122,8 +122,8 @@ def find_nearest_tokens(buckets: Buckets, empty_buckets: Buckets) -> Buckets:
     `buckets` are the (t,) buckets of the tokens. Ties go to the first token.
     """
     # (w, 1), (1, t) -> (w, t)
-    distance = np.bitwise_count(empty_buckets[:, None] ^ buckets[None, :])
-    positions: Buckets = distance.argmin(axis=1)
+    distances = np.bitwise_count(empty_buckets[:, None] ^ buckets[None, :])
+    positions: Buckets = distances.argmin(axis=1)
     return positions
 
 
@@ -212,7 +212,7 @@ def parse_muvera_settings(settings: Mapping[str, Any], dim: int) -> Muvera:
 
 
 def derive_muvera_space(token_space: Space, muvera: Muvera) -> Space:
-    """Return the vector space of the encodings, from that of the token vectors."""
+    """Derive the vector space of the encodings from the space of the token vectors."""
     numbers = f"{muvera.repetitions}x{muvera.bits}x{muvera.projected}, seed {muvera.seed}"
     return replace(
         token_space, pooling=f"{token_space.pooling}, muvera {numbers}", normalize=False, dim=muvera.encoded_dim

@@ -141,8 +141,8 @@ def _try_in_child(folder: Path, graph: Path, digest: str) -> None:
     """Score two pairs in a child process with limits, once per process and graph."""
     require("onnxruntime", "onnx")
     # Includes external weights.
-    size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-    seconds, memory = _SECONDS + size / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * size
+    n_bytes = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+    seconds, memory = _SECONDS + n_bytes / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * n_bytes
     try:
         run_in_child(__name__, {"folder": str(folder), "file": str(graph)}, seconds=seconds, memory=memory)
     except ChildDiedError as error:
@@ -169,8 +169,8 @@ def _create_session(file: Path, device: str | None) -> Any:
     options.enable_cpu_mem_arena = False  # an arena would keep the memory of the largest batch
     options.enable_mem_pattern = False  # batches differ in shape
     options.log_severity_level = 3  # errors
-    threads = os.environ.get(_THREADS_VARIABLE, "")
-    options.intra_op_num_threads = int(threads) if threads.isdigit() else 0  # 0: all cores
+    thread_setting = os.environ.get(_THREADS_VARIABLE, "")
+    options.intra_op_num_threads = int(thread_setting) if thread_setting.isdigit() else 0  # 0: all cores
     # Leave cores to other processes.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers = _choose_providers(device, runtime.get_available_providers())
@@ -181,13 +181,13 @@ def _create_session(file: Path, device: str | None) -> Any:
         raise InputError(f"model file {file} cannot be read ({sentence}): fetch the model again") from error
 
 
-def _choose_providers(device: str | None, available: list[str]) -> list[Any]:
-    device_type, _, number = (device or ("cuda" if _CUDA in available else "cpu")).partition(":")
+def _choose_providers(device: str | None, available_providers: list[str]) -> list[Any]:
+    device_type, _, device_number = (device or ("cuda" if _CUDA in available_providers else "cpu")).partition(":")
     if device_type == "cpu":
         return [_CPU]
-    if device_type != "cuda" or _CUDA not in available or not (number or "0").isdigit():
+    if device_type != "cuda" or _CUDA not in available_providers or not (device_number or "0").isdigit():
         raise UsageError(f"onnxruntime has no device {device} here: install onnxruntime-gpu, or use cpu")
-    return [(_CUDA, {"device_id": int(number or 0)}), _CPU]
+    return [(_CUDA, {"device_id": int(device_number or 0)}), _CPU]
 
 
 def _contains(file: Path, pattern: re.Pattern[bytes]) -> bool:

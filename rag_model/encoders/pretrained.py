@@ -175,10 +175,10 @@ def load_weights(
     Raises:
         InputError: for the same reasons as `load_pretrained`.
     """
-    model, loading = load_pretrained(
+    model, loading_info = load_pretrained(
         auto_class, folder, noun, advice, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
     )
-    return model, sorted(loading["missing_keys"])
+    return model, sorted(loading_info["missing_keys"])
 
 
 def refuse_missing_tensors(noun: str, folder: Path, names: Sequence[str]) -> None:
@@ -222,8 +222,8 @@ def save_body(body: Any, own_tensors: Mapping[str, "torch.Tensor"], architecture
     tensors = {f"{body.base_model_prefix}.{name}": tensor for name, tensor in body.state_dict().items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not is_pooler(name)} | {**own_tensors}
     save_file = require("safetensors.torch", "model").save_file
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, folder / WEIGHTS, {"format": "pt"})
+    contiguous_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous_tensors, folder / WEIGHTS, {"format": "pt"})
     config = {**body.config.to_diff_dict(), "architectures": [architecture], "dtype": "float32"}
     write_json(folder / CONFIG, {**config, "model_type": body.config.model_type})
 

@@ -93,8 +93,8 @@ class RaggedFormat(ABC, Generic[R]):
                     columns = ([column[row] for row in encoded_rows.tolist()] for column in (titles, texts))
                     n_truncated += load_encoder().count_truncated(*columns)
                 n_entries += int(np.diff(batch.offsets)[encoded_rows].sum())
-        device, arithmetic = load_encoder().device_and_dtype if n_encoded else ("", "")
-        return EmbedStats(len(known_rows.file_numbers), self.dim, n_encoded, n_entries, device, arithmetic, n_truncated)
+        device, dtype = load_encoder().device_and_dtype if n_encoded else ("", "")
+        return EmbedStats(len(known_rows.file_numbers), self.dim, n_encoded, n_entries, device, dtype, n_truncated)
 
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
         """Count reusable rows; see `RowFormat`."""
@@ -211,9 +211,9 @@ class SparseFormat(RaggedFormat[SparseVectors]):
 
 def get_row_format(name: RowFormatName, dim: int, dtype: Dtype, scale: int) -> RowFormat:
     """Return a row format by name; `dtype` applies to vectors, `scale` to term weights."""
-    format_by_kind: dict[RowFormatName, RowFormat] = {
+    format_by_name: dict[RowFormatName, RowFormat] = {
         "vectors": VectorFormat(dim, dtype),
         "tokens": TokenFormat(dim, dtype),
         "sparse": SparseFormat(dim, scale),
     }
-    return format_by_kind[name]
+    return format_by_name[name]

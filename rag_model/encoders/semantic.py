@@ -60,33 +60,33 @@ class SemanticChunker:
 
 
 def _split_by_distance(settings: SemanticChunker, encoder: Encoder, article: Article) -> Iterator[Passage]:
-    text = split_article(article)
+    words = split_article(article)
     sentences = [
         sentence
-        for section in text.split_at((0, len(text.words)), HEADING)
-        for sentence_span in text.split_at(section, SENTENCE)
-        for sentence in iter_sentence_windows(sentence_span, text, settings.words)
+        for section in words.split_at((0, len(words.words)), HEADING)
+        for sentence_span in words.split_at(section, SENTENCE)
+        for sentence in iter_sentence_windows(sentence_span, words, settings.words)
     ]
     cuts = _iter_cuts(
-        text,
+        words,
         sentences,
-        _compute_distances([text.join_text(sentence) for sentence in sentences], encoder),
+        _compute_distances([words.join_text(sentence) for sentence in sentences], encoder),
         settings.percentile,
     )
-    bounds = [0, *cuts, len(text.words)]
+    bounds = [0, *cuts, len(words.words)]
     runs = [run for run in pairwise(bounds) if run[0] < run[1]]
     yield from build_passages(
-        article, text, (span for run in runs for span in iter_sentence_windows(run, text, settings.words))
+        article, words, (span for run in runs for span in iter_sentence_windows(run, words, settings.words))
     )
 
 
 def _iter_cuts(
-    text: ArticleWords, sentences: Sequence[Span], distances: npt.NDArray[np.float64], percentile: float
+    words: ArticleWords, sentences: Sequence[Span], distances: npt.NDArray[np.float64], percentile: float
 ) -> Iterator[int]:
     """Yield the first word of each sentence that begins a new passage."""
     threshold = np.percentile(distances, percentile) if len(distances) else 0.0
     for (start, _), distance in zip(sentences[1:], distances, strict=True):
-        if distance > threshold or text.breaks[start] == HEADING:
+        if distance > threshold or words.breaks[start] == HEADING:
             yield start
 
 

@@ -277,19 +277,19 @@ class SparseEncoder:
         return count_truncated(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
 
     def _select_top_terms(
-        self, texts: Sequence[str], count: int, n_units: int, max_units: int, *, batch_invariant: bool = True
+        self, texts: Sequence[str], max_terms: int, n_units: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
         """Return (terms, units), (n, c) each, as `sparse_model.top_terms` does."""
         top_terms = import_module("rag_model.encoders.sparse_model").top_terms
         model: Any = self.model
-        shape = len(texts), min(count + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
+        shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
         terms, term_units = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
             bags = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
-            for out, values in zip(
-                (terms, term_units), top_terms(weights, count, n_units, max_units, bags), strict=True
+            for target, top_values in zip(
+                (terms, term_units), top_terms(weights, max_terms, n_units, max_units, bags), strict=True
             ):
-                out[rows, : values.shape[1]] = values.cpu().numpy()
+                target[rows, : top_values.shape[1]] = top_values.cpu().numpy()
         return terms, term_units
 
     def iter_weights(

@@ -90,25 +90,25 @@ class SparseModel(nn.Module):
 
 
 def top_terms(
-    weights: Tensor, count: int, n_units: int, max_units: int, always_kept: Tensor | None = None
+    weights: Tensor, max_terms: int, n_units: int, max_units: int, always_kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (the `count` terms with the largest weights, their quantized weights), (b, c) int64
+    """Return (the `max_terms` terms with the largest weights, their quantized weights), (b, c) int64
     each, in descending order of weight.
 
     A weight of 1 is `n_units` units, clipped at `max_units`; an entry with 0 units is empty. Terms of
     equal weight are in the order of their ids. `always_kept`, (b, V) bool, marks terms that are
     returned regardless of their weight.
     """
-    size = weights.shape[1]
+    vocabulary_size = weights.shape[1]
     weight_units = (weights * n_units).round().clamp(max=max_units).long()
-    order = torch.arange(size - 1, -1, -1, device=weights.device)
-    keys = weight_units * size + order  # unique keys
-    top_keys = keys.topk(min(count, size), dim=1).values
+    order = torch.arange(vocabulary_size - 1, -1, -1, device=weights.device)
+    keys = weight_units * vocabulary_size + order  # unique keys
+    top_keys = keys.topk(min(max_terms, vocabulary_size), dim=1).values
     if always_kept is not None:
         is_kept = always_kept | (keys >= top_keys[:, -1:])  # (b, V)
         width = int(is_kept.sum(1).max())
         top_keys = torch.where(is_kept, keys, order).topk(width, dim=1).values
-    return size - 1 - top_keys % size, top_keys // size
+    return vocabulary_size - 1 - top_keys % vocabulary_size, top_keys // vocabulary_size
 
 
 def max_inner_products(hidden: Tensor, words: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -118,33 +118,33 @@ def max_inner_products(hidden: Tensor, words: Tensor, lengths: Sequence[int]) ->
     `hidden` is (b, t, h), `words` (V, h). If several tokens have the same product, only one of them
     gets the gradient.
     """
-    best: Tensor = _MaxProducts.apply(hidden, words, tuple(lengths))  # type: ignore[no-untyped-call]
-    return best
+    maxima: Tensor = _MaxProducts.apply(hidden, words, tuple(lengths))  # type: ignore[no-untyped-call]
+    return maxima
 
 
 class _MaxProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, words: Tensor, lengths: tuple[int, ...]) -> Tensor:
-        best = hidden.new_empty(len(hidden), len(words))
-        positions = torch.empty(best.shape, dtype=torch.int16, device=hidden.device)
+        maxima = hidden.new_empty(len(hidden), len(words))
+        positions = torch.empty(maxima.shape, dtype=torch.int16, device=hidden.device)
         for row, length in enumerate(lengths):
             products = hidden[row, :length] @ words.T  # (t, h) @ (h, V) -> (t, V)
-            best[row], position = products.max(0)
+            maxima[row], position = products.max(0)
             positions[row] = position
         ctx.save_for_backward(hidden, words, positions)
-        return best
+        return maxima
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, words, positions = ctx.saved_tensors
-        texts, length, _ = hidden.shape
-        starts = torch.arange(0, texts * length, length, device=hidden.device)
+        n_texts, n_tokens, _ = hidden.shape
+        starts = torch.arange(0, n_texts * n_tokens, n_tokens, device=hidden.device)
         tokens = positions + starts[:, None]  # (b, V): rows of the (b * t, h) tokens
         # (V, b) -> (V, h)
         words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), tokens.T, gradient.T)
         order = tokens.flatten().argsort(stable=True)  # (b * V,): token by token
-        counts = tokens.flatten().bincount(minlength=texts * length)  # words of each token
+        counts = tokens.flatten().bincount(minlength=n_texts * n_tokens)  # words of each token
         hidden_gradient = _compute_weighted_sums(
             words, order % len(words), gradient.flatten()[order], counts.cumsum(0) - counts
         )  # (b * t, h)

@@ -84,9 +84,9 @@ class StaticTable:
                 f"the mapping of encoder {folder} refers to rows that its {n_rows} embeddings lack: {_FETCH_AGAIN}"
             )
         weights = _flatten(tensors[_WEIGHTS].read()) if _WEIGHTS in tensors else None
-        size = n_rows if mapping is None else len(mapping)
-        if weights is not None and len(weights) != size:
-            raise InputError(f"encoder {folder} has {len(weights)} weights for {size} tokens: {_FETCH_AGAIN}")
+        n_tokens = n_rows if mapping is None else len(mapping)
+        if weights is not None and len(weights) != n_tokens:
+            raise InputError(f"encoder {folder} has {len(weights)} weights for {n_tokens} tokens: {_FETCH_AGAIN}")
         if weights is not None:
             _check_finite(weights, folder)
         return cls(folder, embeddings, None if mapping is None else mapping.astype(np.int32), weights)
@@ -159,7 +159,7 @@ class StaticModel:
     # (v,) table row of each token id; None: the row is the token id
     rows: npt.NDArray[np.int32] | None
     weights: npt.NDArray[np.float32] | None  # (v,) weight of each token; None: all are 1
-    dim: int  # dimension of a vector: that of the table, or `truncate_dim` of the spec
+    dim: int  # dimension of a vector: the table's, or `truncate_dim` of the spec
     normalize: bool  # whether vectors have unit length
     device: Literal["cpu"] = "cpu"
     dtype: Literal["float32"] = "float32"
@@ -189,12 +189,12 @@ class StaticModel:
             -lengths[order], -np.arange(lengths.max(initial=0))
         )  # number of inputs that are longer than each position
         sums = np.zeros((len(tokens), self.table.shape[1]), np.float32)
-        for position, count in enumerate(n_longer.tolist()):
-            token = ids[starts[:count] + position]  # (b,)
-            terms = self.table[token if self.rows is None else self.rows[token]]  # (b, d)
+        for position, n_inputs in enumerate(n_longer.tolist()):
+            token_ids = ids[starts[:n_inputs] + position]  # (b,)
+            token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]  # (b, d)
             if self.weights is not None:
-                terms *= self.weights[token, None]
-            sums[:count] += terms
+                token_vectors *= self.weights[token_ids, None]
+            sums[:n_inputs] += token_vectors
         means = np.empty((len(tokens), self.dim), np.float32)
         means[order] = sums[:, : self.dim] / np.maximum(lengths[order], 1).astype(np.float32)[:, None]
         if self.normalize:

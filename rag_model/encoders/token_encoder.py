@@ -61,17 +61,17 @@ def pool_tokens(vectors: Vectors, factor: int) -> Vectors:
     if n_clusters == len(vectors):
         return vectors
     sums = np.zeros((n_clusters, vectors.shape[1]), np.float32)
-    np.add.at(sums, cluster_tokens(vectors, n_clusters), vectors)  # (t,), (t, d) -> (count, d)
+    np.add.at(sums, cluster_tokens(vectors, n_clusters), vectors)  # (t,), (t, d) -> (n_clusters, d)
     pooled_vectors: Vectors = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), np.float32(1e-12))
     return pooled_vectors
 
 
-def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
+def cluster_tokens(vectors: Vectors, n_clusters: int) -> npt.NDArray[np.int64]:
     """Return the (t,) cluster number of each token; clusters are numbered from 0 in the order of
     their first tokens.
 
     Every token starts as one cluster. Each step merges the two clusters whose union increases the
-    sum of squared distances from the means least (Ward 1963), until `count` clusters are left; ties
+    sum of squared distances from the means least (Ward 1963), until `n_clusters` clusters are left; ties
     go to the first pair. The new distances follow from the old ones (Lance and Williams 1967),
     with cluster sizes k, i and j: d(k, i+j) = ((k + i) d(k, i) + (k + j) d(k, j) - k d(i, j)) / (k
     + i + j).
@@ -83,7 +83,7 @@ def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
     distances = squared_norms[:, None] + squared_norms[None, :] - 2 * float64_vectors @ float64_vectors.T
     np.fill_diagonal(distances, np.inf)
     sizes, cluster_of = np.ones(n), np.arange(n)
-    for _ in range(n - count):
+    for _ in range(n - n_clusters):
         i, j = sorted(divmod(int(distances.argmin()), n))
         merged_distances = (
             (sizes + sizes[i]) * distances[i] + (sizes + sizes[j]) * distances[j] - sizes * distances[i, j]
@@ -94,8 +94,8 @@ def cluster_tokens(vectors: Vectors, count: int) -> npt.NDArray[np.int64]:
         distances[j] = distances[:, j] = np.inf
         sizes[i] += sizes[j]
         cluster_of[cluster_of == j] = i
-    numbers: npt.NDArray[np.int64] = np.unique(cluster_of, return_inverse=True)[1]
-    return numbers
+    cluster_numbers: npt.NDArray[np.int64] = np.unique(cluster_of, return_inverse=True)[1]
+    return cluster_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,11 +234,11 @@ class TokenEncoder:
         """Return the (q, l, d) float32 vectors of questions, in order; l is
         `spec.question_length`.
         """
-        size = max(1, self.batch_tokens // self.spec.question_length)
+        batch_size = max(1, self.batch_tokens // self.spec.question_length)
         vectors = np.empty((len(questions), self.spec.question_length, self.dim), np.float32)
-        for first in range(0, len(questions), size):
-            batch = self.tokenizer.encode_questions(questions[first : first + size])
-            vectors[first : first + size] = self._run_model(batch)
+        for first in range(0, len(questions), batch_size):
+            batch = self.tokenizer.encode_questions(questions[first : first + batch_size])
+            vectors[first : first + batch_size] = self._run_model(batch)
         return vectors
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> TokenVectors:
@@ -340,8 +340,8 @@ def collect_token_encoder_files(
         path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
     }
     files |= {name: folder / name for name in (METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()}
-    if dense := find_dense_folder(folder):
-        files |= {f"{dense.name}/{name}": dense / name for name in (CONFIG, WEIGHTS)}
+    if dense_folder := find_dense_folder(folder):
+        files |= {f"{dense_folder.name}/{name}": dense_folder / name for name in (CONFIG, WEIGHTS)}
     return files
 
 

@@ -92,16 +92,16 @@ def find_projection(folder: Path) -> StoredTensor:
     Raises:
         InputError: there is no projection, or it has a bias or an activation.
     """
-    dense = find_dense_folder(folder)
-    if dense is not None:
-        dense_config = read_json_object(dense / CONFIG)
+    dense_folder = find_dense_folder(folder)
+    if dense_folder is not None:
+        dense_config = read_json_object(dense_folder / CONFIG)
         activation = str(dense_config.get("activation_function", "Identity"))
         if dense_config.get("bias") or dense_config.get("use_residual") or not activation.endswith("Identity"):
             raise InputError(
-                f"the projection in {dense} is not a plain matrix: use a ColBERT whose projection "
+                f"the projection in {dense_folder} is not a plain matrix: use a ColBERT whose projection "
                 "has no bias and no activation"
             )
-    projection = read_tensor_headers(dense or folder).get(PROJECTION_TENSOR)
+    projection = read_tensor_headers(dense_folder or folder).get(PROJECTION_TENSOR)
     if projection is None or len(projection.shape) != 2:
         raise InputError(f"ColBERT {folder} lacks its projection {PROJECTION_TENSOR}: fetch it again, or train one")
     return projection

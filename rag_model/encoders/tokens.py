@@ -166,13 +166,13 @@ def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> t
         InputError: the tokenizer has no tokens for an input.
     """
     slices = (inputs[start : start + _TEXTS_PER_CALL] for start in range(0, len(inputs), _TEXTS_PER_CALL))
-    token_ids, truncated = list[TokenIds](), 0
+    token_ids, n_truncated = list[TokenIds](), 0
     with explain_tokenizer_errors():
         for batch in slices:
             for encoding in tokenizer.encode_batch_fast(list(batch)):
                 token_ids.append(np.array(encoding.ids, np.int32))
-                truncated += bool(encoding.overflowing)  # encodings of the truncated end
-    return token_ids, truncated
+                n_truncated += bool(encoding.overflowing)  # encodings of the truncated end
+    return token_ids, n_truncated
 
 
 def count_truncated(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> int:
@@ -230,15 +230,15 @@ class WordBoundaries:
         """Return the ids of each word as bytes; if the number of results differs from the number of
         words, they are invalid.
         """
-        row = np.array(ids, np.int32)
+        id_array = np.array(ids, np.int32)
         if self.starts_word is None:
-            ends = [*np.flatnonzero(row == self.separator_id).tolist(), len(row)]
+            ends = [*np.flatnonzero(id_array == self.separator_id).tolist(), len(id_array)]
             starts = [0, *(end + 1 for end in ends[:-1])]
         else:
             # The first id always begins a word.
-            starts = [0, *(1 + np.flatnonzero(self.starts_word[row[1:]])).tolist()]
-            ends = [*starts[1:], len(row)]
-        id_bytes = row.tobytes()
+            starts = [0, *(1 + np.flatnonzero(self.starts_word[id_array[1:]])).tolist()]
+            ends = [*starts[1:], len(id_array)]
+        id_bytes = id_array.tobytes()
         return [id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(starts, ends, strict=True)]
 
 
@@ -297,15 +297,15 @@ class WordTokenizer:
             InputError: the tokenizer has no tokens for an input.
         """
         max_characters = self.limits.max_characters
-        whole_texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
-        texts = [text[:max_characters] for text in whole_texts]
+        full_texts = [text if isinstance(text, str) else " ".join(text) for text in inputs]
+        texts = [text[:max_characters] for text in full_texts]
         ids_per_text = self._tokenize_by_words(texts) if self.separation else self._tokenize_texts(texts)
         max_bytes = _ID_BYTES * self.limits.max_tokens
-        truncated = sum(
-            len(id_bytes) > max_bytes or len(text) < len(whole_text)
-            for id_bytes, text, whole_text in zip(ids_per_text, texts, whole_texts, strict=True)
+        n_truncated = sum(
+            len(id_bytes) > max_bytes or len(text) < len(full_text)
+            for id_bytes, text, full_text in zip(ids_per_text, texts, full_texts, strict=True)
         )
-        return [np.frombuffer(id_bytes[:max_bytes], np.int32) for id_bytes in ids_per_text], truncated
+        return [np.frombuffer(id_bytes[:max_bytes], np.int32) for id_bytes in ids_per_text], n_truncated
 
     def _tokenize_by_words(self, texts: Sequence[str]) -> list[bytes]:
         # A single list, because with a list per text garbage collection takes a sixth of the time.
@@ -357,10 +357,10 @@ class WordTokenizer:
             self._encode_texts([boundaries.joiner.join(word_group) for word_group in word_groups]),
             strict=True,
         ):
-            lines = boundaries.split_ids(ids)
+            ids_of_words = boundaries.split_ids(ids)
             yield from (
-                lines
-                if len(lines) == len(word_group) and unsafe_ids.isdisjoint(ids)
+                ids_of_words
+                if len(ids_of_words) == len(word_group) and unsafe_ids.isdisjoint(ids)
                 else self._tokenize_separately(word_group)
             )
 
@@ -408,10 +408,10 @@ def derive_limits(tokenizer: "Tokenizer", rules: Mapping[str, Any], spec: Encode
     if spec.pooling != "static-known":
         return TextLimits(spec.max_length)
     vocabulary = tokenizer.get_vocab()
-    characters = spec.max_length * int(np.median([len(token) for token in vocabulary]))
+    max_characters = spec.max_length * int(np.median([len(token) for token in vocabulary]))
     unknown_token = rules["model"].get("unk_token")
     return TextLimits(
-        spec.max_length, characters, vocabulary.get(unknown_token) if isinstance(unknown_token, str) else None
+        spec.max_length, max_characters, vocabulary.get(unknown_token) if isinstance(unknown_token, str) else None
     )
 
 
@@ -486,16 +486,16 @@ def _concatenate_ids(cache: Mapping[str, bytes | None], words: Sequence[str]) ->
 
 
 def find_pad_id(tokenizer: "Tokenizer", folder: Path) -> int:
-    """Return the padding token: that of the model's config, else of the vocabulary, else 0."""
+    """Return the padding id from the model's config, else from the vocabulary, else 0."""
     candidates = [read_optional_json(folder / CONFIG).get("pad_token_id"), *map(tokenizer.token_to_id, _PAD_TOKENS)]
     return next((token_id for token_id in candidates if token_id is not None), 0)
 
 
-def pad_rows(rows: Sequence[Sequence[int] | Rows | TokenIds], width: int, fill: int) -> tuple[Rows, Flags]:
-    """Return (b, `width`) int64 ids, padded at the end with `fill`, and the (b, `width`) mask of tokens."""
+def pad_rows(rows: Sequence[Sequence[int] | Rows | TokenIds], width: int, fill_id: int) -> tuple[Rows, Flags]:
+    """Return (b, `width`) int64 ids, padded at the end with `fill_id`, and the (b, `width`) mask of tokens."""
     # (t,) < (b, 1) -> (b, t)
     is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]
-    ids = np.full(is_token.shape, fill, np.int64)
+    ids = np.full(is_token.shape, fill_id, np.int64)
     ids[is_token] = np.concatenate(rows)  # ragged -> (b, t)
     return ids, is_token
 
@@ -549,8 +549,8 @@ def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[n
         start, tokens_done = end, int(ends[end - 1])
 
 
-def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Iterator[tuple[Rows, _Result]]:
-    """Yield (row numbers, result of `work`) for each batch, in order.
+def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> Iterator[tuple[Rows, _Result]]:
+    """Yield (row numbers, result of `compute`) for each batch, in order.
 
     If a batch does not fit into the GPU's memory, it and all later batches are halved. Because the
     longest inputs come first (`batch_by_length`), a few attempts find a size that fits.
@@ -562,7 +562,7 @@ def run_batches(batches: Iterable[Rows], work: Callable[[Rows], _Result]) -> Ite
     while pending_batches:
         rows = pending_batches.popleft()
         try:
-            result = work(rows)
+            result = compute(rows)
         except _get_out_of_memory_errors() as error:
             if len(rows) == 1:
                 raise ResourceError(

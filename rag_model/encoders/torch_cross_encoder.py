@@ -47,8 +47,8 @@ class _OneDnnLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Map (…, in) to (…, out)."""
-        out: Tensor = torch.ops.aten.mkldnn_linear(rows.to_mkldnn(), self.weight, self.bias)
-        return out.to_dense()
+        product: Tensor = torch.ops.aten.mkldnn_linear(rows.to_mkldnn(), self.weight, self.bias)
+        return product.to_dense()
 
 
 def replace_linear_by_onednn(model: nn.Module) -> nn.Module:

@@ -121,9 +121,9 @@ def digest_weights(folder: Path) -> str:
     return digest_tensors(read_tensor_headers(folder))
 
 
-def digest_tensors(stored: Mapping[str, StoredTensor]) -> str:
+def digest_tensors(stored_tensors: Mapping[str, StoredTensor]) -> str:
     """Return the digest of tensors by name, in the form of `digest_weights`."""
-    tensors = canonicalize_names(stored)
+    tensors = canonicalize_names(stored_tensors)
     return digest_json({name: [list(tensor.shape), tensor.digest()] for name, tensor in tensors.items()})
 
 
@@ -187,8 +187,8 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             header_bytes = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = parse_json(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = max(entry["data_offsets"][1] for entry in entries.values())
-        missing_bytes = 8 + header_bytes + end - path.stat().st_size
+        data_end = max(entry["data_offsets"][1] for entry in entries.values())
+        missing_bytes = 8 + header_bytes + data_end - path.stat().st_size
         tensors = {name: _parse_entry(path, entry, 8 + header_bytes) for name, entry in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from error
@@ -207,8 +207,8 @@ def _parse_entry(path: Path, entry: Mapping[str, Any], start: int) -> StoredTens
     if not all(type(number) is int and number >= 0 for number in (first, end, *shape)):
         raise ValueError("a tensor without a shape or offsets")
     numpy_type = _FLOAT_TYPES.get(dtype, _INTEGER_TYPES.get(dtype))
-    width = None if numpy_type is None else np.dtype(numpy_type).itemsize
-    if end < first or (width is not None and end - first != width * math.prod(shape)):
+    value_bytes = None if numpy_type is None else np.dtype(numpy_type).itemsize
+    if end < first or (value_bytes is not None and end - first != value_bytes * math.prod(shape)):
         raise ValueError("a tensor whose shape does not match its bytes")
     return StoredTensor(path, dtype, shape, start + first)
 
@@ -219,12 +219,12 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
     """
     tensor_by_name_parts = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
     used_tensors = {parts: tensor for parts, tensor in tensor_by_name_parts.items() if not _UNUSED_PARTS & set(parts)}
-    skip = 0
+    n_prefix_parts = 0
     for column in zip(*(parts[:-1] for parts in used_tensors), strict=False):
         if len(set(column)) > 1:
             break
-        skip += 1
-    return {_modernize_name(parts[skip:]): tensor for parts, tensor in used_tensors.items()}
+        n_prefix_parts += 1
+    return {_modernize_name(parts[n_prefix_parts:]): tensor for parts, tensor in used_tensors.items()}
 
 
 def _modernize_name(parts: tuple[str, ...]) -> str:
