@@ -23,8 +23,8 @@ from rag_model.snapshots.content import (
     BuiltIndex,
     build_provenance,
     count_passages,
-    describe_mixed_arithmetics,
-    list_arithmetics,
+    describe_mixed_precisions,
+    list_precisions,
     list_row_files,
 )
 from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot
@@ -131,14 +131,14 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         with clock("ranges") as on_progress:
             content = digest_ranges(build, content, range_tasks, on_progress)
     parent_provenance = build.parent.provenance if build.parent else {}
-    arithmetics = list_arithmetics(build.embeddings, parent_provenance)
-    arithmetic_notes = describe_mixed_arithmetics(build.embeddings, parent_provenance)
+    precisions = list_precisions(build.embeddings, parent_provenance)
+    arithmetic_notes = describe_mixed_precisions(build.embeddings, parent_provenance)
     with clock("gate") as on_progress:
         for note in arithmetic_notes:
             on_progress.say(note)
         metrics = measure_indexes(build, Manifest(content), built_indexes, on_progress)
     notes = [*build.notes, *arithmetic_notes]
-    own_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, arithmetics, notes)
+    own_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, precisions, notes)
     own_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
     # Workers on other machines use CPU time that the clock does not measure.
     own_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}

@@ -66,25 +66,25 @@ def assemble_content(
     """Return the content of a snapshot: every file by its path, and everything that its id depends
     on.
 
-    `passages` holds one result per part, in the plan's order; `embeddings` holds the same by
-    representation. Parts without passages are left out, and the previous part takes over their page
-    range. So the ranges cover all page ids, and a later build finds the same ranges.
+    `passages` holds one result per part, in the plan's order; `embeddings` holds such results for
+        each representation. Parts without passages are left out, and the previous part takes over their
+        page range. So the ranges cover all page ids, and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
     for representation, encoder in encoders.items():
         files |= {f"{question_encoder_path(representation)}/{name}": ref for name, ref in encoder.question}
     parts: list[PartEntry] = []
-    part_numbers = [number for number, result in enumerate(passages) if result.rows]
-    for number, (first, last) in zip(part_numbers, _cover_page_ranges(plan, passages), strict=True):
-        name, result = f"part-{len(parts):05d}", passages[number]
+    part_numbers = [part_number for part_number, result in enumerate(passages) if result.rows]
+    for part_number, (first_page, last_page) in zip(part_numbers, _cover_page_ranges(plan, passages), strict=True):
+        name, result = f"part-{len(parts):05d}", passages[part_number]
         files[passages_path(name)] = result.passages
-        for representation, reports in embeddings.items():
-            files[embeddings_path(name, representation, encoders[representation].kind)] = reports[number].vectors
+        for representation, results in embeddings.items():
+            files[embeddings_path(name, representation, encoders[representation].kind)] = results[part_number].vectors
         if result.article_log is not None:
             files[articles_path(name)] = result.article_log
         if result.spans is not None:
             files[spans_path(name)] = result.spans
-        parts.append(PartEntry(name, first, last, result.rows))
+        parts.append(PartEntry(name, first_page, last_page, result.rows))
     space_by_representation = {
         representation: {"kind": encoder.kind, "space": encoder.space.to_json()}
         for representation, encoder in encoders.items()
@@ -129,7 +129,7 @@ def _cover_page_ranges(plan: Plan, passages: Sequence[ChunkResult]) -> list[tupl
     """Return the page range of each non-empty part, extended over the empty parts that follow."""
     first_pages = [part.first_page for part, result in zip(plan.parts, passages, strict=True) if result.rows]
     starts = [plan.parts[0].first_page, *first_pages[1:]]
-    return [(first, end - 1) for first, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
+    return [(first_page, end - 1) for first_page, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
 
 
 def list_row_files(
@@ -139,27 +139,25 @@ def list_row_files(
     indexes.
     """
     vectors_by_representation = {
-        representation: [result.vectors for result in reports if result.rows]
-        for representation, reports in embeddings.items()
+        representation: [result.vectors for result in results if result.rows]
+        for representation, results in embeddings.items()
     }
     return {TEXT: [result.passages for result in passages if result.rows]} | vectors_by_representation
 
 
-def list_arithmetics(
-    embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
-) -> list[str]:
+def list_precisions(embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]) -> list[str]:
     """Return the device types and dtypes with which the rows of a build were computed, sorted.
 
     The result includes the types of the parent if rows were reused from it.
     """
     results = [result for part_results in embeddings.values() for result in part_results]
-    arithmetics = {result.arithmetic for result in results if result.arithmetic}
+    precisions = {result.arithmetic for result in results if result.arithmetic}
     if any(result.encoded < result.rows for result in results):
-        arithmetics.update(map(str, parent_provenance.get("arithmetic") or ()))
-    return sorted(arithmetics)
+        precisions.update(map(str, parent_provenance.get("arithmetic") or ()))
+    return sorted(precisions)
 
 
-def describe_mixed_arithmetics(
+def describe_mixed_precisions(
     embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]
 ) -> list[str]:
     """Return a note for each representation whose rows were computed with different devices or
@@ -170,11 +168,11 @@ def describe_mixed_arithmetics(
     """
     notes = []
     for name, results in embeddings.items():
-        arithmetics = list_arithmetics({name: results}, parent_provenance if len(embeddings) == 1 else {})
-        if len(arithmetics) > 1:
-            arithmetic_names = " and ".join(arithmetics)
+        precisions = list_precisions({name: results}, parent_provenance if len(embeddings) == 1 else {})
+        if len(precisions) > 1:
+            precision_names = " and ".join(precisions)
             notes.append(
-                f"vectors of {name} were computed with {arithmetic_names}, which agree to 1e-3 but not bit for bit"
+                f"vectors of {name} were computed with {precision_names}, which agree to 1e-3 but not bit for bit"
             )
     return notes
 
@@ -184,7 +182,7 @@ def build_provenance(
     encoder: str,
     indexes: Sequence[BuiltIndex],
     seconds: Mapping[str, float],
-    arithmetics: Sequence[str] = (),
+    precisions: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the provenance of a snapshot: where and how it was built, and deviations from the
@@ -197,7 +195,7 @@ def build_provenance(
         "dump": dump,
         "encoder": encoder,
         "processor": platform.processor() or platform.machine(),
-        "arithmetic": [*arithmetics],
+        "arithmetic": [*precisions],
         "notes": [f"index {index.name}: {note}" for index in indexes for note in index.plan.notes] + [*notes],
         "seconds": dict(seconds),
         SHARDS: {index.name: index.shards for index in indexes if index.shards},
@@ -222,8 +220,8 @@ def count_passages(
     """Return the counts of a run: articles, passages, drops by reason.
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
-    `reused` those whose vectors came from the parent or from an earlier run. `truncated` counts
-    the embedded passages whose ends the encoder did not read. `dropped_files` counts files of a
+    `reused` counts the passages whose vectors came from the parent or an earlier run. `truncated`
+        counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files of a
     folder that planning dropped, by reason.
     """
     dropped = Counter(dropped_files or {})

@@ -60,9 +60,10 @@ class EncodeRecipe:
     # dtype of the stored vectors; float16 takes half the bytes, and its rounding of 1e-3 does not
     # affect search
     dtype: Dtype = "float16"
-    # folder or hub name of the question encoder; empty: that of the DPR pair, or the same encoder
+    # folder or hub name of the question encoder; if empty, the question encoder of the DPR pair, or
+    # the passage encoder itself
     question_encoder: str = ""
-    # fields of EncoderSpec that replace those of the folder
+    # fields of EncoderSpec that replace what the folder says
     spec: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,10 +71,10 @@ class EncodeRecipe:
 class RepresentRecipe:
     """Settings of an additional representation."""
 
-    # `vectors`: one vector a passage. `tokens`: one for each token, by a ColBERT. `muvera`: one
-    # vector computed from these. `sparse`: weighted terms, by a masked language model. `bag`: the
-    # tokens, by a tokenizer. Empty: `tokens` and `sparse` by the name of the representation, else
-    # `vectors`.
+    # `vectors`: one vector per passage. `tokens`: one vector per token, from a ColBERT. `muvera`:
+    # one vector per passage, computed from its token vectors. `sparse`: weighted terms, from a
+    # masked-language model. `bag`: the tokens, from a tokenizer. If empty, representations named
+    # `tokens` and `sparse` have that kind, and others are `vectors`.
     kind: Kind = ""
     # folder or hub name of its passage encoder, or `model:NAME`; a build needs one
     encoder: str = ""
@@ -131,18 +132,18 @@ def store_encoder(
     def collect_files(folder: Path, workdir: Path) -> Mapping[str, Path]:
         return collect_question_encoder_files(folder, read_encoder_spec(folder, settings), space, workdir)
 
-    passage, question = _store_pair(store, folder, question_folder, space, collect_files)
-    return StoredEncoder(name, spec, space, passage, question, commits=commits)
+    passage_files, question_files = _store_pair(store, folder, question_folder, space, collect_files)
+    return StoredEncoder(name, spec, space, passage_files, question_files, commits=commits)
 
 
 def store_token_encoder(
     store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
-    """Store a ColBERT as `store_encoder` does: a folder, a hub name, or `model:NAME` of one that
-    was trained here.
+    """Store a ColBERT as `store_encoder` does; `name` is a folder, a hub name, or `model:NAME` of a
+    ColBERT in the store of models.
 
     Raises:
-        InputError: the model is not found, is no ColBERT, or lacks a file or has a corrupt one.
+        InputError: the model is not found, or is no ColBERT, or a file of it is missing or corrupt.
         StoreError: the store has no such model.
         UsageError: a setting is unknown, there is a question encoder, or the model is no ColBERT.
     """
@@ -170,8 +171,8 @@ def store_sparse_encoder(
     be a pair.
 
     Raises:
-        InputError: the model is not found, is no sparse encoder, or lacks a file or has a corrupt
-            one.
+        InputError: the model is not found, or is no sparse encoder, or a file of it is missing or
+            corrupt.
         RefusedError: the question encoder declares another space.
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.
@@ -180,12 +181,12 @@ def store_sparse_encoder(
     spec = read_sparse_spec(folder, recipe.spec)
     space = name_space_by_content(compute_sparse_space(folder, spec), folder)
 
-    def collect_files(part: Path, workdir: Path) -> Mapping[str, Path]:
-        part_spec = spec if part == folder else read_sparse_spec(part)
-        return collect_sparse_encoder_files(part, part_spec, space, workdir)
+    def collect_files(encoder_folder: Path, workdir: Path) -> Mapping[str, Path]:
+        folder_spec = spec if encoder_folder == folder else read_sparse_spec(encoder_folder)
+        return collect_sparse_encoder_files(encoder_folder, folder_spec, space, workdir)
 
-    passage, question = _store_pair(store, folder, question_folder, space, collect_files)
-    return StoredEncoder(name, spec, space, passage, question, "sparse", spec.scale, commits)
+    passage_files, question_files = _store_pair(store, folder, question_folder, space, collect_files)
+    return StoredEncoder(name, spec, space, passage_files, question_files, "sparse", spec.scale, commits)
 
 
 def store_bag(
@@ -202,13 +203,13 @@ def store_bag(
         UsageError: a setting is unknown or does not apply.
     """
     folder, question_folder, commits = _resolve_sparse_pair(models or store, name, recipe, pins)
-    bag, question_spec = store_bag_tokenizer(store, folder, recipe), read_sparse_spec(question_folder)
+    bag_encoder, question_spec = store_bag_tokenizer(store, folder, recipe), read_sparse_spec(question_folder)
     check_same_space(
-        read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), bag.space
+        read_declared_space(question_folder) or compute_sparse_space(question_folder, question_spec), bag_encoder.space
     )
     with temporary_folder("encoder") as workdir:
-        files = collect_sparse_encoder_files(question_folder, question_spec, bag.space, workdir)
-        return replace(bag, name=name, question=_store_files(store, files), commits=commits)
+        files = collect_sparse_encoder_files(question_folder, question_spec, bag_encoder.space, workdir)
+        return replace(bag_encoder, name=name, question=_store_files(store, files), commits=commits)
 
 
 def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | None = None) -> StoredEncoder:
@@ -220,8 +221,8 @@ def store_bag_tokenizer(store: Store, folder: Path, recipe: RepresentRecipe | No
     """
     spec = read_bag_spec(folder, recipe.spec if recipe else None)
     with temporary_folder("encoder") as workdir:
-        passage = _store_files(store, collect_bag_files(folder, spec, workdir))
-    return StoredEncoder(str(folder), spec, compute_bag_space(folder, spec), passage, (), "sparse", scale=1)
+        passage_files = _store_files(store, collect_bag_files(folder, spec, workdir))
+    return StoredEncoder(str(folder), spec, compute_bag_space(folder, spec), passage_files, (), "sparse", scale=1)
 
 
 def _resolve_sparse_pair(
@@ -255,7 +256,8 @@ class RepresentationKind:
     """A kind of representation that a recipe may name."""
 
     rows: RowFormatName
-    # stores its encoder: the store, the encoder's name, its settings, the store of models, the pins
+    # stores its encoder; gets the store, the encoder's name, its settings, the store of models, and
+    # the pins
     store: Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]
 
 
@@ -320,7 +322,7 @@ def _store_pair(
     space: Space,
     collect_files: Callable[[Path, Path], Mapping[str, Path]],
 ) -> tuple[StoredFiles, StoredFiles]:
-    """Store the files of a passage and a question encoder, which may be one, by their folders.
+    """Store the files of a passage encoder and a question encoder, which may share one folder.
 
     Raises:
         UsageError: the question encoder declares another space.

@@ -60,13 +60,13 @@ def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
     """Return the provenance fields that stay true for a snapshot that is built from this one's
     passages and vectors.
     """
-    inherited = {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
-    return inherited | {HISTORY: format_history(manifest)}
+    fields = {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
+    return fields | {HISTORY: format_history(manifest)}
 
 
 @dataclass(frozen=True, slots=True)
 class PassageStatsTask(PartTask):
-    """A part whose articles and lengths of passages are counted."""
+    """A part whose articles are counted, and its passages by length."""
 
     stage: ClassVar[str] = "passage-stats"
     code: ClassVar[int] = 1
@@ -77,8 +77,11 @@ class PassageStatsTask(PartTask):
         with PassageFile(store.blobs.get_local_path(self.file)) as file:
             for batch in file.iter_batches(["page_id", "n_words"]):
                 pages.update(batch["page_id"].to_pylist())
-                lengths.update(words // LENGTH_BIN * LENGTH_BIN for words in batch["n_words"].to_pylist())
-        return {"articles": len(pages), "lengths": {str(length): count for length, count in sorted(lengths.items())}}
+                lengths.update(n_words // LENGTH_BIN * LENGTH_BIN for n_words in batch["n_words"].to_pylist())
+        return {
+            "articles": len(pages),
+            "lengths": {str(length): n for length, n in sorted(lengths.items())},
+        }
 
 
 def read_stage_results(
@@ -86,7 +89,8 @@ def read_stage_results(
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
     """Return the chunk job's result for each part and, by representation, the embed job's results.
 
-    `runner` runs the tasks that read two columns of the passages; None: run them in this process.
+    `runner` runs the tasks that read two columns of the passages; without one they run in this
+    process.
 
     Raises:
         RefusedError: the snapshot has no vectors.
@@ -143,9 +147,7 @@ def read_reencode_recipe(content: Content) -> Recipe:
 
 
 def list_stale_indexes(content: Content, recipe: Recipe) -> dict[str, IndexRecipe]:
-    """Return the indexes that have to be built again: those over the representation
-    `embeddings`.
-    """
+    """Return the indexes over the representation `embeddings`, which have to be built again."""
     return {
         name: index_recipe
         for name, index_recipe in recipe.index.items()
@@ -157,7 +159,7 @@ def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Seq
     """Return the content with new vectors and their question encoder, and without indexes over the
     old vectors.
 
-    `embeddings` holds one report per part, in order. Other representations and indexes stay as they
+    `embeddings` holds one result per part, in order. Other representations and indexes stay as they
     are.
     """
     indexes = {name: entry for name, entry in content.indexes.items() if content.representation_of(name) != EMBEDDINGS}
@@ -168,7 +170,7 @@ def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Seq
     files = {path: ref for path, ref in kept_files.items() if not path.startswith(f"{QUESTION_ENCODER}/")}
     files |= {f"{QUESTION_ENCODER}/{name}": ref for name, ref in encoder.question}
     files |= {
-        embeddings_path(part.name): report.vectors for part, report in zip(content.parts, embeddings, strict=True)
+        embeddings_path(part.name): result.vectors for part, result in zip(content.parts, embeddings, strict=True)
     }
     entry = {"kind": encoder.kind, "space": encoder.space.to_json()}
     representations = {**content.representations, EMBEDDINGS: entry}

@@ -78,9 +78,10 @@ class ImportTask:
     """A part to import: rows of files of passages and of vectors."""
 
     first: int  # number of the part's first row, counted over all files
-    passages: tuple[FileRange, ...]  # Parquet files; none: the passages are given to `import_part`
+    # Parquet files; if there are none, the passages are given to `import_part`
+    passages: tuple[FileRange, ...]
     vectors: tuple[FileRange, ...]
-    column: str | None  # vector column of Parquet files; None: the only one
+    column: str | None  # vector column of Parquet files; None means their only one
     dim: int
     dtype: str  # numpy name of the dtype of the part's vectors
     sources: Any  # JSON values that identify the content of all files
@@ -118,7 +119,7 @@ def plan_import(
         store: the destination.
         passages: path, URL or glob of passages or documents, in a dump format with records.
         vectors: (n, d) vectors; row i belongs to passage i.
-        column: vector column of Parquet files; None: the only one.
+        column: vector column of Parquet files; None means their only one.
         part_bytes: bytes of float32 vectors per part.
 
     Raises:
@@ -139,9 +140,9 @@ def plan_import(
     passage_identities = _identify_passages(urls, vector_identities)
     part_rows, tasks = vectors.part_rows(part_bytes), []
     for first in range(0, vectors.n, part_rows):
-        end = min(first + part_rows, vectors.n)
-        ranges = tuple(_split_range(urls, row_counts, first, end)) if has_ranges else ()
-        part_vectors = list(vectors.split_rows(first, end))
+        end_row = min(first + part_rows, vectors.n)
+        ranges = tuple(_split_range(urls, row_counts, first, end_row)) if has_ranges else ()
+        part_vectors = list(vectors.split_rows(first, end_row))
         sources = [
             [passage_identities[url] for url in ([url for url, _, _ in ranges] if has_ranges else urls)],
             [vector_identities[path] for path in dict.fromkeys(file.path for file, _, _ in part_vectors)],
@@ -232,9 +233,9 @@ def _count_rows(url: str) -> int:
         raise InputError(f"{url} is not a complete Parquet file: copy it again") from error
 
 
-def _split_range(urls: Sequence[str], counts: Sequence[int], first: int, end: int) -> Iterator[FileRange]:
+def _split_range(urls: Sequence[str], row_counts: Sequence[int], first: int, end: int) -> Iterator[FileRange]:
     """Yield each file with rows of [first, end), and the range of these rows within the file."""
-    for url, (start, stop) in zip(urls, pairwise([0, *accumulate(counts)]), strict=True):
+    for url, (start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
         if first < stop and start < end:
             yield url, max(first - start, 0), min(end, stop) - start
 
@@ -280,40 +281,40 @@ def _write_passages(
     Raises:
         InputError: there are too few passages, one is too long, or the vector of a row has another id.
     """
-    lengths, page_ids, removed_pages, row = Counter[int](), set[str](), set(task.removed_pages), 0
+    lengths, page_ids, removed_pages, n_read = Counter[int](), set[str](), set(task.removed_pages), 0
     ids = list[pa.Array]()
     vector_ids = None if task.passages == task.vectors else _iter_vector_ids(task, vectors)
     with PassageWriter(path) as writer:
         for table in tables:
             if vector_ids is not None:
                 _compare_ids(table["id"].to_pylist(), vector_ids)
-            end = row + table.num_rows
+            end = n_read + table.num_rows
             if removed_pages:
-                is_kept[row:end] = [page not in removed_pages for page in table["page_id"].to_pylist()]
-            live_rows = table if is_kept[row:end].all() else table.filter(pa.array(is_kept[row:end]))
+                is_kept[n_read:end] = [page not in removed_pages for page in table["page_id"].to_pylist()]
+            live_rows = table if is_kept[n_read:end].all() else table.filter(pa.array(is_kept[n_read:end]))
             page_ids.update(live_rows["page_id"].unique().to_pylist())
             writer.write_table(live_rows)
             ids.extend(live_rows["id"].chunks)
-            row = end
-        if row < task.rows:
-            raise _create_count_error("the input", str(task.first + row), task.total)
+            n_read = end
+        if n_read < task.rows:
+            raise _create_count_error("the input", str(task.first + n_read), task.total)
     _check_distinct(pa.chunked_array(ids, pa.string()))
-    for words, count in writer.lengths.items():
-        lengths[words // LENGTH_BIN * LENGTH_BIN] += count
-    removed_count = int((~is_kept).sum())
+    for n_words, n_passages in writer.lengths.items():
+        lengths[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
+    n_removed = int((~is_kept).sum())
     return ChunkStats(
         rows=writer.rows,
         articles=len(page_ids),
-        dropped={"taken_down": removed_count} if removed_count else {},
-        lengths={str(length): count for length, count in sorted(lengths.items())},
+        dropped={"taken_down": n_removed} if n_removed else {},
+        lengths={str(length): n_passages for length, n_passages in sorted(lengths.items())},
     )
 
 
 def _check_distinct(ids: pa.ChunkedArray) -> None:
     """Check that no passages have the same id."""
     if len(ids) > pc.count_distinct(ids).as_py():
-        counts = ids.value_counts()
-        repeated_id = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))[0]["values"].as_py()
+        value_counts = ids.value_counts()
+        repeated_id = value_counts.filter(pc.greater(pc.struct_field(value_counts, "counts"), 1))[0]["values"].as_py()
         raise InputError(f"the id {repeated_id!r:.60} occurs twice in the corpus: give every passage its own id")
 
 
@@ -425,7 +426,7 @@ def _write_vectors(
     task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], out: IO[bytes]
 ) -> Iterator[bytes | memoryview]:
     """Write the vectors of kept rows as a `.npy` file; yield each block once it is written."""
-    dtype, row = np.dtype(task.dtype), 0
+    dtype, n_read = np.dtype(task.dtype), 0
     source_by_path = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
         raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
@@ -438,14 +439,14 @@ def _write_vectors(
         source = VectorInput((source_by_path[name],))
         advice = "correct it, or remove the passage and its vector"
         for _, block in iter_finite_rows(source, "refuse", first, end, advice):
-            block_mask = is_kept[row : row + len(block)]
+            block_mask = is_kept[n_read : n_read + len(block)]
             kept_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
             out.write(kept_block.data)
             yield kept_block.data
-            row += len(block)
+            n_read += len(block)
 
 
-def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder) -> None:
+def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder) -> None:
     """Check that the vectors come from an encoder: encode a few passages again and compare.
 
     Raises:
@@ -454,15 +455,15 @@ def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder
     first_vectors = np.load(
         store.blobs.get_local_path(imported.embeddings[0].vectors), mmap_mode="r", allow_pickle=False
     )
-    if first_vectors.shape[1] != encoding.space.dim:
+    if first_vectors.shape[1] != encoder.space.dim:
         raise _create_encoder_error(
-            encoding, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoding.space.dim}"
+            encoder, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoder.space.dim}"
         )
     rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
     with PassageFile(store.blobs.get_local_path(imported.passages[0].passages)) as file:
         passages = file.read_rows(rows)
-    encoder = Encoder.load(build_link_tree({name: store.blobs.get_local_path(ref) for name, ref in encoding.passage}))
-    encoded_vectors = encoder.encode_passages(
+    model = Encoder.load(build_link_tree({name: store.blobs.get_local_path(ref) for name, ref in encoder.passage}))
+    encoded_vectors = model.encode_passages(
         [passage.title for passage in passages], [passage.text for passage in passages]
     )
     imported_vectors = first_vectors[rows].astype(np.float32)
@@ -471,19 +472,19 @@ def check_encoder(store: Store, imported: ImportedParts, encoding: StoredEncoder
     cosine = float(np.mean((encoded_vectors * imported_vectors).sum(axis=1) / np.maximum(norms, 1e-12)))
     if cosine < _MIN_COSINE:
         raise _create_encoder_error(
-            encoding, f"the mean cosine of {len(rows)} passages that it encoded again is {cosine:.2f}"
+            encoder, f"the mean cosine of {len(rows)} passages that it encoded again is {cosine:.2f}"
         )
 
 
 def build_imported_content(
-    imported: ImportedParts, recipe: Recipe, encoding: StoredEncoder, indexes: Sequence[BuiltIndex]
+    imported: ImportedParts, recipe: Recipe, encoder: StoredEncoder, indexes: Sequence[BuiltIndex]
 ) -> Content:
-    """Return the content of an imported snapshot: that of a build, without dump and chunker."""
+    """Return the content of an imported snapshot, which has no dump and no chunker."""
     parts = tuple(Part(f"part-{i:05d}", "passages", i, i, ()) for i in range(len(imported.passages)))
     stored_recipe = replace(recipe, encode=replace(recipe.encode, dtype=imported.dtype))  # type: ignore[arg-type]
     plan = Plan("passages", Siteinfo("", "", ""), parts)
     embeddings = {EMBEDDINGS: imported.embeddings}
-    content = assemble_content(plan, stored_recipe, {EMBEDDINGS: encoding}, imported.passages, embeddings, indexes)
+    content = assemble_content(plan, stored_recipe, {EMBEDDINGS: encoder}, imported.passages, embeddings, indexes)
     import_recipe = {name: value for name, value in content.recipe.items() if name not in {"chunk", "part_bytes"}}
     return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=import_recipe)
 
@@ -496,11 +497,11 @@ def iter_passages(source: str) -> Iterator[Record]:
         yield from record_format.iter_records(url)
 
 
-def _create_count_error(source: str, count: str, n_vectors: int) -> InputError:
-    return InputError(f"{source} holds {count} passages for {n_vectors} vectors: give one vector per passage")
+def _create_count_error(source: str, n_passages: str, n_vectors: int) -> InputError:
+    return InputError(f"{source} holds {n_passages} passages for {n_vectors} vectors: give one vector per passage")
 
 
-def _create_encoder_error(encoding: StoredEncoder, reason: str) -> RefusedError:
+def _create_encoder_error(encoder: StoredEncoder, reason: str) -> RefusedError:
     return RefusedError(
-        f"the vectors are not those of encoder {encoding.name}: {reason}; name the encoder that made them"
+        f"the vectors were not made by encoder {encoder.name}: {reason}; name the encoder that made them"
     )

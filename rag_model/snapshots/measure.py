@@ -74,7 +74,7 @@ class SnapshotMetrics:
         cost, health.
 
         `distances` is the number of distance computations per query. `repaired` counts the graph
-        nodes that were unreachable before the repair, `unreachable` those that still are.
+        nodes that were unreachable before the repair; `unreachable` counts the nodes that still are.
         """
         return {index: self._collect_index_metrics(index) for index in self.recalls}
 
@@ -160,7 +160,7 @@ def _get_full_factory(entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuerySample:
-    """Sentences of sampled passages, from which the queries of each representation are made."""
+    """Sentences from sampled passages, of which the queries of each representation are made."""
 
     rows: tuple[int, ...]  # row numbers of the passages
     sentences: tuple[str, ...]
@@ -171,8 +171,8 @@ class QuerySample:
         return QuerySample(self.rows[:n], self.sentences[:n], self.keys[:n])
 
 
-def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
-    """Return the `count` passages of a part with the smallest keys: (m,) keys, ascending, and rows.
+def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
+    """Return the `n` passages of a part with the smallest keys: (m,) keys, ascending, and rows.
 
     A passage's key is made of its hash and the seed. So a passage whose text stays the same keeps
     its rank in every snapshot, and a sample changes by the share of passages that changed. Equal
@@ -181,16 +181,16 @@ def rank_passages(passages: Path, count: int, seed: int) -> tuple[npt.NDArray[np
     Raises:
         InputError: the passages are damaged.
     """
-    digits = pc.utf8_slice_codeunits(read_hashes(passages), 0, _KEY_DIGITS).to_pylist()
-    mask = np.uint64(int(digest_json(["sample", seed]).partition(":")[2][:_KEY_DIGITS], 16))
+    hex_digits = pc.utf8_slice_codeunits(read_hashes(passages), 0, _KEY_DIGITS).to_pylist()
+    seed_mask = np.uint64(int(digest_json(["sample", seed]).partition(":")[2][:_KEY_DIGITS], 16))
     try:
-        hashes = np.frombuffer(bytes.fromhex("".join(digits)), ">u8").astype(np.uint64)
+        hashes = np.frombuffer(bytes.fromhex("".join(hex_digits)), ">u8").astype(np.uint64)
     except ValueError as error:
         raise InputError(f"{passages} has a hash that is not hexadecimal: build its part again") from error
-    if len(hashes) != len(digits):
+    if len(hashes) != len(hex_digits):
         raise InputError(f"{passages} has a hash of less than {_KEY_DIGITS} digits: build its part again")
-    keys, rows = np.unique(hashes ^ mask, return_index=True)
-    return keys[:count], rows[:count].astype(np.int64)
+    keys, rows = np.unique(hashes ^ seed_mask, return_index=True)
+    return keys[:n], rows[:n].astype(np.int64)
 
 
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
@@ -263,7 +263,7 @@ def create_query_set(
 
 def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
     return {
-        name: {metric: stats[key] for key, metric in _BUILD_METRICS.items() if key in stats}
+        name: {metric: stats[statistic] for statistic, metric in _BUILD_METRICS.items() if statistic in stats}
         for name, stats in merges.items()
     }
 
@@ -274,7 +274,7 @@ def tune_index(
     name: str,
     target: float,
     recipe: GateRecipe,
-    start: Mapping[str, int],
+    start_search: Mapping[str, int],
     get_query_set: Callable[[str], AnyQuerySet],
 ) -> dict[str, Any]:
     """Return the search parameters of one index, and a note if they miss the target.
@@ -287,7 +287,7 @@ def tune_index(
         name: the name of the index.
         target: the recall to reach.
         recipe: the depth of recall, and the sample of queries.
-        start: parameters from which tuning starts; they do not change its result.
+        start_search: parameters from which tuning starts; they do not change its result.
         get_query_set: returns the queries of a representation; not called for a recorded result.
 
     Raises:
@@ -297,7 +297,7 @@ def tune_index(
 
     def produce(workdir: Path) -> StageResult:
         entry, query_set = content.indexes[name], get_query_set(content.representation_of(name))
-        search = {parameter: start.get(parameter, value) for parameter, value in entry["search"].items()}
+        search = {parameter: start_search.get(parameter, value) for parameter, value in entry["search"].items()}
         start_entry = {**entry, "search": search}
         tuning = get_kind_of_entry(entry).tune(index_files(snapshot, name), start_entry, query_set, target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
@@ -320,6 +320,6 @@ def _list_tune_inputs(content: Content, name: str, target: float, recipe: GateRe
 
 
 def with_tuning(index: BuiltIndex, result: Mapping[str, Any]) -> BuiltIndex:
-    """Return an index with the search parameters of `tune_index`; its note becomes one of the plan."""
+    """Return an index with the search parameters and the note of `tune_index` in its plan."""
     notes = (*index.plan.notes, result["note"]) if result["note"] else index.plan.notes
     return replace(index, plan=replace(index.plan, search=result["search"], notes=notes))

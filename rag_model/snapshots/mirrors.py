@@ -70,7 +70,7 @@ class StoredMirror:
         )
 
     def read_first_pages(self, siteinfo: Siteinfo) -> Iterator[Page]:
-        """Yield the pages of the dump that the parent was built from, if it is one of this wiki."""
+        """Yield the pages of the dump of this wiki that the parent was built from, if any."""
         corpus = self._parent.content.corpus if self._parent else {}
         dump = str(self._parent.provenance.get("dump") or "") if self._parent else ""
         if corpus.get("kind") != "wiki" or not dump or is_wiki_site(dump):

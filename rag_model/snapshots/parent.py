@@ -42,7 +42,7 @@ class ParentPart:
 
     passages: BlobRef
     rows_file: BlobRef  # the article log, or the vectors
-    spans: BlobRef | None = None  # salient spans, beside an article log; None: there are none
+    spans: BlobRef | None = None  # salient spans, beside an article log that has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Parent:
 
     @classmethod
     def of(cls, store: Store, ref: str) -> Self:
-        """Return the current snapshot of `ref` as the parent; for a new ref the one of `latest`.
+        """Return the snapshot of `ref` as the parent; for a new ref, the snapshot of `latest`.
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
@@ -128,13 +128,13 @@ class Parent:
         exist_flags = store.files.map_concurrently(store.blobs.exists, [content.files[path] for path in paths])
         missing_paths = {path for path, exists in zip(paths, exist_flags, strict=True) if not exists}
         sentences = []
-        if count := len(missing_paths.intersection(passage_paths)):
+        if n_missing := len(missing_paths.intersection(passage_paths)):
             sentences.append(
-                f"{count} of {len(passage_paths)} parts of the parent {snapshot} are gone: they are built again"
+                f"{n_missing} of {len(passage_paths)} parts of the parent {snapshot} are gone: they are built again"
             )
-        if count := len(missing_paths.intersection(trained_paths)):
+        if n_missing := len(missing_paths.intersection(trained_paths)):
             sentences.append(
-                f"{count} of {len(trained_paths)} trained files of the parent {snapshot} are "
+                f"{n_missing} of {len(trained_paths)} trained files of the parent {snapshot} are "
                 f"gone: their indexes "
                 "are trained again"
             )
@@ -152,12 +152,12 @@ class Parent:
     def _content(self) -> Content | None:
         return None if self.manifest is None else self.manifest.content
 
-    def _iter_parts(self, part: Part, path: Callable[[str], str]) -> Iterator[ParentPart]:
+    def _iter_parts(self, part: Part, get_path: Callable[[str], str]) -> Iterator[ParentPart]:
         if self._content is None:
             return
         files = self._content.files
         for _, entry in self._ranges.within(part.first_page, part.last_page):
-            passages, rows_file = files.get(passages_path(entry.name)), files.get(path(entry.name))
+            passages, rows_file = files.get(passages_path(entry.name)), files.get(get_path(entry.name))
             if passages is not None and rows_file is not None:
                 yield ParentPart(passages, rows_file, files.get(spans_path(entry.name)))
 

@@ -2,8 +2,8 @@
 
 Unchanged parts need no comparison. Over text, the delta that pulls use says which rows of a changed
 part are new, and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined
-by their hashes and the texts of new ones are read. Weighted terms are compared with those of the
-parent, row by row.
+by their hashes and the texts of new ones are read. Weighted terms are compared with the parent's,
+row by row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,22 +50,22 @@ class PartWithParents:
 def list_parts(parent_content: Content, content: Content, representation: str = TEXT) -> Iterator[PartWithParents]:
     """Yield the non-empty parts of a content, each with the parent's parts of the same pages.
 
-    `representation` is the one whose files are listed.
+    The listed files are rows of `representation`.
     """
     starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
     for part in content.parts:
         if not part.rows:
             continue
-        refs = tuple(
+        parent_files = tuple(
             (
                 parent_content.files[parent_content.rows_path(representation, parent_part.name)],
-                starts[number],
+                starts[part_number],
                 parent_part.rows,
             )
-            for number, parent_part in ranges.within(part.first_page, part.last_page)
+            for part_number, parent_part in ranges.within(part.first_page, part.last_page)
             if parent_part.rows
         )
-        yield PartWithParents(content.files[content.rows_path(representation, part.name)], part.rows, refs)
+        yield PartWithParents(content.files[content.rows_path(representation, part.name)], part.rows, parent_files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ class ParentIndex:
         kind = get_kind(plan.kind)
         if not isinstance(kind, DerivingKind):
             return None
-        files = self.entry, plan.entry(), store.blobs.get_local_path(self.file)
+        arguments = self.entry, plan.entry(), store.blobs.get_local_path(self.file)
         if kind.represents != TEXT:
-            return kind.derive(*files, *match_weighted_terms(store, self.parts), out)
+            return kind.derive(*arguments, *match_weighted_terms(store, self.parts), out)
         matches = match_parts(store, self.parts, _BUFFERED_BYTES)
 
         def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
-            for number, _, part_rows in Partition(len(part.parent_rows) for part in matches).split(rows):
-                yield from matches[number].texts(part_rows)
+            for part_number, _, part_rows in Partition(len(part.parent_rows) for part in matches).split(rows):
+                yield from matches[part_number].texts(part_rows)
 
-        return kind.derive(*files, concatenate_parent_rows(matches), texts, out)
+        return kind.derive(*arguments, concatenate_parent_rows(matches), texts, out)
 
 
 def match_parts(
@@ -152,33 +152,33 @@ def match_weighted_terms(
     is not read.
 
     Raises:
-        InputError: a file is damaged, or its weights have another scale than those of the parent.
+        InputError: a file is damaged, or its weights have another scale than the parent's.
         StoreError: a file is damaged or missing.
     """
     parent_rows = [np.empty(0, np.int64), *(_match_terms_of_part(store, part) for part in parts)]
 
     def read_rows(rows: Rows) -> Iterator[SparseVectors]:
-        for number, _, part_rows in Partition(part.rows for part in parts).split(rows):
-            yield SparseFile(store.blobs.get_local_path(parts[number].file)).take(part_rows)
+        for part_number, _, part_rows in Partition(part.rows for part in parts).split(rows):
+            yield SparseFile(store.blobs.get_local_path(parts[part_number].file)).take(part_rows)
 
     return np.concatenate(parent_rows), read_rows
 
 
 def _match_terms_of_part(store: Store, part: PartWithParents) -> Rows:
-    for parent_file, first, rows in part.parent_files:
-        if parent_file == part.file and rows == part.rows:
-            return np.arange(first, first + rows)
+    for parent_file, first_row, n_rows in part.parent_files:
+        if parent_file == part.file and n_rows == part.rows:
+            return np.arange(first_row, first_row + n_rows)
     file = SparseFile(store.blobs.get_local_path(part.file))
     if file.n != part.rows:
-        raise InputError(f"a part has {file.n} rows of weighted terms, not {part.rows}: build it again")
+        raise InputError(f"a part has {file.n} rows of weighted terms instead of {part.rows}: build it again")
     parent_vectors, parent_rows = [SparseVectors.empty()], [np.empty(0, np.int64)]
-    for parent_file, first, rows in part.parent_files:
+    for parent_file, first_row, n_rows in part.parent_files:
         if store.blobs.exists(parent_file):
             parent_sparse_file = SparseFile(store.blobs.get_local_path(parent_file))
-            if (parent_sparse_file.scale, parent_sparse_file.n) != (file.scale, rows):
+            if (parent_sparse_file.scale, parent_sparse_file.n) != (file.scale, n_rows):
                 raise InputError(f"{parent_sparse_file.path} has another scale or row count: build the index again")
             parent_vectors.extend(parent_sparse_file.iter_batches())
-            parent_rows.append(np.arange(first, first + rows))
+            parent_rows.append(np.arange(first_row, first_row + n_rows))
     positions = _find_equal_terms(
         SparseVectors.concatenate(parent_vectors),
         SparseVectors.concatenate([SparseVectors.empty(), *file.iter_batches()]),
@@ -192,8 +192,8 @@ def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> 
     """
     positions = match_digests(parent_vectors.compute_digests(), vectors.compute_digests())
     rows = np.flatnonzero(positions >= 0)
-    pair = parent_vectors.take(positions[rows]), vectors.take(rows)
-    if all(map(np.array_equal, (*pair[0].columns(), pair[0].offsets), (*pair[1].columns(), pair[1].offsets))):
+    old, new = parent_vectors.take(positions[rows]), vectors.take(rows)
+    if all(map(np.array_equal, (*old.columns(), old.offsets), (*new.columns(), new.offsets))):
         return positions
     raise InputError("two rows of weighted terms have the same digest: build the index again")
 
@@ -209,7 +209,7 @@ class PartMatch:
 
     parent_rows: Rows  # (n,): the parent's row of each passage, or -1
     passages_path: Callable[[], Path]  # returns the path of the part's passages
-    delta_path: Callable[[], Path] | None = None  # returns the path of a file of the new passages
+    delta_path: Callable[[], Path] | None = None  # returns the path of a file with the new passages
     # titles and texts of the new passages, if they fit into the buffer
     buffered_texts: Sequence[pa.RecordBatch] = ()
 
@@ -226,31 +226,31 @@ class PartMatch:
             return store.blobs.get_local_path(part.file)
 
         if len(part.parent_files) == 1:
-            (parent_passages, first, rows), *_ = part.parent_files
+            (parent_passages, start, n_rows), *_ = part.parent_files
             if parent_passages == part.file:
-                return cls(np.arange(first, first + rows), passages)
+                return cls(np.arange(start, start + n_rows), passages)
             # without a usable delta, the passages are compared below
             with suppress(BookwheelError):
                 if delta := find_delta(store, DeltaStep(part.file, parent_passages, is_passages=True)):
                     delta_path = partial(store.blobs.get_local_path, delta)
                     is_small = _DELTA_EXPANSION * delta.size <= buffer_bytes
                     with PassageFile(pa.BufferReader(store.blobs.read(delta)) if is_small else delta_path()) as file:
-                        parent_rows = _offset_rows(first, compute_base_rows(file, rows, part.rows, by_text=by_text))
+                        parent_rows = _offset_rows(start, compute_base_rows(file, n_rows, part.rows, by_text=by_text))
                         new_texts = list(file.iter_batches(_COLUMNS)) if is_small else []
                     return cls(
                         parent_rows, passages, delta_path, new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
                     )
         hashes, parent_rows = read_hashes(passages()), np.full(part.rows, -1, np.int64)
         if len(hashes) != part.rows:
-            raise InputError(f"a part's passages are {len(hashes)}, not {part.rows}: build it again")
-        for parent_passages, first, rows in part.parent_files:
+            raise InputError(f"a part has {len(hashes)} passages instead of {part.rows}: build it again")
+        for parent_passages, start, n_rows in part.parent_files:
             if store.blobs.exists(parent_passages):
                 positions = (
                     pc.index_in(hashes, value_set=read_hashes(store.blobs.get_local_path(parent_passages)))
                     .fill_null(-1)
                     .to_numpy()
                 )
-                parent_rows = np.where((positions < 0) | (positions >= rows), parent_rows, positions + first)
+                parent_rows = np.where((positions < 0) | (positions >= n_rows), parent_rows, positions + start)
         return cls(parent_rows, passages)
 
     def texts(self, rows: Rows) -> Iterator[pa.RecordBatch]:
@@ -270,5 +270,5 @@ def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.nbytes for batch in batches)
 
 
-def _offset_rows(first: int, rows: Rows) -> Rows:
-    return np.where(rows < 0, rows, rows + first)
+def _offset_rows(first_row: int, rows: Rows) -> Rows:
+    return np.where(rows < 0, rows, rows + first_row)

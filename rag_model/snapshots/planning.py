@@ -91,8 +91,8 @@ def plan_parts(
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
     MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is the
-    store with those pages, if it is not the same. The first pages come from the parent's dump if it
-    is one of the site; `say` gets a sentence about that.
+    store with those pages, if it is not the same. The first pages come from the parent's dump if
+    that is a dump of the site; `say` gets a sentence about that.
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
@@ -173,12 +173,12 @@ def _extracts_structures(name: str) -> bool:
 
 
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[Plan, int]:
-    """Return the parts of a dump and the bytes that a build would read, without writing to a store.
+    """Return the parts of a dump and how many bytes a build would read, without writing to a store.
 
-    Check the ids as a worker of a build would, and refuse two documents with one id.
+    Check the ids as a worker of a build would, and refuse two documents with the same id.
 
     Raises:
-        InputError: As for `plan_parts`, or two records have one id.
+        InputError: for the same reasons as `plan_parts`, or two records have the same id.
         UsageError: for the same reasons as `plan_parts`.
     """
     if is_wiki_site(dump):
@@ -192,7 +192,9 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
             for part in plan.parts:
                 for _ in get_part_format(part).read(part):
                     pass
-    length_by_slice = {(piece.url, piece.offset): piece.length for part in plan.parts for piece in part.slices}
+    length_by_slice = {
+        (part_slice.url, part_slice.offset): part_slice.length for part in plan.parts for part_slice in part.slices
+    }
     if {url for url, _ in length_by_slice} <= {*urls}:
         return plan, sum(length_by_slice.values())
     # the slices are in recompressed copies, so the dump's own files count
@@ -209,7 +211,7 @@ def plan_indexes(
     """Return the plan of each index recipe for the chunked passages.
 
     `dimensions` maps a representation to the dimension of its vectors; `memory_bytes` is the memory
-    of a worker, None if unknown. The parent's number of cells is kept if it is close enough.
+    of a worker, None if unknown. The parent's number of cells is kept if it still fits the corpus.
 
     Raises:
         InputError: there are no passages.
@@ -226,8 +228,8 @@ def plan_indexes(
             recipe, sum(part_rows), dimensions.get(representation, 0), memory=memory_bytes, part_rows=max(part_rows)
         )
         steady_plan = keep_parent_sizes(recipe, plan, parent or Parent(), name)
-        fits = memory_bytes is None or kind.estimate(steady_plan, max(part_rows)).peak_bytes() <= memory_bytes
-        plans[name] = replace(steady_plan if fits else plan, over=representation)
+        fits_memory = memory_bytes is None or kind.estimate(steady_plan, max(part_rows)).peak_bytes() <= memory_bytes
+        plans[name] = replace(steady_plan if fits_memory else plan, over=representation)
     return plans
 
 
@@ -239,10 +241,10 @@ def _describe_drops(passages: Sequence[ChunkResult]) -> str:
     if not drop_counts:
         return "the dump has no passages and no pages: check that it is the right file"
     reasons = ", ".join(
-        f"{_DROP_REASONS.get(reason, reason)}: {count:,}" for reason, count in drop_counts.most_common()
+        f"{_DROP_REASONS.get(reason, reason)}: {n_pages:,}" for reason, n_pages in drop_counts.most_common()
     )
-    pages = "its one page was" if drop_counts.total() == 1 else f"all of its {drop_counts.total():,} pages were"
-    return f"the dump has no passages, since {pages} dropped ({reasons}): give a dump that contains articles"
+    dropped_pages = "its one page was" if drop_counts.total() == 1 else f"all of its {drop_counts.total():,} pages were"
+    return f"the dump has no passages, since {dropped_pages} dropped ({reasons}): give a dump that contains articles"
 
 
 def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | None) -> dict[str, Any]:
@@ -260,12 +262,12 @@ def _plan_into_store(
     recipe: Recipe,
     limit: int | None,
     boundaries: PartBoundaries | None,
-    staged: dict[str, BlobRef],
+    staged_files: dict[str, BlobRef],
     mirror: StoredMirror | None = None,
 ) -> Plan:
     def stage_file(path: Path) -> str:
         ref = store.blobs.put_file(path)
-        staged[f"{len(staged):05d}"] = ref
+        staged_files[f"{len(staged_files):05d}"] = ref
         return store.blobs.url_of(ref)
 
     with temporary_folder("plan") as folder:

@@ -243,29 +243,29 @@ def _list_quarantined(passages: Sequence[ChunkResult]) -> list[tuple[str, str, s
 
 
 def _sum_lengths(passages: Sequence[ChunkResult]) -> dict[int, int]:
-    total: Counter[int] = Counter()
+    n_by_length: Counter[int] = Counter()
     for result in passages:
-        total.update({int(words): count for words, count in result.stats.lengths.items()})
-    return dict(sorted(total.items()))
+        n_by_length.update({int(n_words): n for n_words, n in result.stats.lengths.items()})
+    return dict(sorted(n_by_length.items()))
 
 
 def _sum_sizes(manifest: Manifest) -> dict[str, int]:
-    sizes: Counter[str] = Counter()
+    bytes_by_folder: Counter[str] = Counter()
     for path, ref in manifest.content.files.items():
-        sizes[path.partition("/")[0]] += ref.size
-    return dict(sizes)
+        bytes_by_folder[path.partition("/")[0]] += ref.size
+    return dict(bytes_by_folder)
 
 
 def _list_lineage(manifest: Manifest) -> dict[str, str]:
     content, provenance = manifest.content, manifest.provenance
-    lines = {name: str(provenance[name]) for name in ("created_at", "dump", "encoder", "processor")}
-    lines |= {f"note {number}": note for number, note in enumerate(provenance["notes"], start=1)}
-    lines |= {f"recipe {name}".strip(): text for name, text in _iter_settings(content.recipe)}
+    lineage = {name: str(provenance[name]) for name in ("created_at", "dump", "encoder", "processor")}
+    lineage |= {f"note {number}": note for number, note in enumerate(provenance["notes"], start=1)}
+    lineage |= {f"recipe {name}".strip(): text for name, text in _iter_settings(content.recipe)}
     if content.space:
-        lines["encoder space"] = content.space["digest"]
-    lines |= {f"commit of {name}": hub_name for name, hub_name in provenance.get(COMMITS, {}).items()}
-    lines["parents"] = ", ".join(manifest.parents) or "none"
-    return lines | {f"version of {name}": version for name, version in provenance["versions"].items()}
+        lineage["encoder space"] = content.space["digest"]
+    lineage |= {f"commit of {name}": hub_name for name, hub_name in provenance.get(COMMITS, {}).items()}
+    lineage["parents"] = ", ".join(manifest.parents) or "none"
+    return lineage | {f"version of {name}": version for name, version in provenance["versions"].items()}
 
 
 def _iter_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -94,7 +94,7 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     """Return a task for each file of at least `min_bytes` that searches read by range, by path.
 
     If there are such files, smaller files of passages and vectors also get tasks, because a search
-    reads a file without digests of ranges as a whole: the last part of a corpus may be short.
+    has to read a whole file if it has no digests of ranges. The last part of a corpus may be short.
     """
     tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
     for path, ref in sorted(content.files.items()):

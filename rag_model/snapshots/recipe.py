@@ -77,9 +77,11 @@ class Recipe:
     represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)
     index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # indexes by name
     gate: GateRecipe = field(default_factory=GateRecipe)
-    part_bytes: int | None = None  # bytes of compressed dump per part; None: by the dump's size
-    retriever: str = ""  # the default retriever; empty: the first index
-    licence: str = ""  # licence of the text; empty: known for Wikimedia's wikis, unknown for others
+    # bytes of compressed dump per part; None: they depend on the dump's size
+    part_bytes: int | None = None
+    retriever: str = ""  # the default retriever; if empty, the first index
+    # licence of the text; if empty, it is known for Wikimedia's wikis and unknown for others
+    licence: str = ""
     # which pages of a MediaWiki site are read, and how
     site: SiteSettings = field(default_factory=SiteSettings)
 
@@ -133,21 +135,21 @@ class Recipe:
         are among the snapshot's files, the retriever has its own field, and the licence belongs to
         the corpus. A file that a chunker's setting names is replaced by its digest.
         """
-        values = asdict(self)
-        del values["gate"], values["retriever"], values["licence"], values["encode"]["question_encoder"]
-        for representation in values["represent"].values():
+        settings = asdict(self)
+        del settings["gate"], settings["retriever"], settings["licence"], settings["encode"]["question_encoder"]
+        for representation in settings["represent"].values():
             del representation["encoder"], representation["question_encoder"]
             for setting in ("kind", "muvera"):
                 if not representation[setting]:
                     del representation[setting]
         if self.site == SiteSettings():
-            del values["site"]  # recipes of earlier versions have this form
-        return {**values, "chunk": self.chunk.to_json()}
+            del settings["site"]  # recipes of earlier versions have this form
+        return {**settings, "chunk": self.chunk.to_json()}
 
 
-def _check_name(name: str, what: str, pattern: re.Pattern[str]) -> None:
+def _check_name(name: str, noun: str, pattern: re.Pattern[str]) -> None:
     if not pattern.fullmatch(name):
-        raise UsageError(f"{name!r} cannot name {what}, because it becomes a file name: use letters, digits, _ and -")
+        raise UsageError(f"{name!r} cannot name {noun}, because it becomes a file name: use letters, digits, _ and -")
 
 
 def check_indexes_and_retrievers(
@@ -170,16 +172,14 @@ def check_indexes_and_retrievers(
     """
     for name, index in recipe.index.items():
         representation, required_type = representation_of(index), get_kind_for_factory(index.factory).represents
-        candidates = (
-            [TEXT] if required_type == TEXT else [rep for rep, kind in representations.items() if kind == required_type]
-        )
-        if representation not in candidates:
+        choices = [over for over, kind in {TEXT: TEXT, **representations}.items() if kind == required_type]
+        if representation not in choices:
             raise UsageError(
                 f"index {name} is over {representation!r}, but {index.factory} takes "
                 f"{required_type}: "
                 + (
-                    f"choose from {', '.join(candidates)}"
-                    if candidates
+                    f"choose from {', '.join(choices)}"
+                    if choices
                     else f"add [represent.{required_type}] with an encoder"
                 )
             )

@@ -47,10 +47,10 @@ class ParentRows:
 
 @dataclass(frozen=True, slots=True)
 class RedactedRows:
-    """The vectors of a part before a takedown, and those that remain."""
+    """The vectors of a part before and after a takedown."""
 
     old: BlobRef
-    remaining: BlobRef | None  # None: all were removed
+    remaining: BlobRef | None  # None if all vectors were removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,12 @@ class ReusedTraining:
     unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of sampled unchanged parts
     # JSON list with, for each non-empty part, the parent's `ParentRows` of its pages
     parent_rows: BlobRef | None = None
-    # JSON list of the parent's `BuiltShard`s; None: all shards are built from scratch
+    # JSON list of the parent's `BuiltShard`s; without it, all shards are built from scratch
     shards: BlobRef | None = None
-    # In a takedown: JSON list of parts with removed rows, the `RedactedRows` of each.
+    # JSON list of a takedown: the `RedactedRows` of each part with removed rows
     redacted_parts: BlobRef | None = None
-    # description of numbers of the plan that differ, such as cells, and need `follow`
+    # describes how sizes in the plan differ from the parent's, such as the number of cells; the
+    # index then needs `ShardUpdatingKind.follow`
     growth: str = ""
 
     def fits_untested(self, drift: float) -> bool:
@@ -86,8 +87,7 @@ def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any
 
 
 def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
-    """Return the settings in which the parent's index differs, so that it cannot be reused; [] if
-    none.
+    """Return the settings that differ from the parent's index and prevent its reuse; none allow it.
 
     Returns [`no parent`] or [`no record`] if there is nothing to compare.
     """
@@ -106,15 +106,15 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
 
 
 def _describe_growth(entry: Mapping[str, Any], plan: IndexPlan) -> str:
-    """Describe the numbers in which a plan differs, if the parent's trained file can follow it;
-    else "".
+    """Describe how the sizes in a plan differ from the parent's, if its trained file can follow
+    them; otherwise return an empty string.
     """
     kind = get_kind(plan.kind)
     if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, entry["plan"]):
         return ""
     differences = iter_differences(entry["plan"], plan.piece_inputs())
-    numbers = [f"{new} {name} instead of {old}" for name, (old, new) in differences]
-    return f"there are {', '.join(numbers)}"
+    changes = [f"{new} {name} instead of {old}" for name, (old, new) in differences]
+    return f"there are {', '.join(changes)}"
 
 
 def find_reusable_training(
@@ -170,7 +170,8 @@ def find_training_to_redact(
     plan: IndexPlan,
     redacted_parts: Sequence[RedactedRows],
 ) -> ReusedTraining | None:
-    """Return the trained file of a snapshot's index, from which removed vectors will be deleted.
+    """Return the trained file of a snapshot's index, so that removed vectors can be deleted from
+    it.
 
     Return None if its kind cannot do that (`ShardUpdatingKind.redact`); the index is then built
     again.
@@ -179,7 +180,7 @@ def find_training_to_redact(
     space = (content.space_of(content.representation_of(name)) or {}).get("digest")
     if not isinstance(get_kind(plan.kind), ShardUpdatingKind) or find_reuse_obstacles(parent, name, plan, space):
         return None
-    trained, values = content.files[trained_path(name)], [asdict(part) for part in redacted_parts]
+    trained, part_records = content.files[trained_path(name)], [asdict(part) for part in redacted_parts]
     if not store.blobs.exists(trained) or _describe_growth(_get_training_entry(parent, name), plan):
         return None
     return ReusedTraining(
@@ -187,7 +188,7 @@ def find_training_to_redact(
         trained,
         TrainingStats.from_json(_get_training_entry(parent, name)),
         shards=find_shard_list(manifest, name),
-        redacted_parts=store.blobs.put_bytes(json.dumps(values).encode()),
+        redacted_parts=store.blobs.put_bytes(json.dumps(part_records).encode()),
     )
 
 
@@ -199,7 +200,7 @@ def find_shard_list(manifest: Manifest, name: str) -> BlobRef | None:
 
 
 def read_shards(store: Store, shard_list: BlobRef) -> list[BuiltShard]:
-    """Return the shards of a list; [] if it is missing or damaged.
+    """Return the shards of a list, or an empty list if it is missing or damaged.
 
     `gc` keeps them while a ref names the snapshot.
     """
@@ -256,17 +257,17 @@ def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -
 def _store_parent_rows(store: Store, content: Content, representation: str, parts: Sequence[Part]) -> BlobRef:
     """Store a list that has, for each part, the parent's rows of its pages."""
     nonempty_parts = [entry for entry in content.parts if entry.rows]
-    rows = [content.files.get(content.rows_path(representation, entry.name)) for entry in nonempty_parts]
+    row_files = [content.files.get(content.rows_path(representation, entry.name)) for entry in nonempty_parts]
     ranges = PageRanges(nonempty_parts)
-    items = [
+    rows_of_parts = [
         [
             asdict(ParentRows(vectors, part_number))
             for part_number, _ in ranges.within(part.first_page, part.last_page)
-            if (vectors := rows[part_number]) is not None
+            if (vectors := row_files[part_number]) is not None
         ]
         for part in parts
     ]
-    return store.blobs.put_bytes(json.dumps(items).encode())
+    return store.blobs.put_bytes(json.dumps(rows_of_parts).encode())
 
 
 def _sample(items: Sequence[Any], seed: int) -> list[Any]:

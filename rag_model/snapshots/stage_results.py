@@ -18,7 +18,7 @@ class ChunkResult:
 
     passages: BlobRef
     stats: ChunkStats
-    article_log: BlobRef | None = None  # None: later builds cannot reuse the part's articles
+    article_log: BlobRef | None = None  # without it, later builds cannot reuse the part's articles
     is_new: bool = False  # whether this run chunked the part, and not an earlier one
     spans: BlobRef | None = None  # salient spans, if the recipe keeps them
 
@@ -36,7 +36,7 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """A part's vectors in the store, row for row with its passages."""
+    """A part's vectors in the store: row i belongs to the part's passage i."""
 
     vectors: BlobRef
     rows: int
@@ -56,7 +56,7 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class BuiltShard:
-    """A shard of an index in the store, with the facts with which a later build updates it."""
+    """A shard of an index in the store, and what a later build needs to update it."""
 
     blob: BlobRef
     slices: str  # digest of the slices that it was built from

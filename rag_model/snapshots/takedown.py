@@ -61,7 +61,7 @@ class AffectedSnapshot:
 class TakedownResult:
     """The result of a takedown."""
 
-    # ids of the replacements by id of the affected snapshot; "" if no page was left
+    # maps the id of an affected snapshot to the id of its replacement, "" if no page was left
     replacements: dict[str, str]
     moves: int  # number of refs that moved
     evaluations: tuple[str, ...]  # ids of the deleted evaluations of these snapshots
@@ -79,10 +79,10 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     """
     replacement_by_snapshot: dict[str, str] = {}
     n_moves = 0
-    while remaining := [
+    while unhandled_snapshots := [
         affected for affected in find_affected_snapshots(store) if affected.manifest.id not in replacement_by_snapshot
     ]:
-        for affected in remaining:
+        for affected in unhandled_snapshots:
             old_id = affected.manifest.id
             replacement = None if store.takedowns.find_replacement(old_id) is not None else rebuild(affected)
             n_moves += len(
@@ -96,8 +96,9 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
 
 
 def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...]:
-    """Return the unsigned replacements, and the unsigned moves of refs to replacements; () without
-    keys.
+    """Return the unsigned replacements, and the unsigned moves of refs to replacements.
+
+    The result is empty if this publisher has no trust file.
     """
     if TrustedKeys.for_publisher() is None:
         return ()
@@ -116,16 +117,16 @@ def list_unsigned(store: Store, replacements: Collection[str]) -> tuple[str, ...
 
 
 def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str] = ()) -> list[AffectedSnapshot]:
-    """Return the snapshots with a page that was taken down or is in `pages` of `wiki`; those with
-    refs first.
+    """Return the snapshots with a page that was taken down or is in `pages` of `wiki`; snapshots
+    that a ref names come first.
 
     Every snapshot of the store is checked, whether a ref names it or not.
 
     Raises:
-        RefusedError: a file of such a snapshot is of an unknown kind, and may contain the page.
+        RefusedError: such a snapshot has a file of an unknown kind, which may contain the page.
         StoreError: a manifest, a takedown or a passage file is missing or damaged.
     """
-    refs, affected = _list_refs(store), []
+    refs, affected_snapshots = _list_refs(store), []
     for manifest in _iter_manifests(store):
         snapshot_wiki = wiki_name(manifest.content)
         removed_pages = store.takedowns.list_pages(snapshot_wiki, trusted_only=True) | (
@@ -133,13 +134,13 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
         )
         if occurrences := find_pages(store, manifest.content, removed_pages):
             _check_kinds(manifest)
-            affected.append(AffectedSnapshot(manifest, tuple(occurrences), tuple(refs[manifest.id])))
-    return sorted(affected, key=lambda affected: (not affected.refs, affected.manifest.id))
+            affected_snapshots.append(AffectedSnapshot(manifest, tuple(occurrences), tuple(refs[manifest.id])))
+    return sorted(affected_snapshots, key=lambda affected: (not affected.refs, affected.manifest.id))
 
 
 def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
-    """Return the wiki of `pages`: the given one, else the one with such pages, else the store's
-    only one.
+    """Return the wiki of `pages`: `wiki` if given, else the only one with such pages, else the only
+    one in the store.
 
     Raises:
         UsageError: there is no such wiki, or several are possible and none is named.
@@ -192,8 +193,10 @@ class RedactResult:
     files: Mapping[str, BlobRef]  # files as in `list_part_blobs`
 
 
-def replace_redacted_parts(content: Content, redacted: Mapping[str, RedactResult]) -> Content:
-    """Return a snapshot's content with redacted parts, given by name, and without its indexes.
+def replace_redacted_parts(content: Content, result_by_part: Mapping[str, RedactResult]) -> Content:
+    """Return a snapshot's content with redacted parts and without its indexes.
+
+    `result_by_part` maps the name of each redacted part to its result.
 
     As in a build, parts without passages are left out, and the previous part takes over their page
     range.
@@ -201,14 +204,14 @@ def replace_redacted_parts(content: Content, redacted: Mapping[str, RedactResult
     files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT_FOLDER}
     parts: list[PartEntry] = []
     for part in content.parts:
-        rows = redacted[part.name].rows if part.name in redacted else part.rows
+        rows = result_by_part[part.name].rows if part.name in result_by_part else part.rows
         if rows == 0:
             if parts:
                 parts[-1] = replace(parts[-1], last_page=part.last_page)
             continue
-        first = part.first_page if parts else content.parts[0].first_page
-        parts.append(PartEntry(f"part-{len(parts):05d}", first, part.last_page, rows))
-        files |= dict(_iter_redacted_files(content, part, parts[-1].name, redacted.get(part.name)))
+        first_page = part.first_page if parts else content.parts[0].first_page
+        parts.append(PartEntry(f"part-{len(parts):05d}", first_page, part.last_page, rows))
+        files |= dict(_iter_redacted_files(content, part, parts[-1].name, result_by_part.get(part.name)))
     return replace(content, parts=tuple(parts), files=files, indexes={})
 
 

@@ -18,7 +18,7 @@ from beam_jobs.workers import CPU_FLOAT32, detect_arithmetic
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.model import fastest_dtype
 from rag_model.errors import StoreError
-from rag_model.snapshots.content import build_provenance, describe_mixed_arithmetics, list_arithmetics
+from rag_model.snapshots.content import build_provenance, describe_mixed_precisions, list_precisions
 from rag_model.snapshots.encoding import EncodeRecipe
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.stage_results import EmbedResult
@@ -307,11 +307,11 @@ def test_a_mixture_of_arithmetics_is_a_note_of_the_snapshot() -> None:
     ref = BlobRef(f"sha256:{0:064}", 1)
     new, recorded = EmbedResult(ref, 5, 5, arithmetic="cpu float32"), EmbedResult(ref, 5, 0)
     parent = {"arithmetic": ["cuda bfloat16"]}
-    assert list_arithmetics({"embeddings": [new]}, parent) == ["cpu float32"]
-    mixed = list_arithmetics({"embeddings": [new, recorded]}, parent)
+    assert list_precisions({"embeddings": [new]}, parent) == ["cpu float32"]
+    mixed = list_precisions({"embeddings": [new, recorded]}, parent)
     assert mixed == ["cpu float32", "cuda bfloat16"]
-    (note,) = arithmetic_notes = describe_mixed_arithmetics({"embeddings": [new, recorded]}, parent)
+    (note,) = arithmetic_notes = describe_mixed_precisions({"embeddings": [new, recorded]}, parent)
     assert note.startswith("vectors of embeddings were computed with cpu float32 and cuda bfloat16")
     assert build_provenance("dump", "encoder", [], {}, mixed, arithmetic_notes)["notes"] == [note]
     other = EmbedResult(ref, 5, 5, arithmetic="endpoint float32")
-    assert describe_mixed_arithmetics({"embeddings": [new], "remote": [other]}, parent) == []
+    assert describe_mixed_precisions({"embeddings": [new], "remote": [other]}, parent) == []
