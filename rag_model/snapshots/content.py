@@ -67,8 +67,8 @@ def assemble_content(
     on.
 
     `passages` holds one result per part, in the plan's order; `embeddings` holds such results for
-        each representation. Parts without passages are left out, and the previous part takes over their
-        page range. So the ranges cover all page ids, and a later build finds the same ranges.
+    each representation. Parts without passages are left out, and the previous part takes over their
+    page range. So the ranges cover all page ids, and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
     for representation, encoder in encoders.items():
@@ -221,7 +221,7 @@ def count_passages(
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
     `reused` counts the passages whose vectors came from the parent or an earlier run. `truncated`
-        counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files of a
+    counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files of a
     folder that planning dropped, by reason.
     """
     dropped = Counter(dropped_files or {})
