@@ -52,8 +52,11 @@ def store(tmp_path: Path) -> Store:
     return Store.open(str(tmp_path / "store"), create=True)
 
 
-def launch(store: Store) -> Launch:
-    return Launch.new(store.url, ["--runner=FnApiRunner"])
+BEAM = "--runner=FnApiRunner"  # without it the launcher runs the tasks of such small jobs
+
+
+def launch(store: Store, *flags: str) -> Launch:
+    return Launch.new(store.url, flags)
 
 
 def started(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
@@ -61,11 +64,11 @@ def started(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -
     return [index.start_index(store, name, plan, vectors) for name, plan in plans.items()]
 
 
-def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path]) -> list[IndexInProgress]:
+def shards(store: Store, plans: dict[str, VectorPlan], files: Sequence[Path], *flags: str) -> list[IndexInProgress]:
     """Run all jobs but the last."""
     builds = started(store, plans, files)
     for job in (index.train, index.scatter, index.build_shards):
-        builds = job(builds, launch(store))
+        builds = job(builds, launch(store, *flags))
     return builds
 
 
@@ -77,8 +80,8 @@ def pieces(store: Store, listed: BlobRef | None) -> list[BlobRef]:
 def test_the_bytes_are_those_of_one_process(
     store: Store, plans: dict[str, VectorPlan], files: list[Path], tmp_path: Path
 ) -> None:
-    builds = shards(store, plans, files)
-    for built in index.merge(builds, launch(store)):
+    builds = shards(store, plans, files, BEAM)
+    for built in index.merge(builds, launch(store, BEAM)):
         (work := tmp_path / built.name).mkdir()
         stages.run_stages(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()
@@ -108,7 +111,7 @@ def test_training_reads_only_sampled_rows_of_a_remote_store(
 
 
 def test_what_is_recorded_is_not_made_again(store: Store, plans: dict[str, VectorPlan], files: list[Path]) -> None:
-    first = index.merge(shards(store, plans, files), launch(store))
+    first = index.merge(shards(store, plans, files, BEAM), launch(store, BEAM))
     records = {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")}
     assert index.merge(shards(store, plans, files), launch(store)) == first
     assert {path: path.stat().st_mtime_ns for path in store.files.local_path("memo").rglob("*.json")} == records
@@ -289,7 +292,7 @@ def test_pieces_are_read_from_an_object_store(
     plans: dict[str, VectorPlan], files: list[Path], s3_store_url: str, tmp_path: Path
 ) -> None:
     store = Store.open(s3_store_url, create=True)
-    for built in index.merge(shards(store, plans, files), launch(store)):
+    for built in index.merge(shards(store, plans, files, BEAM), launch(store, BEAM)):
         (work := tmp_path / built.name).mkdir()
         stages.run_stages(built.plan, files, work / "whole", work)
         assert store.blobs.read(built.blob) == (work / "whole").read_bytes()

@@ -67,9 +67,17 @@ def graphs_of(built: BuiltIndex) -> BlobRef | None:
 
 
 def build(
-    store: Store, files: Sequence[Path], before: Sequence[BuiltIndex] = (), old: Sequence[Path] = (), growth: str = ""
+    store: Store,
+    files: Sequence[Path],
+    before: Sequence[BuiltIndex] = (),
+    old: Sequence[Path] = (),
+    growth: str = "",
+    beam: Sequence[str] = (),
 ) -> Any:
-    """Return the finished indexes, and the builds, of which `before` gives what is inherited."""
+    """Return the finished indexes, and the builds, of which `before` gives what is inherited.
+
+    Without options of Beam the launcher runs the tasks of such small jobs.
+    """
     vectors, known = ([store.blobs.put_file(path) for path in paths] for paths in (files, old))
     changed = tuple((ref, tuple(known)) for ref in vectors if ref not in known)
     same = tuple(ref for ref in vectors if ref in known)
@@ -80,7 +88,7 @@ def build(
         for built in before
         if built.training
     }
-    n, launch = sum(len(np.load(path)) for path in files), Launch.new(store.url, ["--runner=FnApiRunner"])
+    n, launch = sum(len(np.load(path)) for path in files), Launch.new(store.url, beam)
     builds = [
         index.start_index(store, name, resolve(recipe, n, D), vectors, heirlooms.get(name))
         for name, recipe in RECIPES.items()
@@ -110,7 +118,7 @@ def test_what_did_not_change_is_not_made_again(store: Store, months: Months) -> 
     first, old = build(store, months[0])
     made = {stage: records(store, stage) for stage in ("train", "scatter", "shard", "merge")}
     assert made == {"train": 2, "scatter": 6, "shard": 3, "merge": 2}
-    second, new = build(store, months[1], first, months[0])
+    second, new = build(store, months[1], first, months[0], beam=["--runner=FnApiRunner"])
     assert {stage: records(store, stage) - count for stage, count in made.items()} == {
         "train": 0,
         "scatter": 2,  # the part that changed, of either index
