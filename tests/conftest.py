@@ -4,6 +4,7 @@ import bz2
 import gc
 import html
 import importlib.util
+import os
 import re
 import secrets
 import shutil
@@ -12,12 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3fs
 from absl import logging as absl_logging
 from hypothesis import settings
 
+from rag_model import chat_template
+from rag_model.process import ChildWorker
 from rag_model.store.objects.s3 import S3
 from tests.benchmarks.s3_server import environment_of, seaweed
 
@@ -76,14 +80,25 @@ def _package_folder(name: str) -> Path:
 def hurried() -> Iterator[None]:
     """Time each search of a measured index once, and probe a bucket with one race of two writers, not with more.
 
-    SeaweedFS lets each writer that lost a race wait for a second; one test probes it with all writers.
+    SeaweedFS lets each writer that lost a race wait for a second; one test probes it with all writers. Nothing that is
+    written here has to outlive the machine, and a build waits for the disk a hundred times.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rag_model.store.objects.files._WRITERS", 2)
         patch.setattr("rag_model.store.objects.files._RACES", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_RUNS", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_SECONDS", 0.0)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(chat_template, "run_in_child", _call_shared_child)
         yield
+
+
+_template_child = ChildWorker(chat_template.__name__, None, memory=chat_template._MEMORY)
+
+
+def _call_shared_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:
+    """Render a chat template in one child for all of them, because the start of each takes most of a second."""
+    return _template_child.call(value, seconds)
 
 
 @pytest.fixture(scope="session")

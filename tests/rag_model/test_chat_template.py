@@ -5,6 +5,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from rag_model.chat_template import TemplateRefusalError, render_chat_template
 from rag_model.errors import InputError
+from rag_model.process import run_in_child
 from tests.fixtures.tiny_generators import CHAT
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "who is it? 日本"}]
@@ -18,7 +19,8 @@ USUAL = (
 
 
 @pytest.mark.parametrize("template", USUAL)
-def test_a_template_is_rendered_as_by_transformers(template: str) -> None:
+def test_a_template_is_rendered_as_by_transformers(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_model.chat_template.run_in_child", run_in_child)  # other tests share one child
     expected, _ = render_jinja_template([MESSAGES], chat_template=template, add_generation_prompt=True, **TOKENS)
     assert render_chat_template(template, MESSAGES, TOKENS) == expected[0]
 

@@ -39,7 +39,7 @@ def api(running: Everything) -> Api:
 @pytest.fixture
 def parameters(mini_dump: Path, tiny: Path) -> dict[str, Any]:
     """Of a small rebuild."""
-    return {"dump": str(mini_dump), "encoder": str(tiny), "recipe": RECIPE, "beam_options": IN_PROCESS}
+    return {"dump": str(mini_dump), "encoder": str(tiny), "recipe": RECIPE}
 
 
 def test_every_flow_is_deployed_and_what_has_a_schedule_waits(api: Api) -> None:

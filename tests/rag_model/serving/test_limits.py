@@ -49,7 +49,7 @@ def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pyt
     for path, size in ((first, 2 << 20), (second, 2 << 20)):
         with path.open("wb") as file:
             file.write(os.urandom(size))
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if cached(first) == 1:
         pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
