@@ -62,11 +62,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     tests = Counter(item.path for item in items)
+    groups = {path: str(path.relative_to(ROOT)) for path in tests}
     items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             has_server = "prefect_url" in getattr(item, "fixturenames", ())  # it takes seconds to start: once is enough
-            item.add_marker(pytest.mark.xdist_group("server" if has_server else str(item.path.relative_to(ROOT))))
+            item.add_marker(pytest.mark.xdist_group("server" if has_server else groups[item.path]))
 
 
 def _package_folder(name: str) -> Path:

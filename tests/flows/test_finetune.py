@@ -276,7 +276,7 @@ def _refused_after(done: Callable[..., TrainingResult], *given: Any) -> Training
 
 
 def test_a_killed_process_is_gone_on_with(
-    finetune: Bookwheel, store: Path, given: dict[str, Path], executable: Path, tmp_path: Path
+    finetune: Bookwheel, store: Path, given: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL in the middle, however far it has come: the next run ends with the model of one that was left alone."""
     frequent = DPR.replace("evaluate_every = 2", "evaluate_every = 20\ncheckpoint_every = 1")
@@ -285,28 +285,15 @@ def test_a_killed_process_is_gone_on_with(
     Store.open(str(store)).files.delete_folder("memo/finetune")
     Store.open(str(store)).files.delete_folder("models")
     work = tmp_path / "work"
-    words = [
-        "finetune",
-        "dpr",
-        "--store",
-        store,
-        "--training",
-        tmp_path / "dpr.toml",
-        "--max-steps",
-        60,
-        "--work",
-        work,
-    ]
-    named = [word for name, path in given.items() for word in (f"--{name}", path)]
+    options = {"store": store, **given, "training": tmp_path / "dpr.toml", "max-steps": 60, "work": work}
+    words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
     # What ran in this process before may have set its threads, and the last bits of a gradient depend on their number.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    with (tmp_path / "told").open("w") as told:
-        command = [str(word) for word in [executable, *words, *named]]
-        process = subprocess.Popen(command, stdout=told, stderr=told, env=environment)
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    process = ForkedCommand(["finetune", "dpr", *words], tmp_path)
     try:
         deadline = time.monotonic() + 300
         while not list((work / "checkpoints").glob("step-*[1-9]*")):  # beyond step 0
-            assert process.poll() is None, (tmp_path / "told").read_text()
+            assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.001)
     finally:

@@ -4,8 +4,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,9 +36,9 @@ from rag_model.training.loop.task import Measures
 from rag_model.training.moving_index import MovingSettings, RebuildOrder
 from rag_model.training.objectives.end2end import End2EndTask
 from tests.fixtures import async_rebuilds
+from tests.fixtures.forked_processes import check_killed
 from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
-ROOT = Path(__file__).parents[2]
 EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
 REF = "refresh"
 LISTS = "IVF5,Flat"
@@ -172,9 +170,7 @@ def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again
     store, folder, known = Store.open(str(given / "store")), tmp_path / "run", []
     first = store.snapshots.resolve("first")
     for kill_at in (EVERY + 1, EVERY + 2):  # before the trainer has seen that it is there; before a checkpoint asks it
-        words = [sys.executable, async_rebuilds.__file__, str(given), str(folder), "found", str(kill_at)]
-        killed = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False, capture_output=True)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+        check_killed(async_rebuilds.main, str(given), str(folder), "found", kill_at)
         assert [
             searched_snapshot.snapshot
             for searched_snapshot in read_checkpoint(list_checkpoints(folder / "checkpoints")[0]).searched_snapshots
