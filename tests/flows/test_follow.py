@@ -183,6 +183,8 @@ def test_a_wiki_is_followed_from_its_dump(wiki: Wiki, tmp_path: Path, tiny: Path
 # Runs a command in forked children, and kills each at one of the moments at which it puts a file into the store.
 KILLER = """
 import json, os, shutil, signal, sys
+from contextlib import suppress
+from importlib import import_module
 from flows import cli
 from flows.verbs import builds
 from rag_model.encoders import model
@@ -205,12 +207,15 @@ def run(store, kill_at):
     last = kill_at
     code = cli.run([*command, "--store", store])
     with open(f"{folder}/count", "w") as file:
-        file.write(str(count))
+        json.dump([count, [*sys.modules]], file)
     os._exit(code)
 
 sys.addaudithook(watch)
 assert run(shutil.copytree(base, f"{folder}/whole"), None) == 0
-total = int(open(f"{folder}/count").read())
+total, names = json.load(open(f"{folder}/count"))
+for name in names:  # so that no later child imports what the command imports late
+    with suppress(ImportError):
+        import_module(name)
 for i in range(n_points):
     point = 1 + i * (total - 1) // (n_points - 1)
     store = shutil.copytree(base, f"{folder}/killed-{i}")
