@@ -85,7 +85,7 @@ def hurried() -> Iterator[None]:
     written here has to outlive the machine, and a build waits for the disk a hundred times.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rag_model.store.objects.files._WRITERS", 2)
+        patch.setattr("rag_model.store.objects.files._RACE_WRITERS", 2)
         patch.setattr("rag_model.store.objects.files._RACES", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_RUNS", 1)
         patch.setattr("rag_model.index.quality.sweep._MIN_SECONDS", 0.0)

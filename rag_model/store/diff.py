@@ -31,8 +31,8 @@ from rag_model.store.versions.manifest import (
 from rag_model.store.versions.snapshot import Snapshot
 
 Change = Literal["added", "changed", "removed"]
-# approximate number of rows in a bucket: about 30 MB, or 100 MB if all of them changed
-BUCKET = 1 << 18
+# approximate number of rows in a bucket: about 30 MB of memory, or 100 MB if all rows changed
+BUCKET_ROWS = 1 << 18
 _PARTS_AHEAD = 8  # maximum number of pairs of parts that are read at a time
 # a file for each part would take quadratic time, because each file has all buckets
 _FILES_PER_BUCKET = 4
@@ -53,24 +53,24 @@ class ArticleChange:
     passages: Mapping[Change, int]
 
 
-def iter_article_changes(before: Snapshot, after: Snapshot, *, bucket: int = BUCKET) -> Iterator[ArticleChange]:
+def iter_article_changes(before: Snapshot, after: Snapshot, *, max_rows: int = BUCKET_ROWS) -> Iterator[ArticleChange]:
     """Yield every article with an added, changed or removed passage, in a deterministic order.
 
-    A changed passage has the same id and another hash (of title and text). `bucket` is the
+    A changed passage has the same id and another hash (of title and text). `max_rows` is the
     approximate number of rows to hold in memory if page ranges differ.
 
     Raises:
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
     """
     pairs, rest_before, rest_after = _match_parts(before, after)
-    ahead = min(_PARTS_AHEAD, max(before.concurrency, after.concurrency))
-    for part_before, part_after in read_ahead(lambda pair: _read_columns(before, after, *pair), pairs, ahead):
-        yield from _compare(part_before, part_after)
+    n_ahead = min(_PARTS_AHEAD, max(before.concurrency, after.concurrency))
+    for table_before, table_after in read_ahead(lambda pair: _read_columns(before, after, *pair), pairs, n_ahead):
+        yield from _compare(table_before, table_after)
     if not rest_before and not rest_after:
         return
-    n_buckets = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // bucket
+    n_buckets = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // max_rows
     with temporary_folder("diff") as folder:
-        file_rows = max(1, bucket // _FILES_PER_BUCKET)
+        file_rows = max(1, max_rows // _FILES_PER_BUCKET)
         files_before = _write_bucket_files(before, rest_before, n_buckets, file_rows, folder / "before")
         files_after = _write_bucket_files(after, rest_after, n_buckets, file_rows, folder / "after")
         for bucket_number in range(n_buckets):
@@ -127,15 +127,15 @@ def _write_bucket_files(
     """
     folder.mkdir()
     files: list[Path] = []
-    ahead = min(_PARTS_AHEAD, snapshot.concurrency)
+    n_ahead = min(_PARTS_AHEAD, snapshot.concurrency)
     for tables in _iter_table_groups(
-        read_ahead(lambda part: snapshot.columns(part.name, _COLUMNS), parts, ahead), file_rows
+        read_ahead(lambda part: snapshot.columns(part.name, _COLUMNS), parts, n_ahead), file_rows
     ):
         files.append(folder / f"{len(files)}.arrow")
         try:
             _write_buckets(pa.concat_tables(tables), n_buckets, files[-1])
-        except OSError as refused:
-            raise StoreError(f"cannot write {files[-1]} ({refused}): free space there, or set TMPDIR") from refused
+        except OSError as error:
+            raise StoreError(f"cannot write {files[-1]} ({error}): free space there, or set TMPDIR") from error
     return files
 
 
@@ -155,10 +155,10 @@ def _iter_table_groups(tables: Iterator[pa.Table], group_rows: int) -> Iterator[
 
 def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
     pages = table["page_id"].combine_chunks().dictionary_encode()
-    bucket_of = np.array([crc32(page.encode()) % n_buckets for page in pages.dictionary.to_pylist()], dtype=np.int64)
-    buckets = bucket_of[pages.indices.to_numpy()]
-    sorted_rows = table.take(np.argsort(buckets, kind="stable"))
-    bounds = np.searchsorted(np.sort(buckets), np.arange(n_buckets + 1)).tolist()
+    page_buckets = np.array([crc32(page.encode()) % n_buckets for page in pages.dictionary.to_pylist()], dtype=np.int64)
+    row_buckets = page_buckets[pages.indices.to_numpy()]
+    sorted_rows = table.take(np.argsort(row_buckets, kind="stable"))
+    bounds = np.searchsorted(np.sort(row_buckets), np.arange(n_buckets + 1)).tolist()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
         for start, end in pairwise(bounds):
             columns = [column.combine_chunks() for column in sorted_rows.slice(start, end - start).columns]
@@ -176,7 +176,7 @@ def _read_bucket(files: Sequence[Path], bucket_number: int) -> pa.Table:
 
 def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     """Yield the changed articles of two tables, which contain all passages of their articles."""
-    rows_before, rows_after = _list_new_rows(before, after), _list_new_rows(after, before)
+    rows_before, rows_after = _list_unmatched_rows(before, after), _list_unmatched_rows(after, before)
     changed_ids = {row[0] for row in rows_before} & {row[0] for row in rows_after}
     title_by_page: dict[str, str] = {}
     change_counts_by_page = defaultdict[str, Counter[Change]](Counter)
@@ -189,21 +189,21 @@ def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     pages = pa.array(change_counts_by_page, pa.string())
     was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
     is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
-    for (page, counts), was_in_earlier, is_in_later in zip(
+    for (page, change_counts), was_in_earlier, is_in_later in zip(
         change_counts_by_page.items(), was_present, is_present, strict=True
     ):
         change: Change = "added" if not was_in_earlier else "changed" if is_in_later else "removed"
-        yield ArticleChange(page, title_by_page[page], change, dict(+counts))
+        yield ArticleChange(page, title_by_page[page], change, dict(+change_counts))
 
 
-def _list_new_rows(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
-    """Return id, page and title of the rows whose id and hash are not in `other`."""
-    is_new = pc.invert(pc.is_in(_join_keys(table), value_set=_join_keys(other)))
-    rows = table.filter(is_new)
+def _list_unmatched_rows(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
+    """Return id, page and title of the rows of `table` whose id and hash are not in `other`."""
+    is_unmatched = pc.invert(pc.is_in(_join_hashes_and_ids(table), value_set=_join_hashes_and_ids(other)))
+    rows = table.filter(is_unmatched)
     return list(zip(*(rows[name].to_pylist() for name in ("id", "page_id", "title")), strict=True))
 
 
-def _join_keys(table: pa.Table) -> pa.ChunkedArray:
+def _join_hashes_and_ids(table: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(table["hash"], table["id"], " ")  # a hash contains no space
 
 
@@ -224,7 +224,8 @@ class SnapshotDiff:
     articles: Mapping[Change, int]
     passages: Mapping[Change, int]
     examples: Mapping[Change, tuple[ArticleChange, ...]]  # the first changed articles
-    # dotted name, as recipe.chunk.words -> (value before, value after); None: missing
+    # dotted name of each setting that differs, such as recipe.chunk.words -> (value before, value
+    # after); None if the setting is missing
     settings: Mapping[str, tuple[Any, Any]]
     pull: Mapping[str, PullSize]  # sizes by kind of file: passages, embeddings, encoder, index/hnsw
 
@@ -262,8 +263,8 @@ def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> Snapsh
 
 
 def _list_settings(content: Content) -> dict[str, Any]:
-    value = content.to_json()
-    sections = {name: value[name] for name in ("corpus", "recipe", "indexes")}
+    fields = content.to_json()
+    sections = {name: fields[name] for name in ("corpus", "recipe", "indexes")}
     space_by_representation = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
     return {
         **sections,
@@ -287,7 +288,7 @@ def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[
 
 def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
-    # first name wins
+    # of several paths of a blob, the first one is used
     path_by_blob = {ref: path for path, ref in sorted(files.items(), reverse=True)}
     overlap = Overlap.between(before, after)
     store = Store.open(after.location) if isinstance(after.location, str) else None
@@ -304,14 +305,14 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
             embedded_files[path].head_bytes if path in embedded_files else _count_fetched_bytes(ref.size, patch)
         )
         for step in steps.get(path, ()):
-            has_vectors = patch or path in embedded_files or not step.head_bytes
-            if store and has_vectors and (delta := find_delta(store, step)):
+            is_usable = patch or path in embedded_files or not step.head_bytes
+            if store and is_usable and (delta := find_delta(store, step)):
                 return fetched_bytes - (step.head_bytes or ref.size) + delta.size
         return fetched_bytes
 
-    ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
+    n_ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
     for (ref, path), fetched_bytes in zip(
-        path_by_blob.items(), read_ahead(estimate_fetched, [*path_by_blob], ahead), strict=True
+        path_by_blob.items(), read_ahead(estimate_fetched, [*path_by_blob], n_ahead), strict=True
     ):
         fetched_by_kind[file_kind(path)] += fetched_bytes
         reused_by_kind[file_kind(path)] += ref.size - fetched_bytes

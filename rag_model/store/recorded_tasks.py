@@ -52,7 +52,7 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """The file with which `gc` keeps the result; None: it keeps only recent results."""
+        """The file with which `gc` keeps the result; without one, `gc` keeps only recent results."""
         return None
 
     @property
@@ -110,7 +110,7 @@ def run_tasks(
     Args:
         store: the store with the inputs of the tasks, to which their records are written.
         tasks: any number of tasks.
-        runner: runs the tasks; None: this process runs them.
+        runner: runs the tasks; without one, this process runs them.
         on_progress: called with the number of finished tasks and of all tasks.
 
     Raises:

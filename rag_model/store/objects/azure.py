@@ -31,12 +31,12 @@ from rag_model.store.objects.buckets import (
 
 # The root element of every listing.
 _LISTING = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>)?\s*<EnumerationResults\b")
-_TRIES = 7
-_PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
+_MAX_TRIES = 7
+_PAUSE_SECONDS = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
 _BLOCK_BYTES = 16 << 20  # bytes of a block; a blob has at most 50,000 blocks, so 840 GB
 # maximum bytes of an upload by one request; a larger one is sent in blocks
-_SINGLE_UPLOAD = 8 << 20
-_SINGLE_READ = 256 << 20  # maximum bytes of a read by one request
+_SINGLE_UPLOAD_BYTES = 8 << 20
+_SINGLE_READ_BYTES = 256 << 20  # maximum bytes of a read by one request
 
 
 class Azure(Bucket):
@@ -50,9 +50,9 @@ class Azure(Bucket):
         Raises:
             UsageError: the environment names no account, or its settings cannot be read.
         """
-        sizes = {"max_block_size": _BLOCK_BYTES, "max_single_put_size": _SINGLE_UPLOAD}
-        reads = {"max_single_get_size": _SINGLE_READ, "max_chunk_get_size": _SINGLE_READ}
-        options: dict[str, Any] = {**sizes, **reads, "retry_policy": _RetryPolicy()}
+        write_sizes = {"max_block_size": _BLOCK_BYTES, "max_single_put_size": _SINGLE_UPLOAD_BYTES}
+        read_sizes = {"max_single_get_size": _SINGLE_READ_BYTES, "max_chunk_get_size": _SINGLE_READ_BYTES}
+        options: dict[str, Any] = {**write_sizes, **read_sizes, "retry_policy": _RetryPolicy()}
         try:
             if connection_string := _get_setting("CONNECTION_STRING"):
                 return BlobServiceClient.from_connection_string(connection_string, **options)
@@ -62,12 +62,12 @@ class Azure(Bucket):
                 _get_setting("ACCOUNT_KEY") or _get_setting("SAS_TOKEN") or _create_credential(),
                 **options,
             )
-        except ValueError as wrong:
+        except ValueError as error:
             raise UsageError(
-                f"Azure's settings cannot be read ({wrong}): check "
+                f"Azure's settings cannot be read ({error}): check "
                 "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and "
                 "AZURE_STORAGE_ACCOUNT_KEY"
-            ) from wrong
+            ) from error
 
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
         """Request the blob's properties."""
@@ -103,11 +103,11 @@ class Azure(Bucket):
         with _translate_errors():
             self._get_blob_client(bucket, key).upload_blob(data, overwrite=not create)
 
-    def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Upload in blocks of 16 MiB, ignoring `chunk`; the last request commits them."""
-        del chunk
+    def upload(self, bucket: str, key: str, source: Path, chunk_bytes: int, n_ahead: int) -> None:
+        """Upload in blocks of 16 MiB, ignoring `chunk_bytes`; the last request commits them."""
+        del chunk_bytes
         with _translate_errors(), source.open("rb") as file:
-            self._get_blob_client(bucket, key).upload_blob(file, overwrite=True, max_concurrency=ahead)
+            self._get_blob_client(bucket, key).upload_blob(file, overwrite=True, max_concurrency=n_ahead)
 
     def delete_object(self, bucket: str, key: str) -> None:
         """Delete the blob."""
@@ -122,12 +122,12 @@ class _RetryPolicy(ExponentialRetry):  # type: ignore[misc]
     """Try a request up to seven times within about six seconds if its error is transient."""
 
     def __init__(self) -> None:
-        retries = _TRIES - 1
+        retries = _MAX_TRIES - 1
         super().__init__(retry_total=retries, retry_connect=retries, retry_read=retries, retry_status=retries)
 
     def get_backoff_time(self, settings: dict[str, Any]) -> float:
-        """Return the seconds to wait before try `count + 2`, with jitter to spread out clients."""
-        return float(_PAUSE * 2 ** settings["count"] * random.uniform(0.5, 1))
+        """Return the seconds to wait before the next try, with jitter to spread out clients."""
+        return float(_PAUSE_SECONDS * 2 ** settings["count"] * random.uniform(0.5, 1))
 
 
 def _check_listing(response: Any) -> None:

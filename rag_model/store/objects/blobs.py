@@ -27,10 +27,10 @@ from rag_model.store.objects.files import Files
 from rag_model.store.objects.intents import Intents
 
 PARTIAL_SUFFIX = ".partial"
-_BLOCK = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-# A newer blob need not be written again. It is half of the minimum age that `gc` deletes, so that
-# clocks may differ by the other half.
+# A blob that was written within this time is not written again. The time is half of the age at
+# which `gc` may delete a file, so clocks may differ by the other half.
 _TRUST_SECONDS = 12 * 3600.0
 _MAX_BYTES = 1 << 50  # maximum size; larger than the limits of all object stores
 ChunkSource = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
@@ -87,12 +87,12 @@ def _append_and_digest(file: BinaryIO, size: int, read_from: Callable[[int], Ite
 
 def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]]) -> Iterator[bytes]:
     file.seek(0)
-    while block := file.read(_BLOCK):
+    while block := file.read(_BLOCK_BYTES):
         yield block
     for chunk in read_from(file.tell()):
         # One write of 16 MiB can take Linux ten times longer.
-        for start in range(0, len(chunk), _BLOCK):
-            block = chunk[start : start + _BLOCK]
+        for start in range(0, len(chunk), _BLOCK_BYTES):
+            block = chunk[start : start + _BLOCK_BYTES]
             file.write(block)
             yield block
 
@@ -165,7 +165,7 @@ class Blobs:
     files: Files
 
     def put_file(self, path: Path, *, move: bool = False, digest: str | None = None) -> BlobRef:
-        """Store a local file; nothing is copied if it was stored within the last twelve hours.
+        """Store a local file; copy nothing if the store got its bytes within the last twelve hours.
 
         With `move`, a store on the same disk renames the file instead of copying it. `digest` is
         the file's digest, if its writer has computed it.
@@ -253,30 +253,30 @@ class Blobs:
         self,
         ref: BlobRef,
         dest: Path,
-        chunks: ChunkSource,
+        iter_chunks: ChunkSource,
         on_bytes: Callable[[int], None] = lambda size: None,
     ) -> bool:
-        """Write a blob to a local path as `fetch` does, from the bytes that `chunks` yields.
+        """Write a blob to a local path as `fetch` does, from the bytes that `iter_chunks` yields.
 
-        `chunks(read, start)` yields the bytes from `start` on, in order, and reads bytes that it
+        `iter_chunks(read, start)` yields the bytes from `start` on, in order, and reads bytes that it
         does not have by `read(start, end)`. Returns False if the result has another digest; then
         `dest` is unchanged.
 
         Raises:
             StoreError: the blob is missing or of another size, or `dest` cannot be written.
         """
-        return self._copy_to(ref, dest, partial(chunks, partial(self.files.read_range, ref.path)), on_bytes)
+        return self._copy_to(ref, dest, partial(iter_chunks, partial(self.files.read_range, ref.path)), on_bytes)
 
     def _copy_to(
         self,
         ref: BlobRef,
         dest: Path,
-        chunks: Callable[[int], Iterator[bytes]],
+        iter_chunks: Callable[[int], Iterator[bytes]],
         on_bytes: Callable[[int], None],
     ) -> bool:
         def read_from(start: int) -> Iterator[bytes]:
             on_bytes(start)
-            for chunk in chunks(start):
+            for chunk in iter_chunks(start):
                 on_bytes(len(chunk))
                 yield chunk
 
@@ -303,14 +303,14 @@ class Blobs:
             if not _is_intact(path, ref):
                 raise self.damaged_error(ref)
             return path
-        copy = cache_folder() / ref.path.partition("/")[2]
-        if not _is_intact(copy, ref):
+        copy_path = cache_folder() / ref.path.partition("/")[2]
+        if not _is_intact(copy_path, ref):
             evict_for(ref.size)
-            self.fetch(ref, copy)
-            cache_stamps().record(copy, ref.id)
-        with cache_stamps().preserve(copy, ref.id):
-            touch(copy)
-        return copy
+            self.fetch(ref, copy_path)
+            cache_stamps().record(copy_path, ref.id)
+        with cache_stamps().preserve(copy_path, ref.id):
+            touch(copy_path)
+        return copy_path
 
     def delete_local_copy(self, ref: BlobRef) -> None:
         """Delete this machine's cached copy of a remote blob, if there is one, but not the blob."""

@@ -29,7 +29,7 @@ _ERROR_TYPES: dict[int, type[OSError]] = {
     403: PermissionError,
     404: FileNotFoundError,
 }
-# HTTP status -> error of a server that does not support conditional writes
+# HTTP status -> error number; servers that do not support conditional writes reply with these
 _ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}
 
 
@@ -80,8 +80,8 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         """
 
     @abstractmethod
-    def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Upload a file in chunks of about `chunk` bytes, `ahead` of them at a time.
+    def upload(self, bucket: str, key: str, source: Path, chunk_bytes: int, n_ahead: int) -> None:
+        """Upload a file in chunks of about `chunk_bytes` bytes, `n_ahead` of them at a time.
 
         The object appears complete or not at all.
         """
@@ -108,7 +108,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
         return entry
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """List the objects and folders in a folder; [] if it does not exist."""
+        """List the objects and folders in a folder; a missing folder has none."""
         bucket, key = self.split(path)
         entries = list(self.list_objects(bucket, f"{key}/" if key else "", deep=False))
         return entries if detail else [entry["name"] for entry in entries]
@@ -132,8 +132,8 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
     def rm(self, path: str, recursive: bool = False, **_: Any) -> None:
         """Delete an object and, if `recursive`, all objects below it."""
         bucket, key = self.split(path)
-        children = [entry["name"] for entry in self.list_objects(bucket, f"{key}/", deep=True)] if recursive else []
-        paths = children if self.head(bucket, key) is None else [*children, path]
+        keys_below = [entry["name"] for entry in self.list_objects(bucket, f"{key}/", deep=True)] if recursive else []
+        paths = keys_below if self.head(bucket, key) is None else [*keys_below, path]
         if not paths:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
         with ThreadPoolExecutor(_DELETE_THREADS) as pool:

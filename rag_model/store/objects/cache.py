@@ -29,11 +29,11 @@ from rag_model.digest import digest_file, digest_json
 from rag_model.errors import StoreError, UsageError
 
 # seconds between the file system's timestamps; two writes within them may get the same time
-_TICK = 0.01
-_COPY = re.compile(r"[0-9a-f]{64}")
-_IN_USE = 3600  # seconds
+_TICK_SECONDS = 0.01
+_COPY_NAME = re.compile(r"[0-9a-f]{64}")
+_IN_USE_SECONDS = 3600  # seconds
 _TOUCH_SECONDS = 60  # minimum interval between two updates of an access time
-_HEADROOM = 64  # an eviction also frees a further 64th of the maximum size
+_HEADROOM_SHARES = 64  # an eviction frees this fraction of the maximum size (a 64th) in addition
 _RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of this headroom
 _ALLOWANCE_LOCK = threading.Lock()
 # (folder, maximum size) -> bytes that may be added before the copies are listed again.
@@ -81,10 +81,8 @@ class Stamps:
         had_stamp, status_before = self.has_valid_stamp(path, identity), path.stat()
         yield
         status_after = path.stat()
-        if had_stamp and (status_before.st_size, status_before.st_mtime_ns) == (
-            status_after.st_size,
-            status_after.st_mtime_ns,
-        ):
+        is_same_size = status_before.st_size == status_after.st_size
+        if had_stamp and is_same_size and status_before.st_mtime_ns == status_after.st_mtime_ns:
             self.record(path, identity)
 
     def _read_stamp(self, name: str) -> str | None:
@@ -111,7 +109,7 @@ def open_stamps(folder: Path) -> Stamps:
 def _wait_and_stamp(path: Path, identity: str) -> tuple[str, str]:
     """Wait until later writes get another time, then return the stamp."""
     status = path.stat()
-    time.sleep(max(0.0, max(status.st_mtime, status.st_ctime) + _TICK - time.time()) % _TICK)
+    time.sleep(max(0.0, max(status.st_mtime, status.st_ctime) + _TICK_SECONDS - time.time()) % _TICK_SECONDS)
     return _compute_stamp(path, identity)
 
 
@@ -142,8 +140,8 @@ def touch(copy: Path) -> None:
             os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
 
 
-def evict_for(size: int) -> None:
-    """Remove the least recently used copies if `size` more bytes exceed the maximum size.
+def evict_for(new_bytes: int) -> None:
+    """Remove the least recently used copies if `new_bytes` more bytes exceed the maximum size.
 
     The copies are not listed for each new one, since that would take quadratic time. So if more
     than `_RELIST_SHARES` processes add copies at once, the cache may exceed the maximum slightly.
@@ -154,22 +152,23 @@ def evict_for(size: int) -> None:
     folder = cache_folder()
     max_bytes = get_cache_limit(folder)
     with _ALLOWANCE_LOCK:
-        if size <= _allowance.get((folder, max_bytes), 0):
-            _allowance[folder, max_bytes] -= size
+        if new_bytes <= _allowance.get((folder, max_bytes), 0):
+            _allowance[folder, max_bytes] -= new_bytes
             return
-        free_bytes, headroom_bytes = max_bytes - size - _evict(folder, max_bytes, size), max_bytes // _HEADROOM
+        headroom_bytes = max_bytes // _HEADROOM_SHARES
+        free_bytes = max_bytes - new_bytes - _evict(folder, max_bytes, new_bytes)
         if free_bytes < 0:  # all copies are in use
             free_bytes = headroom_bytes
         _allowance[folder, max_bytes] = min(free_bytes, headroom_bytes) // _RELIST_SHARES
 
 
-def _evict(folder: Path, max_bytes: int, size: int) -> int:
-    """Remove copies for `size` more bytes and some headroom; return the remaining bytes."""
+def _evict(folder: Path, max_bytes: int, new_bytes: int) -> int:
+    """Remove copies for `new_bytes` more bytes and some headroom; return the remaining bytes."""
     copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
     cached_bytes = sum(copy_bytes for _, copy_bytes, _ in copies)
-    target_bytes = max_bytes - max_bytes // _HEADROOM if cached_bytes + size > max_bytes else max_bytes
+    target_bytes = max_bytes - max_bytes // _HEADROOM_SHARES if cached_bytes + new_bytes > max_bytes else max_bytes
     for last_access, copy_bytes, path in sorted(copies):
-        if cached_bytes + size <= target_bytes or time.time() - last_access < _IN_USE:
+        if cached_bytes + new_bytes <= target_bytes or time.time() - last_access < _IN_USE_SECONDS:
             break
         path.unlink(missing_ok=True)
         cached_bytes -= copy_bytes
@@ -177,7 +176,7 @@ def _evict(folder: Path, max_bytes: int, size: int) -> int:
 
 
 def _stat_copy(path: Path) -> os.stat_result | None:
-    if not _COPY.fullmatch(path.name):
+    if not _COPY_NAME.fullmatch(path.name):
         return None
     with suppress(OSError):
         return path.stat()

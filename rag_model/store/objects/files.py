@@ -39,7 +39,7 @@ from rag_model.store.objects.buckets import CLOUDS, find_cloud
 from rag_model.untrusted_text import parse_json
 
 # The first race also opens connections, so its writers do not start at the same time.
-_WRITERS, _RACES = 8, 2
+_RACE_WRITERS, _RACES = 8, 2
 
 # Schemes that fsspec interprets as the name of a folder unless `://` follows.
 _SCHEMES = {*CLOUDS, "http", "https", "memory"}
@@ -49,22 +49,22 @@ Output = TypeVar("Output")
 CHUNKS_AHEAD = 4  # maximum number of chunks of a file that are in memory or being read at a time
 # maximum number of concurrent small requests to an object store, which mostly wait
 MAX_REQUESTS = 32
-_CHUNK = 16 << 20  # bytes of a chunk; a transfer holds `CHUNKS_AHEAD` chunks in memory
+_CHUNK_BYTES = 16 << 20  # bytes of a chunk; a transfer holds `CHUNKS_AHEAD` chunks in memory
 _MAX_CHUNKS = 10_000  # S3's maximum for one upload; above 160 GB the chunks get larger
 # error codes that s3fs does not translate to PermissionError
 _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}
-# Field with the time of the last write in a local, S3, Azure or memory listing.
+# fields with the time of the last write, in listings of local disks, S3, Azure, and memory
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
 PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist only for a moment
-_NUMBERED = re.compile(r"(\d{8})\.json")  # moves of refs, takedowns, and checkpoints
+_NUMBERED_FILE = re.compile(r"(\d{8})\.json")  # moves of refs, takedowns, and checkpoints
 # Errors for HTTP status 501 and 400, with which servers reject an unknown header, for example.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})
-# The end of a message that begins with the URL of a store.
+# end of an error message that begins with the URL of a store
 NO_CONDITIONAL_WRITES = (
     "does not honour conditional writes (If-None-Match), so two publishers could both succeed: use a bucket that does"
 )
 _MESSAGE_CHARS = 300  # maximum length of a cloud client's error message
-_REMOTE_BLOCK = 1 << 20  # minimum bytes that a read at an offset requests
+_REMOTE_BLOCK_BYTES = 1 << 20  # minimum bytes that a read at an offset requests
 
 
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
@@ -98,15 +98,15 @@ def probe_exclusive_creation(fs: Any, folder: str) -> bool:
 
 
 def _has_one_winner(fs: Any, path: str) -> bool:
-    values = [f"{number} {secrets.token_hex(8)}".encode() for number in range(_WRITERS)]
-    start = threading.Barrier(_WRITERS)
+    values = [f"{writer} {secrets.token_hex(8)}".encode() for writer in range(_RACE_WRITERS)]
+    start = threading.Barrier(_RACE_WRITERS)
 
     def write(value: bytes) -> bool:
         start.wait()
         return create_exclusive(fs, path, value)
 
     try:
-        with ThreadPoolExecutor(_WRITERS) as pool:
+        with ThreadPoolExecutor(_RACE_WRITERS) as pool:
             winners = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
         stored_bytes = fs.cat_file(path)
         late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored_bytes
@@ -154,14 +154,14 @@ def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
     return True
 
 
-def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], ahead: int = CHUNKS_AHEAD) -> Iterator[Output]:
-    """Yield `read(item)` for each item, in order; threads read up to `ahead` items in advance."""
-    if min(len(items), ahead) < 2:
+def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: int = CHUNKS_AHEAD) -> Iterator[Output]:
+    """Yield `read(item)` for each item, in order; threads read up to `n_ahead` items in advance."""
+    if min(len(items), n_ahead) < 2:
         yield from map(read, items)  # without a thread
         return
-    with ThreadPoolExecutor(ahead) as pool:
-        futures = deque(pool.submit(read, item) for item in items[:ahead])
-        remaining = iter(items[ahead:])
+    with ThreadPoolExecutor(n_ahead) as pool:
+        futures = deque(pool.submit(read, item) for item in items[:n_ahead])
+        remaining = iter(items[n_ahead:])
         try:
             while futures:
                 yield futures.popleft().result()
@@ -205,12 +205,12 @@ class Files:
             raise UsageError(f"the store's URL {url} names no bucket: give {url.partition('://')[0]}://BUCKET/FOLDER")
         try:
             fs, root = self._connect(url)
-        except (ValueError, ImportError) as unknown:
-            reason = str(unknown).rstrip(".")
-            error_type = UsageError if isinstance(unknown, ValueError) else StoreError
+        except (ValueError, ImportError) as error:
+            reason = str(error).rstrip(".")
+            error_type = UsageError if isinstance(error, ValueError) else StoreError
             raise error_type(
                 f"cannot open a store at {url} ({reason}): give a folder, file:///…, s3://…, gs://… or az://…"
-            ) from unknown
+            ) from error
         except OSError as error:
             raise StoreError(_describe_error(error, "open", url)) from error
         self._errors: tuple[type[Exception], ...] = (OSError, *getattr(fs, "errors", ()))
@@ -282,7 +282,7 @@ class Files:
 
     def list_numbers(self, folder: str) -> list[int]:
         """Return the numbers of a folder's files that are named by eight digits, such as 00000001.json, ascending."""
-        return sorted(int(match[1]) for match in map(_NUMBERED.fullmatch, self.list_names(folder)) if match)
+        return sorted(int(match[1]) for match in map(_NUMBERED_FILE.fullmatch, self.list_names(folder)) if match)
 
     def read(self, path: str) -> bytes | None:
         """Return a small file's bytes; None if there is no such file."""
@@ -303,10 +303,10 @@ class Files:
             return None
         try:
             value = parse_json(data)
-        except ValueError as broken:
+        except ValueError as error:
             raise StoreError(
-                f"{self.url_of(path)} is damaged: it is not JSON ({broken}); restore it from a copy"
-            ) from broken
+                f"{self.url_of(path)} is damaged: it is not JSON ({error}); restore it from a copy"
+            ) from error
         if not isinstance(value, dict):
             raise StoreError(f"{self.url_of(path)} is damaged: it is not a JSON object; restore it from a copy")
         return value
@@ -315,7 +315,7 @@ class Files:
         """Open a file of `size` bytes for reads at any offset; a remote file is read by range."""
         if not self.is_local:
             read = partial(self.read_range, path)
-            return cast(BinaryIO, io.BufferedReader(RangeFile(self.url_of(path), size, read), _REMOTE_BLOCK))
+            return cast(BinaryIO, io.BufferedReader(RangeFile(self.url_of(path), size, read), _REMOTE_BLOCK_BYTES))
         with self._translate_errors("read", path):
             return self.local_path(path).open("rb")
 
@@ -325,11 +325,11 @@ class Files:
             return bytes(self._fs.cat_file(self._get_full_path(path), start=start, end=end)) if end > start else b""
 
     def iter_chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes [start, size) in chunks of 16 MiB; the next three are prefetched."""
-        starts = range(start, size, _CHUNK)
+        """Yield the bytes [start, size) in chunks of 16 MiB; three further chunks are prefetched."""
+        starts = range(start, size, _CHUNK_BYTES)
         if self.is_local or len(starts) < 2:
-            return (self.read_range(path, offset, min(offset + _CHUNK, size)) for offset in starts)
-        return read_ahead(lambda at: self.read_range(path, at, min(at + _CHUNK, size)), starts)
+            return (self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)) for offset in starts)
+        return read_ahead(lambda offset: self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)), starts)
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a file exclusively; return False if another writer was first.
@@ -372,10 +372,8 @@ class Files:
     def link(self, source: Path, path: str) -> None:
         """Store a local file that never changes, as a hard link if possible, or else as a copy."""
         if self.is_local:
-            with (
-                suppress(OSError),
-                atomic_write(self.local_path(path)) as temporary,
-            ):  # OSError: the source is on another disk, or the disk has no hard links
+            # OSError: the source is on another disk, or the disk has no hard links
+            with suppress(OSError), atomic_write(self.local_path(path)) as temporary:
                 os.link(source, temporary)
                 os.utime(temporary)  # `gc` compares the time when a file entered the store
                 return
@@ -429,12 +427,12 @@ class Files:
     def _upload_remote(self, source: Path, path: str) -> None:
         """Upload a file, a large one in parts; by default s3fs would hold 500 MB in memory."""
         size = source.stat().st_size
-        bounds = {
-            "chunksize": max(_CHUNK, -(-size // _MAX_CHUNKS)),
+        transfer_limits = {
+            "chunksize": max(_CHUNK_BYTES, -(-size // _MAX_CHUNKS)),
             "max_concurrency": CHUNKS_AHEAD,
         }
         try:
-            self._fs.put_file(str(source), self._get_full_path(path), **(bounds if self._cloud else {}))
+            self._fs.put_file(str(source), self._get_full_path(path), **(transfer_limits if self._cloud else {}))
         except FileNotFoundError:
             # Perhaps the upload succeeded, its response was lost, and the request was sent again.
             if self.get_size(path) != size:

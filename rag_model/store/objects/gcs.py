@@ -24,7 +24,7 @@ from rag_model.store.objects.buckets import (
     not_a_listing_error,
 )
 
-# Times in seconds, for about seven attempts.
+# the times are in seconds; they allow about seven attempts
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)
 _BINARY = "application/octet-stream"
 _CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple of this
@@ -46,9 +46,9 @@ class GCS(Bucket):
         """
         try:
             client = Client(project=None)
-        except DefaultCredentialsError as missing:
+        except DefaultCredentialsError as error:
             if os.environ.get(_CREDENTIALS):
-                raise error_from_status(401, str(missing)) from missing
+                raise error_from_status(401, str(error)) from error
             client = Client.create_anonymous_client()
         # Otherwise the client looks up the bucket's region in a thread, for its traces.
         client._bucket_metadata_cache = None
@@ -72,10 +72,10 @@ class GCS(Bucket):
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
         """Download an object or a range; the checksum of a whole object is verified."""
-        last = None if end is None else end - 1
+        last_byte = None if end is None else end - 1
         with _translate_errors():
             try:
-                return bytes(self._get_blob(bucket, key).download_as_bytes(start=start, end=last, retry=_RETRY))
+                return bytes(self._get_blob(bucket, key).download_as_bytes(start=start, end=last_byte, retry=_RETRY))
             except GoogleAPICallError as error:
                 if error.code != 416:
                     raise
@@ -83,14 +83,14 @@ class GCS(Bucket):
 
     def write_object(self, bucket: str, key: str, data: bytes, *, create: bool) -> None:
         """Upload the object in one request."""
-        match = 0 if create else None
+        generation = 0 if create else None
         with _translate_errors():
-            self._get_blob(bucket, key).upload_from_string(data, _BINARY, if_generation_match=match, retry=_RETRY)
+            self._get_blob(bucket, key).upload_from_string(data, _BINARY, if_generation_match=generation, retry=_RETRY)
 
-    def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
-        """Upload the chunks in order, as the service requires, ignoring `ahead`."""
-        del ahead
-        blob = self.client.bucket(bucket).blob(key, chunk_size=-(-chunk // _CHUNK_UNIT) * _CHUNK_UNIT)
+    def upload(self, bucket: str, key: str, source: Path, chunk_bytes: int, n_ahead: int) -> None:
+        """Upload the chunks in order, as the service requires, ignoring `n_ahead`."""
+        del n_ahead
+        blob = self.client.bucket(bucket).blob(key, chunk_size=-(-chunk_bytes // _CHUNK_UNIT) * _CHUNK_UNIT)
         with _translate_errors():
             blob.upload_from_filename(str(source), _BINARY, retry=_RETRY)
 
@@ -128,8 +128,8 @@ def _iter_pages(blobs: Any) -> Iterator[Any]:
 def _translate_errors() -> Iterator[None]:
     try:
         yield
-    except RetryError as given_up:
-        raise _to_os_error(given_up.cause or given_up) from given_up
+    except RetryError as error:
+        raise _to_os_error(error.cause or error) from error
     except (
         GoogleAPICallError,
         InvalidResponse,

@@ -45,15 +45,15 @@ from rag_model.store.objects.buckets import Bucket, error_from_status, file_entr
 T = TypeVar("T")
 # kind of repository -> prefix of its URL
 URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}
-_TRIES = 7
-_PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
-_RETRY_STATUS = {429, 500, 502, 503, 504}
-_LOG_ABOVE = 5.0  # seconds; a longer wait is logged
+_MAX_TRIES = 7
+_PAUSE_SECONDS = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
+_RETRIED_STATUSES = {429, 500, 502, 503, 504}
+_LOGGED_SECONDS = 5.0  # a longer wait is logged
 # a child of the logger of huggingface_hub, which writes to standard error
 _LOG = get_logger("huggingface_hub.bookwheel")
 _HUB_FILES = {".gitattributes"}  # files that the Hub creates in a new repository
-# HTTP status if another writer has created the repository, or committed to it
-_CONFLICT_STATUS = {409, 412}
+# HTTP statuses of a repository that another writer has created, or committed to
+_CONFLICT_STATUSES = {409, 412}
 
 
 class HubApi(HfApi):  # type: ignore[misc]
@@ -105,11 +105,11 @@ class Hub(Bucket):
 
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List files in pages of a thousand."""
-        repository, below = parse_repository(bucket), prefix.rstrip("/") or None
+        repository, folder = parse_repository(bucket), prefix.rstrip("/") or None
         options = {"revision": repository.revision, "repo_type": repository.type, "recursive": deep}
         try:
             with guard_request():
-                items = _retry(lambda: list(self.client.list_repo_tree(repository.id, below, **options)))
+                items = _retry(lambda: list(self.client.list_repo_tree(repository.id, folder, **options)))
         except FileNotFoundError:  # git has no empty folders
             return
         for item in items:
@@ -139,7 +139,7 @@ class Hub(Bucket):
         """Raise `ReadOnlyError`."""
         _refuse_write(bucket)
 
-    def upload(self, bucket: str, key: str, source: Path, chunk: int, ahead: int) -> None:
+    def upload(self, bucket: str, key: str, source: Path, chunk_bytes: int, n_ahead: int) -> None:
         """Raise `ReadOnlyError`."""
         _refuse_write(bucket)
 
@@ -164,11 +164,11 @@ def parse_repository(path: str) -> HfUri:
         UsageError: the URL names no repository, or a bucket.
     """
     address = path.removeprefix("hf://").strip("/")
-    advice = "give hf://datasets/USER/NAME, or hf://USER/NAME for that of a model"
+    advice = "give hf://datasets/USER/NAME, or hf://USER/NAME for the repository of a model"
     try:
         repository = parse_hf_uri(f"hf://{address}")
-    except HfUriError as wrong:
-        raise UsageError(f"hf://{address} names no repository of the Hub: {advice}") from wrong
+    except HfUriError as error:
+        raise UsageError(f"hf://{address} names no repository of the Hub: {advice}") from error
     if repository.type not in URL_PREFIXES:
         raise UsageError(f"hf://{address} is in no repository of datasets, models or spaces: {advice}")
     return repository
@@ -179,16 +179,16 @@ def translate_errors() -> Iterator[None]:
     """Raise the errors of the Hub as `OSError` with a message of one line."""
     try:
         yield
-    except OfflineModeIsEnabled as offline:
-        raise OSError("HF_HUB_OFFLINE is set, so no request is sent to the Hub: unset it") from offline
-    except EntryNotFoundError as missing:
-        raise FileNotFoundError(errno.ENOENT, "no such file") from missing
-    except HfHubHTTPError as refused:
-        raise _to_os_error(refused) from refused
-    except HTTPError as lost:
+    except OfflineModeIsEnabled as error:
+        raise OSError("HF_HUB_OFFLINE is set, so no request is sent to the Hub: unset it") from error
+    except EntryNotFoundError as error:
+        raise FileNotFoundError(errno.ENOENT, "no such file") from error
+    except HfHubHTTPError as error:
+        raise _to_os_error(error) from error
+    except HTTPError as error:
         raise OSError(
-            f"the Hub cannot be reached ({format_error(lost)}); check the network, and HF_ENDPOINT if it is set"
-        ) from lost
+            f"the Hub cannot be reached ({format_error(error)}); check the network, and HF_ENDPOINT if it is set"
+        ) from error
 
 
 @contextmanager
@@ -199,12 +199,12 @@ def guard_request() -> Iterator[None]:
             yield
     except (OSError, BookwheelError):
         raise
-    except Exception as wrong:  # the client parses addresses and replies without checks
-        description = f"{type(wrong).__name__}: {' '.join(str(wrong).split())}"
+    except Exception as error:  # the client parses addresses and replies without checks
+        description = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise OSError(
             f"the reply is not from the Hub ({description}); check the network, and HF_ENDPOINT "
             "and HF_TOKEN if they are set"
-        ) from wrong
+        ) from error
 
 
 def _to_os_error(error: HfHubHTTPError) -> OSError:
@@ -233,28 +233,28 @@ def _http_get(url: str, headers: dict[str, str]) -> Any:
 
 
 def _retry(request: Callable[[], T]) -> T:
-    """Retry transient errors; after a rate limit, wait for the time that the Hub tells."""
-    for number in range(1, _TRIES):
+    """Retry transient errors; at a rate limit, wait for the time that the Hub names."""
+    for attempt in range(1, _MAX_TRIES):
         try:
             return request()
         except HTTPError as error:
             hub_error = error if isinstance(error, HfHubHTTPError) else None
-            if hub_error is not None and hub_error.response.status_code not in _RETRY_STATUS:
+            if hub_error is not None and hub_error.response.status_code not in _RETRIED_STATUSES:
                 raise
             reset_seconds = None if hub_error is None else _get_seconds_until_reset(hub_error)
-        wait = (
-            _PAUSE * 2 ** (number - 1) * random.uniform(0.5, 1)
+        wait_seconds = (
+            _PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1)
             if reset_seconds is None
             else reset_seconds + random.random()
         )
-        if wait > _LOG_ABOVE:
-            _LOG.warning("the Hub's limit of requests is reached: waiting %d s", wait)
-        time.sleep(wait)
+        if wait_seconds > _LOGGED_SECONDS:
+            _LOG.warning("the Hub's limit of requests is reached: waiting %d s", wait_seconds)
+        time.sleep(wait_seconds)
     return request()
 
 
 def _get_seconds_until_reset(error: HfHubHTTPError) -> int | None:
-    """Return the seconds until the rate limit is reset; None if the Hub does not tell them."""
+    """Return the seconds until the rate limit is reset; None if the Hub does not name them."""
     limit = parse_ratelimit_headers(error.response.headers) if error.response.status_code == 429 else None
     return limit.reset_in_seconds if limit is not None and limit.remaining == 0 else None
 
@@ -305,15 +305,15 @@ def _translate_commit_errors(url: str) -> Iterator[None]:
             yield
     except OSError as error:
         status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
-        if status in _CONFLICT_STATUS:
+        if status in _CONFLICT_STATUSES:
             raise StoreError(f"{url} was changed by another writer meanwhile: inspect it, and export again") from error
         prefix = (
             "cannot write to" if not isinstance(error, PermissionError) else "the token in HF_TOKEN cannot write to"
         )
         raise StoreError(f"{prefix} {url}: {error}") from error
-    except (RuntimeError, ValueError) as failed:
+    except (RuntimeError, ValueError) as error:
         # From the upload of a file, or from the check of the card's metadata.
-        raise StoreError(f"cannot write to {url}: {format_error(failed.__cause__ or failed)}; export again") from failed
+        raise StoreError(f"cannot write to {url}: {format_error(error.__cause__ or error)}; export again") from error
 
 
 def _check_names(repository: HfUri, url: str) -> None:

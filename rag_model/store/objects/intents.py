@@ -37,7 +37,7 @@ from rag_model.store.objects.files import Files, json_bytes
 INTENT_VALID_SECONDS = 3600.0  # validity of an intent after it was last written
 SWEEP_VALID_SECONDS = 120.0  # validity of a sweep, which rewrites its file before every batch
 _RENEW_SECONDS = 300.0  # interval between two writes of an intent
-_PAUSE = 0.2  # seconds between two reads of the sweeps
+_PAUSE_SECONDS = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
 _TURN_VALID_SECONDS = 900.0  # the turn of a killed process ends this long after its last renewal
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
@@ -67,7 +67,7 @@ class Intent:
 
     name: str
     started: float  # start in seconds by the store's clock
-    # paths of needed files in the store; None: a build, which may reuse any file
+    # paths of needed files in the store; None for a build, which may reuse any file
     needs: frozenset[str] | None
 
     @property
@@ -97,7 +97,7 @@ class Intents:
         value["started"] = store_time = self.write_timed(path, value)
         try:
             while self._is_endangered(name, needed_paths, store_time):
-                time.sleep(_PAUSE)
+                time.sleep(_PAUSE_SECONDS)
                 store_time = self.write_timed(path, value)
             with self._renew_periodically(path, json_bytes(value)):
                 yield
@@ -182,7 +182,7 @@ class Intents:
         """
         put()
         while (file := self.files.find(path)) is None or self._is_listed_for_deletion(path, file.modified):
-            time.sleep(_PAUSE)
+            time.sleep(_PAUSE_SECONDS)
             put()
 
     def _is_listed_for_deletion(self, path: str, store_time: float) -> bool:
@@ -219,10 +219,10 @@ class Intents:
     @contextmanager
     def _renew_periodically(self, path: str, data: bytes) -> Iterator[None]:
         """Write an intent repeatedly while the block runs, so that it does not expire."""
-        stopped = threading.Event()
+        stop = threading.Event()
 
         def renew() -> None:
-            while not stopped.wait(_RENEW_SECONDS):
+            while not stop.wait(_RENEW_SECONDS):
                 with suppress(StoreError):  # the next write may succeed
                     self.files.write(path, data)
 
@@ -231,5 +231,5 @@ class Intents:
         try:
             yield
         finally:
-            stopped.set()
+            stop.set()
             thread.join()

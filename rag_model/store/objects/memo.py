@@ -125,12 +125,12 @@ class Memo:
         if not self.can_produce:
             raise NotRecordedError(f"{stage} {key}")
         with temporary_folder("stage") as workdir:
-            produced = produce(workdir)
+            result = produce(workdir)
             outputs = {
-                name: self.blobs.put_file(path, move=path.parent == workdir, digest=produced.digests.get(name))
-                for name, path in produced.outputs.items()
+                name: self.blobs.put_file(path, move=path.parent == workdir, digest=result.digests.get(name))
+                for name, path in result.outputs.items()
             }
-        return self.write_record(stage, key, outputs, produced.stats, inputs), True
+        return self.write_record(stage, key, outputs, result.stats, inputs), True
 
     def iter_inputs(self, stage: str) -> Iterator[Mapping[str, Any]]:
         """Yield the inputs of each record of a stage; reads all of its records."""
@@ -143,8 +143,8 @@ class Memo:
                     yield inputs
 
     def _find_newest(self, stage: str, key: str) -> tuple[int, Record | None]:
-        """Return the newest generation's number (0: none) and its record (None if it is not
-        usable).
+        """Return the number of the newest generation, or 0, and its record, or None if it is not
+        usable.
         """
         generation, newest_record = 0, None
         while (data := self.files.read(_record_path(stage, key, generation + 1))) is not None:
@@ -155,7 +155,7 @@ class Memo:
 
 
 def parse_record(stage: str, key: str, data: bytes) -> Record | None:
-    """Parse a record's bytes; None for a damaged record, which a new generation then replaces."""
+    """Parse a record's bytes; return None if it is damaged: a new generation then replaces it."""
     try:
         value = parse_json(data)
         outputs = {name: BlobRef.from_json(ref) for name, ref in value["outputs"].items()}

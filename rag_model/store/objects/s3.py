@@ -18,10 +18,10 @@ from s3fs import S3FileSystem
 from rag_model.store.objects.buckets import not_a_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
-_TRIES = 7
-_PAUSE = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
-_RETRY_STATUS = {429, 500, 502, 503, 504}
-_RETRY_CODES = {
+_MAX_TRIES = 7
+_PAUSE_SECONDS = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
+_RETRIED_STATUSES = {429, 500, 502, 503, 504}
+_RETRIED_CODES = {
     "ConditionalRequestConflict",  # another conditional write of the same key is in progress
     "RequestTimeout",
     "SlowDown",
@@ -84,14 +84,14 @@ def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
     """Retry transient errors, unless an inner call has already retried the error."""
-    for number in range(_TRIES - 1):
+    for number in range(_MAX_TRIES - 1):
         try:
             return await attempt()
         except Exception as error:
             if getattr(error, "given_up", False) or not _is_transient(error):
                 raise
         # random, so that clients do not retry at the same time
-        await asyncio.sleep(_PAUSE * 2**number * random.uniform(0.5, 1))
+        await asyncio.sleep(_PAUSE_SECONDS * 2**number * random.uniform(0.5, 1))
     try:
         return await attempt()
     except Exception as error:
@@ -104,5 +104,5 @@ def _is_transient(error: Exception) -> bool:
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        return status in _RETRY_STATUS or response.get("Error", {}).get("Code") in _RETRY_CODES
+        return status in _RETRIED_STATUSES or response.get("Error", {}).get("Code") in _RETRIED_CODES
     return isinstance(error, _CONNECTION_ERRORS) and not isinstance(error, botocore.exceptions.SSLError)

@@ -41,8 +41,8 @@ PACK_VERSION = 1
 _PACK_BLOCK = 4 << 20  # bytes of a block; two blocks are in memory at a time
 # Level 9 compresses 272 bytes of graph per passage to 28.1; this level, ten times faster, to 29.1.
 HEAD_LEVEL = 1
-_LEVEL = 9
-_LENGTH = struct.Struct("<I")
+_DEFAULT_LEVEL = 9
+_FRAME_LENGTH = struct.Struct("<I")
 # Increase with every change of the layout: it is part of the memo key of a splice.
 SPLICE_VERSION = 1
 # Increase with every change of the layout: it is part of the memo key of new rows of terms.
@@ -58,14 +58,14 @@ _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
 # bytes that are looked up at a time; the memory is about twelve times as much
 _WINDOW_BYTES = 1 << 20
 _COPY_BYTES = 1 << 20
-_HEAD = struct.Struct("<QQ")
+_SPLICE_HEAD = struct.Struct("<QQ")
 _STEP_BYTES = 24  # bytes
 _STEP_BATCH = 1 << 16  # maximum number of steps that are converted to Python integers at a time
 _FILTER_SHIFT = np.uint64(40)
 
 
-def write_packed(file: Path, size: int, out: Path, head: bytes = b"", level: int = _LEVEL) -> None:
-    """Write `head`, and then the first `size` bytes of a file, compressed in blocks of 4 MiB.
+def write_packed(file: Path, size: int, out: Path, head: bytes = b"", level: int = _DEFAULT_LEVEL) -> None:
+    """Write `head`, and then the first `size` bytes of a file; these are compressed in blocks.
 
     Raises:
         OSError: `out` cannot be written, or the file cannot be read.
@@ -75,25 +75,25 @@ def write_packed(file: Path, size: int, out: Path, head: bytes = b"", level: int
         packed.write(head)
         for offset in range(0, size, _PACK_BLOCK):
             frame = codec.compress(source.read(min(_PACK_BLOCK, size - offset)), asbytes=True)
-            packed.write(_LENGTH.pack(len(frame)) + frame)
+            packed.write(_FRAME_LENGTH.pack(len(frame)) + frame)
 
 
-def unpack_file(packed: Path, size: int, out: Path, head: int = 0) -> None:
-    """Decompress the `size` bytes that follow the first `head` bytes of a packed file.
+def unpack_file(packed: Path, size: int, out: Path, head_bytes: int = 0) -> None:
+    """Decompress the `size` bytes that follow the first `head_bytes` bytes of a packed file.
 
     Raises:
         InputError: the file is damaged, or has another size.
         OSError: `out` cannot be written.
     """
     with packed.open("rb") as source, atomic_write(out) as temporary, temporary.open("wb") as file:
-        source.seek(head)
+        source.seek(head_bytes)
         for offset in range(0, size, _PACK_BLOCK):
             file.write(_decode_block(source, min(_PACK_BLOCK, size - offset)))
 
 
 def _decode_block(source: BinaryIO, size: int) -> bytes:
     try:
-        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
+        (length,) = _FRAME_LENGTH.unpack(source.read(_FRAME_LENGTH.size))
         frame = source.read(min(length, 2 * _PACK_BLOCK))
         return bytes(pa.Codec("zstd").decompress(frame, size, asbytes=True))
     except (struct.error, OSError, ValueError, pa.ArrowException) as error:  # zstd raises OSError
@@ -112,18 +112,18 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
     """
     base_bytes, target_bytes = map_bytes(base), map_bytes(target)
     steps, offset = [], 0
-    for position, start, length in _iter_stretches(base_bytes, target_bytes, expected):
-        steps.append((position - offset, start, length))
-        offset = position + length
+    for target_start, base_start, length in _iter_stretches(base_bytes, target_bytes, expected):
+        steps.append((target_start - offset, base_start, length))
+        offset = target_start + length
     steps.append((len(target_bytes) - offset, 0, 0))
     raw_path, offset = out.with_name(f"{out.name}.raw"), 0
     with raw_path.open("wb") as file:
         file.write(np.array(steps, "<i8").tobytes())
-        for literal, _, length in steps:
-            file.write(target_bytes[offset : offset + literal].data)
-            offset += literal + length
+        for n_literal, _, length in steps:
+            file.write(target_bytes[offset : offset + n_literal].data)
+            offset += n_literal + length
     size = raw_path.stat().st_size
-    write_packed(raw_path, size, out, _HEAD.pack(len(steps), size - len(steps) * _STEP_BYTES))
+    write_packed(raw_path, size, out, _SPLICE_HEAD.pack(len(steps), size - len(steps) * _STEP_BYTES))
     raw_path.unlink()
 
 
@@ -136,26 +136,26 @@ def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
     """
     message = f"{splice} does not turn {base} into a file of {size:,} bytes: fetch the whole file"
     with splice.open("rb") as file:
-        head = file.read(_HEAD.size)
-    count, literal_bytes = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-    if not 0 < count <= size // _MATCH_BYTES + 1 or literal_bytes > size:
+        head = file.read(_SPLICE_HEAD.size)
+    n_steps, literal_bytes = _SPLICE_HEAD.unpack(head) if len(head) == _SPLICE_HEAD.size else (0, 0)
+    if not 0 < n_steps <= size // _MATCH_BYTES + 1 or literal_bytes > size:
         raise InputError(message)
     raw_path = out.with_name("raw")
-    unpack_file(splice, count * _STEP_BYTES + literal_bytes, raw_path, _HEAD.size)
+    unpack_file(splice, n_steps * _STEP_BYTES + literal_bytes, raw_path, _SPLICE_HEAD.size)
     base_bytes, unpacked = map_bytes(base), map_bytes(raw_path)
-    steps = unpacked[: count * _STEP_BYTES].view("<i8").reshape(-1, 3)
+    steps = unpacked[: n_steps * _STEP_BYTES].view("<i8").reshape(-1, 3)
     _check_steps(steps, len(base_bytes), literal_bytes, size, message)
     with atomic_write(out) as temporary, temporary.open("wb") as file:
-        offset = count * _STEP_BYTES
-        for literal, start, length in chain.from_iterable(_iter_step_batches(steps)):
-            for part in (unpacked[offset : offset + literal], base_bytes[start : start + length]):
-                for first in range(0, len(part), _COPY_BYTES):
-                    file.write(part[first : first + _COPY_BYTES].data)
-            offset += literal
+        offset = n_steps * _STEP_BYTES
+        for n_literal, base_start, length in chain.from_iterable(_iter_step_batches(steps)):
+            for source_bytes in (unpacked[offset : offset + n_literal], base_bytes[base_start : base_start + length]):
+                for first in range(0, len(source_bytes), _COPY_BYTES):
+                    file.write(source_bytes[first : first + _COPY_BYTES].data)
+            offset += n_literal
 
 
 def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
-    return (steps[first : first + _STEP_BATCH].tolist() for first in range(0, len(steps), _STEP_BATCH))
+    return (steps[start : start + _STEP_BATCH].tolist() for start in range(0, len(steps), _STEP_BATCH))
 
 
 def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
@@ -163,10 +163,8 @@ def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, mes
     max_offset, literal_sum, copied_sum = max(size, base_size), 0, 0
     for batch in np.array_split(steps, range(_STEP_BATCH, len(steps), _STEP_BATCH)):
         is_inside = (batch >= 0).all() and (batch <= max_offset).all() and (batch[:, 1:].sum(axis=1) <= base_size).all()
-        literal_sum, copied_sum = (
-            literal_sum + sum(batch[:, 0].tolist()),
-            copied_sum + sum(batch[:, 2].tolist()),
-        )  # sums may exceed 64 bits
+        literal_sum += sum(batch[:, 0].tolist())  # a Python integer, since sums may exceed 64 bits
+        copied_sum += sum(batch[:, 2].tolist())
         if not is_inside or literal_sum > literal_bytes or literal_sum + copied_sum > size:
             raise InputError(message)
     if literal_sum != literal_bytes or literal_sum + copied_sum != size:
@@ -176,36 +174,35 @@ def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, mes
 def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | None) -> Iterator[Stretch]:
     """Yield equal stretches, in the order of the target."""
     if expected is not None:
-        for position, start, max_length in expected:
+        for target_start, base_start, max_length in expected:
             common_length = _measure_common_prefix(
-                target[position : position + max_length], base[start : start + max_length]
+                target[target_start : target_start + max_length], base[base_start : base_start + max_length]
             )
             if common_length >= _MATCH_BYTES:
-                yield position, start, common_length
+                yield target_start, base_start, common_length
         return
-    positions, starts = _find_candidates(base, target)
-    end = number = 0
-    while number < len(positions):
-        position, start = int(positions[number]), int(starts[number])
-        length = _measure_common_prefix(target[position:], base[start:])
+    target_offsets, base_offsets = _find_candidates(base, target)
+    end = candidate = 0
+    while candidate < len(target_offsets):
+        target_start, base_start = int(target_offsets[candidate]), int(base_offsets[candidate])
+        length = _measure_common_prefix(target[target_start:], base[base_start:])
         if length >= _MATCH_BYTES:
-            backward = _measure_common_prefix(target[end:position][::-1], base[:start][::-1])
-            yield position - backward, start - backward, length + backward
-            end = position + length
-        number = int(np.searchsorted(positions, max(end, position + 1)))
+            backward = _measure_common_prefix(target[end:target_start][::-1], base[:base_start][::-1])
+            yield target_start - backward, base_start - backward, length + backward
+            end = target_start + length
+        candidate = int(np.searchsorted(target_offsets, max(end, target_start + 1)))
 
 
 def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     """Return target offsets, ascending, and base offsets with equal hashes."""
-    base_hashes = np.empty(
-        (len(base) + _STRIDE - 1) // _STRIDE, np.uint64
-    )  # preallocated, since slices in a list would keep the arrays of all hashes in memory
-    count = 0
+    # preallocated, since slices in a list would keep the arrays of all hashes in memory
+    base_hashes = np.empty((len(base) + _STRIDE - 1) // _STRIDE, np.uint64)
+    n_hashes = 0
     for offset in _compute_window_offsets(base):
         hashes = _compute_hashes(base[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES:_STRIDE]
-        base_hashes[count : count + len(hashes)] = hashes
-        count += len(hashes)
-    base_hashes = base_hashes[:count]
+        base_hashes[n_hashes : n_hashes + len(hashes)] = hashes
+        n_hashes += len(hashes)
+    base_hashes = base_hashes[:n_hashes]
     order = np.argsort(base_hashes, kind="stable")
     base_hashes = base_hashes[order]
     # Bytes that occur in many places are padding, which compresses well anyway.
@@ -215,7 +212,7 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     # Indexed by the first bits of a hash; this excludes nearly all offsets.
     is_possible = np.zeros(1 << 24, np.bool_)
     is_possible[base_hashes >> _FILTER_SHIFT] = True
-    positions, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    target_offsets, base_offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for offset in _compute_window_offsets(target):
         hashes = _compute_hashes(target[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES]
         likely_offsets = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
@@ -225,9 +222,9 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
         is_equal = (
             base_hashes[nearest_positions] == hashes[likely_offsets] if len(base_hashes) else np.zeros(0, np.bool_)
         )
-        positions.append(likely_offsets[is_equal] + offset)
-        starts.append(order[nearest_positions[is_equal]] * _STRIDE)
-    return np.concatenate(positions), np.concatenate(starts)
+        target_offsets.append(likely_offsets[is_equal] + offset)
+        base_offsets.append(order[nearest_positions[is_equal]] * _STRIDE)
+    return np.concatenate(target_offsets), np.concatenate(base_offsets)
 
 
 def _compute_window_offsets(data: Bytes) -> range:
@@ -239,10 +236,8 @@ def _compute_hashes(data: Bytes) -> NDArray[np.uint64]:
     hashes = np.empty(max(0, len(data) - _MATCH_BYTES + 1), np.uint64)
     for phase in range(min(8, len(hashes))):
         words = data[phase : phase + (len(data) - phase) // 8 * 8].view("<u8")  # (w,)
-        count = len(words) - 3
-        mixed = sum(
-            ((words[i : i + count] ^ (words[i : i + count] >> 29)) * factor for i, factor in enumerate(_FACTORS))
-        )
+        n = len(words) - 3
+        mixed = sum(((words[i : i + n] ^ (words[i : i + n] >> 29)) * factor for i, factor in enumerate(_FACTORS)))
         hashes[phase::8] = (mixed ^ (mixed >> np.uint64(32))) * _FACTORS[0]
     return hashes
 
@@ -252,8 +247,8 @@ def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
     size, offset, step = min(len(one), len(other)), 0, 256
     while offset < size:
         end = min(size, offset + step)
-        if (differs := np.flatnonzero(one[offset:end] != other[offset:end])).size:
-            return offset + int(differs[0])
+        if (differing_offsets := np.flatnonzero(one[offset:end] != other[offset:end])).size:
+            return offset + int(differing_offsets[0])
         offset, step = end, min(2 * step, _COPY_BYTES)
     return size
 
@@ -276,15 +271,15 @@ def pack_planes(numbers: Rows) -> bytes:
     return np.ascontiguousarray(words.T).tobytes()
 
 
-def unpack_planes(data: bytes, count: int, offset: int) -> tuple[Rows, int]:
-    """Return the `count` numbers that were packed at an offset, and the offset after them.
+def unpack_planes(data: bytes, n: int, offset: int) -> tuple[Rows, int]:
+    """Return the `n` numbers that were packed at an offset, and the offset after them.
 
     Raises:
         ValueError: there are fewer bytes.
     """
-    planes = np.frombuffer(data, np.uint8, count * _WORD.itemsize, offset).reshape(_WORD.itemsize, -1)
+    planes = np.frombuffer(data, np.uint8, n * _WORD.itemsize, offset).reshape(_WORD.itemsize, -1)
     words = np.ascontiguousarray(planes.T).reshape(-1).view(_WORD)  # (4, m) -> (m,)
-    return words.astype(np.int64), offset + count * _WORD.itemsize
+    return words.astype(np.int64), offset + n * _WORD.itemsize
 
 
 def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None:
@@ -299,9 +294,9 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
         OSError: `out` cannot be written.
     """
     starts, lengths = find_runs(base_rows)
-    terms, firsts = new_rows.terms.astype(np.int64), new_rows.offsets[:-1][np.diff(new_rows.offsets) > 0]
+    terms, first_terms = new_rows.terms.astype(np.int64), new_rows.offsets[:-1][np.diff(new_rows.offsets) > 0]
     gaps = np.diff(terms, prepend=0)
-    gaps[firsts] = terms[firsts]
+    gaps[first_terms] = terms[first_terms]
     arrays = lengths, base_rows[starts] + 1, np.diff(new_rows.offsets), gaps
     raw_path = out.with_name(f"{out.name}.raw")
     raw_path.write_bytes(b"".join((*map(pack_planes, arrays), new_rows.weights.tobytes())))
@@ -319,29 +314,29 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
     message = f"{path} has no new rows of an index of {size:,} bytes: fetch the whole file"
     with path.open("rb") as file:
         head = file.read(_TERMS_HEAD.size)
-    runs, rows, terms = _TERMS_HEAD.unpack(head) if len(head) == _TERMS_HEAD.size else (size + 1, 0, 0)
+    n_runs, n_rows, n_terms = _TERMS_HEAD.unpack(head) if len(head) == _TERMS_HEAD.size else (size + 1, 0, 0)
     # An index has at least two bytes per passage and a bit per posting.
-    if max(runs, rows) > size or terms > 8 * size:
+    if max(n_runs, n_rows) > size or n_terms > 8 * size:
         raise InputError(message)
     raw_path = path.with_name(f"{path.name}.raw")
-    unpack_file(path, _WORD.itemsize * (2 * runs + rows + terms) + terms, raw_path, _TERMS_HEAD.size)
+    unpack_file(path, _WORD.itemsize * (2 * n_runs + n_rows + n_terms) + n_terms, raw_path, _TERMS_HEAD.size)
     data, arrays, offset = raw_path.read_bytes(), list[Rows](), 0
     raw_path.unlink()
-    for count in (runs, runs, rows, terms):
+    for count in (n_runs, n_runs, n_rows, n_terms):
         array, offset = unpack_planes(data, count, offset)
         arrays.append(array)
-    lengths, firsts, counts, gaps = arrays
-    weights = np.frombuffer(data, np.uint8, terms, offset)
-    is_new, offsets = firsts == 0, compute_offsets(counts)
-    begins = offsets[:-1][counts > 0]
-    if lengths.sum() > size or lengths[is_new].sum() != rows or offsets[-1] != terms:
+    lengths, starts, row_lengths, gaps = arrays
+    weights = np.frombuffer(data, np.uint8, n_terms, offset)
+    is_new, offsets = starts == 0, compute_offsets(row_lengths)
+    row_begins = offsets[:-1][row_lengths > 0]
+    if lengths.sum() > size or lengths[is_new].sum() != n_rows or offsets[-1] != n_terms:
         raise InputError(message)
     sums = np.concatenate([[0], np.cumsum(gaps)])
-    term_numbers = sums[1:] - np.repeat(sums[begins], counts[counts > 0])
-    is_first = np.zeros(terms, np.bool_)
-    is_first[begins] = True
+    term_numbers = sums[1:] - np.repeat(sums[row_begins], row_lengths[row_lengths > 0])
+    is_first = np.zeros(n_terms, np.bool_)
+    is_first[row_begins] = True
     is_valid = (gaps > 0) | is_first
     if not is_valid.all() or term_numbers.max(initial=0) >= MAX_TERMS or weights.min(initial=1) < 1:
         raise InputError(message)
-    base_rows = np.where(np.repeat(is_new, lengths), -1, np.repeat(firsts - 1, lengths) + concatenated_ranges(lengths))
+    base_rows = np.where(np.repeat(is_new, lengths), -1, np.repeat(starts - 1, lengths) + concatenated_ranges(lengths))
     return base_rows, SparseVectors(term_numbers.astype(np.int32), weights, offsets)

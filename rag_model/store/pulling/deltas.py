@@ -46,7 +46,8 @@ _OUTPUT = "delta"
 # maximum size relative to the bytes that the delta replaces; a larger delta saves too little
 _MAX_FRACTION = 0.5
 _MIN_HEAD_BYTES = 4096  # shorter bytes before an index's vectors are not a graph
-# Arguments: a base, a target, and a function that returns the base's rows.
+# finds equal stretches; gets the base file, the target file, and a function that returns the
+# base's row of each row
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
 # Returns the base's row of each row, ascending (-1 for new rows), and the terms of new rows.
 FindNewTerms = Callable[[], tuple[Rows, SparseVectors]]
@@ -59,10 +60,11 @@ class DeltaStep:
     """The base and the target of a delta."""
 
     target: BlobRef  # the new file
-    base: BlobRef | None = None  # the previous file; None: the bytes before the vectors are packed
+    # the previous file; without one, the bytes before the vectors are packed
+    base: BlobRef | None = None
     head_bytes: int = 0  # number of bytes before the vectors, for an index that ends in vectors
     is_passages: bool = False  # whether the files are passage files
-    has_rows: bool = False  # whether the files have lists of row numbers
+    has_row_lists: bool = False  # whether the files have lists of row numbers
     base_head_bytes: int = 0  # the number of bytes before the vectors of the base
     over: str = TEXT  # representation of an inverted index of weighted terms
     # The list of parts (`snapshots.parent_index`) with which a build finds the base's rows.
@@ -76,7 +78,7 @@ class DeltaStep:
                 "head": self.head_bytes,
                 "code": delta_files.PACK_VERSION,
             }
-        if self.has_rows:
+        if self.has_row_lists:
             return {
                 "before": self.base.id,
                 "after": self.target.id,
@@ -108,7 +110,7 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
     for path in (*sorted(passages), *indexes):
         base_file, target_file = base.files.get(path), target.files.get(path)
         if target_file is not None and target_file not in base_files:
-            base_head_bytes, head_bytes = (of[path].head_bytes if path in of else 0 for of in (base_tables, tables))
+            head_bytes = [table.head_bytes if table else 0 for table in (tables.get(path), base_tables.get(path))]
             representation = representation_by_path.get(path, TEXT)
             if path in passages:
                 steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
@@ -116,7 +118,7 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
                 is_comparable = base_file and target.shares_space(base, representation)
                 steps[path] = [DeltaStep(target_file, base_file, over=representation)] if is_comparable else []
             else:
-                steps[path] = [*_iter_index_steps(path, target_file, base_file, head_bytes, base_head_bytes)]
+                steps[path] = [*_iter_index_steps(path, target_file, base_file, *head_bytes)]
     return steps
 
 
@@ -127,7 +129,7 @@ def _iter_index_steps(
     if 0 < head_bytes < _MIN_HEAD_BYTES:
         return
     if base and path.endswith(_ROW_LISTS_SUFFIX) and bool(base_head_bytes) == bool(head_bytes):
-        yield DeltaStep(target, base, head_bytes, has_rows=True, base_head_bytes=base_head_bytes)
+        yield DeltaStep(target, base, head_bytes, has_row_lists=True, base_head_bytes=base_head_bytes)
     elif base and not head_bytes:
         yield DeltaStep(target, base)
     if head_bytes:
@@ -173,7 +175,7 @@ def build_delta(
             base = store.blobs.get_local_path(step.base)
             if step.is_passages:
                 is_written = passage_delta.write_delta(base, target, out)
-            elif step.has_rows:
+            elif step.has_row_lists:
                 is_written = _write_row_delta(step, base, target, find_lists, find_base_rows, out)
             else:
                 stretches = find_stretches(base, target, lambda: keep_ascending(find_base_rows()))
@@ -230,14 +232,14 @@ def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
 
 
 def rebuild_file(
-    store: Store, base: Callable[[], Path], steps: Iterable[DeltaStep], n_rows: int, out: Path
+    store: Store, get_base_path: Callable[[], Path], steps: Iterable[DeltaStep], n_rows: int, out: Path
 ) -> int | None:
     """Rebuild a file, or the bytes before its vectors, from the base and the first usable delta.
 
     Args:
         store: the store of both snapshots.
-        base: returns the path of the previous snapshot's file.
-        steps: the deltas of the file, the smallest first; those of weighted terms are left out,
+        get_base_path: returns the path of the previous snapshot's file.
+        steps: the deltas of the file, the smallest first; deltas of weighted terms are skipped,
             because only their index kind can derive the file.
         n_rows: the number of rows of a passage file.
         out: the file to write.
@@ -252,17 +254,17 @@ def rebuild_file(
     for step in (step for step in steps if step.over == TEXT):
         # an error of the store itself is raised when the file is fetched
         with suppress(BookwheelError):
-            is_applicable = step.base is None or base().is_file()
+            is_applicable = step.base is None or get_base_path().is_file()
             if is_applicable and (delta := find_delta(store, step)):
-                copy, size = out.with_name("delta"), step.head_bytes or step.target.size
-                store.blobs.fetch(delta, copy)
+                delta_path, size = out.with_name("delta"), step.head_bytes or step.target.size
+                store.blobs.fetch(delta, delta_path)
                 if step.base is None:
-                    delta_files.unpack_file(copy, size, out)
+                    delta_files.unpack_file(delta_path, size, out)
                 elif step.is_passages:
-                    passage_delta.apply_delta(base(), copy, n_rows, out)
-                elif step.has_rows:
-                    row_delta.apply_row_delta(base(), copy, size, out)
+                    passage_delta.apply_delta(get_base_path(), delta_path, n_rows, out)
+                elif step.has_row_lists:
+                    row_delta.apply_row_delta(get_base_path(), delta_path, size, out)
                 else:
-                    delta_files.apply_splice(base(), copy, size, out)
+                    delta_files.apply_splice(get_base_path(), delta_path, size, out)
                 return delta.size
     return None

@@ -184,16 +184,16 @@ def _finish_export(
 
 def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
     with (folder / "psgs_w100.tsv").open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-        rows.writerow(["id", "text", "title"])
-        for number, part in enumerate(snapshot.parts):
+        writer = csv.writer(file, delimiter="\t", lineterminator="\n")
+        writer.writerow(["id", "text", "title"])
+        for part_number, part in enumerate(snapshot.parts):
             ids: list[str] = []
             for batch in snapshot.batches(part.name, ["id", "title", "text"]):
-                ids_of_batch, titles, texts = (column.to_pylist() for column in batch.columns)
-                rows.writerows(zip(ids_of_batch, texts, titles, strict=True))
-                ids += ids_of_batch if with_vectors else []
+                batch_ids, titles, texts = (column.to_pylist() for column in batch.columns)
+                writer.writerows(zip(batch_ids, texts, titles, strict=True))
+                ids += batch_ids if with_vectors else []
             if with_vectors:
-                stem = folder / f"wikipedia_passages_{number}"
+                stem = folder / f"wikipedia_passages_{part_number}"
                 np.save(stem.with_suffix(".ids.npy"), np.array(ids, dtype=np.str_), allow_pickle=False)
                 np.save(stem.with_suffix(".npy"), snapshot.embeddings(part.name), allow_pickle=False)
 
@@ -206,9 +206,9 @@ def _write_jsonl(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
                 *texts, dates = batch.columns
                 columns = [*texts, to_seconds(dates)]
                 for passage_id, title, text, revised in zip(*map(pa.Array.to_pylist, columns), strict=True):
-                    date = {} if revised is None else {DATE: format_iso(revised)}
+                    date_field = {} if revised is None else {DATE: format_iso(revised)}
                     line = json.dumps(
-                        {"id": passage_id, "contents": f"{title}\n{text}", **date},
+                        {"id": passage_id, "contents": f"{title}\n{text}", **date_field},
                         ensure_ascii=False,
                     )
                     file.write(line + "\n")
@@ -221,19 +221,19 @@ def _write_datasets(snapshot: Snapshot, folder: Path, with_vectors: bool) -> Non
         PASSAGE_SCHEMA.field(DATE),
     ]
     schema = pa.schema([*fields, pa.field("embeddings", pa.list_(pa.float32()))] if with_vectors else fields)
-    for number, part in enumerate(snapshot.parts):
-        path = folder / "data" / f"train-{number:05d}-of-{len(snapshot.parts):05d}.parquet"
+    for part_number, part in enumerate(snapshot.parts):
+        path = folder / "data" / f"train-{part_number:05d}-of-{len(snapshot.parts):05d}.parquet"
         embeddings = snapshot.embeddings(part.name) if with_vectors else None
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-            start = 0
+            first_row = 0
             for batch in snapshot.batches(part.name, [field.name for field in fields]):
                 columns = [batch[field.name] for field in fields]
                 if embeddings is not None:
-                    rows = embeddings[start : start + batch.num_rows].astype(np.float32)
-                    offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
-                    columns.append(pa.ListArray.from_arrays(offsets, rows.ravel()))
+                    vectors = embeddings[first_row : first_row + batch.num_rows].astype(np.float32)
+                    offsets = np.arange(0, vectors.size + 1, vectors.shape[1], dtype=np.int32)
+                    columns.append(pa.ListArray.from_arrays(offsets, vectors.ravel()))
                 writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=schema))
-                start += batch.num_rows
+                first_row += batch.num_rows
 
 
 _WRITERS: dict[Layout, Callable[[Snapshot, Path, bool], None]] = {
@@ -253,14 +253,14 @@ def _render_readme(manifest: Manifest, out: Destination, layout: Layout, with_ve
         "- bookwheel",
         *([f"license: {_LICENCES[licence_name]}"] if licence_name in _LICENCES else []),
     ]
-    licence = f", {described_licence}, by its authors; excerpts, markup removed" if licence_name else ""
-    space = f"Vectors: {content.space.get('name')}.\n" if with_vectors and content.space else ""
+    licence_clause = f", {described_licence}, by its authors; excerpts, markup removed" if licence_name else ""
+    space_line = f"Vectors: {content.space.get('name')}.\n" if with_vectors and content.space else ""
     source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
-    command = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
+    command_lines = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
     return "\n".join(
         [
             *("---", *metadata, "---"),
             f"{format_count(content.n, 'passage')} of bookwheel snapshot {manifest.id}.",
-            f"Text: {source}{licence}.\n{space}{command}",
+            f"Text: {source}{licence_clause}.\n{space_line}{command_lines}",
         ]
     )

@@ -25,11 +25,10 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.blobs import PARTIAL_SUFFIX, BlobRef
 from rag_model.store.objects.cache import Stamps, cache_stamps, open_stamps
 
-_SNAPSHOT_ID = re.compile(r"[0-9a-f]{64}")
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")  # a snapshot id, or the digest in the name of a blob
 CURRENT = "current"  # the symbolic link to the last pulled snapshot
 MANIFEST = "manifest.json"
 _LOCK_FILE = ".lock"
-_ID = re.compile(r"[0-9a-f]{64}")
 
 
 def blob_copy_path(dest: Path, ref: BlobRef) -> Path:
@@ -55,17 +54,17 @@ def record_name(dest: Path, store: str, name: str, identity: str) -> None:
         OSError: the folder cannot be written.
     """
     if name != identity:  # an id names the same snapshot in every store
-        with atomic_write(_name_path(dest, store, name)) as note:
-            note.write_text(identity)
+        with atomic_write(_name_path(dest, store, name)) as temporary:
+            temporary.write_text(identity)
 
 
 def find_recorded(dest: Path, store: str, name: str) -> Path | None:
     """Return the folder of the snapshot that a name meant when it was last pulled, or None."""
     try:
-        identity = name if _SNAPSHOT_ID.fullmatch(name) else _name_path(dest, store, name).read_text()
+        identity = name if _HEX_DIGEST.fullmatch(name) else _name_path(dest, store, name).read_text()
     except (OSError, UnicodeDecodeError):
         return None
-    return dest / identity if _SNAPSHOT_ID.fullmatch(identity) and (dest / identity / MANIFEST).is_file() else None
+    return dest / identity if _HEX_DIGEST.fullmatch(identity) and (dest / identity / MANIFEST).is_file() else None
 
 
 def _name_path(dest: Path, store: str, name: str) -> Path:
@@ -115,7 +114,8 @@ def prune(
 ) -> tuple[str, ...]:
     """Delete all but the `keep` last pulled snapshots, with their unshared files; return their ids.
 
-    The snapshot that `current` names is kept, and so is one that a reader holds; None keeps all.
+    The snapshot that `current` names is kept, and so is one that a reader holds. If `keep` is None,
+    all are kept.
     Snapshots that were taken down are deleted in any case, and `current` if it names one, unless a
     reader holds them. `lock` is the descriptor that `lock_folder` yielded; `parse` parses a
     manifest. While another pull runs, nothing is deleted; the next prune does it.
@@ -152,7 +152,7 @@ def remove_taken_down(dest: Path, taken_down: Collection[str], parse: Callable[[
 
 
 def list_pulled(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
-    """Return those of the snapshots that are in a folder, sorted."""
+    """Return the ids of the snapshots among `snapshots` that are in a folder, sorted."""
     return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
 
@@ -178,7 +178,7 @@ def lock_manifest(manifest: Path) -> int | None:
 
 def _list_oldest(dest: Path, keep: int) -> list[Path]:
     current = (dest / CURRENT).resolve().name
-    folders = [folder for folder in dest.iterdir() if _ID.fullmatch(folder.name) and folder.is_dir()]
+    folders = [folder for folder in dest.iterdir() if _HEX_DIGEST.fullmatch(folder.name) and folder.is_dir()]
     older_folders = sorted((folder for folder in folders if folder.name != current), key=_get_pull_time)
     return older_folders[: max(0, len(older_folders) + 1 - keep)]
 
@@ -209,11 +209,11 @@ def _delete_unreferenced(dest: Path, parse: Callable[[bytes], Any]) -> None:
     """Delete blob copies, partial copies and derived files that no snapshot in the folder names."""
     with suppress(StoreError):  # an unreadable manifest may name any file, so nothing is deleted
         digests = _read_digests(dest, parse)
-        for copy in (dest / ".blobs").glob("??/*"):
-            digest = copy.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)
-            if _ID.fullmatch(digest) and digest not in digests:
+        for copy_path in (dest / ".blobs").glob("??/*"):
+            digest = copy_path.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)
+            if _HEX_DIGEST.fullmatch(digest) and digest not in digests:
                 mapped_path = mapped_copy_path(dest, BlobRef(f"{ALGORITHM}:{digest}", 0))
-                for path in (copy, mapped_path, *(dest / ".verified").glob(f"*{digest}-*")):
+                for path in (copy_path, mapped_path, *(dest / ".verified").glob(f"*{digest}-*")):
                     path.unlink(missing_ok=True)
 
 

@@ -36,9 +36,9 @@ from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.snapshot import Snapshot
 
 # Writes an index file from local files (`retrieve.indexes`), or returns False if that is not
-# possible. Arguments: the previous snapshot, the new snapshot, the path, a function that returns
-# the previous row of each passage, the delta with the weighted terms of new rows or None, the
-# output.
+# possible. It gets the previous snapshot, the new snapshot, the path of the file in them, a function
+# that returns the previous row of each passage, the delta with the weighted terms of new rows (or
+# None), and the file to write.
 DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path | None, Path], bool]
 _BLOCK_BYTES = 1 << 20  # bytes that are read at a time
 _THREADS = 4  # maximum number of files at a time; each has at most 64 MiB in memory
@@ -59,9 +59,9 @@ def derive_nothing(
 class PullProgress:
     """Count the bytes of all threads; if one thread fails, the others stop and keep partial files."""
 
-    def __init__(self, total: int, on_progress: Callable[[int, int], None]) -> None:
-        """Call `on_progress` with the number of bytes done and `total`."""
-        self._done, self._total, self._on_progress, self._lock = 0, total, on_progress, Lock()
+    def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
+        """Call `on_progress` with the number of bytes done and `total_bytes`."""
+        self._done_bytes, self._total_bytes, self._on_progress, self._lock = 0, total_bytes, on_progress, Lock()
         self._failure: BaseException | None = None
 
     def __call__(self, size: int) -> None:
@@ -73,8 +73,8 @@ class PullProgress:
         with self._lock:
             if self._failure is not None:
                 raise self._failure  # stops this thread too
-            self._done += size
-            self._on_progress(min(self._done, self._total), self._total)
+            self._done_bytes += size
+            self._on_progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
 
     @contextmanager
     def stop_on_failure(self) -> Iterator[None]:
@@ -163,19 +163,19 @@ def materialize_snapshot(
         OSError: the folder cannot be written.
     """
     path_by_blob = {ref: path for path, ref in files.items()}
-    passages = {ref for ref, path in path_by_blob.items() if file_kind(path) == "passages"}
+    passage_blobs = {ref for ref, path in path_by_blob.items() if file_kind(path) == "passages"}
     with _open_previous(puller.dest) as previous:
         phases: list[Iterable[BlobRef]] = [path_by_blob]
-        strategies = _fetch_only(puller)
+        get_strategies = _fetch_only(puller)
         if previous is not None and previous.id != manifest.id:
-            strategies = _SnapshotUpdate(puller, manifest, path_by_blob, previous, derive).strategies
+            get_strategies = _SnapshotUpdate(puller, manifest, path_by_blob, previous, derive).strategies
             index_paths = {*map(manifest.content.index_file, manifest.content.indexes)}
-            indexes = {ref for ref, path in path_by_blob.items() if path in index_paths}
-            phases = [passages, path_by_blob.keys() - passages - indexes, indexes]
+            index_blobs = {ref for ref, path in path_by_blob.items() if path in index_paths}
+            phases = [passage_blobs, path_by_blob.keys() - passage_blobs - index_blobs, index_blobs]
 
         def materialize(ref: BlobRef) -> int:
-            fetched_bytes = puller.materialize(ref, strategies(ref))
-            if mapped and ref in passages:
+            fetched_bytes = puller.materialize(ref, get_strategies(ref))
+            if mapped and ref in passage_blobs:
                 with puller.progress.stop_on_failure():
                     _write_mapped_copy(ref, puller.dest)
             return fetched_bytes
@@ -194,24 +194,24 @@ class _SnapshotUpdate:
         self,
         puller: Puller,
         manifest: Manifest,
-        paths: Mapping[BlobRef, str],
+        path_by_blob: Mapping[BlobRef, str],
         previous: Snapshot,
         derive: DeriveIndex,
     ) -> None:
-        self._puller, self._paths, self._previous, self._derive = puller, paths, previous, derive
+        self._puller, self._path_by_blob, self._previous, self._derive = puller, path_by_blob, previous, derive
         self._content = manifest.content
         self._index_paths = {self._content.index_file(name) for name in self._content.indexes}
-        self._part_rows = {passages_path(part.name): part.rows for part in self._content.parts}
-        self._steps = list_delta_steps(previous.manifest.content, self._content)
-        self._embedded = list_embedded_files(self._content)
+        self._rows_by_path = {passages_path(part.name): part.rows for part in self._content.parts}
+        self._steps_by_path = list_delta_steps(previous.manifest.content, self._content)
+        self._embedded_tables = list_embedded_files(self._content)
         self._target = _open_incomplete(manifest, puller.dest)
         self._overlap = Overlap.between(previous, self._target) or Overlap(previous, self._target, ())
         vectors_by_representation = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
-        self._vectors = {name: pulled for name, pulled in vectors_by_representation.items() if pulled}
+        self._vectors_by_name = {name: pulled for name, pulled in vectors_by_representation.items() if pulled}
 
     def strategies(self, ref: BlobRef) -> Sequence[Strategy]:
         """Return the strategies for a file, in the order in which they are tried."""
-        path = self._paths[ref]
+        path = self._path_by_blob[ref]
         if file_kind(path) == "passages":
             return [self._rebuild_from_delta, self._puller.fetch_whole]
         if path in self._index_paths:
@@ -231,7 +231,7 @@ class _SnapshotUpdate:
         """
 
         def derive(out: Path) -> int | None:
-            path, previous_rows = self._paths[ref], self._overlap.find_previous_rows
+            path, previous_rows = self._path_by_blob[ref], self._overlap.find_previous_rows
             new_terms, fetched_bytes = self._fetch_new_terms(path, out.with_name("terms"))
             is_derived = self._derive(self._previous, self._target, path, previous_rows, new_terms, out)
             return fetched_bytes if is_derived else None
@@ -241,7 +241,7 @@ class _SnapshotUpdate:
     def _fetch_new_terms(self, path: str, out: Path) -> tuple[Path | None, int]:
         """Fetch the weighted terms of an index's new rows; return their file, if there are any."""
         store = self._puller.store
-        for step in self._steps.get(path, ()):
+        for step in self._steps_by_path.get(path, ()):
             if step.over != TEXT and self._derive is not derive_nothing and (delta := find_delta(store, step)):
                 store.blobs.fetch(delta, out)
                 return out, delta.size
@@ -249,34 +249,35 @@ class _SnapshotUpdate:
 
     def _rebuild_from_delta(self, ref: BlobRef, copy: Path) -> Attempt:
         """Rebuild a passage file or an index from the previous snapshot's file and a delta."""
-        if any(step.head_bytes for step in self._steps.get(self._paths[ref], ())):
+        if any(step.head_bytes for step in self._steps_by_path.get(self._path_by_blob[ref], ())):
             return _NOT_APPLICABLE
         return self._write_and_check(ref, copy, partial(self._apply_delta, ref))
 
     def _apply_delta(self, ref: BlobRef, out: Path) -> int | None:
-        path = self._paths[ref]
-        base, steps = partial(self._previous.path, path), self._steps.get(path, ())
-        return rebuild_file(self._puller.store, base, steps, self._part_rows.get(path, 0), out)
+        path = self._path_by_blob[ref]
+        base, steps = partial(self._previous.path, path), self._steps_by_path.get(path, ())
+        return rebuild_file(self._puller.store, base, steps, self._rows_by_path.get(path, 0), out)
 
     def _copy_own_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
         """Copy the vectors of an index from the embeddings, which are materialized before it."""
-        table = self._embedded.get(self._paths[ref])
+        table = self._embedded_tables.get(self._path_by_blob[ref])
         vectors = PulledVectors.open(self._target, table.representation) if table else None
         patch = Patch(table, np.arange(table.rows)) if table else None
         return self._patch_vectors(ref, copy, patch, vectors)
 
     def _copy_previous_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
         """Copy vectors from the previous snapshot."""
-        patch = self._overlap.find_patch(self._paths[ref])
-        return self._patch_vectors(ref, copy, patch, self._vectors.get(patch.table.representation) if patch else None)
+        patch = self._overlap.find_patch(self._path_by_blob[ref])
+        vectors = self._vectors_by_name.get(patch.table.representation) if patch else None
+        return self._patch_vectors(ref, copy, patch, vectors)
 
     def _patch_vectors(self, ref: BlobRef, copy: Path, patch: Patch | None, vectors: PulledVectors | None) -> Attempt:
         """Copy vectors from local files, and fetch the other bytes by range."""
         if not patch or not vectors or not is_convertible(vectors.row_bytes, patch.table.row_bytes):
             return _NOT_APPLICABLE
         with self._rebuild_head(ref, patch.table.head_bytes) as (extra_bytes, head):
-            chunks = partial(_iter_with_head, head, partial(patch.iter_chunks, vectors))
-            if self._puller.store.blobs.assemble(ref, copy, chunks, self._puller.progress):
+            iter_chunks = partial(_iter_with_head, head, partial(patch.iter_chunks, vectors))
+            if self._puller.store.blobs.assemble(ref, copy, iter_chunks, self._puller.progress):
                 return Attempt(is_written=True, fetched_bytes=patch.fetched_bytes + extra_bytes)
         return _NOT_APPLICABLE
 
@@ -291,19 +292,20 @@ class _SnapshotUpdate:
             suppress(OSError, StoreError),
             TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder,
         ):
-            file = Path(folder) / "file"
-            fetched_bytes = None if copy.exists() else write(file)
-            if fetched_bytes is not None and file.stat().st_size == ref.size:
-                chunks = partial(_iter_file, file)
-                if self._puller.store.blobs.assemble(ref, copy, chunks, self._puller.progress):
+            temporary = Path(folder) / "file"
+            fetched_bytes = None if copy.exists() else write(temporary)
+            if fetched_bytes is not None and temporary.stat().st_size == ref.size:
+                iter_chunks = partial(_iter_file, temporary)
+                if self._puller.store.blobs.assemble(ref, copy, iter_chunks, self._puller.progress):
                     return Attempt(is_written=True, fetched_bytes=fetched_bytes)
         return Attempt(is_written=False, fetched_bytes=fetched_bytes or 0)
 
     @contextmanager
     def _rebuild_head(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
-        """Yield the file with the first `size` bytes of a blob, if the store has a delta of them.
+        """Yield (extra_bytes, file): a file with the first `size` bytes of a blob.
 
-        Also yields the size of the delta minus `size`, or 0 without a delta.
+        `extra_bytes` is the size of the fetched delta minus `size`. If the store has no delta of
+        these bytes, (0, None) is yielded.
         """
         with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder:
             head = Path(folder) / "head"
@@ -333,9 +335,9 @@ def _open_incomplete(manifest: Manifest, dest: Path) -> Snapshot:
 
 
 def _iter_with_head(
-    head: Path | None, chunks: ChunkSource, read: Callable[[int, int], bytes], start: int
+    head: Path | None, iter_chunks: ChunkSource, read: Callable[[int, int], bytes], start: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of `chunks`, which reads ranges inside of the head from the file `head`."""
+    """Yield the bytes of `iter_chunks`, which reads ranges inside of the head from the file `head`."""
     head_bytes = head.stat().st_size if head else 0
 
     def read_range(first: int, end: int) -> bytes:
@@ -345,7 +347,7 @@ def _iter_with_head(
             file.seek(first)
             return file.read(end - first)
 
-    return chunks(read_range, start)
+    return iter_chunks(read_range, start)
 
 
 def _iter_file(path: Path, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
@@ -358,7 +360,7 @@ def _iter_file(path: Path, read: Callable[[int, int], bytes], start: int) -> Ite
 
 def _write_mapped_copy(ref: BlobRef, dest: Path) -> None:
     """Write the memory-mapped copy of a passage file, unless there is a valid one."""
-    copy, identity = mapped_copy_path(dest, ref), mapped_stamp_name(ref)
-    if not (copy.is_file() and open_folder_stamps(dest).has_valid_stamp(copy, identity)):
-        write_mapped_copy(blob_copy_path(dest, ref), copy)
-        open_folder_stamps(dest).record(copy, identity)
+    copy_path, identity = mapped_copy_path(dest, ref), mapped_stamp_name(ref)
+    if not (copy_path.is_file() and open_folder_stamps(dest).has_valid_stamp(copy_path, identity)):
+        write_mapped_copy(blob_copy_path(dest, ref), copy_path)
+        open_folder_stamps(dest).record(copy_path, identity)

@@ -47,7 +47,7 @@ from rag_model.store.versions.snapshot import Snapshot
 _NPY_HEADER_BYTES = 128  # numpy pads the header of a two-dimensional array
 _ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
 _MAX_DIM = 1 << 20  # maximum number of components of a vector
-# Bytes. It is cheaper to fetch a shorter gap between two ranges than to send another request.
+# A gap of fewer bytes between two ranges is fetched with them, which is cheaper than two requests.
 _MIN_GAP = 32 << 10
 _PIECE_BYTES = 4 << 20  # maximum bytes of a piece; `_MAX_AHEAD` pieces are in memory at a time
 # maximum number of concurrent requests: for short ranges most of the time is latency
@@ -86,15 +86,15 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
         for part in content.parts:
             path = embeddings_path(part.name, representation)
             if path in content.files and part.rows:
-                width, remainder = divmod(content.files[path].size - _NPY_HEADER_BYTES, part.rows)
-                if width > 0 and not remainder:
-                    tables[path] = VectorTable(representation, _NPY_HEADER_BYTES, width, (part,))
+                row_bytes, remainder = divmod(content.files[path].size - _NPY_HEADER_BYTES, part.rows)
+                if row_bytes > 0 and not remainder:
+                    tables[path] = VectorTable(representation, _NPY_HEADER_BYTES, row_bytes, (part,))
     for name, entry in content.indexes.items():
         path = content.index_file(name)
-        if path in content.files and (width := _get_row_bytes(entry)):
-            head = content.files[path].size - content.n * width
-            if head > 0:
-                tables[path] = VectorTable(content.representation_of(name), head, width, content.parts)
+        if path in content.files and (row_bytes := _get_row_bytes(entry)):
+            head_bytes = content.files[path].size - content.n * row_bytes
+            if head_bytes > 0:
+                tables[path] = VectorTable(content.representation_of(name), head_bytes, row_bytes, content.parts)
     return tables
 
 
@@ -153,14 +153,14 @@ class PulledVectors:
 
     def take_rows(self, rows: Rows, row_bytes: int) -> bytes:
         """Return the bytes of rows, converted between float16 and float32 if needed."""
-        bytes_of_rows = np.empty((len(rows), self.row_bytes), np.uint8)
+        row_data = np.empty((len(rows), self.row_bytes), np.uint8)
         order = np.argsort(rows, kind="stable")
         for array_number, span, local_rows in self._partition.split(rows[order]):
-            bytes_of_rows[order[span]] = self._arrays[array_number][local_rows]
+            row_data[order[span]] = self._arrays[array_number][local_rows]
         if row_bytes == self.row_bytes:
-            return bytes_of_rows.tobytes()
+            return row_data.tobytes()
         source_type, target_type = ("<f2", "<f4") if row_bytes > self.row_bytes else ("<f4", "<f2")
-        return bytes_of_rows.view(source_type).astype(target_type).tobytes()
+        return row_data.view(source_type).astype(target_type).tobytes()
 
 
 def _map_table(snapshot: Snapshot, path: str, table: VectorTable) -> NDArray[np.uint8]:
@@ -173,18 +173,18 @@ class PageRanges:
     def __init__(self, parts: Sequence[PartEntry]) -> None:
         """Index parts, which may overlap, in any order."""
         self._parts = parts
-        # Item i is the maximum last page of parts[: i + 1], or the minimum first page of parts[i:].
-        self._lasts = list(accumulate((part.last_page for part in parts), max))
-        self._firsts = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
+        # item i is the maximum last page of parts[: i + 1]; below, the minimum first page of parts[i:]
+        self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
+        self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
     def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
         """Yield the number and entry of each part that overlaps the pages [first_page, last_page]."""
-        first_number = bisect_left(self._lasts, first_page)
-        end_number = bisect_right(self._firsts, last_page)
-        for number in range(first_number, end_number):
-            part = self._parts[number]
+        start = bisect_left(self._max_last_pages, first_page)
+        end = bisect_right(self._min_first_pages, last_page)
+        for part_number in range(start, end):
+            part = self._parts[part_number]
             if part.first_page <= last_page and first_page <= part.last_page:
-                yield number, part
+                yield part_number, part
 
 
 class PatchPiece(NamedTuple):
@@ -192,7 +192,7 @@ class PatchPiece(NamedTuple):
 
     start: int
     end: int
-    rows: Rows | None  # rows of the previous snapshot to copy; None: fetch the bytes
+    rows: Rows | None  # rows of the previous snapshot to copy; None if the bytes are fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class Patch:
     """A file of which the local disk has some rows."""
 
     table: VectorTable
-    # (rows,) int32 or int64: the previous snapshot's row of each row; -1: none.
+    # (n,) int32 or int64: the previous snapshot's row of each row, or -1 if there is none
     previous_rows: Rows
 
     @property
@@ -222,16 +222,16 @@ class Patch:
     def iter_pieces(self) -> Iterator[PatchPiece]:
         """Yield the pieces of the file in order, of at most 4 MiB or one row."""
         yield from _iter_fetched_pieces(0, self.table.head_bytes)
-        step = max(1, _PIECE_BYTES // self.table.row_bytes)
+        piece_rows = max(1, _PIECE_BYTES // self.table.row_bytes)
         for first, end, is_local in _iter_stretches(self.previous_rows, _MIN_GAP // self.table.row_bytes):
-            start = self.table.head_bytes + first * self.table.row_bytes
+            offset = self.table.head_bytes + first * self.table.row_bytes
             if not is_local:
-                yield from _iter_fetched_pieces(start, start + (end - first) * self.table.row_bytes)
+                yield from _iter_fetched_pieces(offset, offset + (end - first) * self.table.row_bytes)
                 continue
-            for row in range(first, end, step):
-                rows = self.previous_rows[row : min(row + step, end)]
-                start = self.table.head_bytes + row * self.table.row_bytes
-                yield PatchPiece(start, start + len(rows) * self.table.row_bytes, rows)
+            for row in range(first, end, piece_rows):
+                rows = self.previous_rows[row : min(row + piece_rows, end)]
+                offset = self.table.head_bytes + row * self.table.row_bytes
+                yield PatchPiece(offset, offset + len(rows) * self.table.row_bytes, rows)
 
 
 class Overlap:
@@ -246,13 +246,12 @@ class Overlap:
             for path, vector_table in find_vector_tables(target.manifest.content).items()
             if vector_table.representation in representations
         }
-        self._widths = {
+        self._previous_row_bytes = {
             (table.representation, table.row_bytes) for table in find_vector_tables(previous.manifest.content).values()
         }
         self._previous_rows: dict[str, Rows] = {}
-        self._locks = {
-            part.name: Lock() for part in target.parts
-        }  # one per part, so that parts are joined concurrently
+        # one per part, so that parts are joined concurrently
+        self._lock_by_part = {part.name: Lock() for part in target.parts}
         self._ranges = PageRanges(previous.parts)
         self._starts = Partition(part.rows for part in previous.parts).starts
         self._row_type = np.dtype(np.int32 if self._starts[-1] <= np.iinfo(np.int32).max else np.int64)
@@ -276,8 +275,8 @@ class Overlap:
         if table is None:
             return None
         if not any(
-            representation == table.representation and is_convertible(width, table.row_bytes)
-            for representation, width in self._widths
+            representation == table.representation and is_convertible(row_bytes, table.row_bytes)
+            for representation, row_bytes in self._previous_row_bytes
         ):
             return None
         try:
@@ -287,7 +286,7 @@ class Overlap:
         return Patch(table, previous_rows) if (previous_rows >= 0).any() else None
 
     def find_previous_rows(self) -> Rows:
-        """Return the previous snapshot's row of each passage, (n,); -1: none.
+        """Return the previous snapshot's row of each passage, (n,), or -1 if there is none.
 
         Raises:
             BookwheelError: passages were not pulled, or are damaged.
@@ -302,7 +301,7 @@ class Overlap:
         )
 
     def _get_previous_rows(self, part: PartEntry) -> Rows:
-        with self._locks[part.name]:
+        with self._lock_by_part[part.name]:
             if part.name not in self._previous_rows:
                 self._previous_rows[part.name] = self._join_part(part).astype(self._row_type)
             return self._previous_rows[part.name]
@@ -310,18 +309,18 @@ class Overlap:
     def _join_part(self, part: PartEntry) -> Rows:
         """Join a part with the previous parts of its page range; return each passage's row or -1.
 
-        A part with an unchanged file is not read, which most parts are.
+        A part with an unchanged file is not read; in most updates, most parts are unchanged.
         """
-        for number, entry in self._ranges.within(part.first_page, part.last_page):
-            if entry.rows == part.rows and self._get_passage_file(self._previous, entry) == self._get_passage_file(
+        for part_number, other in self._ranges.within(part.first_page, part.last_page):
+            if other.rows == part.rows and self._get_passage_file(self._previous, other) == self._get_passage_file(
                 self._target, part
             ):
-                return np.arange(part.rows) + self._starts[number]
+                return np.arange(part.rows) + self._starts[part_number]
         hashes = self._read_hashes(self._target, part)
         previous_rows = np.full(part.rows, -1, np.int64)
-        for number, entry in self._ranges.within(part.first_page, part.last_page):
-            positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, entry)).fill_null(-1).to_numpy()
-            previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[number])
+        for part_number, other in self._ranges.within(part.first_page, part.last_page):
+            positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, other)).fill_null(-1).to_numpy()
+            previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[part_number])
         return previous_rows
 
     @staticmethod
@@ -342,8 +341,9 @@ def _iter_fetched_pieces(start: int, end: int) -> Iterator[PatchPiece]:
 
 
 def _iter_stretches(previous_rows: Rows, min_rows: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield the start and end of each run of rows, and whether to copy it. Short local runs are
-    fetched.
+    """Yield the start and end of each run of rows, and whether to copy it from the local disk.
+
+    Short runs are fetched although the disk has them.
     """
     is_local = previous_rows >= 0
     for first, end, is_run_local in _find_runs(is_local):

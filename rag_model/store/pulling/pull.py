@@ -121,7 +121,7 @@ def pull(
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
     dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
     _check_free_space(dest, blobs)
-    pruned: tuple[str, ...] = ()
+    pruned_ids: tuple[str, ...] = ()
     puller = Puller(store, dest, PullProgress(sum(ref.size for ref in blobs), on_progress))
     try:
         with lock_folder(dest) as lock:
@@ -142,7 +142,7 @@ def pull(
             _make_current(identity, dest)
             if keep:
                 with _preserve_stamps(dest, blobs):
-                    pruned = prune(dest, keep, lock, catalog.parse, replaced_ids)
+                    pruned_ids = prune(dest, keep, lock, catalog.parse, replaced_ids)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -150,7 +150,7 @@ def pull(
         path=dest / identity,
         fetched_bytes=fetched_bytes,
         reused_bytes=sum(ref.size for ref in blobs) - fetched_bytes,
-        pruned=pruned,
+        pruned=pruned_ids,
         taken_down=list_pulled(dest, replaced_ids),
     )
 

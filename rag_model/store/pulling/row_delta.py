@@ -61,8 +61,8 @@ class FileWithLists:
 
     def write_rest(self, out: Path) -> int:
         """Write the bytes outside of the lists, and return their number."""
-        numbers, data = np.flatnonzero(self.lists.gaps), map_bytes(self.path).data
-        ends, gaps = self.lists.starts[numbers + 1].tolist(), self.lists.gaps[numbers].tolist()
+        list_numbers, data = np.flatnonzero(self.lists.gaps), map_bytes(self.path).data
+        ends, gaps = self.lists.starts[list_numbers + 1].tolist(), self.lists.gaps[list_numbers].tolist()
         with out.open("wb") as file:
             file.write(data[: self.lists.start])
             file.writelines(data[end - gap : end] for end, gap in zip(ends, gaps, strict=True))
@@ -85,8 +85,8 @@ class _Edits:
         no_rows, no_codes = np.zeros(0, np.int64), np.zeros((0, code_bytes), np.uint8)
         return cls(
             *(
-                np.concatenate([start, *(getattr(part, name) for part in edits)])
-                for name, start in zip(cls.__slots__, (no_rows, no_rows, no_rows, no_codes), strict=True)
+                np.concatenate([empty, *(getattr(block_edits, name) for block_edits in edits)])
+                for name, empty in zip(cls.__slots__, (no_rows, no_rows, no_rows, no_codes), strict=True)
             )
         )
 
@@ -120,16 +120,16 @@ class _Block:
         and `is_removed`, (p,), the numbers that are not used.
         """
         n_lists = len(self.lengths)
-        number_counts = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
-        slot_counts = np.bincount(self.slot_lists[~is_inserted], minlength=n_lists)
+        numbers_per_list = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
+        slots_per_list = np.bincount(self.slot_lists[~is_inserted], minlength=n_lists)
         is_filled, is_placed = np.zeros_like(is_inserted), np.zeros_like(is_removed)
-        is_filled[~is_inserted] = concatenated_ranges(slot_counts) < np.repeat(number_counts, slot_counts)
-        is_placed[~is_removed] = concatenated_ranges(number_counts) < np.repeat(slot_counts, number_counts)
+        is_filled[~is_inserted] = concatenated_ranges(slots_per_list) < np.repeat(numbers_per_list, slots_per_list)
+        is_placed[~is_removed] = concatenated_ranges(numbers_per_list) < np.repeat(slots_per_list, numbers_per_list)
         return is_filled, is_placed
 
 
 class _Prediction:
-    """Predicts the lists of a target from those of a base file, by renumbering their rows."""
+    """Predicts the lists of a target from the lists of a base file, by renumbering their rows."""
 
     def __init__(self, file: BinaryIO, base: RowLists, target: RowLists, base_rows: Rows) -> None:
         """Predict the lists of `target` from those in `file`.
@@ -138,18 +138,18 @@ class _Prediction:
             ValueError: the files cannot be compared.
         """
         present_rows = base_rows[base_rows >= 0]
-        base_count = len(base.lengths) if base.by_row else int(base.lengths.sum())
-        row_count = len(target.lengths) if target.by_row else int(target.lengths.sum())
+        n_base_rows = len(base.lengths) if base.by_row else int(base.lengths.sum())
+        n_rows = len(target.lengths) if target.by_row else int(target.lengths.sum())
         if (base.by_row, base.dtype, base.code_bytes) != (target.by_row, target.dtype, target.code_bytes):
             raise ValueError("their lists are of different types")
-        if row_count != len(base_rows) or not (base.by_row or len(base.lengths) == len(target.lengths)):
+        if n_rows != len(base_rows) or not (base.by_row or len(base.lengths) == len(target.lengths)):
             raise ValueError("the numbers of rows or lists differ")
-        if len(present_rows) and (present_rows[-1] >= base_count or (np.diff(present_rows) <= 0).any()):
+        if len(present_rows) and (present_rows[-1] >= n_base_rows or (np.diff(present_rows) <= 0).any()):
             raise ValueError("the rows of the base do not ascend, or are not in the base")
-        self.target, self.row_count, self.is_new = target, row_count, np.append(base_rows < 0, False)
+        self.target, self.n_rows, self.is_new = target, n_rows, np.append(base_rows < 0, False)
         self._reader, self._base = _ListReader(file, base), base
         # the last item is for empty slots
-        self._target_rows = np.full(base_count + 1, -1, target.dtype)
+        self._target_rows = np.full(n_base_rows + 1, -1, target.dtype)
         self._target_rows[present_rows] = np.flatnonzero(base_rows >= 0)
         self._base_lists = base_rows if base.by_row else np.arange(len(base.lengths))
 
@@ -166,19 +166,19 @@ class _Prediction:
     def _predict(self, first: int, end: int) -> tuple[Numbers, Numbers, Bytes]:
         base_lists = self._base_lists[first:end]
         present_lists = np.flatnonzero(base_lists >= 0)
-        base_numbers = base_lists[present_lists]
-        low, high = (int(base_numbers[0]), int(base_numbers[-1]) + 1) if len(base_numbers) else (0, 0)
+        list_numbers = base_lists[present_lists]
+        low, high = (int(list_numbers[0]), int(list_numbers[-1]) + 1) if len(list_numbers) else (0, 0)
         slots, codes = self._reader.read(low, high)
-        if len(base_numbers) < high - low:
+        if len(list_numbers) < high - low:
             is_chosen = np.zeros(high - low, np.bool_)
-            is_chosen[base_numbers - low] = True
+            is_chosen[list_numbers - low] = True
             is_chosen_slot = np.repeat(is_chosen, self._base.lengths[low:high])
             slots, codes = slots[is_chosen_slot], codes[is_chosen_slot]
         if len(slots) and not -1 <= slots.min() <= slots.max() < len(self._target_rows) - 1:
             raise ValueError("a list of the base has a row that the base does not have")
         rows = self._target_rows.take(slots)
         live_positions = np.flatnonzero(rows >= 0)
-        lists = np.repeat(present_lists.astype(np.int32), self._base.lengths[base_numbers])
+        lists = np.repeat(present_lists.astype(np.int32), self._base.lengths[list_numbers])
         return rows.take(live_positions), lists.take(live_positions), codes[live_positions]
 
 
@@ -215,8 +215,8 @@ class _ListReader:
 
 def _mask_slots(lengths: Rows, gaps: Rows) -> Bools:
     """Return a mask that is True for slots and False for gaps; each list is followed by its gap."""
-    counts = np.stack([lengths, gaps], axis=1).ravel()
-    return np.repeat(np.tile([True, False], len(lengths)), counts)
+    lengths_and_gaps = np.stack([lengths, gaps], axis=1).ravel()
+    return np.repeat(np.tile([True, False], len(lengths)), lengths_and_gaps)
 
 
 def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows, out: Path) -> None:
@@ -235,39 +235,39 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
         OSError: `out` cannot be written.
     """
     rest_paths = [out.with_name(f"{out.name}.{name}") for name in ("base", "target")]
-    splice, arrays = (out.with_name(f"{out.name}.{name}") for name in ("splice", "arrays"))
+    splice_path, arrays_path = (out.with_name(f"{out.name}.{name}") for name in ("splice", "arrays"))
     base.write_rest(rest_paths[0])
     target.write_rest(rest_paths[1])
-    write_splice(rest_paths[0], rest_paths[1], splice)
+    write_splice(rest_paths[0], rest_paths[1], splice_path)
     try:
         with base.path.open("rb") as base_file, target.path.open("rb") as target_file:
             prediction = _Prediction(base_file, base.lists, target.lists, base_rows)
             reader = _ListReader(target_file, target.lists)
             blocks = prediction.iter_blocks()
             edits = _collect_edits(prediction, ((block, *reader.read(block.first, block.end)) for block in blocks))
-        _write_arrays(arrays, base.lists, target.lists, base_rows, edits)
+        _write_arrays(arrays_path, base.lists, target.lists, base_rows, edits)
     except (ValueError, IndexError) as error:
         raise InputError(f"{target.path} cannot be compared with {base.path}: {error}") from error
-    sizes = [path.stat().st_size for path in (splice, arrays, *rest_paths)]
-    write_packed(arrays, sizes[1], out, splice.read_bytes())
+    sizes = [path.stat().st_size for path in (splice_path, arrays_path, *rest_paths)]
+    write_packed(arrays_path, sizes[1], out, splice_path.read_bytes())
     with out.open("ab") as file:
         file.write(_SIZES.pack(*sizes))
 
 
 def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbers, Bytes]]) -> _Edits:
-    edits, slot_count, predicted_count = list[_Edits](), 0, 0
+    edits, slot_offset, number_offset = list[_Edits](), 0, 0
     for block, slots, codes in blocks:
         is_inserted, is_removed = _compare(block, slots, codes, prediction.is_new)
         inserted_slots = np.flatnonzero(is_inserted)
         edits.append(
             _Edits(
-                inserted_slots + slot_count,
+                inserted_slots + slot_offset,
                 slots[inserted_slots].astype(np.int64),
-                np.flatnonzero(is_removed) + predicted_count,
+                np.flatnonzero(is_removed) + number_offset,
                 codes[inserted_slots],
             )
         )
-        slot_count, predicted_count = slot_count + len(slots), predicted_count + len(block.predicted_rows)
+        slot_offset, number_offset = slot_offset + len(slots), number_offset + len(block.predicted_rows)
     return _Edits.concatenate(edits, prediction.target.code_bytes)
 
 
@@ -288,13 +288,13 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
 
     In a graph, such lists are few.
     """
-    edges = np.arange(len(block.lengths) + 1, dtype=np.int32)
+    list_bounds = np.arange(len(block.lengths) + 1, dtype=np.int32)
     is_filled = slots >= 0
     filled_lists = block.slot_lists[is_filled]
-    counts, predicted_counts = (
-        np.diff(np.searchsorted(lists, edges)) for lists in (filled_lists, block.predicted_lists)
+    lengths, predicted_lengths = (
+        np.diff(np.searchsorted(lists, list_bounds)) for lists in (filled_lists, block.predicted_lists)
     )
-    is_changed: Bools = counts != predicted_counts
+    is_changed: Bools = lengths != predicted_lengths
     has_same_count, prediction_has_same_count = ~is_changed.take(filled_lists), ~is_changed.take(block.predicted_lists)
     differs = slots[is_filled][has_same_count] != block.predicted_rows[prediction_has_same_count]
     if codes.shape[1]:
@@ -313,15 +313,13 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
     is_inserted, is_removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted_rows), np.bool_)
     is_wrong = _find_wrong_lists(block, slots, is_inserted, is_removed)
     if is_wrong.any():
-        wrong_slots, wrong_predictions = (
-            np.flatnonzero(is_wrong[block.slot_lists]),
-            np.flatnonzero(is_wrong[block.predicted_lists]),
-        )
-        keys = _encode_list_row_pairs(block.slot_lists[wrong_slots], slots[wrong_slots], len(is_new))
-        predicted_keys = _encode_list_row_pairs(
+        wrong_slots = np.flatnonzero(is_wrong[block.slot_lists])
+        wrong_predictions = np.flatnonzero(is_wrong[block.predicted_lists])
+        pairs = _encode_list_row_pairs(block.slot_lists[wrong_slots], slots[wrong_slots], len(is_new))
+        predicted_pairs = _encode_list_row_pairs(
             block.predicted_lists[wrong_predictions], block.predicted_rows[wrong_predictions], len(is_new)
         )
-        is_predicted, is_present = _match_values(keys, predicted_keys)
+        is_predicted, is_present = _match_values(pairs, predicted_pairs)
         is_inserted[wrong_slots] = ~is_predicted & (slots[wrong_slots] >= 0)
         is_removed[wrong_predictions] = ~is_present
         # Lists with another order or with repeated numbers are stored as a whole.
@@ -336,14 +334,14 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
     return is_inserted, is_removed
 
 
-def _encode_list_row_pairs(lists: Numbers, rows: Numbers, row_count: int) -> Rows:
+def _encode_list_row_pairs(lists: Numbers, rows: Numbers, n_rows: int) -> Rows:
     """Return one unique number for each pair of a list and a row; a row may be -1."""
-    pair_keys: Rows = lists.astype(np.int64) * row_count + rows + 1
+    pair_keys: Rows = lists.astype(np.int64) * n_rows + rows + 1
     return pair_keys
 
 
 def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
-    """Return a mask of the values that occur in `others`, and one of the others that occur in
+    """Return a mask of the values that occur in `others`, and a mask of the others that occur in
     `values`.
 
     Of equal others only the first one is marked.
@@ -416,8 +414,8 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
         raise ValueError("the lengths of the arrays differ")
     base = RowLists(base_start, dtype, code_bytes, bool(by_row), base_lengths, base_gaps)
     target = RowLists(start, dtype, code_bytes, bool(by_row), lengths, gaps)
-    row_count = len(lengths) if by_row else int(lengths.sum())
-    if run_lengths.sum() != row_count or row_count > max_rows or len(run_lengths) != len(run_starts):
+    n_rows = len(lengths) if by_row else int(lengths.sum())
+    if run_lengths.sum() != n_rows or n_rows > max_rows or len(run_lengths) != len(run_starts):
         raise ValueError("the number of rows is wrong")
     is_new = np.repeat(run_starts == 0, run_lengths)
     base_rows = np.where(is_new, -1, np.repeat(run_starts - 1, run_lengths) + concatenated_ranges(run_lengths))
@@ -442,18 +440,18 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
         rest_of_file = file.read()
     sizes = _SIZES.unpack(rest_of_file) if len(rest_of_file) == _SIZES.size else (delta_size + 1, 0, 0, 0)
     limits = delta_size, 4 * (size + base_size) + _MAX_HEAD, base_size, size
-    if any(number > limit for number, limit in zip(sizes, limits, strict=True)):
+    if any(actual > limit for actual, limit in zip(sizes, limits, strict=True)):
         raise InputError(message)
-    splice_bytes, array_bytes, base_rest, rest_bytes = sizes
-    arrays, base_rest_path, rest = (out.with_name(name) for name in ("arrays", "base-rest", "rest"))
-    unpack_file(delta, array_bytes, arrays, splice_bytes)
+    splice_bytes, arrays_bytes, base_rest_bytes, rest_bytes = sizes
+    arrays_path, base_rest_path, rest_path = (out.with_name(name) for name in ("arrays", "base-rest", "rest"))
+    unpack_file(delta, arrays_bytes, arrays_path, splice_bytes)
     try:
-        base_lists, lists, base_rows, edits = _read_arrays(arrays, size)
+        base_lists, lists, base_rows, edits = _read_arrays(arrays_path, size)
         _find_end(lists, rest_bytes, size)
-        base_end = _find_end(base_lists, base_rest, base_size)
+        base_end = _find_end(base_lists, base_rest_bytes, base_size)
         FileWithLists(base, base_lists, base_end).write_rest(base_rest_path)
-        apply_splice(base_rest_path, delta, rest_bytes, rest)
-        with base.open("rb") as base_file, rest.open("rb") as rest_file:
+        apply_splice(base_rest_path, delta, rest_bytes, rest_path)
+        with base.open("rb") as base_file, rest_path.open("rb") as rest_file:
             prediction = _Prediction(base_file, base_lists, lists, base_rows)
             with atomic_write(out) as temporary, temporary.open("wb") as file:
                 _copy_bytes(rest_file, file, lists.start)
@@ -473,15 +471,15 @@ def _find_end(lists: RowLists, rest_bytes: int, size: int) -> int:
 
 def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: BinaryIO) -> None:
     """Write the lists of the target, and the gaps between them, which come from `rest`."""
-    lists, slot_count, predicted_count = prediction.target, 0, 0
+    lists, slot_offset, number_offset = prediction.target, 0, 0
     for block in prediction.iter_blocks():
         n_slots = int(block.lengths.sum())
         is_inserted, is_removed = np.zeros(n_slots, np.bool_), np.zeros(len(block.predicted_rows), np.bool_)
-        low, high = np.searchsorted(edits.inserted_slots, (slot_count, slot_count + n_slots))
-        slot_positions = edits.inserted_slots[low:high] - slot_count
+        low, high = np.searchsorted(edits.inserted_slots, (slot_offset, slot_offset + n_slots))
+        slot_positions = edits.inserted_slots[low:high] - slot_offset
         is_inserted[slot_positions] = True
-        begin, end = np.searchsorted(edits.removed_positions, (predicted_count, predicted_count + len(is_removed)))
-        is_removed[edits.removed_positions[begin:end] - predicted_count] = True
+        begin, end = np.searchsorted(edits.removed_positions, (number_offset, number_offset + len(is_removed)))
+        is_removed[edits.removed_positions[begin:end] - number_offset] = True
         is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
         slots = np.full(n_slots, -1, lists.dtype)
         codes = np.zeros((n_slots, lists.code_bytes), np.uint8)
@@ -491,7 +489,7 @@ def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: B
             block.predicted_codes[is_placed_number],
         )
         _write_block(lists, block, slots, codes, rest, out)
-        slot_count, predicted_count = slot_count + n_slots, predicted_count + len(is_removed)
+        slot_offset, number_offset = slot_offset + n_slots, number_offset + len(is_removed)
 
 
 def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, rest: BinaryIO, out: BinaryIO) -> None:
@@ -503,9 +501,9 @@ def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, r
             out.write(slots[begin : begin + length].data)
             out.write(rest.read(gap))
         return
-    width = slots.itemsize
-    items = np.empty(len(slots) + int(gaps.sum()) // width, slots.dtype)
-    is_slot = _mask_slots(block.lengths, gaps // width)
+    slot_bytes = slots.itemsize
+    items = np.empty(len(slots) + int(gaps.sum()) // slot_bytes, slots.dtype)
+    is_slot = _mask_slots(block.lengths, gaps // slot_bytes)
     items[is_slot] = slots
     items[~is_slot] = np.frombuffer(rest.read(int(gaps.sum())), slots.dtype)
     out.write(items.data)

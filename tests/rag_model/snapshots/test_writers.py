@@ -163,7 +163,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (files, refs, sys.modules[expire_store.__module__], gc, roots, verify):
         for name in {"MAX_REQUESTS", "_MANIFESTS", "_THREADS"} & vars(module).keys():
             monkeypatch.setattr(module, name, 1)
-    monkeypatch.setattr(intents, "_PAUSE", 0)
+    monkeypatch.setattr(intents, "_PAUSE_SECONDS", 0)
 
 
 def build(store: Store) -> None:

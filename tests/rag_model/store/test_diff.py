@@ -45,11 +45,11 @@ def test_changes_are_found_however_it_is_cut(
     local_store: Store, cut: Cut, before: Articles, after: Articles, cuts: tuple[tuple[int, ...], ...], bucket: int
 ) -> None:
     one, two = cut(local_store, before, cuts[0]), cut(local_store, after, cuts[1])
-    found = list(iter_article_changes(one, two, bucket=bucket))
+    found = list(iter_article_changes(one, two, max_rows=bucket))
     assert {(change.page_id, change.change): change.passages for change in found} == expected(before, after)
     assert len(found) == len(expected(before, after))
     assert all(change.title == f"Title {change.page_id}" for change in found)
-    assert list(iter_article_changes(one, two, bucket=bucket)) == found
+    assert list(iter_article_changes(one, two, max_rows=bucket)) == found
     counted = diff_snapshots(one, two)
     assert sum(counted.articles.values()) == len(found)
     for kind, count in counted.passages.items():
@@ -81,7 +81,7 @@ def test_small_parts_are_distributed_together(
     before, after = cut(local_store, texts, (0, 20, 40, 60, 80)), cut(local_store, {**texts, 1: ["b"]}, (0, 50))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    changes = iter_article_changes(before, after, bucket=bucket)
+    changes = iter_article_changes(before, after, max_rows=bucket)
     next(changes)
     assert len(list((tmp_path / "temporary").glob("*/before/*"))) == files  # a file a part would grow with their square
     changes.close()  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ def test_nothing_is_left_on_the_disk(
     before, after = cut(local_store, {1: ["a"], 60: ["b"]}, (0, 50)), cut(local_store, {1: ["x"], 60: ["c"]}, (0, 40))
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    changes = iter_article_changes(before, after, bucket=1)
+    changes = iter_article_changes(before, after, max_rows=1)
     next(changes)
     assert list((tmp_path / "temporary").iterdir())
     changes.close()  # type: ignore[attr-defined]

@@ -303,7 +303,7 @@ def test_an_s3_store_that_is_gone_is_told_and_followed_again(
     s3_bucket: Callable[[str], AbstractContextManager[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
     log = Log()
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)

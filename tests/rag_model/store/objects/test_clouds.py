@@ -67,12 +67,12 @@ def service(request: pytest.FixtureRequest) -> Any:
 def cloud(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxied]:
     """Clients that do not wait long between two tries, and chunk what is large."""
     if service.scheme == "gs":
-        monkeypatch.setattr("rag_model.store.objects.files._CHUNK", CHUNK)
+        monkeypatch.setattr("rag_model.store.objects.files._CHUNK_BYTES", CHUNK)
         from rag_model.store.objects import gcs  # noqa: PLC0415 - of an extra
 
         monkeypatch.setattr(gcs, "_RETRY", gcs._RETRY.with_delay(initial=0.01, maximum=0.02))
     else:
-        for name, value in {"_PAUSE": 0.001, "_BLOCK_BYTES": CHUNK, "_SINGLE_UPLOAD": CHUNK}.items():
+        for name, value in {"_PAUSE_SECONDS": 0.001, "_BLOCK_BYTES": CHUNK, "_SINGLE_UPLOAD_BYTES": CHUNK}.items():
             monkeypatch.setattr(f"rag_model.store.objects.azure.{name}", value)
     with faulty(service.endpoint) as server, service.reached(server.url) as url:
         yield Proxied(service, server, Store.open(url, create=True))
@@ -132,7 +132,7 @@ def test_retries_are_in_one_layer(cloud: Proxied, fault: str, monkeypatch: pytes
     if cloud.service.scheme == "gs":
         monkeypatch.setattr("rag_model.store.objects.gcs._RETRY", None)
     else:
-        monkeypatch.setattr("rag_model.store.objects.azure._TRIES", 1)
+        monkeypatch.setattr("rag_model.store.objects.azure._MAX_TRIES", 1)
     cloud.service.forget()
     store = Store.open(cloud.store.url)
     cloud.server.requests.clear()
@@ -222,10 +222,10 @@ from pathlib import Path
 from rag_model.store import Store
 from rag_model.store.objects import files
 url, source, chunk = sys.argv[1:]
-files._CHUNK = int(chunk)
+files._CHUNK_BYTES = int(chunk)
 if url.startswith("az:"):
     from rag_model.store.objects import azure
-    azure._BLOCK_BYTES = azure._SINGLE_UPLOAD = int(chunk)
+    azure._BLOCK_BYTES = azure._SINGLE_UPLOAD_BYTES = int(chunk)
 Store.open(url).blobs.put_file(Path(source))
 """
 

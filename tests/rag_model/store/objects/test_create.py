@@ -72,7 +72,7 @@ def test_others_are_told_apart_and_nothing_stays(kind: type[LooksThenWrites], go
 
 class TestS3:
     def test_a_real_server_lets_one_win(self, s3_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(files, "_WRITERS", 8)
+        monkeypatch.setattr(files, "_RACE_WRITERS", 8)
         assert s3_store.files.supports_exclusive_creation()
 
 

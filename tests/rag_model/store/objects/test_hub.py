@@ -192,7 +192,7 @@ def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_a_network_that_is_told(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("rag_model.store.objects.hub._TRIES", 2)
+    monkeypatch.setattr("rag_model.store.objects.hub._MAX_TRIES", 2)
     HubFiles.clear_instance_cache()
     with pytest.raises(
         StoreError, match=r"the Hub cannot be reached \(.*refused\); check the network, and HF_ENDPOINT"

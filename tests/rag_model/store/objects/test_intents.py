@@ -19,7 +19,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def store(local_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(intents, "_PAUSE", 0.001)
+    monkeypatch.setattr(intents, "_PAUSE_SECONDS", 0.001)
     return local_store
 
 

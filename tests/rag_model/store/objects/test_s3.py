@@ -40,8 +40,8 @@ def store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Store]:
     """A store behind the proxy, whose client does not wait long between two tries."""
-    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE", 0.001)
-    monkeypatch.setattr("rag_model.store.objects.files._CHUNK", CHUNK)
+    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.files._CHUNK_BYTES", CHUNK)
     with s3_bucket(faulty_server.url) as url:
         yield Store.open(url, create=True)
         faulty_server.fault = lambda request: None
@@ -275,7 +275,7 @@ from rag_model.store import Store
 from rag_model.store.objects import files
 from rag_model.store.pulling.pull import pull
 url, snapshot, dest, chunk = sys.argv[1:]
-files._CHUNK = int(chunk)
+files._CHUNK_BYTES = int(chunk)
 pull(Store.open(url), snapshot, Path(dest))
 """
 

@@ -246,7 +246,7 @@ def test_a_server_is_asked_for_new_rows_alone_on_a_bad_day_too(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE", 0.001)
+    monkeypatch.setattr("rag_model.store.objects.s3._PAUSE_SECONDS", 0.001)
     with s3_bucket(faulty_server.url) as url:
         store = Store.open(url, create=True)
         old, new = (month(store, articles, indexes={"hnsw": "HNSW4"}) for articles in (LAST, NOW))
