@@ -12,7 +12,7 @@ stay until `gc` deletes the unneeded ones. A model does not keep the snapshot th
 on.
 
 An evaluation is deleted with its snapshot, or with its model if that is in the store, even if the
-evaluation is new. A tag on the snapshot, and one on such a model, keep the evaluation.
+evaluation is new. Tags on the snapshot and on such a model keep the evaluation.
 
 An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
 training runs; until then its snapshot is kept. The record is deleted, and its files stay until
@@ -63,8 +63,8 @@ class ExpireReport:
     # `latest@3`, or `model:reader@3` for a ref of models; oldest first, by ref.
     moves: tuple[str, ...]
     snapshots: tuple[str, ...]  # full ids, sorted
-    models: tuple[str, ...] = ()  # likewise
-    evaluations: tuple[str, ...] = ()  # likewise
+    models: tuple[str, ...] = ()  # full ids, sorted
+    evaluations: tuple[str, ...] = ()  # full ids, sorted
     trainings: tuple[str, ...] = ()  # keys of abandoned trainings, sorted
 
 
@@ -98,36 +98,34 @@ class _ExpirePlanner:
         """Return the moves to delete, oldest first, before the manifests that they name."""
         cutoff = view.time - self.policy.older_than
         abandoned_records, kept_by_trainings = find_abandoned(self.store, view, cutoff)
-        expired_moves, needed_paths = (
-            [],
-            {*view.needed_paths, *map(self.store.snapshots.manifest_path, kept_by_trainings)},
-        )
-        for catalog, files in (
+        expired_moves = []
+        needed_paths = {*view.needed_paths, *map(self.store.snapshots.manifest_path, kept_by_trainings)}
+        for catalog, ref_files in (
             (self.store.snapshots, view.moves),
             (self.store.models, view.models),
         ):
-            logs = group_moves(files)
-            newest_move_by_ref = {ref: (ref, max(moves)) for ref, moves in logs.items()}
-            names = read_named(catalog, [*newest_move_by_ref.values()])
-            n_kept_by_ref = {ref: self.policy.keep if names[move] else 1 for ref, move in newest_move_by_ref.items()}
+            moves_by_ref = group_moves(ref_files)
+            newest_by_ref = {ref: (ref, max(moves)) for ref, moves in moves_by_ref.items()}
+            id_by_move = read_named(catalog, [*newest_by_ref.values()])
+            n_kept_by_ref = {ref: self.policy.keep if id_by_move[move] else 1 for ref, move in newest_by_ref.items()}
             expired_numbers_by_ref = {
-                ref: self._find_expired(moves, cutoff, n_kept_by_ref[ref]) for ref, moves in logs.items()
+                ref: self._find_expired(moves, cutoff, n_kept_by_ref[ref]) for ref, moves in moves_by_ref.items()
             }
             expired_moves += [
-                moves[number] for ref, moves in logs.items() for number in sorted(expired_numbers_by_ref[ref])
+                moves[number] for ref, moves in moves_by_ref.items() for number in sorted(expired_numbers_by_ref[ref])
             ]
             kept_moves = [
                 (ref, number)
-                for ref, moves in logs.items()
+                for ref, moves in moves_by_ref.items()
                 for number in moves
                 if number not in expired_numbers_by_ref[ref]
             ]
-            names |= read_named(catalog, [move for move in kept_moves if move not in names])
-            needed_paths |= {catalog.manifest_path(identity) for identity in names.values() if identity}
+            id_by_move |= read_named(catalog, [move for move in kept_moves if move not in id_by_move])
+            needed_paths |= {catalog.manifest_path(identity) for identity in id_by_move.values() if identity}
         manifests = [file for file in (*view.manifests, *view.models) if MANIFEST_PATH.fullmatch(file.path)]
-        unnamed = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
-        kept_paths = {file.path for file in manifests} - {file.path for file in unnamed}
-        return [*expired_moves, *self._find_orphans(view, kept_paths), *unnamed, *abandoned_records]
+        unnamed_manifests = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
+        kept_paths = {file.path for file in manifests} - {file.path for file in unnamed_manifests}
+        return [*expired_moves, *self._find_orphans(view, kept_paths), *unnamed_manifests, *abandoned_records]
 
     def _find_orphans(self, view: StoreView, kept_paths: set[str]) -> list[StoredFile]:
         """Return the manifests of evaluations whose snapshot or model is not kept."""
@@ -140,12 +138,12 @@ class _ExpirePlanner:
         return [file for file, match in candidates if match[2] not in kept_ids and file.path not in view.needed_paths]
 
     @staticmethod
-    def _find_expired(moves: dict[int, StoredFile], cutoff: float, keep: int) -> set[int]:
-        """Return the numbers of the moves to delete: all before the oldest one to keep."""
+    def _find_expired(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
+        """Return the numbers of the moves to delete: all moves before the oldest move to keep."""
         numbers = sorted(moves)
-        expired: set[int] = set()
-        for number, following in islice(pairwise(numbers), max(0, len(numbers) - keep)):
-            if moves[following].modified > cutoff:
+        expired_numbers: set[int] = set()
+        for number, next_number in islice(pairwise(numbers), max(0, len(numbers) - n_kept)):
+            if moves[next_number].modified > cutoff:
                 break
-            expired.add(number)
-        return expired
+            expired_numbers.add(number)
+        return expired_numbers

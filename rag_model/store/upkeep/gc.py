@@ -46,8 +46,8 @@ from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
-# Seconds. Files that were younger when a running writer started are kept. It is also the default
-# grace.
+# Seconds. A file is kept if it was younger than this when a running writer started. It is also the
+# default grace.
 SAFETY_MARGIN = 24 * 3600.0
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {
@@ -110,8 +110,8 @@ class _GarbagePlanner:
                 "so nothing was deleted: use the bookwheel version that created it, or move it "
                 "elsewhere"
             )
-        starts = [intent.started for intent in view.intents if not intent.is_lease]
-        cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in starts)])
+        writer_starts = [intent.started for intent in view.intents if not intent.is_lease]
+        cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in writer_starts)])
         marked_files = mark_needed(self.store, view, cutoff)
         if marked_files.all_blobs and not view.has_root:
             raise StoreError(
@@ -148,9 +148,9 @@ class _GarbagePlanner:
     def _iter_orphan_reports(self, view: StoreView) -> Iterator[StoredFile]:
         """Yield the report pages of deleted snapshots, evaluations and models."""
         manifests = (*view.manifests, *view.evaluations, *view.models)
-        page_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
+        version_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
         for file in self.store.files.iter_tree("reports"):
-            if (page := _REPORT.fullmatch(file.path)) and page[1] not in page_ids:
+            if (report := _REPORT.fullmatch(file.path)) and report[1] not in version_ids:
                 yield file
 
     def _iter_temporary(self) -> Iterator[StoredFile]:

@@ -1,7 +1,7 @@
 """Find taken-down pages in snapshots, and retire the snapshots that a takedown replaced.
 
-To retire a snapshot is to delete its manifest and those of its evaluations, whose rows contain
-passages. `gc` then deletes the files. As with `expire`, writers may run at the same time: a
+To retire a snapshot is to delete its manifest and the manifests of its evaluations, whose rows
+contain passages. `gc` then deletes the files. As with `expire`, writers may run at the same time: a
 manifest that a writer needs is kept, and the next run deletes it.
 """
 
@@ -73,9 +73,9 @@ class _RetirePlanner:
         evaluation_paths = {
             self.store.evaluations.manifest_path(evaluation.id) for evaluation in list_replaced_evaluations(self.store)
         }
-        deleted_files = [file for file in view.evaluations if file.path in evaluation_paths]
-        deleted_files += [file for file in view.manifests if self._is_replaced(file.path, snapshot_paths)]
-        return [file for file in deleted_files if file.path not in view.needed_paths]
+        files_to_delete = [file for file in view.evaluations if file.path in evaluation_paths]
+        files_to_delete += [file for file in view.manifests if self._is_replaced(file.path, snapshot_paths)]
+        return [file for file in files_to_delete if file.path not in view.needed_paths]
 
     def _is_replaced(self, path: str, snapshot_paths: set[str]) -> bool:
         match = MANIFEST_PATH.fullmatch(path)
@@ -128,10 +128,10 @@ def _iter_occurrences(store: Store, content: Content, pages: Collection[str]) ->
 
 
 def _iter_part_occurrences(snapshot: Snapshot, part: str, pages: Collection[str]) -> Iterator[PageOccurrence]:
-    page_ids, passages, titles = pa.array(pages, pa.string()), Counter[str](), dict[str, str]()
+    page_ids, n_by_page, title_by_page = pa.array(pages, pa.string()), Counter[str](), dict[str, str]()
     for batch in snapshot.batches(part, ["page_id", "title"]):
-        matches = batch.filter(pc.is_in(batch["page_id"], page_ids))
-        for page, title in zip(*(column.to_pylist() for column in matches.columns), strict=True):
-            passages[page] += 1
-            titles[page] = title
-    yield from (PageOccurrence(part, page, titles[page], count) for page, count in passages.items())
+        rows_of_pages = batch.filter(pc.is_in(batch["page_id"], page_ids))
+        for page, title in zip(*(column.to_pylist() for column in rows_of_pages.columns), strict=True):
+            n_by_page[page] += 1
+            title_by_page[page] = title
+    yield from (PageOccurrence(part, page, title_by_page[page], n) for page, n in n_by_page.items())

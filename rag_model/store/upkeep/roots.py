@@ -149,7 +149,7 @@ def _delete_batches(
     files: Sequence[StoredFile],
     condemn_files: "Condemn",
     threads: int,
-    deleted: list[StoredFile],
+    deleted_files: list[StoredFile],
 ) -> bool:
     """Delete the files in batches; return False as soon as the plan is out of date."""
     for start in range(0, len(files), _BATCH_FILES):
@@ -160,7 +160,7 @@ def _delete_batches(
             return False
         with ThreadPoolExecutor(threads) as pool:
             deleted_flags = list(pool.map(partial(_delete_unchanged, store, deadline), batch))
-        deleted += [file for file, is_gone in zip(batch, deleted_flags, strict=True) if is_gone]
+        deleted_files += [file for file, is_gone in zip(batch, deleted_flags, strict=True) if is_gone]
         if time.monotonic() > deadline:
             return False
     return True
@@ -168,8 +168,8 @@ def _delete_batches(
 
 def _delete_unchanged(store: Store, deadline: float, file: StoredFile) -> bool:
     """Delete a file, unless it was written after the listing, or the sweep has expired."""
-    current = store.files.find(file.path)
-    if time.monotonic() > deadline or current is None or current.modified != file.modified:
+    current_file = store.files.find(file.path)
+    if time.monotonic() > deadline or current_file is None or current_file.modified != file.modified:
         return False
     store.files.remove(file.path)
     return True
@@ -177,8 +177,8 @@ def _delete_unchanged(store: Store, deadline: float, file: StoredFile) -> bool:
 
 @contextmanager
 def _open_sweep(store: Store) -> Iterator[Condemn]:
-    """Yield a function that records the files to delete and the known intents, and returns the
-    time.
+    """Yield a function that records the files to delete and the known intents, and returns the time
+    by the store's clock.
     """
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
@@ -218,19 +218,19 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     models = _read_catalog_files(store.models, view.models, view.models)
     evaluations = _read_catalog_files(store.evaluations, view.evaluations, ())
     intent_blobs = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
-    needed_paths, current = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
-    needed_paths |= _find_origins(store, current, records, dict(blobs))
-    needed_paths |= set().union(
+    needed_digests, current_digests = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
+    needed_digests |= _find_origins(store, current_digests, records, dict(blobs))
+    needed_digests |= set().union(
         *(record.outputs for record in records if record.targets and record.targets <= snapshots.all)
     )
-    needed_paths |= _find_mirrors(store, records, snapshots.dumps, dict(blobs))
+    needed_digests |= _find_mirrors(store, records, snapshots.dumps, dict(blobs))
     old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
-    needed_paths |= set().union(
+    needed_digests |= set().union(
         *(record.digests for record in records if view.has_build or record.newest.modified >= cutoff)
     )
-    unneeded_records = [record for record in old_records if not record.is_reusable(needed_paths)]
+    unneeded_records = [record for record in old_records if not record.is_reusable(needed_digests)]
     return NeededBlobs(
-        frozenset(needed_paths), blobs, tuple(file for record in unneeded_records for file in record.files)
+        frozenset(needed_digests), blobs, tuple(file for record in unneeded_records for file in record.files)
     )
 
 
@@ -250,9 +250,9 @@ class _MemoRecord:
     def newest(self) -> StoredFile:
         return self.files[0]
 
-    def is_reusable(self, needed_paths: set[str]) -> bool:
+    def is_reusable(self, needed_digests: set[str]) -> bool:
         """Return whether all outputs are needed; without outputs, whether any named blob is."""
-        return self.outputs <= needed_paths if self.outputs else bool(self.digests & needed_paths)
+        return self.outputs <= needed_digests if self.outputs else bool(self.digests & needed_digests)
 
 
 def _list_records(store: Store) -> list[_MemoRecord]:
@@ -277,10 +277,10 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
 
 @dataclass(frozen=True, slots=True)
 class _CatalogFiles:
-    """The digests of the blobs of a catalog's versions."""
+    """The digests of the files that a catalog's versions name, and the sources of the versions."""
 
-    all: set[str]
-    current: set[str]  # digests of the current versions of refs
+    all: set[str]  # digests of all versions' files
+    current: set[str]  # digests of the files of the versions that refs name now
     dumps: set[str]  # addresses that the versions were built from
 
 
@@ -344,26 +344,26 @@ def _build_missing_error(catalog: Catalog[Any], identity: str, ref: str) -> Stor
 
 def _find_origins(
     store: Store,
-    files: Iterable[str],
+    start_digests: Iterable[str],
     records: Iterable[_MemoRecord],
     blobs: Mapping[str, StoredFile],
 ) -> set[str]:
-    """Return the files and all their origins; the inputs of trained outputs are not kept."""
+    """Return the digests of files and of all their origins, without the inputs of trained files."""
     records_by_output: dict[str, list[_MemoRecord]] = defaultdict(list)
     for record in records:
         for output in record.outputs if record.stage not in _TRAINING_STAGES else ():
             records_by_output[output].append(record)
     digests: set[str] = set()
-    pending_files = list(files)
-    while pending_files:
-        digest = pending_files.pop()
+    pending_digests = list(start_digests)
+    while pending_digests:
+        digest = pending_digests.pop()
         if digest in digests:
             continue
         digests.add(digest)
         for record in records_by_output[digest]:
-            pending_files += record.digests
+            pending_digests += record.digests
         if not records_by_output[digest] and digest in blobs:
-            pending_files += _read_blob_list(store, blobs[digest])
+            pending_digests += _read_blob_list(store, blobs[digest])
     return digests
 
 
@@ -371,16 +371,17 @@ def _find_mirrors(
     store: Store, records: Iterable[_MemoRecord], dumps: Collection[str], blobs: Mapping[str, StoredFile]
 ) -> set[str]:
     """Return the blobs of the newest state of each wiki from which a snapshot was built."""
-    newest: dict[str, _MemoRecord] = {}
+    newest_by_stage: dict[str, _MemoRecord] = {}
     for record in records:
         if record.mirror_of and record.mirror_of in dumps and record.outputs:
-            newest[record.stage] = max(record, newest.get(record.stage, record), key=lambda entry: entry.key)
-    lists = {digest for record in newest.values() for digest in record.outputs}
-    return lists.union(*(_read_blob_list(store, blobs[digest]) for digest in lists if digest in blobs))
+            newest = newest_by_stage.get(record.stage, record)
+            newest_by_stage[record.stage] = max(record, newest, key=lambda state: state.key)
+    list_digests = {digest for record in newest_by_stage.values() for digest in record.outputs}
+    return list_digests.union(*(_read_blob_list(store, blobs[digest]) for digest in list_digests if digest in blobs))
 
 
 def _read_blob_list(store: Store, file: StoredFile) -> list[str]:
-    """Return the digests in a list of blobs; [] if the file is not such a list."""
+    """Return the digests in a list of blobs; none if the file is not such a list."""
     if store.files.read_range(file.path, 0, min(file.size, len(_BLOB_LIST_START))) != _BLOB_LIST_START:
         return []
     return _find_digests(store.files.read(file.path) or b"")

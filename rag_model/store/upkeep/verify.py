@@ -32,7 +32,7 @@ class StoreProblem:
 
 
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
-    """Return all problems of a snapshot (a full id) and of the store's refs; [] if there are none.
+    """Return all problems of a snapshot (a full id) and of the store's refs.
 
     `catalog` is `store.models` for a model. Reads every file of the manifest, in four threads with
     at most four chunks of 16 MiB each.
@@ -210,5 +210,5 @@ def probe_store(store: Store) -> ProbeResult:
     seconds = time.perf_counter() - start
     # The store's clock was read between two readings of this machine's clock, so only a time
     # outside of them is a skew.
-    skew = min(written_at - time_before, 0.0) if written_at < time_after else written_at - time_after
-    return ProbeResult(store.files.supports_exclusive_creation(), round(skew, 1), round(seconds, 3))
+    clock_skew = min(written_at - time_before, 0.0) if written_at < time_after else written_at - time_after
+    return ProbeResult(store.files.supports_exclusive_creation(), round(clock_skew, 1), round(seconds, 3))

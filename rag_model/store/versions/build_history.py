@@ -18,15 +18,15 @@ from rag_model.store.versions.manifest import Manifest
 HISTORY = "history"  # the field of a provenance
 # maximum number of recorded builds; number of newest builds that are always recorded
 _MAX_BUILDS, _NEWEST = 20, 8
-# Number of the newest builds whose median is compared with that of the earlier ones, and minimum
-# number of earlier builds. By the medians, a single outlier gives no warning.
+# The median of the newest builds is compared with the median of the earlier ones, so that a single
+# outlier gives no warning. Number of the newest builds, and minimum number of earlier ones:
 _RECENT, _EARLIER = 3, 4
 # Limits of a trend, as multiples of the value of the earlier builds. With 256 queries, recall is
 # exact to about .01.
 LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
 _INDEX_METRICS = ("distances", "degree", "replaced")
-_MAX_NAME = 100
-# Names are labels of metrics, so those of a hostile manifest are restricted.
+_MAX_NAME = 100  # characters
+# Names are labels of metrics, so the names in a hostile manifest are restricted.
 _INDEX_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
@@ -39,7 +39,7 @@ class PastBuild:
     # digest of recipe and encoder spaces: only builds with equal settings are compared
     settings: str
     passages: int
-    # number of encoded passages; None: not recorded, or derived from another snapshot
+    # number of encoded passages; None if it was not recorded, or the snapshot derives from another
     changed: int | None
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
     # CPU seconds by stage; empty if workers ran on other machines
@@ -98,14 +98,14 @@ class CostForecast:
             base, slope = (0.0, sum(x * y for x, y in costs) / squares) if squares else (mean_y, 0.0)
         return cls(base, slope) if slope >= 0 else cls(mean_y, 0.0)
 
-    def estimate(self, changed: int) -> float:
-        """Return the cost of a build with `changed` changed passages."""
-        return self.base + self.per_passage * changed
+    def estimate(self, n_changed: int) -> float:
+        """Return the cost of a build with `n_changed` changed passages."""
+        return self.base + self.per_passage * n_changed
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """The median of a value over the last builds, and over the builds before them."""
+    """The median of a metric or cost over the last builds, and over the builds before them."""
 
     measure: str  # recall, distances or cost; the cost is relative to the forecast
     index: str  # name of the index; empty for the cost
@@ -114,7 +114,7 @@ class Trend:
 
     @property
     def ratio(self) -> float:
-        """The value of the last builds as a multiple of the earlier one."""
+        """The median of the last builds as a multiple of the earlier builds' median."""
         return self.now / self.before if self.before else 1.0
 
     @property
@@ -139,7 +139,7 @@ class Trend:
 
 
 def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
-    """Return the recorded builds up to that of a snapshot, oldest first; a manifest may be hostile."""
+    """Return the recorded builds, oldest first and the snapshot's last; a manifest may be hostile."""
     if manifest is None:
         return ()
     rows = manifest.provenance.get(HISTORY)
@@ -162,32 +162,33 @@ def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     return [asdict(build) for build in builds]
 
 
-def forecast_build(builds: Sequence[PastBuild], changed: int) -> dict[str, Any]:
+def forecast_build(builds: Sequence[PastBuild], n_changed: int) -> dict[str, Any]:
     """Forecast the cost of a build as JSON values, from past builds with the last build's settings.
 
     `stages` has the `seconds` and `cpu` of each stage; its `per_passage` has the seconds that each
-    of the `changed` passages adds. Empty if no build has recorded its cost.
+    of the `n_changed` passages adds. Empty if no build has recorded its cost.
     """
-    comparable = [build for build in _take_comparable(builds) if build.changed is not None]
-    if not comparable:
+    comparable_builds = [build for build in _take_comparable(builds) if build.changed is not None]
+    if not comparable_builds:
         return {}
     costs_by_stage: dict[str, dict[str, Any]] = {}
-    for stage in dict.fromkeys(stage for build in comparable for stage in build.seconds):
-        fits = dict(_iter_forecasts(comparable, stage))
+    for stage in dict.fromkeys(stage for build in comparable_builds for stage in build.seconds):
+        forecast_by_unit = dict(_iter_forecasts(comparable_builds, stage))
         costs_by_stage[stage] = {
-            **{unit: round(fit.estimate(changed), 3) for unit, fit in fits.items()},
-            "per_passage": {unit: round(fit.per_passage, 7) for unit, fit in fits.items()},
+            **{unit: round(forecast.estimate(n_changed), 3) for unit, forecast in forecast_by_unit.items()},
+            "per_passage": {unit: round(forecast.per_passage, 7) for unit, forecast in forecast_by_unit.items()},
         }
-    return {"builds": len(comparable), "changed": changed, "stages": costs_by_stage}
+    return {"builds": len(comparable_builds), "changed": n_changed, "stages": costs_by_stage}
 
 
 def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
-    """Compare the last builds with earlier ones; values of too few builds are left out."""
-    comparable = _take_comparable(builds)
-    trends = list(_iter_cost_trends([build for build in comparable if build.changed is not None]))
-    for name in comparable[-1].indexes if comparable else ():
+    """Compare the last builds with earlier ones; a metric that too few builds have is left out."""
+    comparable_builds = _take_comparable(builds)
+    trends = list(_iter_cost_trends([build for build in comparable_builds if build.changed is not None]))
+    for name in comparable_builds[-1].indexes if comparable_builds else ():
         for measure in ("recall", "distances"):
-            values = [build.indexes[name][measure] for build in comparable if measure in build.indexes.get(name, {})]
+            metrics = [build.indexes.get(name, {}) for build in comparable_builds]
+            values = [index_metrics[measure] for index_metrics in metrics if measure in index_metrics]
             if len(values) >= _EARLIER + _RECENT:
                 trends.append(Trend(measure, name, median(values[:-_RECENT]), median(values[-_RECENT:])))
     return trends

@@ -135,14 +135,14 @@ class Catalog(Generic[ManifestT]):
             return name
         if move := self.refs.find_current(name):
             return move.snapshot
-        matches = (
+        matching_ids = (
             [identity for identity in self.list_ids() if identity.startswith(name)] if _PREFIX.fullmatch(name) else []
         )
-        if len(matches) == 1:
-            return matches[0]
-        if matches:
+        if len(matching_ids) == 1:
+            return matching_ids[0]
+        if matching_ids:
             raise NotFoundError(
-                f"{name} is a prefix of {len(matches)} {self.noun}s in {self.files.url}: give more digits"
+                f"{name} is a prefix of {len(matching_ids)} {self.noun}s in {self.files.url}: give more digits"
             )
         for replaced_id in self._takedowns.list_replaced() if _PREFIX.fullmatch(name) else ():
             if replaced_id.startswith(name):

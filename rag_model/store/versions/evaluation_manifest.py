@@ -40,7 +40,8 @@ class EvaluationSubject:
     """The subject of an evaluation: everything that determines its id."""
 
     snapshot: str  # full id
-    model: str  # full id, digest sha256:… of a folder, or model of an endpoint; "": retrieval only
+    # full id, digest sha256:… of a folder, model of an endpoint; "" if only retrieval is evaluated
+    model: str
     questions: str  # digest sha256:… of the questions as they were read
     settings: Mapping[str, Any]  # all other settings that influence the metrics
 
@@ -116,8 +117,8 @@ class EvaluationContent:
         return {
             "subject": self.subject.to_json(),
             "figures": {
-                name: {label: asdict(metric) for label, metric in retriever_metrics.items()}
-                for name, retriever_metrics in self.metrics.items()
+                retriever: {metric_name: asdict(metric) for metric_name, metric in retriever_metrics.items()}
+                for retriever, retriever_metrics in self.metrics.items()
             },
             "files": files_to_json(self.files),
         }
@@ -136,11 +137,11 @@ class EvaluationContent:
             **check_fields(fields["subject"], {"snapshot", "model", "questions", "settings"}, "subject")
         )
         metrics = {
-            name: {
-                label: MetricValue(**check_fields(metric, {"value", "low", "high"}, f"figure {name}/{label}"))
-                for label, metric in retriever_metrics.items()
+            retriever: {
+                name: MetricValue(**check_fields(metric, {"value", "low", "high"}, f"figure {retriever}/{name}"))
+                for name, metric in retriever_metrics.items()
             }
-            for name, retriever_metrics in fields["figures"].items()
+            for retriever, retriever_metrics in fields["figures"].items()
         }
         return cls(subject, metrics, parse_files(fields["files"]))
 

@@ -32,7 +32,7 @@ class RecordedEvaluation:
     """An evaluation in the store."""
 
     evaluation: str  # full id
-    is_new: bool  # False: the store already had it, and nothing was written
+    is_new: bool  # False if the store already had it, so that nothing was written
 
 
 def record_evaluation(
@@ -112,7 +112,7 @@ def list_evaluations(store: Store, identity: str) -> list[EvaluationManifest]:
         for manifest in iter_evaluations(store)
         if identity in {manifest.content.subject.snapshot, manifest.content.subject.model}
     )
-    return sorted(manifests, key=lambda one: (str(one.provenance.get("created_at", "")), one.id))
+    return sorted(manifests, key=lambda evaluation: (str(evaluation.provenance.get("created_at", "")), evaluation.id))
 
 
 def iter_evaluations(store: Store) -> Iterator[EvaluationManifest]:
@@ -146,9 +146,9 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 
 
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
-    """Return the manifest paths of an evaluation's snapshot and of its model, if it is stored.
+    """Return the manifest paths of an evaluation's snapshot and of its model, if that is stored.
 
-    The evaluation expires with either.
+    The evaluation expires as soon as one of them does.
     """
     model = subject.stored_model
     return [

@@ -96,9 +96,9 @@ class PartEntry:
     def __post_init__(self) -> None:
         """Check the name and the numbers."""
         check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
-        for label in ("first_page", "last_page"):
-            value = getattr(self, label)
-            check(type(value) is int and abs(value) <= MAX_PAGE, f"{label} {value!r} of {self.name}")
+        for field_name in ("first_page", "last_page"):
+            value = getattr(self, field_name)
+            check(type(value) is int and abs(value) <= MAX_PAGE, f"{field_name} {value!r} of {self.name}")
         check(
             type(self.rows) is int and 0 <= self.rows <= MAX_ROWS,
             f"row count {self.rows!r} of {self.name}",
@@ -211,9 +211,9 @@ class Content:
         fields = check_fields(value, {"corpus", "recipe", "indexes", "parts", "files"} | format_fields, "content")
         check_objects(fields, "corpus", "recipe", "indexes")
         check(isinstance(fields["parts"], list), "field 'parts', which is not a list")
-        labels = {"name", "first_page", "last_page", "rows"}
+        part_fields = {"name", "first_page", "last_page", "rows"}
         entries = enumerate(fields["parts"])
-        parts = tuple(PartEntry(**check_fields(entry, labels, f"parts[{i}]")) for i, entry in entries)
+        parts = tuple(PartEntry(**check_fields(entry, part_fields, f"parts[{i}]")) for i, entry in entries)
         files = parse_files(fields["files"])
         retriever = fields.get("retriever", "")
         check(isinstance(retriever, str), "field 'retriever', which is not a string")
@@ -235,7 +235,7 @@ class Content:
 
 
 def embeddings_in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the representations of a snapshot with only `embeddings`; {} without a space."""
+    """Return the representations of a snapshot with only `embeddings`; none without a space."""
     return {} if space is None else {EMBEDDINGS: {"kind": "vectors", "space": space}}
 
 
@@ -252,13 +252,13 @@ def _check_representation(name: str, entry: Any) -> None:
 
 def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
     check(isinstance(entry, dict), "index, which is not an object")
-    for label in ("kind", "over", "file", "factory", "metric", "refine"):
-        check(isinstance(entry.get(label, ""), str), f"{label} of index {name!r}")
-    for label in ("n", "d", "row_bytes"):
-        number = entry.get(label, 0)
-        check(type(number) is int and 0 <= number <= MAX_ROWS, f"{label} of index {name!r}")
-    for label in ("search", "settings"):
-        check(isinstance(entry.get(label, {}), dict), f"{label} of index {name!r}")
+    for field_name in ("kind", "over", "file", "factory", "metric", "refine"):
+        check(isinstance(entry.get(field_name, ""), str), f"{field_name} of index {name!r}")
+    for field_name in ("n", "d", "row_bytes"):
+        number = entry.get(field_name, 0)
+        check(type(number) is int and 0 <= number <= MAX_ROWS, f"{field_name} of index {name!r}")
+    for field_name in ("search", "settings"):
+        check(isinstance(entry.get(field_name, {}), dict), f"{field_name} of index {name!r}")
     check(
         entry.get("file", index_path(name)) in files or "file" not in entry,
         f"file of index {name!r}",
@@ -300,10 +300,10 @@ def file_kind(path: str) -> str:
     >>> file_kind("passages/part-00042.parquet"), file_kind("index/hnsw.faiss")
     ('passages', 'index/hnsw')
     """
-    top, _, rest = path.partition("/")
-    if top == EMBEDDINGS:
+    folder, _, rest = path.partition("/")
+    if folder == EMBEDDINGS:
         return row_file_kind(path)
-    return f"index/{rest.partition('/')[0].partition('.')[0]}" if top == "index" else top
+    return f"index/{rest.partition('/')[0].partition('.')[0]}" if folder == "index" else folder
 
 
 def select_files(

@@ -18,7 +18,7 @@ from rag_model.corpus.passages import PASSAGE_SCHEMA, PASSAGE_SCHEMAS, PassageFi
 from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError
 
-_MILLISECONDS = 1000  # milliseconds of a second
+_MS_PER_SECOND = 1000
 # Arrow type -> type code of `memoryview`.
 _FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "q"}
 
@@ -62,10 +62,10 @@ class MappedPassages:
         if self._file.schema not in PASSAGE_SCHEMAS:
             raise InputError(f"{path} does not have the columns of passages: pull it again")
         # Batch number -> functions that read a value of each column.
-        self._batches: dict[int, list[Callable[[int], Any]]] = {}
+        self._readers: dict[int, list[Callable[[int], Any]]] = {}
         self._starts = [0]
-        for number in range(self._file.num_record_batches):
-            self._starts.append(self._starts[-1] + self._file.get_batch(number).num_rows)
+        for batch_number in range(self._file.num_record_batches):
+            self._starts.append(self._starts[-1] + self._file.get_batch(batch_number).num_rows)
         self.n_rows = self._starts[-1]
 
     def read_rows(self, rows: Sequence[int]) -> list[Passage]:
@@ -83,16 +83,16 @@ class MappedPassages:
         batch_number = bisect_right(self._starts, row) - 1
         offset = row - self._starts[batch_number]
         try:
-            return Passage(*[value(offset) for value in self._get_batch_readers(batch_number)])
+            return Passage(*[read_value(offset) for read_value in self._get_batch_readers(batch_number)])
         except (IndexError, TypeError, ValueError) as error:
             # A buffer is too short, or is not UTF-8.
             raise InputError(f"row {row} of {self._path} is damaged ({error}): pull it again") from error
 
     def _get_batch_readers(self, number: int) -> list[Callable[[int], Any]]:
         # the readers are views of the mapped file, of a few hundred bytes
-        if number not in self._batches:
-            self._batches[number] = [_create_value_reader(column) for column in self._file.get_batch(number).columns]
-        return self._batches[number]
+        if number not in self._readers:
+            self._readers[number] = [_create_value_reader(column) for column in self._file.get_batch(number).columns]
+        return self._readers[number]
 
     def close(self) -> None:
         """Close the file; passages that were read from it stay valid."""
@@ -101,25 +101,25 @@ class MappedPassages:
 
 def _create_value_reader(column: pa.Array) -> Callable[[int], Any]:
     """Return a function row -> value of a column, which is three times as fast as Arrow's."""
-    validity, values, *rest = column.buffers()
+    validity, values, *more_buffers = column.buffers()
     if pa.types.is_timestamp(column.type):
         return _create_date_reader(column.offset, validity, values)
     if validity is not None or column.offset:
         return lambda row: column[row].as_py()
     if column.type in _FORMATS:
         return memoryview(values).cast("B").cast(_FORMATS[column.type]).__getitem__
-    ends, texts = memoryview(values).cast("B").cast("i"), memoryview(rest[0] or b"").cast("B")
-    return lambda row: str(texts[ends[row] : ends[row + 1]], "utf-8")
+    offsets, texts = memoryview(values).cast("B").cast("i"), memoryview(more_buffers[0] or b"").cast("B")
+    return lambda row: str(texts[offsets[row] : offsets[row + 1]], "utf-8")
 
 
 def _create_date_reader(offset: int, validity: pa.Buffer | None, values: pa.Buffer) -> Callable[[int], int | None]:
-    """Return a function row -> date in seconds (None: no date) of a column of milliseconds."""
-    bits = None if validity is None else memoryview(validity).cast("B")
+    """Return a function that maps a row of milliseconds to its date in seconds, or to None."""
+    validity_bits = None if validity is None else memoryview(validity).cast("B")
     milliseconds = memoryview(values).cast("B").cast("q")
 
     def read_date(row: int) -> int | None:
         position = row + offset
-        is_dated = bits is None or bits[position >> 3] >> (position & 7) & 1
-        return check_seconds(milliseconds[position] // _MILLISECONDS) if is_dated else None
+        is_dated = validity_bits is None or validity_bits[position >> 3] >> (position & 7) & 1
+        return check_seconds(milliseconds[position] // _MS_PER_SECOND) if is_dated else None
 
     return read_date

@@ -27,8 +27,8 @@ from rag_model.store.versions.checks import (
 )
 
 FORMAT = 1
-# Pickles are not allowed. `.model` is sentencepiece's, `.metadata` holds ColBERT's settings in
-# JSON.
+# Suffixes of the files that a model may have; pickles are not allowed. `.model` is sentencepiece's,
+# `.metadata` holds ColBERT's settings in JSON.
 SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".md", ".jinja", ".metadata")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
 QUESTION, PASSAGE, GENERATOR = "question", "passage", "generator"

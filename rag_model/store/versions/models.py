@@ -40,7 +40,7 @@ class StoredModel:
     move: RefMove
 
 
-def put_model(store: Store, folder: Path, description: ModelMetadata, ref: str, note: str = "") -> StoredModel:
+def put_model(store: Store, folder: Path, metadata: ModelMetadata, ref: str, note: str = "") -> StoredModel:
     """Store the files below `folder` as a model and move `ref`, a ref of models, to it.
 
     The blobs are written first, then the manifest, then the ref. A ref that already names the model
@@ -59,8 +59,8 @@ def put_model(store: Store, folder: Path, description: ModelMetadata, ref: str, 
     # `gc` deletes no blob before the manifest exists.
     with store.intents.hold(f"model-{secrets.token_hex(8)}"):
         files = {name: store.blobs.put_file(path) for name, path in paths.items()}
-        content = ModelContent(description.kind, files, description.space, description.lineage)
-        return _publish(store, ModelManifest(content, description.metrics, description.provenance), ref, note)
+        content = ModelContent(metadata.kind, files, metadata.space, metadata.lineage)
+        return _publish(store, ModelManifest(content, metadata.metrics, metadata.provenance), ref, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
     """Write a model's files, each verified, to the new folder `out`, which appears complete.
 
     `out` may be a repository of the Hugging Face Hub (`hf://USER/NAME`), or a folder in one. `name`
-    is an id, a prefix, a ref or ref@number. The files are those that the training saved, including
-    safetensors and a model card: transformers' `from_pretrained` opens the folder or its
+    is an id, a prefix, a ref or ref@number. The files are the ones that the training saved,
+    including safetensors and a model card: transformers' `from_pretrained` opens the folder or its
     subfolders.
 
     Raises:
@@ -113,11 +113,11 @@ def _publish(store: Store, manifest: ModelManifest, ref: str, note: str) -> Stor
 def _move_ref(store: Store, model: str, ref: str, note: str) -> RefMove:
     refs = store.models.refs
     for _ in range(_MAX_RACES):
-        current = refs.find_current(ref)
-        if current is not None and current.snapshot == model:
-            return current
+        current_move = refs.find_current(ref)
+        if current_move is not None and current_move.snapshot == model:
+            return current_move
         try:
-            return refs.move(ref, model, current.number if current else 0, note)
+            return refs.move(ref, model, current_move.number if current_move else 0, note)
         except RefConflictError:
             continue
     raise RefConflictError(f"ref model:{ref} in {store.url} was moved by others {_MAX_RACES} times in a row: try again")

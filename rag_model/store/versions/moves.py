@@ -49,17 +49,17 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
         )
     if ref_catalog is store.models and catalog is store.snapshots:
         raise UsageError(f"{snapshot} is a snapshot, but ref model:{ref} names models: leave out `model:`")
-    current = catalog.refs.find_current(ref)
+    current_move = catalog.refs.find_current(ref)
     identity = catalog.resolve_trusted(name)
     if (
-        current is not None
-        and current.snapshot == identity
-        and (not has_signing_key() or catalog.refs.has_trusted_signature(ref, current.number))
+        current_move is not None
+        and current_move.snapshot == identity
+        and (not has_signing_key() or catalog.refs.has_trusted_signature(ref, current_move.number))
     ):
         catalog.sign(identity)
-        catalog.refs.sign(ref, current.number)
-        return current
-    return _move(store, catalog, ref, identity, current, note)
+        catalog.refs.sign(ref, current_move.number)
+        return current_move
+    return _move(store, catalog, ref, identity, current_move, note)
 
 
 def advance(store: Store, snapshot: str, ref: str, expected: RefMove | None, note: str = "") -> RefMove:
@@ -93,20 +93,20 @@ def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
     catalog, ref = store.find_catalog(ref)
-    current = catalog.refs.find_current(ref)
-    if current is None:
+    current_move = catalog.refs.find_current(ref)
+    if current_move is None:
         raise StoreError(f"ref {ref} has no history in {store.url}: there is nothing to roll back")
-    target = _find_previous(catalog, ref, current) if to is None else catalog.refs.get_move(ref, to)
+    target = _find_previous(catalog, ref, current_move) if to is None else catalog.refs.get_move(ref, to)
     if not target.snapshot:
         raise UsageError(
             f"{ref}@{target.number} names no {catalog.noun} to go back to: `log --ref {ref}` lists other moves"
         )
-    if target.snapshot == current.snapshot:
+    if target.snapshot == current_move.snapshot:
         raise UsageError(
-            f"ref {ref} names {catalog.noun} {current.snapshot[:12]}, that of {ref}@{target.number}, already"
+            f"ref {ref} already names {catalog.noun} {current_move.snapshot[:12]}, which {ref}@{target.number} named"
         )
     identity = catalog.resolve_trusted(f"{ref}@{target.number}")
-    return _move(store, catalog, ref, identity, current, f"rollback to @{target.number}")
+    return _move(store, catalog, ref, identity, current_move, f"rollback to @{target.number}")
 
 
 def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
@@ -119,18 +119,18 @@ def untag(store: Store, ref: str, *, dry_run: bool = False) -> RefMove:
         RefConflictError: another writer moved the ref in the meantime; its move is kept.
     """
     catalog, name = store.find_catalog(ref)
-    current = catalog.refs.find_current(name)
-    if current is None:
+    current_move = catalog.refs.find_current(name)
+    if current_move is None:
         known_refs = ", ".join(catalog.refs.list_names()) or "none"
         raise StoreError(f"there is no ref {name!r} in {store.url} to delete (refs: {known_refs})")
-    return current if dry_run else catalog.refs.delete(name, current.number)
+    return current_move if dry_run else catalog.refs.delete(name, current_move.number)
 
 
-def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove:
+def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> RefMove:
     """Return the newest earlier move to another snapshot; skip the moves that were rolled back."""
     # Older moves may have expired.
     move_by_number = {move.number: move for move in catalog.refs.read_history(ref)}
-    number_before, trusted_keys = current.number, TrustedKeys.from_environment()
+    number_before, trusted_keys = current_move.number, TrustedKeys.from_environment()
 
     if trusted_keys:  # the note of an unsigned move is not followed
         move_by_number = {
@@ -145,11 +145,11 @@ def _find_previous(catalog: Catalog[Any], ref: str, current: RefMove) -> RefMove
     ):
         number_before = int(match[1])
     for number in sorted(move_by_number, reverse=True):
-        if number < number_before and move_by_number[number].snapshot not in {current.snapshot, ""}:
+        if number < number_before and move_by_number[number].snapshot not in {current_move.snapshot, ""}:
             return move_by_number[number]
     condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
     raise UsageError(
-        f"ref {ref} named no other {catalog.noun} before {current.snapshot[:12]}{condition}: `log "
+        f"ref {ref} named no other {catalog.noun} before {current_move.snapshot[:12]}{condition}: `log "
         f"--ref {ref}` lists its moves, and `rollback --to NUMBER` takes any of them"
     )
 

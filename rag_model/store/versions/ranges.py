@@ -46,8 +46,8 @@ class SnapshotRanges:
         self.cache = cache
         self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
         self._entries: Mapping[str, Any] = table["files"]
-        self._pages = base64.b64decode(table["pages"])
-        self._opened: dict[str, CachedFile] = {}
+        self._digest_pages = base64.b64decode(table["pages"])
+        self._file_by_path: dict[str, CachedFile] = {}
         self._lock = Lock()
 
     @classmethod
@@ -57,7 +57,7 @@ class SnapshotRanges:
         Args:
             store: store of the snapshot.
             manifest: manifest of the snapshot.
-            max_bytes: maximum size of the cache of ranges; None: that of the cache of blobs.
+            max_bytes: maximum size of the cache of ranges; the default is that of the blobs' cache.
 
         Raises:
             StoreError: the table is missing, damaged or of a newer version.
@@ -87,9 +87,9 @@ class SnapshotRanges:
             UsageError: the file cannot be read by range.
         """
         with self._lock:
-            if path not in self._opened:
-                self._opened[path] = self._open_file(path)
-            return self._opened[path]
+            if path not in self._file_by_path:
+                self._file_by_path[path] = self._open_file(path)
+            return self._file_by_path[path]
 
     def open_file(self, path: str) -> BinaryIO:
         """Open a file for reads at any offset; see `CachedFile.open`."""
@@ -101,11 +101,12 @@ class SnapshotRanges:
 
     def prefetch(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Load the ranges (path, start, end) of files in one round of requests."""
-        bounds: dict[str, list[tuple[int, int]]] = {}
+        ranges_by_path: dict[str, list[tuple[int, int]]] = {}
         for path, start, end in ranges:
-            bounds.setdefault(path, []).append((start, end))
+            ranges_by_path.setdefault(path, []).append((start, end))
         with self.cache.hold():
-            self.cache.load([(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in bounds.items()])
+            requests = [(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in ranges_by_path.items()]
+            self.cache.load(requests)
 
     def read_ranges(self, ranges: Sequence[tuple[str, Numbers, int]]) -> list[Bytes]:
         """Return the verified bytes of ranges of equal length in each file, in one round of
@@ -128,12 +129,12 @@ class SnapshotRanges:
         ref = self._files[path]
         if path not in self._entries:
             return self._open_blob(path, ref, BlockLayout(ref.size, ref.size), _shorten_digest(ref))
-        if RANGE_DIGESTS not in self._opened:
+        if RANGE_DIGESTS not in self._file_by_path:
             digests_ref = self._files[RANGE_DIGESTS]
             pages = BlockLayout(digests_ref.size, DIGEST_PAGE_BYTES)
-            self._opened[RANGE_DIGESTS] = self._open_blob(RANGE_DIGESTS, digests_ref, pages, self._pages)
+            self._file_by_path[RANGE_DIGESTS] = self._open_blob(RANGE_DIGESTS, digests_ref, pages, self._digest_pages)
         entry = self._entries[path]
-        stored_digests = StoredDigests(self._opened[RANGE_DIGESTS], entry["first"])
+        stored_digests = StoredDigests(self._file_by_path[RANGE_DIGESTS], entry["first"])
         return self._open_blob(path, ref, get_layout(entry, ref.size), stored_digests)
 
     def _open_blob(self, path: str, ref: BlobRef, layout: BlockLayout, digests: bytes | StoredDigests) -> CachedFile:

@@ -35,12 +35,12 @@ class RefMove:
     """One entry of a ref's log."""
 
     number: int  # 1, 2, 3, … without gaps
-    # Id of the snapshot (or model, for a ref of models), 64 hex digits; "": the ref is deleted.
+    # id of the snapshot (or model, for a ref of models), 64 hex digits; "" if the ref is deleted
     snapshot: str
     created_at: str  # ISO 8601, UTC, by the writer's clock; information only
     # id that the previous move names; None for the first move and after a deletion
     previous: str | None
-    nonce: str  # random; distinguishes a retried write from that of another writer
+    nonce: str  # random; distinguishes a retried write from another writer's
     note: str = ""
 
     def to_json(self, noun: str = "snapshot") -> dict[str, Any]:
@@ -88,21 +88,21 @@ class Refs:
         self._takedowns = Takedowns(files)
 
     def list_names(self, *, deleted: bool = False) -> list[str]:
-        """Return the sorted names of all refs; with `deleted` also those of deleted refs."""
-        logs = [name for name in self._files.list_names(self._folder, kind="directory") if _NAME.fullmatch(name)]
+        """Return the sorted names of all refs; with `deleted`, deleted refs are included."""
+        refs = [name for name in self._files.list_names(self._folder, kind="directory") if _NAME.fullmatch(name)]
         if deleted:
-            return logs
+            return refs
         return [
-            name for name, move in zip(logs, self._files.map_concurrently(self.find_current, logs), strict=True) if move
+            name for name, move in zip(refs, self._files.map_concurrently(self.find_current, refs), strict=True) if move
         ]
 
     def find_current(self, name: str) -> RefMove | None:
         """Return a ref's newest move; None if the ref does not exist."""
-        newest = self._find_newest(name)
-        return newest if newest and newest.snapshot else None
+        newest_move = self._find_newest(name)
+        return newest_move if newest_move and newest_move.snapshot else None
 
     def read_history(self, name: str) -> list[RefMove]:
-        """Return all moves of a ref, oldest first, including deletions; [] if it never existed."""
+        """Return all moves of a ref, oldest first, including deletions; none for an unknown ref."""
         return self._apply_takedowns(self._read_moves(name, slice(None)))
 
     def get_move(self, name: str, number: int) -> RefMove:
@@ -150,8 +150,8 @@ class Refs:
                     self._files.map_concurrently(lambda number: self._read_move(name, number), numbers[selection])
                 )
             except StoreError:
-                listed, numbers = numbers, self.list_numbers(name)
-                if listed == numbers:
+                old_numbers, numbers = numbers, self.list_numbers(name)
+                if old_numbers == numbers:
                     raise
 
     def _read_move(self, name: str, number: int) -> RefMove:
@@ -169,7 +169,7 @@ class Refs:
         return self._files.list_numbers(f"{self._folder}/{check_ref_name(name)}")
 
     def move(self, name: str, snapshot: str, expected: int, note: str = "", *, sign: bool = True) -> RefMove:
-        """Move a ref from move number `expected` (0: it must not exist) to `snapshot`, a full id.
+        """Move a ref from move number `expected` (0 if it must not exist) to `snapshot`, a full id.
 
         If several writers move a ref from the same number, exactly one succeeds. The move is signed
         like a manifest.
@@ -196,13 +196,13 @@ class Refs:
         return self._append(name, "", expected, note, sign=True)
 
     def _append(self, name: str, snapshot: str, expected: int, note: str, sign: bool) -> RefMove:
-        newest = self._find_newest(name)
-        current_number = newest.number if newest and newest.snapshot else 0
+        newest_move = self._find_newest(name)
+        current_number = newest_move.number if newest_move and newest_move.snapshot else 0
         if current_number != expected or not (snapshot or current_number):
             raise self._build_conflict_error(name, expected)
         check_printable(note, "the note")
         self.require_exclusive_creation()
-        number, previous_id = (newest.number + 1, newest.snapshot or None) if newest else (1, None)
+        number, previous_id = (newest_move.number + 1, newest_move.snapshot or None) if newest_move else (1, None)
         if number > _MAX_NUMBER:
             raise StoreError(
                 f"ref {name} in {self._files.url} is at move {_MAX_NUMBER}, the last possible "
@@ -230,10 +230,10 @@ class Refs:
         path = self.move_path(name, number)
         Signatures(self._files).sign(path, self._files.read_json(path))
 
-    def find_signer(self, trust: TrustedKeys, name: str, number: int) -> str | None:
+    def find_signer(self, trusted_keys: TrustedKeys, name: str, number: int) -> str | None:
         """Return the name of the trusted key that signed a move; None if no trusted key did."""
         path = self.move_path(name, number)
-        return trust.find_signer(Signatures(self._files), path, self._files.read_json(path))
+        return trusted_keys.find_signer(Signatures(self._files), path, self._files.read_json(path))
 
     def has_trusted_signature(self, name: str, number: int) -> bool:
         """Return whether a key of the trust file or, without a file, the writer's own key signed a

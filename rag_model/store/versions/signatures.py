@@ -62,8 +62,9 @@ class TrustedKeys:
 
     @classmethod
     def for_publisher(cls) -> Self | None:
-        """Return the keys that a publisher trusts: those of the trust file, or else its own key, or
-        None.
+        """Return the keys that a publisher trusts: the keys of the trust file, else its own key.
+
+        The result is None if there is neither.
         """
         trusted_keys = cls.from_environment()
         if trusted_keys is None and (key := _load_private_key()):
@@ -86,11 +87,11 @@ class TrustedKeys:
                 f"the trust file {path} cannot be read ({cause}): check --trust or {TRUST_VARIABLE}"
             ) from error
         key_by_name: dict[str, Any] = {}
-        for number, words in enumerate(lines, start=1):
+        for line_number, words in enumerate(lines, start=1):
             if words and not words[0].startswith("#"):
                 if len(words) != 2 or words[0] in key_by_name:
-                    raise UsageError(f"{path}, line {number} must have a new name and a public key: correct it")
-                key_by_name[words[0]] = _parse_public_key(words[1], f"{path}, line {number}")
+                    raise UsageError(f"{path}, line {line_number} must have a new name and a public key: correct it")
+                key_by_name[words[0]] = _parse_public_key(words[1], f"{path}, line {line_number}")
         if not key_by_name:
             raise UsageError(f"the trust file {path} names no key: add lines of a name and a public key")
         return cls(key_by_name, str(path))
@@ -249,8 +250,8 @@ def _build_signed_message(path: str, value: Any) -> bytes:
 def _get_signature_path(path: str, value: Any, key: Any) -> str:
     """Return the path of a key's signature; a move's nonce is part of the name."""
     nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
-    middle = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
-    return f"{path.removesuffix('.json')}{middle}.{_compute_fingerprint(key)}.sig"
+    nonce_part = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
+    return f"{path.removesuffix('.json')}{nonce_part}.{_compute_fingerprint(key)}.sig"
 
 
 def _compute_fingerprint(key: Any) -> str:

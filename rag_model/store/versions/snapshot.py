@@ -57,12 +57,12 @@ _MAX_OPEN_ATTEMPTS = 5
 # bytes that Arrow reads at the end of a file; a footer has about 1.2 bytes per row
 _FOOTER_BYTES = 64 << 10
 _MAX_MASKS = 8  # maximum number of cached results of `match_rows`, with one byte per passage each
-# bytes of cached decoded row groups: about 40 with 1,024 passages each
+# bytes of cached decoded row groups: about 40 groups of 1,024 passages
 _GROUP_CACHE_BYTES = 32 << 20
 _PASSAGE_CACHE_BYTES = 16 << 20  # bytes of cached passages that were read by ranges
 _PASSAGE_OBJECT_BYTES = 1200  # bytes of a passage in memory, without its text
 # maximum number of passage files that are kept open, so that their footers are read once
-_OPEN_PARTS = 64
+_MAX_OPEN_PARTS = 64
 
 
 class Snapshot:
@@ -84,9 +84,9 @@ class Snapshot:
 
         `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
         `concurrency` is the number of files to read at a time: many from an object store, where
-        most time is latency, and one from a local disk. `store` is the store of the files; None:
-        they were pulled. `ranges` reads verified ranges of files in the store; None: files are
-        copied first. Callers use `Snapshot.open`, `from_store` or `from_folder` instead.
+        most time is latency, and one from a local disk. `store` is the store of the files, or None
+        if they were pulled. `ranges` reads verified ranges of files in the store; without it, files
+        are copied first. Callers use `Snapshot.open`, `from_store` or `from_folder` instead.
         """
         self.manifest = manifest
         self.id = manifest.id
@@ -138,8 +138,8 @@ class Snapshot:
             by_ranges: read verified ranges of passages, vectors and indexes in an object store, if
                 the snapshot has digests of them. Ranges are fast for few queries; for many, it is
                 faster to copy the files first.
-            cache_bytes: maximum size of the cache of ranges; None: the maximum of the cache of
-                blobs.
+            cache_bytes: maximum size of the cache of ranges; the default is that of the blobs'
+                cache.
 
         Raises:
             StoreError: the digests of ranges are missing or damaged.
@@ -299,9 +299,9 @@ class Snapshot:
             vectors: NDArray[np.floating[Any]] = map_npy(self.path(file))
         except ValueError as error:
             raise StoreError(f"{file} of snapshot {self.id[:12]} is damaged: {error}") from error
-        rows = next((entry.rows for entry in self.parts if entry.name == part), None)
-        if vectors.ndim != 2 or vectors.shape[0] != rows:
-            raise StoreError(f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {rows} passages")
+        n_rows = next((entry.rows for entry in self.parts if entry.name == part), None)
+        if vectors.ndim != 2 or vectors.shape[0] != n_rows:
+            raise StoreError(f"{file} of snapshot {self.id[:12]} has shape {vectors.shape} for {n_rows} passages")
         return vectors
 
     def open_file(self, file: str) -> IO[bytes]:
@@ -329,12 +329,12 @@ class Snapshot:
             IndexError: a row is outside the snapshot.
             StoreError: a passage file is missing or damaged.
         """
-        requested = np.asarray(rows, dtype=np.int64)
-        if ((requested < 0) | (requested >= self.n)).any():
+        requested_rows = np.asarray(rows, dtype=np.int64)
+        if ((requested_rows < 0) | (requested_rows >= self.n)).any():
             raise IndexError(
-                f"a row of {requested.tolist()} is outside the {self.n} passages of snapshot {self.id[:12]}"
+                f"a row of {requested_rows.tolist()} is outside the {self.n} passages of snapshot {self.id[:12]}"
             )
-        unique_rows, passages = np.unique(requested), dict[int, Passage]()
+        unique_rows, passages = np.unique(requested_rows), dict[int, Passage]()
         if self.ranges is not None:
             passages = self._find_cached_passages(unique_rows.tolist())
             unique_rows = unique_rows[[row not in passages for row in unique_rows.tolist()]]
@@ -344,7 +344,7 @@ class Snapshot:
             passages.update(zip(unique_rows[span].tolist(), new_passages, strict=True))
         if self.ranges is not None:
             self._cache_passages({row: passages[row] for row in unique_rows.tolist()})
-        return [passages[row] for row in requested.tolist()]
+        return [passages[row] for row in requested_rows.tolist()]
 
     def passage_file(self, part: str) -> PassageFile:
         """Open a part's passage file; the caller closes it."""
@@ -378,8 +378,8 @@ class Snapshot:
         Raises:
             StoreError: a passage file is missing or damaged.
         """
-        key = field, values
-        mask = self._masks.get(key)
+        mask_key = field, values
+        mask = self._masks.get(mask_key)
         if mask is None:
             tables = (self.columns(part.name, [field]) for part in self.parts)
             masks = [_match_column(table[field], field, values) for table in tables]
@@ -387,7 +387,7 @@ class Snapshot:
             with self._lock:
                 while len(self._masks) >= _MAX_MASKS:
                     del self._masks[next(iter(self._masks))]
-                self._masks[key] = mask
+                self._masks[mask_key] = mask
         return mask
 
     def close(self) -> None:
@@ -427,10 +427,10 @@ class Snapshot:
         loads the row groups.
         """
         parts = [
-            (self.parts[number], local_rows.tolist())
-            for number, _, local_rows in self._partition.split(rows)
+            (self.parts[part_number], local_rows.tolist())
+            for part_number, _, local_rows in self._partition.split(rows)
             # other files are read without digests
-            if ranges.covers(passages_path(self.parts[number].name))
+            if ranges.covers(passages_path(self.parts[part_number].name))
         ]
         byte_ranges, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
         for part, local_rows in parts:
@@ -467,7 +467,7 @@ class Snapshot:
         """Return the open reader of a part and mark it as the last used one; call it with the lock."""
         reader = self._readers.pop(part.name, None) or self._open_reader(part)
         self._readers[part.name] = reader
-        if len(self._readers) > _OPEN_PARTS:
+        if len(self._readers) > _MAX_OPEN_PARTS:
             self._readers.popitem(last=False)[1].close()
         return reader
 
@@ -487,11 +487,11 @@ class Snapshot:
 
     def _open_reader(self, part: PartEntry) -> PassageReader:
         path = self._check_file(passages_path(part.name))
-        copy = self._mapped_copy(path)
+        copy_path = self._mapped_copy(path)
         outline: Any = None if self.ranges is None else self.ranges.get_outline(path)
         reader: PassageReader
-        if copy is not None:
-            reader = MappedPassages(copy)
+        if copy_path is not None:
+            reader = MappedPassages(copy_path)
         elif self.ranges is not None and has_cuts(outline):
             reader = RangedPassages(self.ranges.file(path), outline, part.rows, self._group_cache)
         else:

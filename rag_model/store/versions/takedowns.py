@@ -44,7 +44,7 @@ class Takedown:
 
     number: int  # number of the record: 1, 2, 3, …
     wiki: str  # dbname of the wiki, which the page ids belong to; empty for documents and passages
-    pages: tuple[str, ...]  # page ids of passages; for ready-made passages titles
+    pages: tuple[str, ...]  # page ids; for ready-made passages, the titles
     reason: str
     by: str  # name of the person who ordered it
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
@@ -116,7 +116,7 @@ class Takedowns:
     def list_replaced(self) -> frozenset[str]:
         """Return the ids of the retired snapshots, with or without a replacement.
 
-        With a trust file, only those whose replacement a key of the file signed are returned.
+        With a trust file, a snapshot is returned only if a key of the file signed its replacement.
         """
         names = self._files.list_names(FOLDER)
         replaced_ids = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
@@ -141,8 +141,8 @@ class Takedowns:
         return replacement
 
     def record_replacement(self, snapshot: str, by: str) -> None:
-        """Record that snapshot `by` replaces a snapshot ("": none does); an existing record is
-        kept.
+        """Record that snapshot `by` replaces a snapshot, or with "" that none does; an existing
+        record is kept.
 
         Raises:
             StoreError: the store cannot be written.

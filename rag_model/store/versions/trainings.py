@@ -62,7 +62,7 @@ class StoredCheckpoint:
 
     progress: TrainingProgress
     files: Mapping[str, BlobRef]  # relative path -> file
-    number: int = 0  # number of the record; 0: not stored yet
+    number: int = 0  # number of the record; 0 if it is not stored yet
 
     @property
     def bytes(self) -> int:
@@ -84,9 +84,9 @@ class StoredCheckpoint:
         check_format(value, _FORMAT, "checkpoint")
         fields = check_fields(value, {"format", "files", *_FIELDS}, "checkpoint")
         progress = {name: fields[name] for name in _FIELDS}
-        for name, kind in _FIELDS.items():
+        for name, field_type in _FIELDS.items():
             check(
-                type(progress[name]) is kind and (kind is str or progress[name] >= 0),
+                type(progress[name]) is field_type and (field_type is str or progress[name] >= 0),
                 f"{name} {progress[name]!r}",
             )
         check(FULL_ID.fullmatch(progress["snapshot"]), f"snapshot {progress['snapshot']!r}")
@@ -177,10 +177,10 @@ class Trainings:
             RefusedError: a trust file is given, and no trusted key signed the record.
             StoreError: a file is missing or damaged, or the folder cannot be written.
         """
-        record = self.record_path(key, checkpoint.number)
-        if trust := TrustedKeys.from_environment():
+        record_path = self.record_path(key, checkpoint.number)
+        if trusted_keys := TrustedKeys.from_environment():
             description = f"the checkpoint of training {key[:12]} in {self.files.url}"
-            trust.check(Signatures(self.files), record, normalize_json(checkpoint.to_json()), description)
+            trusted_keys.check(Signatures(self.files), record_path, normalize_json(checkpoint.to_json()), description)
         try:
             for name, ref in checkpoint.files.items():
                 path = f"{FOLDER}/{key}/{ref.path}"
@@ -189,7 +189,7 @@ class Trainings:
                 ):
                     raise StoreError(
                         f"{self.files.url_of(path)} is missing or damaged, and the checkpoint of "
-                        f"training {key[:12]} needs it: delete {self.files.url_of(record)}, and "
+                        f"training {key[:12]} needs it: delete {self.files.url_of(record_path)}, and "
                         "the training starts again"
                     )
         except OSError as error:

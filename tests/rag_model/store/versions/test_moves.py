@@ -92,7 +92,7 @@ def test_a_number_that_is_not_there_is_refused(memory_store: Store, named: Calla
     tag(memory_store, named("A"), "latest")
     with pytest.raises(StoreError, match=f"ref latest has no move {number}"):
         rollback(memory_store, "latest", number)
-    with pytest.raises(UsageError, match=r"that of latest@1, already"):
+    with pytest.raises(UsageError, match=r"already names .*, which latest@1 named"):
         rollback(memory_store, "latest", 1)
     with pytest.raises(StoreError, match="ref other has no history"):
         rollback(memory_store, "other", 1)
