@@ -4,10 +4,10 @@
 (`languages/messages`, `languages/i18n`), by its authors and the translators of translatewiki.net;
 these files are under the GPL, version 2 or later. The table has only these names: a row has a
 language, its fallback language, and eight lists. English names, which every wiki accepts, are in
-the row of English. The names of disambiguation templates are those of wtf_wikipedia 10.4 (npm, MIT
-licence, by Spencer Kelly and contributors). The headings are those that the search of MediaWiki
-ignores (its message `search-ignored-headings`), and those of `noreferences.py` of pywikibot-scripts
-11.9 (PyPI, MIT licence, by the Pywikibot team).
+the row of English. The names of disambiguation templates are from wtf_wikipedia 10.4 (npm, MIT
+licence, by Spencer Kelly and contributors). The headings are from MediaWiki's message
+`search-ignored-headings`, which names headings that its search ignores, and from `noreferences.py`
+of pywikibot-scripts 11.9 (PyPI, MIT licence, by the Pywikibot team).
 """
 
 from functools import cache

@@ -113,7 +113,7 @@ class Article:
     # Time of its revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
     metadata: Metadata = NO_METADATA
-    # Whether passages keep its lines and their indentation, as those of source code must.
+    # whether passages keep the lines and their indentation, which source code needs
     keeps_lines: bool = False
 
 

@@ -212,7 +212,7 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
 
 
 def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the expected errors and those of imported HTTP clients that are not OSErrors."""
+    """Return the expected errors, and the errors of imported HTTP clients that are no OSErrors."""
     return (
         *expected,
         *(getattr(sys.modules[name], error) for name, error in _CLIENT_ERRORS.items() if name in sys.modules),
@@ -330,8 +330,8 @@ def describe_slice(byte_slice: Slice) -> str:
 def read_lines(url: str) -> Iterator[bytes]:
     """Yield the decoded lines of a file without line ends.
 
-    The lines of a tar archive are those of all its files, which are decompressed according to their
-    own endings.
+    From a tar archive, the lines of all its files are read, which are decompressed according to
+    their own endings.
 
     Raises:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
@@ -401,7 +401,7 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
     Raises:
         InputError: The text is refused; the message starts with `source_name`.
     """
-    # This check is first, because the mark of UTF-32 starts with that of UTF-16.
+    # This check is first, because UTF-32's byte-order mark starts with UTF-16's.
     if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
         raise InputError(f"{source_name} is UTF-32: convert it to UTF-8")
     pairs = head[: len(head[:_UTF16_BYTES]) & ~1]

@@ -348,7 +348,7 @@ def _choose_path(page: str) -> str:
     name = (name or "index.html") + (f"?{parts.query}" if parts.query else "")
     segments = [quote(segment, safe=" =&") for segment in (*folders, name)]
     is_safe = all(segment.strip(".") and not segment.startswith(".") for segment in segments)
-    # The name of a folder never ends like that of a page, so it cannot be the name of a file.
+    # The name of a folder never ends like the name of a page, so it cannot be the name of a file.
     segments[:-1] = [_HTML_ENDING.sub(lambda ending: f"%2E{ending[0][1:]}", folder) for folder in segments[:-1]]
     segments[-1] += "" if _HTML_ENDING.search(segments[-1]) else ".html"
     path = "/".join(segments)

@@ -5,7 +5,7 @@ which accepts only tensors, cannot open connections, and writes the same values 
 other module reads pickles.
 
 This module converts every folder with `pytorch_model.bin`, or with shards and
-`pytorch_model.bin.index.json`, and its subfolders. Such folders include those of transformers,
+`pytorch_model.bin.index.json`, and its subfolders. Such folders are written by transformers,
 sentence-transformers (whose `2_Dense/` has weights too), PyLate and Stanford's ColBERT. Tensor
 names do not change, so that transformers' rules for old names such as `LayerNorm.gamma` still
 apply.

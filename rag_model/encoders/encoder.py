@@ -66,7 +66,7 @@ class Encoder:
     spec: EncoderSpec
     tokenizer: "Tokenizer"
     model: "Model | StaticModel"  # `StaticModel` does not need torch
-    # Tokenizer of a static encoder; None: `tokenizer` is used.
+    # tokenizer of a static encoder; without it, `tokenizer` is used
     word_tokenizer: WordTokenizer | None = None
 
     @classmethod

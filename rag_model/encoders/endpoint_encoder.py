@@ -97,7 +97,7 @@ class EmbedSettings:
     backoff_seconds: float = 0.5  # wait before the second attempt; doubled for each later attempt
     connect_seconds: float = 10.0  # maximum time to establish a connection
     whole_seconds: float = 300.0  # maximum time per request, including all attempts and waits
-    price: float = 0.0  # price of a million tokens; 0: no costs are estimated
+    price: float = 0.0  # price of a million tokens; with 0, no costs are estimated
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:

@@ -192,7 +192,7 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
 
 
 def has_splade_pooling(folder: Path) -> bool:
-    """Return whether a folder's modules are those of a sparse encoder.
+    """Return whether a folder has the modules of a sparse encoder.
 
     Raises:
         InputError: `modules.json` is damaged.
@@ -356,7 +356,7 @@ class HubName:
     """The name of a model on the hub, and the requested revision."""
 
     repository: str  # OWNER/NAME
-    revision: str | None = None  # branch, tag, commit or refs/pr/NUMBER; None: main
+    revision: str | None = None  # branch, tag, commit or refs/pr/NUMBER; the default is main
 
     def __str__(self) -> str:
         """Return the name as a user writes it."""

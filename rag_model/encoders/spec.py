@@ -181,9 +181,9 @@ class EncoderSpec(EncoderSettings):
     passage_prompt: str = ""  # text before every passage, such as E5's `passage: `
     question_prompt: str = ""  # text before every question, such as E5's `query: `
     # Number of dimensions to which the vectors of a Matryoshka model are truncated before they are
-    # normalized; 0: all dimensions.
+    # normalized; 0 keeps all dimensions
     truncate_dim: int = 0
-    # Token that is appended to every input, if the tokenizer does not add it; empty: no token.
+    # token that is appended to every input, if the tokenizer does not add it; empty for no token
     end_token: str = ""
 
     def __post_init__(self) -> None:

@@ -54,9 +54,9 @@ class StaticTable:
 
     folder: Path
     embeddings: StoredTensor  # (r, d)
-    # (v,) row of each token id; None: the row is the token id
+    # (v,) row of each token id; None if the row is the token id
     mapping: npt.NDArray[np.int32] | None
-    weights: npt.NDArray[np.float32] | None  # (v,) factor of each token vector; None: all are 1
+    weights: npt.NDArray[np.float32] | None  # (v,) factor of each token vector; None if all are 1
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -156,9 +156,9 @@ class StaticModel:
     """
 
     table: npt.NDArray[np.float32]  # (r, d)
-    # (v,) table row of each token id; None: the row is the token id
+    # (v,) table row of each token id; None if the row is the token id
     rows: npt.NDArray[np.int32] | None
-    weights: npt.NDArray[np.float32] | None  # (v,) weight of each token; None: all are 1
+    weights: npt.NDArray[np.float32] | None  # (v,) weight of each token; None if all are 1
     dim: int  # dimension of a vector: the table's, or `truncate_dim` of the spec
     normalize: bool  # whether vectors have unit length
     device: Literal["cpu"] = "cpu"

@@ -208,7 +208,7 @@ class TextLimits:
     """Limits of the texts of a static encoder, and the token that is ignored."""
 
     max_tokens: int  # maximum tokens per text
-    max_characters: int | None = None  # maximum characters before tokenization; None: unlimited
+    max_characters: int | None = None  # maximum characters of a text; None if there is no limit
     unknown_id: int | None = None  # id of the unknown token, if it is ignored
 
 
@@ -222,7 +222,7 @@ class WordBoundaries:
     """
 
     joiner: str  # text between two words
-    # (v,) whether each token begins a word; None: `separator_id` separates words.
+    # (v,) whether each token begins a word; None if `separator_id` separates words
     starts_word: npt.NDArray[np.bool_] | None = None
     separator_id: int = -1  # token id of the joiner; -1 if `starts_word` is used
 
@@ -248,11 +248,11 @@ class WordTokenizer:
 
     tokenizer: "Tokenizer"
     limits: TextLimits
-    separation: WordSeparation | None  # None: whole texts are tokenized
-    boundaries: WordBoundaries | None = None  # None: words are not joined for tokenization
+    separation: WordSeparation | None  # None if whole texts are tokenized
+    boundaries: WordBoundaries | None = None  # None if words are not joined for tokenization
     # Ids of added tokens, which the tokenizer matches before it splits a text into words.
     added_ids: frozenset[int] = frozenset()
-    # ids as bytes by word; None: see `_encode_independent`
+    # ids as bytes by word; None for words as in `_encode_independent`
     _recent_words: TokenCache = field(default_factory=dict)
     _older_words: TokenCache = field(default_factory=dict)
 

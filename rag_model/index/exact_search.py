@@ -143,7 +143,7 @@ def search_neighbors(index: ExactIndex, vectors: Vectors, width: int) -> Neighbo
 def update_neighbors(
     index: ExactIndex, vectors: Vectors, previous: Sequence[tuple[NeighborLists, Rows]], depth: int, width: int
 ) -> NeighborLists:
-    """Return lists of at least `depth` neighbours, derived from those of an earlier version.
+    """Return lists of at least `depth` neighbours, derived from the lists of an earlier version.
 
     Only new rows are compared with the queries. A query whose list would be shorter than `depth` is
     compared with all rows.

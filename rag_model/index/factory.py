@@ -36,9 +36,9 @@ _EXAMPLES = "for example HNSW32, IVF1024,PQ48np or OPQ48_192,IVF65536_HNSW32,PQ4
 class HnswSpec:
     """`HNSW<links>_<storage>,Refine(<refine>)`."""
 
-    links: int | None  # M: links per node and level, 2M at the bottom level; None: not chosen yet
+    links: int | None  # M: links per node and level, 2M at the bottom level; None until chosen
     storage: str  # Flat, SQ4, SQ6, SQ8, SQfp16
-    refine: str | None = None  # vectors: the corpus's own files; None: no refinement
+    refine: str | None = None  # `vectors` (the corpus's own files), or None without refinement
 
     def __str__(self) -> str:
         """Return the factory string."""
@@ -51,8 +51,8 @@ class TransformSpec:
     """A transform before the lists: `OPQ<m>_<out>`, `PCA<out>` or `RR<out>` (random rotation)."""
 
     name: str  # OPQ, PCA, PCAR, RR
-    pieces: int | None  # number of sub-vectors of OPQ; None: as many as the codec has
-    out: int | None  # output dimensions; None: the input dimensions
+    pieces: int | None  # number of sub-vectors of OPQ; None for as many as the codec has
+    out: int | None  # output dimensions; None for as many as the input has
 
     def __str__(self) -> str:
         """Return the part of the factory string."""
@@ -66,7 +66,7 @@ class CodecSpec:
     """How a list stores a vector: `Flat`, `SQ8`, `RaBitQ4`, or `PQ<pieces>x<bits>`."""
 
     name: str  # Flat, SQ8, RaBitQ, PQ …
-    pieces: int | None = None  # number of sub-quantizers of PQ; None: not chosen yet
+    pieces: int | None = None  # number of sub-quantizers of PQ; None until chosen
     bits: int = 8  # bits per sub-quantizer of PQ, or per dimension of RaBitQ
     fast: bool = True  # PQ without polysemous training, which costs far more than it gains
 
@@ -85,11 +85,11 @@ class IvfSpec:
     """`<rotation>,IVF<lists>_HNSW<coarse>,<codes>,Refine(<refine>)`."""
 
     rotation: TransformSpec | None
-    lists: int | None  # None: not chosen yet
-    coarse: int | None  # M of a graph over the centroids; None: search compares all centroids
+    lists: int | None  # number of lists; None until chosen
+    coarse: int | None  # M of a graph over the centroids; None if all centroids are compared
     codes: CodecSpec
-    # Flat, SQfp16, SQ8: stored after the lists; vectors: the corpus's own files; None: no
-    # refinement
+    # `Flat`, `SQfp16`, `SQ8` (vectors stored after the lists), `vectors` (the corpus's own files),
+    # or None without refinement
     refine: str | None = None
 
     def __str__(self) -> str:

@@ -211,7 +211,7 @@ class IndexBuilder(Protocol):
             recipe: the index to build.
             n: number of rows, at least 1.
             width: dimensions of a vector or of a token vector; size of the vocabulary; 0 over text.
-            memory: bytes that one machine has for the largest stage; None: unknown.
+            memory: bytes that one machine has for the largest stage; None if unknown.
             part_rows: number of rows of the largest part.
 
         Raises:

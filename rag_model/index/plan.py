@@ -24,7 +24,7 @@ class IndexPlan:
     n: int  # number of rows
     search: Mapping[str, Any]  # default search parameters
     seed: int = 0
-    over: str = ""  # name of the representation; empty: the default of the kind's type
+    over: str = ""  # name of the representation; if empty, the default of the kind's type
     recall_target: float | None = None  # the tuner chooses search parameters that reach it
     drift: float = 1.2  # largest accepted ratio of the errors of new and training rows
     notes: tuple[str, ...] = ()  # sentences on requested settings that were changed, and why

@@ -60,12 +60,12 @@ class IndexRecipe:
     metric: Metric = "ip"  # inner product: cosine for encoders that normalise, else DPR's score
     # candidates per inserted node; 200 takes twice the time for < 1 point
     ef_construction: int = 100
-    cells: int | None = None  # HNSW shards; None: 1 up to 100,000 vectors, then one per 62,500
+    cells: int | None = None  # HNSW shards; default: 1 up to 100,000 vectors, then one per 62,500
     # mean number of further cells whose graph a vector joins; `linked` costs less
     border: float = 0.0
     # mean number of further cells into which a vector is linked; 1.0 loses .001 of recall
     linked: float = 1.2
-    train_sample: int | None = None  # training vectors; None: 39 per list, at least 65,536
+    train_sample: int | None = None  # training vectors; default: 39 per list, at least 65,536
     seed: int = 0
     search: Mapping[str, Any] = field(default_factory=dict)  # efSearch, or nprobe and refine
     recall_target: float | None = None  # the tuner chooses efSearch or nprobe to reach it
@@ -74,7 +74,7 @@ class IndexRecipe:
     # exceeds 1.3.
     drift: float = 1.2
 
-    over: str = ""  # name of the representation; empty: `embeddings`, `tokens`, `sparse` or `text`
+    over: str = ""  # the representation; default: `embeddings`, `tokens`, `sparse` or `text`
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of this kind only
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
         """Return the error of vectors under the trained values, by name."""
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return the recall of new and of old vectors under a trained file; None: not measured."""
+        """Return the recall of new and of old vectors with a trained file; None if not measured."""
         return None
 
     def fit(

@@ -64,9 +64,7 @@ FileRange = tuple[str, int, int]  # a file, and rows [first, end) of it
 
 @dataclass(frozen=True, slots=True)
 class ImportedParts:
-    """Imported passages and vectors: one result per part, like those of the chunk and embed
-    jobs.
-    """
+    """Imported passages and vectors: one result per part, as the chunk and embed jobs return."""
 
     passages: tuple[ChunkResult, ...]
     embeddings: tuple[EmbedResult, ...]

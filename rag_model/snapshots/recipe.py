@@ -77,7 +77,7 @@ class Recipe:
     represent: Mapping[str, RepresentRecipe] = field(default_factory=dict)
     index: Mapping[str, IndexRecipe] = field(default_factory=default_indexes)  # indexes by name
     gate: GateRecipe = field(default_factory=GateRecipe)
-    # bytes of compressed dump per part; None: they depend on the dump's size
+    # bytes of compressed dump per part; the default depends on the dump's size
     part_bytes: int | None = None
     retriever: str = ""  # the default retriever; if empty, the first index
     # licence of the text; if empty, it is known for Wikimedia's wikis and unknown for others

@@ -66,8 +66,8 @@ class DumpFormat(Protocol):
 
         Args:
             name: file name without folder.
-            read_head: returns the first `HEAD_BYTES` decoded bytes: for a tar archive, those of its
-                first file; for a Parquet file, followed by the start of its footer, which names
+            read_head: returns the first `HEAD_BYTES` decoded bytes; for a tar archive, of its first
+                file; for a Parquet file, followed by the start of its footer, which names
                 its columns. The function reads the file, so call it only if the name is not
                 conclusive.
 

@@ -433,7 +433,7 @@ def read_siteinfo(url: str) -> Siteinfo:
 
 
 def is_offset_index(url: str) -> bool:
-    """Return whether the name of a file is that of an offset index."""
+    """Return whether a file is an offset index, by its name."""
     return _INDEX_NAME.fullmatch(basename(url)) is not None
 
 

@@ -135,7 +135,7 @@ class PageLines(RenderedPages):
 class EnterprisePages(PageLines):
     """Articles of Wikimedia Enterprise with Parsoid's HTML.
 
-    The fields are those of https://enterprise.wikimedia.com/docs/data-dictionary/.
+    The fields are described at https://enterprise.wikimedia.com/docs/data-dictionary/.
     """
 
     description = "a dump of Wikimedia Enterprise"

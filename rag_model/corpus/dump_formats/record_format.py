@@ -98,7 +98,7 @@ class RecordFormat:
         """
 
     def iter_records(self, url: str) -> Iterator[Record]:
-        """Yield the records of `read_records`; those of an installed format are checked.
+        """Yield the records of `read_records`; the records of an installed format are checked.
 
         Raises:
             InputError: As for `read_records`, or the package is broken; the message names it.

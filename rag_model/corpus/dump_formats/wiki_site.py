@@ -286,7 +286,7 @@ class SiteFollower:
         return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), record=True)
 
     def _fill_empty_mirror(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
-        """Fill an empty mirror with pages that are already known, such as those of a dump."""
+        """Fill an empty mirror with pages that are already known, such as the pages of a dump."""
         if state.blocks or self._settings.text == HTML_MODEL:
             return state
         pages = (

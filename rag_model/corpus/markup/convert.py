@@ -1,7 +1,7 @@
 """Render `{{convert}}`: a measure in the article's unit, followed by its conversions.
 
 "5 miles (8.0 km)" answers a question in either unit, whereas a dropped template leaves "a trail of
-long". The rules are those of Wikipedia's Module:Convert: a conversion is about as precise as the
+long". The rules are from Wikipedia's Module:Convert: a conversion is about as precise as the
 input, with at least two significant figures. Links, sort keys and tables are not rendered. A unit
 that is not in `units` is shown as written, without a conversion. In languages other than English,
 units are shown as symbols.

@@ -82,7 +82,7 @@ _INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 _BLANK = re.compile("[\t\r\f\v\u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
 _BLANKS = re.compile("  +")
 _LINE_BREAKS = re.compile(r"\n\s+")
-# empty brackets, except those of a call such as `f()`
+# empty brackets, except the brackets of a call such as `f()`
 _EMPTY_BRACKETS = re.compile(r"\((?:(?: ?[,;:])+ ?| |(?<!\w\())\)")
 _EMPTY_GAP = re.compile(rf"\((?=[ ,;:]*+{GAP})[{GAP} ,;:]*+\)")
 _OPENING = re.compile(r"\((?: ?[,;]| )+ ?")

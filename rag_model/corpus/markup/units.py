@@ -59,7 +59,7 @@ _PREFIXES = {
     "a": ("atto", -18),
 }  # fmt: skip
 _PREFIXED_CODES = ("m", "g", "L", "l", "J", "W", "Pa", "N", "Hz", "s", "pc", "ly", "eV", "K")
-# Default outputs that differ from those of the unit without prefix.
+# default outputs of units with a prefix that differ from the unit's without prefix
 _PREFIXED_DEFAULTS = {
     "Gm": "mi", "Mm": "mi", "Tm": "mi", "hm": "ft", "dam": "ft", "dm": "in", "pm": "in", "fm": "in",
     "GJ": "kWh", "TJ": "kWh", "PJ": "kWh", "EJ": "kWh", "aJ": "eV",

@@ -74,7 +74,7 @@ class NpySource:
         yield from _slice_rows(map_npy(self.path), max_rows, first, end)
 
     def iter_ids(self, first: int, end: int) -> None:
-        """Return None: the file has no ids."""
+        """Return None, because the file has no ids."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class SliceLocation(NamedTuple):
     """The location of a slice in its piece."""
 
     start: int
-    size: int  # bytes; 0: the shard reads nothing from this piece
+    size: int  # bytes; 0 if the shard reads nothing from this piece
     rows: int  # rows that belong to the shard, without vectors that are only linked into a cell
     digest: bytes  # digest of the slice
 

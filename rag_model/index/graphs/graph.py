@@ -89,7 +89,7 @@ def pair_similarities(
 ) -> Vectors:
     """Return (p,) float32 similarities of pairs of a row of `sources` and one of `vectors`.
 
-    The values equal those of `similarities` in every bit, but no vector is copied.
+    The results equal the results of `similarities` in every bit, but no vector is copied.
     """
     similarity = np.empty(len(rows), np.float32)
     compare = faiss.pairwise_indexed_inner_product if metric == "ip" else faiss.pairwise_indexed_L2sqr
@@ -150,7 +150,7 @@ def unpack_links(keys: ScoredLinks) -> Links:
 
 
 def unpack_similarities(keys: ScoredLinks) -> Vectors:
-    """Return the float32 similarities of keys, same shape; that of `NO_LINK` is undefined."""
+    """Return the float32 similarities of keys, same shape; undefined for `NO_LINK`."""
     sortable_bits = (~keys >> np.uint64(32)).astype(np.uint32)
     bits = np.where(sortable_bits >> 31, sortable_bits & np.uint32(0x7FFF_FFFF), ~sortable_bits)
     return bits.view(np.float32)

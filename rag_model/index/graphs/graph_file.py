@@ -69,7 +69,7 @@ def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable
     head = bytearray(_serialize(storage)[: -_COUNT.size])  # without the number of codes, which is 0
     head[8:16] = struct.pack("<q", n)
     file.write(head)
-    # The count is that of floats for a flat storage, and of bytes for codes.
+    # flat storage is counted in floats, and codes in bytes
     values_per_vector = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())
     file.write(_COUNT.pack(n * values_per_vector))
     for block in vectors:

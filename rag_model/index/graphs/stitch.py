@@ -44,7 +44,7 @@ IN_LINKS = 8  # links of a member to sources, the nearest of those whose search 
 CANDIDATES = 16
 _EF_SEARCH = 32  # efSearch of that search
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
-# The arrays of a shard; those of the cell's history follow.
+# positions of a shard's arrays; the arrays of the cell's history follow
 _LISTS, _OUT, _BEGINS, _INTO = range(4)
 _COUNT = 4 + HISTORY_ARRAYS
 

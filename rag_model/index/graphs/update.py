@@ -11,10 +11,10 @@ member in M.
 A dropped member leaves two kinds of gaps. A member that linked to it loses a link, and a member
 that it linked to loses an incoming link. Both gaps are closed at once: a member that lost a link is
 linked, in both directions, to near remaining members, unless another of its links leads in the same
-direction. The candidates are the neighbours of the dropped member, and those of the member's
-nearest remaining links. If lost links are replaced by links to the nearest members instead, 24
-updates of *weak vectors*, whose recall is low (static encoders of 64 dimensions), lose 1.4 points
-of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors lose .59
+direction. The candidates are the neighbours of the dropped member, and the neighbours of the
+member's nearest remaining links. If lost links are replaced by links to the nearest members
+instead, 24 updates of *weak vectors*, whose recall is low (static encoders of 64 dimensions), lose
+1.4 points of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors lose .59
 points instead of .19. Without links in both directions, 100 updates of 2 % lose a seventh of all
 links. Then faiss inserts the new members. The remaining links keep their similarities.
 
@@ -135,7 +135,7 @@ def _drop_members(
     old_members: Rows,
     vectors: Vectors,
 ) -> ScoredLinks:
-    """Return (m, 2M) repaired lists by new numbers; those of new members are empty."""
+    """Return (m, 2M) repaired lists by new numbers; the lists of new members are empty."""
     new_numbers = _map_members(old_members, len(lists))
     new_lists = np.empty((len(vectors), lists.shape[1]), np.uint64)
     new_lists[old_members < 0] = NO_LINK

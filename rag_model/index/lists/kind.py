@@ -274,7 +274,7 @@ class ExactKind(ListKind):
     factories = re.compile(r"Flat\Z")
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return None: search compares every vector, so new vectors are found like old ones."""
+        """Return None, because search compares every vector, and finds new ones like old ones."""
         return None
 
     def floor(self, factory: str) -> RecallFloor:

@@ -5,7 +5,7 @@ retrieval).
 * `analyzer`, `lucene_analyzer`, `counting`, `part`: from passages to the postings of a part
 * `merge`, `file`, `dictionary`, `lists`, `packing`: from parts to the index file, and its byte
   format
-* `derive`, `carry`: the index file of a snapshot from that of a previous one
+* `derive`, `carry`: derive the index file of a snapshot from a previous snapshot's file
 * `search`, `decoded_search`, `selective_search`, `maxscore`: exact top-k search
 * `compiled`: the decorators of numba functions
 """

@@ -379,7 +379,7 @@ def _write_list(
         data: uint8, the previous lists, padded.
         begin: offset of the term's list in `data`.
         end: end of that list.
-        df: number of the list's postings; 0: the term is new.
+        df: number of the list's postings; 0 if the term is new.
         row_words: (previous rows,) the new word of each without a weight, ascending; or `REMOVED`.
         new_words: words of the new postings, ascending within a term.
         first: index of the term's first new posting.

@@ -2,7 +2,7 @@
 
 The file is a function of the passages' terms. So the postings of passages that the previous
 snapshot has too are carried over to their new rows, the others are computed from their text or from
-their weighted terms, and the result equals that of a full build, byte for byte.
+their weighted terms, and the result equals a full build byte for byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -62,8 +62,8 @@ def derive_index(
         The statistics of the file; None if it was not written, because too many passages are new.
 
     Raises:
-        InputError: the previous file is damaged, or the number of rows differs from that of new
-            passages.
+        InputError: the previous file is damaged, or the number of rows differs from the number of
+            new passages.
         ResourceError: `out` cannot be written.
     """
     file = PostingsFile(previous_path)

@@ -63,7 +63,7 @@ class Layout:
     lists_bytes: int  # bytes of the posting lists
     dictionary_bytes: int  # bytes of the dictionary
     n_groups: int
-    scale: int = 0  # units in a weight of 1; 0: weights are frequencies
+    scale: int = 0  # units in a weight of 1; 0 if weights are frequencies
 
     def pack(self) -> bytes:
         """Return the header's bytes."""

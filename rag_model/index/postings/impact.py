@@ -3,7 +3,7 @@
 A recipe selects it by `[index.splade] factory = "Impact"`, over a `sparse` representation. `Impact`
 stores a byte per weight; `Impact1` stores only which terms a passage has, a bag of terms. The
 search parameter `terms` limits the query terms that are looked up. The file, the merge, the search
-and the derivation from a previous file are those of BM25.
+and the derivation from a previous file are the same as for BM25.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

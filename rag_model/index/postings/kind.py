@@ -98,7 +98,7 @@ class Bm25Kind(PostingsKind):
         Raises:
             InputError: the file is damaged.
             MissingExtraError: the text extra is not installed.
-            StoreError: the analyzer that is installed gives other terms than that of the build.
+            StoreError: the installed analyzer gives other terms than the analyzer of the build.
         """
         from rag_model.index.postings.search import Bm25Index  # noqa: PLC0415
 

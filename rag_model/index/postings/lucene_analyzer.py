@@ -11,9 +11,9 @@ ones (`settings = { analyzer = "lucene" }`).
    becomes `log`, and words of one or two letters are left alone. PyStemmer's `porter` lacks them,
    and leaves some double consonants before `ed` and `ing` (`trekking`).
 
-Letters keep their accents. The score of BM25 is that of Lucene, but Lucene stores the length of a
-passage of more than 40 terms in one byte, which rounds it down by up to an eighth. This rounding is
-not emulated: lengths are exact here.
+Letters keep their accents. The score of BM25 is the same as Lucene's, but Lucene stores the length
+of a passage of more than 40 terms in one byte, which rounds it down by up to an eighth. This
+rounding is not emulated: lengths are exact here.
 """
 
 import re

@@ -566,7 +566,7 @@ def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums
         factors: (t,) float64, above 0, in units.
         weighting: `Weighting` of the postings.
         rows: (m,) int64, ascending.
-        sums: (m,) int64 scores of these rows without those of the lists.
+        sums: (m,) int64 scores of these rows without the scores from the lists.
         scores: (k,) int64, filled with the scores in units, best first.
         best_rows: (k,) int64, filled with the rows; equal scores are ordered by row.
 

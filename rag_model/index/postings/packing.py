@@ -57,10 +57,10 @@ def read_varint(data, offset, end):
 def _choose_width(values, count, bits_of_all, counts_above):
     """Return the width that takes the fewest bytes, and the number of exceptions.
 
-    Widths are tried downwards from that of the largest value; `counts_above[b]` is filled with the
-    number of values of more than b bits. The loop ends when the exceptions alone, two bytes each,
-    take more than the best width so far. A width below that of all values is never the best: with
-    seven bits more, every exception takes a byte less, or none.
+    Widths are tried downwards from the width of the largest value; `counts_above[b]` is filled with
+    the number of values of more than b bits. The loop ends when the exceptions alone, two bytes
+    each, take more than the best width so far. A width below the widths of all values is never the
+    best: with seven bits more, every exception takes a byte less, or none.
     """
     max_bits = bit_length(bits_of_all)
     best_bytes, width, n_exceptions = (count * max_bits + 7) // 8, max_bits, np.int64(0)

@@ -205,7 +205,7 @@ class Bm25Index(PostingsIndex):
 
     over the terms t of the query, which contains t c(t, q) times: Robertson and Zaragoza 2009
     without the constant factor k1 + 1, and with the idf of Lucene, which is never negative. N, df
-    and avgdl are those of the whole corpus.
+    and avgdl refer to the whole corpus.
     """
 
     def __init__(self, file: PostingsFile, analyzer: Analyzer, defaults: Mapping[str, float]) -> None:

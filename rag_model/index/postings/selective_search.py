@@ -10,7 +10,7 @@ query that also has rarer terms, they are *optional*; the lists of the rarer ter
    contain them, reaches the lower bound. The second round reads these blocks.
 
 If a passage that only has optional terms could be among the best, the second round reads all lists
-instead. The hits and scores are always those of `maxscore`.
+instead. The hits and scores are always the same as from `maxscore`.
 
 An optional list that later queries use again is downloaded step by step, up to a megabyte with each
 query. A query that needs no request does not wait for this download. The complete list is decoded and

@@ -139,7 +139,7 @@ class IndexHealth:
     n: int
     graph: GraphStats | None = None
     lists: ListStats | None = None
-    quantization_error: float | None = None  # None: not measured, or undefined for the codec
+    quantization_error: float | None = None  # None if not measured or undefined for the codec
 
     def metrics(self) -> dict[str, float | int]:
         """Return the metrics that apply, by their names in a manifest."""
@@ -171,7 +171,7 @@ class TrainingStats:
     # mean |x - y|^2 / |x|^2 of vectors x and their approximations y, by name: `cells` or `lists`,
     # and `codes`
     losses: Mapping[str, float]
-    # size of the largest cell divided by the mean size, in the first build; 0: no cells
+    # size of the largest cell divided by the mean size, in the first build; 0 without cells
     imbalance: float = 0.0
     imbalance_now: float = 0.0  # the same ratio in the last build
 
@@ -198,7 +198,7 @@ class FitResult:
     rows: int  # number of new vectors measured
     # name -> (loss of the changed parts, loss of the training vectors)
     losses: Mapping[str, tuple[float, float]]
-    # recall of new and of old vectors in lists; None: not measured
+    # recall of new and of old vectors in lists; None if not measured
     recall: tuple[float, float] | None = None
 
     def explain_misfit(self, drift: float) -> str | None:

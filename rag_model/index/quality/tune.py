@@ -223,7 +223,8 @@ def evaluate_index(
         path: the index file.
         plan: the plan of the build.
         vectors: the `.npy` files that it was built from, in order.
-        queries: (q, d) float32; None: up to 1,000 vectors of the index, drawn by the plan's seed.
+        queries: (q, d) float32; the default is up to 1,000 vectors of the index, drawn by the
+    plan's seed.
 
     Raises:
         InputError: the index or a vector file is damaged.

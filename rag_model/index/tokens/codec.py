@@ -277,7 +277,7 @@ Codec = ResidualBits | ResidualProducts
 class CodecFormat:
     """The codec that a factory string describes."""
 
-    bits: int | None = None  # bits per component, by quantiles; None: a product quantizer
+    bits: int | None = None  # bits per component, by quantiles; None for a product quantizer
     pieces: int = 0  # number of sub-quantizers of the product quantizer
     piece_bits: int = 8
 

@@ -56,7 +56,7 @@ TOKENS_PER_PASSAGE = 120  # tokens of 100 words and a title, without punctuation
 # Measured on 1,581 paragraphs (a MiniLM without training, 128 dimensions): of the best 20, PQ32
 # keeps .84, Bits2 .69.
 _RECALL_FLOOR = RecallFloor(mean=0.60, p5=0.25)
-# Multiply-adds per second of one core: 2.6e10 to 5e10 measured, including those of the codes.
+# multiply-adds per second of one core, including the decoding of codes; 2.6e10 to 5e10 measured
 _MULTIPLY_RATE = 4e10
 _MERGE_RATE = 5e7  # bytes of codes that one core copies per second
 _DEFAULT_PART_ROWS = 1 << 16  # assumed rows of a part if they are unknown
@@ -115,7 +115,7 @@ class TokenPlan(IndexPlan):
     """A recipe resolved for n passages of token vectors."""
 
     d: int  # components of a vector
-    # Tokens to train with; None: determined by the number of tokens.
+    # number of tokens to train with; the default depends on the number of all tokens
     train_sample: int | None = None
 
     def entry(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class SnapshotRanges:
         Args:
             store: store of the snapshot.
             manifest: manifest of the snapshot.
-            max_bytes: maximum size of the cache of ranges; the default is that of the blobs' cache.
+            max_bytes: maximum size of the cache of ranges, by default like the blobs' cache.
 
         Raises:
             StoreError: the table is missing, damaged or of a newer version.

@@ -138,8 +138,7 @@ class Snapshot:
             by_ranges: read verified ranges of passages, vectors and indexes in an object store, if
                 the snapshot has digests of them. Ranges are fast for few queries; for many, it is
                 faster to copy the files first.
-            cache_bytes: maximum size of the cache of ranges; the default is that of the blobs'
-                cache.
+            cache_bytes: maximum size of the cache of ranges, by default like the blobs' cache.
 
         Raises:
             StoreError: the digests of ranges are missing or damaged.
