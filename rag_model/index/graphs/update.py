@@ -14,9 +14,9 @@ linked, in both directions, to near remaining members, unless another of its lin
 direction. The candidates are the neighbours of the dropped member, and the neighbours of the
 member's nearest remaining links. If lost links are replaced by links to the nearest members
 instead, 24 updates of *weak vectors*, whose recall is low (static encoders of 64 dimensions), lose
-1.4 points of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors lose .59
-points instead of .19. Without links in both directions, 100 updates of 2 % lose a seventh of all
-links. Then faiss inserts the new members. The remaining links keep their similarities.
+1.4 points of recall. Without the neighbours of remaining links, 12 updates of 20,000 weak vectors
+lose .59 points instead of .19. Without links in both directions, 100 updates of 2 % lose a seventh
+of all links. Then faiss inserts the new members. The remaining links keep their similarities.
 
 Reference: Singh et al. FreshDiskANN: a fast and accurate graph-based ANN index for streaming
 similarity search. 2021, algorithm 4.
