@@ -191,7 +191,6 @@ class RangeCache:
         self.rounds = self.requests = self.fetched_bytes = 0
         self._lock = threading.Lock()
         self._files: list[CachedFile] = []
-        self._paths = set[Path]()  # of sparse files that later processes may use too
         self._used_bytes = 0
         self._clock = 1
         self._is_silent = False  # whether no request was answered since a search gave up
@@ -385,7 +384,6 @@ class RangeCache:
                 return self._create_in_memory(identity)
             path = self.folder / f"{identity}{_SUFFIX}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            self._paths.add(path)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -402,25 +400,20 @@ class RangeCache:
         self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
         return os.memfd_create(identity)
 
-    def delete_files(self) -> None:
-        """Delete all sparse files that were opened, which remain readable until they are closed."""
-        while self._paths:
-            with suppress(OSError):
-                self._paths.pop().unlink()
 
-    def remove_unused(self) -> None:
-        """Delete sparse files that no process has open, until the folder is within the maximum."""
-        with suppress(OSError):
-            statuses = [(path, path.stat()) for path in self.folder.glob(f"*{_SUFFIX}")]
-            files = [(status.st_mtime, 512 * status.st_blocks, path) for path, status in statuses]
-            total = sum(size for _, size, _ in files)
-            for _, size, path in sorted(files):
-                if total <= self.max_bytes:
-                    return
-                with path.open("rb") as file, suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-                    total -= size
+def evict_unused_files(folder: Path, max_bytes: int) -> None:
+    """Delete sparse files below a folder that no process has open, until they take `max_bytes`."""
+    with suppress(OSError):
+        statuses = [(path, path.stat()) for path in folder.rglob(f"*{_SUFFIX}")]
+        files = [(status.st_mtime, 512 * status.st_blocks, path) for path, status in statuses]
+        total = sum(size for _, size, _ in files)
+        for _, size, path in sorted(files):
+            if total <= max_bytes:
+                return
+            with path.open("rb") as file, suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                total -= size
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from rag_model.serving.following.follower import (
     RefFollower,
 )
 from rag_model.serving.following.group import LeaderSlot, WorkerFollower, WorkerSlot
-from rag_model.serving.following.pins import PinnedSnapshots
+from rag_model.serving.following.pins import PinnedSnapshots, SnapshotOpeningError
 from rag_model.serving.following.snapshot_slot import SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, notify
 from rag_model.serving.monitoring.tracing import RequestTracer
@@ -46,6 +46,8 @@ _CHUNKS_IN_BATCH = 4
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
+_OPENING_SECONDS = 2.0  # how long a request waits for a snapshot that is being opened
+_OPENING_CHECK_SECONDS = 0.02
 
 
 class Service:
@@ -184,14 +186,24 @@ class Service:
             else:
                 return result.hits
 
-    @contextmanager
-    def hold(self, name: str | None) -> Iterator[LoadedSnapshot]:
+    @asynccontextmanager
+    async def hold(self, name: str | None) -> AsyncIterator[LoadedSnapshot]:
         """Hold a snapshot open, by its id or as `ref@number`; None means the current one.
+
+        Wait a moment for a snapshot that is being opened, since it may not even exist.
 
         Raises:
             BookwheelError: See `PinnedSnapshots.hold`.
         """
-        loaded = self.pins.hold(name)
+        deadline = time.monotonic() + _OPENING_SECONDS
+        while True:
+            try:
+                loaded = self.pins.hold(name)
+                break
+            except SnapshotOpeningError:
+                if time.monotonic() > deadline:
+                    raise
+            await asyncio.sleep(_OPENING_CHECK_SECONDS)
         try:
             yield loaded
         finally:
@@ -278,7 +290,7 @@ class Service:
             return self.thread_problem
         refusal = self.follower.refusal
         reason = self.follower.problem or self.thread_problem or (refusal.reason if refusal else "it is being loaded")
-        return f"no snapshot is open yet: {reason}"
+        return f"no snapshot is open: {reason}"
 
     def _create_slot(self, link: WorkerLink | None) -> SnapshotSlot:
         on_freed, on_loaded = partial(notify, self.observer.on_freed), partial(notify, self.observer.on_loaded)

@@ -116,9 +116,11 @@ class ServiceSettings:
                     f"{host!r} is not a host name: give --allow-host one such as rag.example.com, "
                     "rag.example.com:8443 or [::1], without http:// and path, or * for any"
                 )
-        for name in (setting.name for setting in fields(self)):
-            value = getattr(self, name)
+        for setting in fields(self):
+            name, value = setting.name, getattr(self, setting.name)
             self._check_finite(name, value)
+            if isinstance(value, bool) and setting.type is not bool:
+                raise UsageError(f"{name} is {value}: give a number")
             if type(value) in {int, float} and (value < 0 or (value == 0 and name not in _ZERO_ALLOWED)):
                 raise UsageError(f"{name} is {value}: give {'0 or more' if name in _ZERO_ALLOWED else 'more than 0'}")
 

@@ -3,11 +3,12 @@
 import ast
 import functools
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from flows import cli
@@ -15,22 +16,31 @@ from rag_model.client import replies
 from rag_model.encoders.endpoint_encoder import EMBED_PREFIX, EmbedSettings
 from rag_model.endpoint import LLM_PREFIX
 from rag_model.errors import UsageError
+from rag_model.evaluation.answers.collapse import CollapseStats
 from rag_model.evaluation.questions import read_questions
 from rag_model.reading.writers.chat_settings import ChatSettings
 from rag_model.serving.http import messages
 from rag_model.serving.http.app import Problem
+from rag_model.serving.monitoring.metrics import ScrapeState, ServiceMetrics
+from rag_model.serving.monitoring.observer import Refusal
+from rag_model.serving.monitoring.probes import ProbeMetrics
+from rag_model.serving.monitoring.quality import QualityMetrics
 from rag_model.serving.settings import ServiceSettings
+from rag_model.store.store import Store
+from rag_model.store.versions.build_history import Trend
 from rag_model.training.data.examples import read_examples
 from rag_model.training.objectives.objective import list_objectives
 from tests.docs.blocks import DOCS, ROOT, blocks, read_exchanges
 from tests.docs.shell import Shell
+from tests.fixtures.serving import QUICK, serving
 from tests.fixtures.tiny import save_bert
+from tests.fixtures.tiny_rag import save_tiny_rag
+from tests.fixtures.tiny_snapshot import publish_tiny
 
 VARIABLE = re.compile(r"BOOKWHEEL_[A-Z_]*[A-Z]")
 
 API = (DOCS / "http-api.md").read_text(encoding="utf-8")
 ERRORS = DOCS / "howto" / "troubleshoot.md"
-METRICS = ROOT / "rag_model" / "serving" / "monitoring" / "metrics.py"
 REQUESTS: list[type[BaseModel]] = [messages.SearchRequest, messages.RetrieveRequest, messages.AnswerRequest]
 REPLIES = {
     "/search": messages.create_model(replies.SearchReply),
@@ -143,18 +153,34 @@ def test_the_page_of_the_api_has_the_limits_and_the_statuses() -> None:
     assert [row[0] for row in rows_of("## Status codes")] == sorted(statuses)
 
 
-def test_the_page_of_the_api_has_every_metric() -> None:
-    source = METRICS.read_text(encoding="utf-8")
-    found = re.findall(
-        r'(counter\(|histogram\(|yield \(?\s*|Info\w*\(|Gauge\w*\()\s*"(?:bookwheel_)?([a-z_\d]+)"', source
-    )
-    endings = {"counter(": "_total", "InfoMetricFamily(": "_info"}
-    names = sorted(f"`bookwheel_{name}{endings.get(kind, '')}`" for kind, name in found)
-    assert len(names) > 30
-    rows = rows_of("## Metrics")
-    assert [row[0] for row in rows] == names
-    meanings = source.replace('f"{text} ', '"Recall of sampled questions against exact search, ')
-    assert [row for row in rows if f'"{row[3]}"' not in meanings] == []
+def test_the_page_of_the_api_has_every_metric(tmp_path: Path) -> None:
+    """All are of a service whose answers are checked, but for a state that takes days or a fault."""
+    encoder, store = save_bert(tmp_path / "encoder"), Store.open(str(tmp_path / "store"), create=True)
+    publish_tiny(store, encoder, {f"river {n}": f"It is {n} miles long." for n in range(9)}, tmp_path)
+    model, metrics = save_tiny_rag(tmp_path / "model", encoder), ServiceMetrics(QUICK)
+    with serving(store.url, tmp_path / "dest", QUICK, metrics, model=str(model)) as service:
+        assert service.client.post("/answer", json={"questions": ["how long?"]}).status_code == 200
+        service.search("how long?")
+        scrape = service.client.get("/metrics").text
+    assert metrics.served is not None
+    trends = (Trend("recall", "hnsw", 1.0, 1.0),)
+    served = replace(metrics.served, created=0.0, recall_mean=1.0, recall_p5=1.0, trends=trends)
+    refusal = Refusal("latest", 1, "a" * 64, "", "", 1, final=False)
+    quality = QualityMetrics({"search": CollapseStats(1, 1.0, 1, 0.0)}, 1.0, 1.0, 1.0)
+    state = ScrapeState(0.0, served, refusal, 0.0, quality, ProbeMetrics(1.0, 0.0))
+    families = {}
+    for family in [*text_string_to_metric_families(scrape), *state.iter_metrics()]:
+        ending = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        labels = {name for sample in family.samples for name in sample.labels} - {"le"}
+        kind = family.type.replace("info", "gauge")
+        if family.name.startswith("bookwheel_") and not family.name.endswith("_created"):
+            families[f"`{family.name}{ending}`"] = kind, labels, family.documentation
+    assert len(families) > 30
+    rows = {row[0]: row[1:] for row in rows_of("## Metrics")}
+    assert list(rows) == sorted([*families, "`bookwheel_workers`"])  # of several processes
+    for name, (kind, labels, documentation) in families.items():
+        assert [rows[name][0], rows[name][2]] == [kind, documentation]
+        assert set(re.findall(r"\w+", rows[name][1])) == labels or name == "`bookwheel_tokens_total`", name
 
 
 def read_variables(page: str) -> dict[str, str]:

@@ -464,11 +464,6 @@ class LoadedSnapshot:
         if self._readers and self.model is not None and self.model.is_local:
             self.answer(queries.texts[:1], None)
 
-    def delete_cached_ranges(self) -> None:
-        """Delete the files of the range cache, since they contain text that was taken down."""
-        if self.snapshot.ranges is not None:
-            self.snapshot.ranges.cache.delete_files()
-
     def close(self) -> None:
         """Free files, mappings and memory; do not use the object afterwards."""
         self._retrievers.clear()

@@ -57,6 +57,7 @@ from rag_model.store.pulling.folder import CURRENT, find_recorded, record_name, 
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, select_files
+from rag_model.store.versions.ranges import delete_cached_ranges
 from rag_model.store.versions.snapshot import Snapshot, SnapshotLease
 
 _LOG = logging.getLogger(__name__)
@@ -195,11 +196,11 @@ class RefFollower(FollowerThread):
             self._record_poll("")
             # Removes pinned snapshots that were taken down, because the pull may take hours.
             self._pins.update(lambda name: None, self.taken_down)
-            if (current := self._slot.current) is not None and current.id in self.taken_down:
-                current.delete_cached_ranges()
+            self._delete_taken_down()
             self._update_to(store, target)
             self._pins.update(partial(self._open_pinned, store), self.taken_down)
         self._withdraw_taken_down()
+        self._delete_taken_down()
 
     def _wake(self) -> None:
         self._wake_event.set()
@@ -244,23 +245,22 @@ class RefFollower(FollowerThread):
             self._load_and_swap(store, target, current)
 
     def _withdraw_taken_down(self) -> None:
-        """Stop serving the current snapshot if it was taken down, and delete such snapshots."""
+        """Stop serving the current snapshot if it was taken down."""
         current = self._slot.current
         if current is not None and current.id in self.taken_down:
             _LOG.error("snapshot %s was taken down and is not served any more", current.id[:12])
-            current.delete_cached_ranges()
             self._slot.withdraw()
             self._lease.close()
             notify(self._observer.on_withdrawn, current.id)
+
+    def _delete_taken_down(self) -> None:
+        """Delete the files and the cached ranges of snapshots that were taken down."""
         try:
+            delete_cached_ranges(self.taken_down)
             for snapshot_id in remove_taken_down(self._target_ref.dest, self.taken_down, Manifest.from_bytes):
                 _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
         except OSError as error:
-            _LOG.error(
-                "cannot delete snapshots that were taken down from %s: %s",
-                self._target_ref.dest,
-                error,
-            )
+            _LOG.error("cannot delete snapshots that were taken down: %s", error)
 
     def _run(self) -> None:
         # Not every system has priorities for single threads.

@@ -32,7 +32,7 @@ from rag_model.serving.following.follower import (
     PulledFolder,
     RefFollower,
 )
-from rag_model.serving.following.pins import PinnedSnapshots
+from rag_model.serving.following.pins import PinnedSnapshots, SnapshotOpeningError
 from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.settings import ServiceSettings
@@ -202,9 +202,9 @@ class LeaderStatePublisher:
         name, reply = request["name"], {"to": request["sender"], "name": request["name"]}
         try:
             loaded = self._pins.hold(name)
+        except SnapshotOpeningError:
+            return False
         except BookwheelError as error:
-            if self._pins.is_opening(name):
-                return False
             self._link.send("pin", error=error_to_dict(error), **reply)
         else:
             self._link.send("pin", error=None, opening=describe_snapshot(loaded), **reply)

@@ -42,6 +42,10 @@ class _Pin:
     state: LoadedSnapshot | _Failure | None  # None until the follower has opened it
 
 
+class SnapshotOpeningError(NotReadyError):
+    """The snapshot is being opened, or looked up in the store."""
+
+
 class PinnedSnapshots:
     """The snapshots that requests name. Thread-safe."""
 
@@ -60,7 +64,8 @@ class PinnedSnapshots:
 
         Raises:
             UsageError: The name is a ref, which moves.
-            NotReadyError: The snapshot is not open yet, or too many others are pinned.
+            SnapshotOpeningError: The snapshot is not open yet.
+            NotReadyError: Too many others are pinned.
             NotFoundError: The store has no such snapshot.
             GoneError: The snapshot expired, or was taken down.
         """
@@ -80,12 +85,7 @@ class PinnedSnapshots:
                     raise error
         if is_new:
             self.on_request()
-        raise NotReadyError(f"snapshot {name} is being opened: ask again in a moment")
-
-    def is_opening(self, name: str) -> bool:
-        """Return whether a snapshot is pinned but not opened yet."""
-        with self._lock:
-            return name in self._pins and self._pins[name].state is None
+        raise SnapshotOpeningError(f"snapshot {name} is being opened: ask again in a moment")
 
     def update(self, open_snapshot: Callable[[str], LoadedSnapshot | None], taken_down: frozenset[str]) -> None:
         """Open the snapshots that requests wait for, and release those no longer requested.
@@ -102,8 +102,7 @@ class PinnedSnapshots:
             match pin.state:
                 case None:
                     self._open(name, pin, open_snapshot)
-                case LoadedSnapshot(id=identity) as loaded if identity in taken_down:
-                    loaded.delete_cached_ranges()
+                case LoadedSnapshot(id=identity) if identity in taken_down:
                     self._drop(name, GoneError(f"snapshot {name} was taken down: ask for another one"))
                 case _Failure(time=failed_at) if now - failed_at > _RETRY_SECONDS:
                     self._drop(name)

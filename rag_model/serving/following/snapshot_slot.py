@@ -29,6 +29,7 @@ class SnapshotSlot:
         self._on_freed, self._on_loaded = on_freed, on_loaded
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
+        self._absence = "no snapshot is open yet: ask again in a moment"
         # readers of each snapshot in memory, by `id(loaded)`
         self._reader_counts: dict[int, int] = {}
 
@@ -69,7 +70,7 @@ class SnapshotSlot:
         """
         with self._lock:
             if self._current is None:
-                raise NotReadyError("no snapshot is open yet: ask again in a moment")
+                raise NotReadyError(self._absence)
             return self.hold(self._current)
 
     def hold(self, loaded: LoadedSnapshot) -> LoadedSnapshot:
@@ -92,7 +93,8 @@ class SnapshotSlot:
         """
 
     def withdraw(self) -> None:
-        """Serve no snapshot until the next swap."""
+        """Serve no snapshot until the next swap, because the current one was taken down."""
+        self._absence = "the snapshot was taken down, and no other one is open: publish one, and ask again"
         self.close()
 
     def swap(self, loaded: LoadedSnapshot) -> None:

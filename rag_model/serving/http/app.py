@@ -367,7 +367,7 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
                 for position, text in enumerate(query.questions)
                 if has_visible_text(text)
             }
-            with service.hold(options.snapshot) as loaded:
+            async with service.hold(options.snapshot) as loaded:
                 hit_lists = await service.retrieve(
                     list(text_by_position.values()), query.topk, options.expression, _get_client(request), loaded
                 )

@@ -16,7 +16,9 @@ manifest.
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -25,7 +27,16 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from rag_model.errors import StoreError, UsageError
-from rag_model.ranges import DIGEST_BYTES, BlockLayout, Bytes, CachedFile, Numbers, RangeCache, StoredDigests
+from rag_model.ranges import (
+    DIGEST_BYTES,
+    BlockLayout,
+    Bytes,
+    CachedFile,
+    Numbers,
+    RangeCache,
+    StoredDigests,
+    evict_unused_files,
+)
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.cache import cache_folder, get_cache_limit
 from rag_model.store.store import Store
@@ -62,9 +73,9 @@ class SnapshotRanges:
         Raises:
             StoreError: the table is missing, damaged or of a newer version.
         """
-        folder = cache_folder()
-        cache = RangeCache(folder / "ranges", get_cache_limit(folder) if max_bytes is None else max_bytes)
-        cache.remove_unused()
+        max_bytes = get_cache_limit(cache_folder()) if max_bytes is None else max_bytes
+        evict_unused_files(_get_cache_folder(), max_bytes)
+        cache = RangeCache(_get_cache_folder() / manifest.id, max_bytes)
         files = manifest.content.files
         table: dict[str, Any] = {"version": VERSION, "files": {}, "pages": ""}
         if RANGE_TABLE in files:
@@ -140,6 +151,25 @@ class SnapshotRanges:
     def _open_blob(self, path: str, ref: BlobRef, layout: BlockLayout, digests: bytes | StoredDigests) -> CachedFile:
         name, identity = f"{path} (blob {ref.id})", Path(ref.path).name
         return self.cache.open(name, identity, layout, digests, partial(self._blobs.read_range, ref))
+
+
+def delete_cached_ranges(snapshots: Collection[str]) -> None:
+    """Delete the cached ranges of snapshots, of all processes and of earlier ones too.
+
+    A process that has such files open can read them until it closes them.
+
+    Raises:
+        OSError: a file cannot be deleted; the next call continues.
+    """
+    with suppress(FileNotFoundError):
+        for folder in _get_cache_folder().iterdir():
+            if folder.name in snapshots:
+                shutil.rmtree(folder)
+
+
+def _get_cache_folder() -> Path:
+    """Return the folder of the range caches, which has a folder for each snapshot."""
+    return cache_folder() / "ranges"
 
 
 def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:

@@ -19,7 +19,7 @@ def test_a_snapshot_that_does_not_open_is_told_with_the_reason(
     (pull(made_library.store, made_library.red, dest).path / "index" / "hnsw.faiss").unlink()
     service = Service(PulledFolder(dest), with_limits(poll_seconds=3600.0))
     service.start()
-    with pytest.raises(UsageError, match=r"no snapshot is open yet: .*hnsw\.faiss was not pulled"):
+    with pytest.raises(UsageError, match=r"no snapshot is open: .*hnsw\.faiss was not pulled"):
         asyncio.run(mcp_server.call_tool(service, "search", {"question": "who?"}))
     service.close()
 

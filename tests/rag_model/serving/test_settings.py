@@ -14,7 +14,7 @@ NUMBERS = [one.name for one in fields(ServiceSettings) if type(one.default) in (
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_is_no_bound_is_refused(name: str) -> None:
-    for value in (math.nan, math.inf, -math.inf, -1):
+    for value in (math.nan, math.inf, -math.inf, -1, True):
         with pytest.raises(UsageError, match=f"{name} is "):
             with_limits(**{name: value})
 

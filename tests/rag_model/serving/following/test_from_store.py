@@ -108,7 +108,7 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         url = f"/retrieve?snapshot={second}"
         until(lambda: served.client.post(url, json=request).status_code == 200)
         passages = Path(content.files["passages/part-0.parquet"].path).name
-        cached_path = tmp_path / "cache" / "ranges" / f"{passages}.ranges"
+        cached_path = tmp_path / "cache" / "ranges" / second / f"{passages}.ranges"
         cached_file = stack.enter_context(cached_path.open("rb"))
         far.takedowns.record_replacement(second, third)
         move(third)
@@ -149,14 +149,38 @@ def test_without_a_pull_a_folder_that_was_pulled_before_is_followed_by_ranges(
         assert not (tmp_path / "pulled" / second).exists()
 
 
-def test_a_takedown_without_a_replacement_deletes_the_cached_ranges(far: Store, tmp_path: Path) -> None:
-    first = far.snapshots.resolve("latest")
-    with serving(far.url, tmp_path / "pulled", replace(FROM_STORE, pull=False)) as served:
+def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far: Store, tmp_path: Path) -> None:
+    content = far.snapshots.get(far.snapshots.resolve("latest")).content
+    versions = [far.snapshots.publish(Manifest(replace(content, retriever=name))) for name in ("ivf", "rotated")]
+    first, second, third = far.snapshots.resolve("latest"), *versions
+    settings = replace(FROM_STORE, pull=False)
+
+    def list_cached() -> dict[str, bool]:
+        """Return whether there are cached bytes, for each snapshot."""
+        folders = (tmp_path / "cache" / "ranges").iterdir()
+        return {folder.name: any(path.stat().st_blocks for path in folder.iterdir()) for folder in folders}
+
+    with serving(far.url, tmp_path / "pulled", settings) as served:
         served.search("bada")
-        assert list((tmp_path / "cache" / "ranges").iterdir())
-        far.takedowns.record_replacement(first, "")
+        assert list_cached() == {first: True}
+    tag(far, second, "latest")
+    with serving(far.url, tmp_path / "pulled", settings) as served:
+        served.search("bada")
+        tag(far, third, "latest")
+        served.until_served(third)
+        served.search("bada")
+        assert list_cached() == {first: True, second: True, third: True}
+        far.takedowns.record_replacement(first, third)
+        far.takedowns.record_replacement(second, third)
+        until(lambda: list_cached() == {third: True})
+        far.takedowns.record_replacement(third, "")
         until(lambda: served.service.slot.current is None)
-        assert list((tmp_path / "cache" / "ranges").iterdir()) == []
+        until(lambda: list_cached() == {})
+        gone = served.client.post("/search", json={"questions": ["bada"]})
+        assert (gone.status_code, gone.json()["detail"]) == (
+            503,
+            "the snapshot was taken down, and no other one is open: publish one, and ask again",
+        )
 
 
 def test_a_takedown_of_another_snapshot_only_delays_one_that_requests_name(
