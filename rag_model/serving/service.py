@@ -207,8 +207,8 @@ class Service:
         try:
             yield loaded
         finally:
-            # Release it in another thread, because the last release closes the snapshot's files.
-            asyncio.get_running_loop().run_in_executor(None, self.slot.release, loaded)
+            # Another thread closes the snapshot's files, which takes too long for the event loop.
+            self.slot.release(loaded, partial(asyncio.get_running_loop().run_in_executor, None))
 
     async def answer(
         self,

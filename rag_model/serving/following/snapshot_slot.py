@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rag_model.errors import BookwheelError, NotReadyError
 from rag_model.process import trim_memory
@@ -118,12 +119,17 @@ class SnapshotSlot:
         if previous_snapshot is not None:
             self.release(previous_snapshot)
 
-    def release(self, loaded: LoadedSnapshot) -> None:
-        """Release one hold of a snapshot; the last release frees it."""
+    def release(
+        self, loaded: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
+    ) -> None:
+        """Release one hold of a snapshot; the last release frees it, in a function that `run` calls."""
         with self._lock:
             self._reader_counts[id(loaded)] -= 1
             if self._reader_counts[id(loaded)]:
                 return
+        run(partial(self._free, loaded))
+
+    def _free(self, loaded: LoadedSnapshot) -> None:
         loaded.close()
         trim_memory()
         with self._lock:

@@ -62,11 +62,11 @@ class _BufferedTransport:
 
     def write(self, data: bytes) -> None:
         if not self._pending:
-            self._loop.call_soon(self._send)
+            self._loop.call_soon(self.flush)
         self._pending.append(data)
 
     def close(self) -> None:
-        self._send()
+        self.flush()
         self._transport.close()
 
     def abort(self) -> None:
@@ -79,7 +79,8 @@ class _BufferedTransport:
             self._timer.cancel()
             self._timer = None
 
-    def _send(self) -> None:
+    def flush(self) -> None:
+        """Send the joined writes now."""
         chunks, self._pending = self._pending, []
         if not chunks or self._transport.is_closing():
             return
@@ -195,6 +196,10 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         self._overhead_bytes = 0
         self.scope["state"]["is_body_complete"] = True
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.transport.flush()  # so that the reply does not wait for the next iteration of the loop
+        super().on_response_complete()
 
     def _refuse_long_request(self) -> None:
         limits = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
