@@ -10,7 +10,7 @@
 
 import logging
 
-from rag_model.process import use_system_allocator_for_arrow
+from rag_model.process import configure_native_libraries
 
 
 def _is_useful_record(record: logging.LogRecord) -> bool:
@@ -23,4 +23,4 @@ def _is_useful_record(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger().addFilter(_is_useful_record)
-use_system_allocator_for_arrow()
+configure_native_libraries()

@@ -26,6 +26,6 @@ Shared:
     demo: a small real library.
 """
 
-from rag_model.process import use_system_allocator_for_arrow
+from rag_model.process import configure_native_libraries
 
-use_system_allocator_for_arrow()
+configure_native_libraries()

@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name, value in {**_ENVIRONMENT, **(_BUILD_ENVIRONMENT if _BUILD_VERBS & {*words[:1]} else {})}.items():
         os.environ.setdefault(name, value)
     # garbage collection of imported objects, which stay alive, takes a fifth of the import time
-    gc.set_threshold(50_000, 10, 10)
+    gc.set_threshold(250_000, 10, 10)
     atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients

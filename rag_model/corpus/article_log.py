@@ -15,6 +15,7 @@ redirects.
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, Self
 
@@ -57,7 +58,7 @@ ARTICLE_SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # `frozen` would take ten times as long, here and below: there is one per page
 class StoredArticle:
     """The passages of an article as consecutive rows of a passage file, with their digest."""
 
@@ -67,7 +68,7 @@ class StoredArticle:
     digest: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ArticleResult:
     """The passages of an article (none if it has no text), or the reason why it has none."""
 
@@ -165,7 +166,7 @@ def redact_log(log_path: Path, pages: Collection[str], out: Path) -> None:
     _write_log(log.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _LoggedArticle:
     page_id: str
     start: int  # first row of its passages
@@ -174,10 +175,10 @@ class _LoggedArticle:
     digest: bytes  # digest of its passages; empty in logs of earlier versions
     dropped: str  # why the page is not an article
     revised: int | None
+    templates: str
+    template_digest: bytes
     file: PassageFile
     spans: SpanFile | None
-    templates: str = ""
-    template_digest: bytes = b""
 
 
 class ReusableArticles:
@@ -246,21 +247,9 @@ class ReusableArticles:
             log[name].to_pylist() if name in log.column_names else [default] * len(page_ids)
             for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
-        digests, drop_reasons, revision_times, templates, template_digests = later_columns
-        for i in np.flatnonzero(is_consistent).tolist():
-            start_and_count = int(starts[i]), int(counts[i])
-            self._articles[keys[i]] = _LoggedArticle(
-                page_ids[i],
-                *start_and_count,
-                reasons[i],
-                digests[i],
-                drop_reasons[i],
-                revision_times[i],
-                file,
-                spans,
-                templates[i],
-                template_digests[i],
-            )
+        columns = page_ids, starts.tolist(), counts.tolist(), reasons, *later_columns
+        articles = map(_LoggedArticle, *columns, repeat(file), repeat(spans))
+        self._articles.update(compress(zip(keys, articles, strict=True), is_consistent.tolist()))
 
     def __enter__(self) -> Self:
         """Return itself."""

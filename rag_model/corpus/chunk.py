@@ -74,6 +74,7 @@ MAX_UNKNOWN_TEMPLATES = 100  # unknown templates in a part's statistics, the mos
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
 )
+_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")  # after it, `</page>` may not end the page
 LENGTH_BIN = 10  # bin width of the histogram of lengths, in words
 
 
@@ -345,7 +346,7 @@ class _ChunkContext:
         return replace(page, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Article:
     """The result of an article; an article without a key is not logged."""
 
@@ -400,7 +401,7 @@ def _chunk_pages(
         if metadata is None:
             return b"", None
         key = compute_element_key(key_basis, element, metadata)
-        return key, reusable.find_page(key, with_spans=spans)
+        return key, reusable.find_page(key, with_spans=spans) or _skim_outside_page(element, part)
 
     for parsed_page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
         page = context.add_metadata(parsed_page)
@@ -425,6 +426,19 @@ def _chunk_pages(
             if result.templates:  # even an empty update takes as long as finding an article
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _Article(result, str(page.page_id), key, page.revised)
+
+
+def _skim_outside_page(element: bytes, part: Part) -> Page | None:
+    """Return a page of another part with only its id; None if the element has to be parsed.
+
+    The streams at both ends of a part also have pages of the neighbouring parts.
+    """
+    head = _ELEMENT_HEAD.match(element)
+    if head is None or part.first_page <= int(head[3]) <= part.last_page:
+        return None
+    if not element.endswith(b"</page>") or _UNUSUAL_MARKUP.search(element, 1):
+        return None
+    return Page(int(head[3]), 0, None, 0, "", False, "", "")
 
 
 def _classify_page(page: Page, page_format: PageFormat, context: _ChunkContext) -> ArticleResult | None:

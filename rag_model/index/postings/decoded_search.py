@@ -51,7 +51,7 @@ _1, _2, _4, _56, _63 = (np.uint64(number) for number in (1, 2, 4, 56, 63))
 MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
 # 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
 MAX_CACHED_POSTINGS = 1 << 25
-SMALL_CACHE_POSTINGS = 1 << 22  # capacity for a few hundred queries: 63 MB at most
+SMALL_CACHE_POSTINGS = 1 << 23  # capacity for a few hundred queries: 126 MB at most
 
 
 class Decoded(NamedTuple):

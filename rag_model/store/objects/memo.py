@@ -101,11 +101,13 @@ class Memo:
             "by": self.owner,
             "nonce": secrets.token_hex(8),
         }
-        while True:
-            generation, valid_record = self._find_newest(stage, key)
-            if valid_record is not None:
-                return valid_record
-            self.files.create(_record_path(stage, key, generation + 1), json_bytes(value))
+        data, generation, valid_record = json_bytes(value), 0, None
+        while valid_record is None:
+            if self.files.create(_record_path(stage, key, generation + 1), data):
+                valid_record = parse_record(stage, key, data)
+            else:
+                generation, valid_record = self._find_newest(stage, key)
+        return valid_record
 
     def get_or_create(self, stage: str, inputs: Any, produce: Callable[[Path], StageResult]) -> tuple[Record, bool]:
         """Return the record of `inputs`, and whether it is new; produce the outputs if there is

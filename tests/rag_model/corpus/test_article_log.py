@@ -267,6 +267,21 @@ def test_a_logged_page_counts_only_where_it_is_a_page(
     assert out.read_bytes() == expected.read_bytes()
 
 
+@pytest.mark.parametrize("hidden", HIDDEN, ids=["comment", "cdata", "other element", "instruction", "nested"])
+def test_pages_outside_of_a_part_are_skipped_only_where_they_are_pages(
+    hidden: str, tmp_path: Path, page_xml: Any, export_xml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = [page_xml(number, f"Text of {number}.") for number in (1, 20, 30)]
+    hidden = hidden.replace("<id>9</id>", "<ns>0</ns><id>9</id>")
+    dump, siteinfo = _wiki(tmp_path, [pages[0], hidden.format(pages[1]), pages[2]], export_xml)
+    part = replace(dump, first_page=30), siteinfo
+    skimmed, out, _ = cut(part, tmp_path / "1")
+    monkeypatch.setattr(chunk, "_skim_outside_page", lambda element, part: None)
+    parsed, expected, _ = cut(part, tmp_path / "2")
+    assert (skimmed, skimmed.articles) == (parsed, 1)
+    assert out.read_bytes() == expected.read_bytes()
+
+
 def test_documents_are_reused(tmp_path: Path) -> None:
     texts = {f"d{number}": f"Text of document {number}." for number in range(50)}
 
