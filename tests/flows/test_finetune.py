@@ -275,6 +275,7 @@ def _refused_after(done: Callable[..., TrainingResult], *given: Any) -> Training
     raise ResourceError("the machine is lost")
 
 
+@pytest.mark.xdist_group("processes")
 def test_a_killed_process_is_gone_on_with(
     finetune: Bookwheel, store: Path, given: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

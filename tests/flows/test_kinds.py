@@ -144,6 +144,7 @@ def test_it_is_searched_fused_and_evaluated(plugin: Path, reindex: Any, bookwhee
     assert asked.json["metrics"]["Success@5"] == 1.0
 
 
+@pytest.mark.xdist_group("processes")  # which share a fork server
 def test_it_is_served(plugin: Path, reindex: Any, tmp_path: Path) -> None:
     """By a service that encodes no question: nothing wants a vector."""
     store = tmp_path / "store"

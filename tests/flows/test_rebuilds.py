@@ -36,7 +36,7 @@ from rag_model.training.loop.task import Measures
 from rag_model.training.moving_index import MovingSettings, RebuildOrder
 from rag_model.training.objectives.end2end import End2EndTask
 from tests.fixtures import async_rebuilds
-from tests.fixtures.forked_processes import check_killed
+from tests.fixtures.forked_processes import SHARED, check_killed
 from tests.fixtures.tiny_end2end import EVERY, SETTINGS, ByHand, Running, prepare, task_of, trained
 
 EXACT = replace(SETTINGS, rag=replace(SETTINGS.rag, retriever="exact"), moving=MovingSettings(2))
@@ -165,6 +165,7 @@ def test_vectors_that_are_not_finite_are_never_published(given: Path, tmp_path: 
     assert (store.snapshots.list_ids(), store.refs.find_current("broken")) == (before, None)
 
 
+@SHARED
 @pytest.mark.slow
 def test_a_trainer_that_is_killed_after_its_rebuild_was_published_finds_it_again(given: Path, tmp_path: Path) -> None:
     store, folder, known = Store.open(str(given / "store")), tmp_path / "run", []
