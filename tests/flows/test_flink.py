@@ -1,33 +1,40 @@
 """Builds on a real Flink cluster, whose workers share nothing with the launcher but the store.
 
 A command is interrupted half-way, which is made certain: the workers reach the store through a proxy that holds back
-their writes. A training rebuilds its index there. A deployed run is in `test_deployed_flink.py`; workers that are
-killed, and a host that is lost, are in `tests/beam_jobs/test_flink_hosts.py`.
+their writes. A training rebuilds its index there. A deployment from `infra` uses the operator's cluster. Workers that
+are killed, and a host that is lost, are in `tests/beam_jobs/test_flink_hosts.py`.
 """
 
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import s3fs
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import LogFilter
+from prefect.client.schemas.objects import StateType
 
-from beam_jobs.workers import START_VARIABLE
+from beam_jobs.workers import DEFAULT_VARIABLE, START_VARIABLE
 from flows import cli
+from flows.machine.local import find_free_ports
 from flows.rebuild import open_rebuild_launcher
 from rag_model.store.store import Store
 from rag_model.store.versions.moves import tag
 from rag_model.training.loop.checkpoint import read_metrics
-from tests.benchmarks.flink_cluster import DEADLINE, FORKING_POOL, ROOT, AbsentError, Flink, flink, until
+from tests.benchmarks.flink_cluster import BEAM_POOL, DEADLINE, FORKING_POOL, ROOT, AbsentError, Flink, flink, until
 from tests.benchmarks.s3_server import environment_of
 from tests.fixtures.machine_requirements import missing
 from tests.fixtures.s3_proxy import FaultyServer, Request, faulty
@@ -37,6 +44,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.xdist_gro
 
 RECIPE = 'part_bytes = 15_000\n[index.hnsw]\nfactory = "HNSW8"\n'
 WORDS = {"index": {"bm25": {"factory": "BM25", "over": "text"}}}
+ALONE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+POOLS = ("bookwheel-cpu", "bookwheel-gpu")
 HERE: list[str] = []  # options of a run whose launcher does all
 
 
@@ -73,7 +82,7 @@ def proxy(s3_endpoint: str, bucket: str) -> Iterator[FaultyServer]:
 
 @pytest.fixture(scope="module")
 def cluster(proxy: FaultyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
-    alone = {**environment_of(proxy.url), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    alone = {**environment_of(proxy.url), **ALONE}
     try:
         folder, hidden = tmp_path_factory.mktemp("flink"), tmp_path_factory.getbasetemp()
         with flink(folder, alone, hidden, slots=1, pool_module=FORKING_POOL) as cluster:
@@ -193,6 +202,66 @@ def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_make
     assert found[0] == found[1], "the same vectors and losses"
     jobs = {job.split("-")[1]: state for job, state in cluster.jobs().items() if job not in before}
     assert jobs == dict.fromkeys(("embed", "sample", "passage", "gate"), "FINISHED")
+
+
+@pytest.fixture
+def visible_pool(cluster: Flink, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flink]:
+    """Beam's own pool, which starts a process for each worker and sees the folders of the tests."""
+    pool = replace(cluster, pool=find_free_ports(1)[0], pool_module=BEAM_POOL, processes={})
+    try:
+        pool.start_pool(ALONE, tmp_path_factory.mktemp("hidden"))
+        until(pool.listens, "Beam's pool of workers")
+        yield pool
+    finally:
+        pool.end()
+
+
+def test_a_deployed_run_uses_the_cluster_of_the_worker_s_environment(
+    prefect_server: None, cluster: Flink, visible_pool: Flink, mini_dump: Path, tiny: Path, tmp_path: Path
+) -> None:
+    before = set(cluster.jobs())
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "BOOKWHEEL_STORE": str(tmp_path / "store")}
+
+    def run_prefect(*words: str, **variables: str) -> None:
+        command = [str(Path(sys.executable).with_name("prefect")), *words]
+        done = subprocess.run(
+            command, env={**environment, **variables}, capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    with get_client(sync_client=True) as client:
+        for pool in POOLS:
+            client.create_work_pool(WorkPoolCreate(name=pool, type="process", base_job_template={}), overwrite=True)
+    infra = str(ROOT / "infra" / "prefect.yaml")
+    run_prefect(
+        "--no-prompt", "deploy", "--name", "reindex-library", "--prefect-file", infra, BOOKWHEEL_DUMP=str(mini_dump)
+    )
+    parameters = {
+        "encoder": str(tiny),
+        "recipe": {"index": {"hnsw": {"factory": "HNSW8"}}},
+        "beam_options": ["--max_parallelism=4", next(flag for flag in cluster.flags if "flink_master" in flag)],
+    }
+    with get_client(sync_client=True) as client:
+        (deployment,) = [deployment for deployment in client.read_deployments() if deployment.name == "reindex-library"]
+        run = client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        # The longest stages go to the cluster, which needs as long for any job; the launcher runs the others.
+        run_prefect(
+            *("worker", "start", "--pool", str(deployment.work_pool_name), "--run-once"),
+            **{
+                DEFAULT_VARIABLE: shlex.join(visible_pool.flags),
+                START_VARIABLE: "0.005",
+                "PREFECT_LOGGING_LEVEL": "INFO",
+            },
+        )
+        ended = client.read_flow_run(run.id)
+        said = [line.message for line in client.read_logs(LogFilter(flow_run_id={"any_": [run.id]}))]
+    assert ended.state_type == StateType.COMPLETED, ended.state
+    jobs = {name: state for name, state in cluster.jobs().items() if name not in before}
+    assert {"FINISHED"} == set(jobs.values())
+    assert {"chunk", "embed"} <= {word for name in jobs for word in name.replace("-", " ").split()}, jobs
+    move = Store.open(str(tmp_path / "store")).refs.find_current("latest")
+    assert move is not None
+    assert f"snapshot {move.snapshot}: latest@1 names it" in said, said
 
 
 def given_up(running: "subprocess.Popen[str]", *holds: Hold) -> None:
