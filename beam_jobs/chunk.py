@@ -53,11 +53,9 @@ _MAX_LAUNCHER_BYTES = 64 << 20
 # compressed bytes that one core reads per second if it parses all articles, or reuses nearly all
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
 _READ_BYTES_PER_SECOND = 5e6  # compressed bytes per second of one core that parses only templates
-_ENCODED_BYTES_PER_SECOND = (
-    # compressed bytes times bytes of the chunker's model, per second of one core: a passage takes
-    # about 312 compressed bytes, and a core encodes 8e9 passages times bytes of the model (`embed`)
-    2.5e12
-)
+# compressed bytes times bytes of the chunker's model, per second of one core: a passage takes about
+# 312 compressed bytes, and a core encodes 8e9 passages times bytes of the model (`embed`)
+_ENCODED_BYTES_PER_SECOND = 2.5e12
 _MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
 _REDIRECTS_PER_SECOND = 2e5  # speed of merging and sorting
 _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of page properties read per second
@@ -176,8 +174,8 @@ def sort_redirects(task: RedirectTask, store: Store) -> Report:
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "redirects.arrow"
-        parts = map(BlobRef.from_json, json.loads(store.blobs.read(task.parts)))
-        merge_redirects(map(store.blobs.get_local_path, parts), task.number, task.bits, path, task.removed)
+        blobs = map(BlobRef.from_json, json.loads(store.blobs.read(task.parts)))
+        merge_redirects(map(store.blobs.get_local_path, blobs), task.number, task.bits, path, task.removed)
         return StageResult({"redirects": path}, {})
 
     record, _ = store.memo.get_or_create("redirects", task.inputs(), produce)
@@ -200,8 +198,8 @@ def read_items(task: ItemTask, store: Store) -> Report:
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "items.arrow"
-        rows = write_items(read_decoded(task.url), basename(task.url), path)
-        return StageResult({"items": path}, {"items": rows})
+        n_items = write_items(read_decoded(task.url), basename(task.url), path)
+        return StageResult({"items": path}, {"items": n_items})
 
     record, _ = store.memo.get_or_create("items", task.inputs(), produce)
     return record.outputs["items"].to_json()
@@ -325,9 +323,8 @@ class ChunkTask:
             "log": ARTICLE_LOG_VERSION,
             "libraries": get_versions("pyarrow"),
             **get_format_identity(self.part),
-            **(
-                {"suppressed": self.suppressed} if self.suppressed else {}
-            ),  # left out if empty, so that parts without removed pages keep their keys
+            # left out if empty, so that parts without removed pages keep their keys
+            **({"suppressed": self.suppressed} if self.suppressed else {}),
             **({"templates": self.tables.templates.id} if self.tables.templates else {}),
             **({"pages": self.tables.pages.id} if self.tables.pages else {}),
         }
@@ -363,7 +360,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
         passages_path, article_log_path = workdir / "passages.parquet", workdir / "articles.parquet"
         spans_path = workdir / "spans.npy" if task.recipe.spans else None
         table, page_table = load_table(store, task.tables.templates), load_page_table(store, task)
-        with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reuse:
+        with ReusableArticles(fetch_chunked_files(store, task.parent_parts), table) as reusable_articles:
             files = fetch_setting_files(store, task.setting_files)
             stats = chunk_part(
                 task.part,
@@ -371,7 +368,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
                 task.recipe,
                 passages_path,
                 article_log_path,
-                reuse,
+                reusable_articles,
                 task.suppressed,
                 files,
                 spans_path,

@@ -68,12 +68,12 @@ def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *,
     )
 
 
-def size_launch(tasks: Sequence[RecordedTask], launch: Launch, gpu_count: int) -> Launch:
+def size_launch(tasks: Sequence[RecordedTask], launch: Launch, n_gpus: int) -> Launch:
     """Return a launch with as many local workers as fit in memory, and one for each GPU that may be
     used.
     """
     sized_launch = launch.for_tasks(max(task.memory_bytes for task in tasks))
-    return sized_launch.for_gpus(gpu_count) if any(task.uses_gpu for task in tasks) else sized_launch
+    return sized_launch.for_gpus(n_gpus) if any(task.uses_gpu for task in tasks) else sized_launch
 
 
 def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:

@@ -12,9 +12,9 @@ from typing import Any, Self
 from beam_jobs.job import run_job
 from beam_jobs.launch import Launch, OnProgress, Report
 from beam_jobs.tasks import look_up_reports
-from beam_jobs.workers import ARITHMETICS, CPU_FLOAT32, count_gpus, detect_arithmetic, is_local
+from beam_jobs.workers import CPU_FLOAT32, PRECISIONS, count_gpus, detect_precision, is_local
 from rag_model.encoders.bag import BagSpec
-from rag_model.encoders.embed import VERSION, Dtype, describe_arithmetic
+from rag_model.encoders.embed import VERSION, Dtype, describe_precision
 from rag_model.encoders.encoder import load_passage_encoder
 from rag_model.encoders.row_formats import RowFormat, RowFormatName, get_row_format
 from rag_model.encoders.spec import EncoderSpec
@@ -57,7 +57,7 @@ class EmbedTask:
     # CPU time is then negligible, and its vectors do not depend on the device.
     is_device_independent: bool = False
     # Device type and dtype of the encoder, such as `cuda bfloat16`; empty: the worker's defaults.
-    arithmetic: str = CPU_FLOAT32
+    precision: str = CPU_FLOAT32
     # Libraries whose version determines the vectors.
     libraries: tuple[str, ...] = _LIBRARIES
 
@@ -85,9 +85,9 @@ class EmbedTask:
         is_endpoint = isinstance(spec, EncoderSpec) and spec.is_endpoint
         is_static = isinstance(spec, BagSpec) or (isinstance(spec, EncoderSpec) and spec.is_static)
         is_device_independent = is_static or is_endpoint
-        arithmetic = CPU_FLOAT32 if is_device_independent else detect_arithmetic()
+        precision = CPU_FLOAT32 if is_device_independent else detect_precision()
         libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
-        return cls(*fields, parent_parts, n_new_passages, is_device_independent, arithmetic, libraries)
+        return cls(*fields, parent_parts, n_new_passages, is_device_independent, precision, libraries)
 
     @property
     def row_format(self) -> RowFormat:
@@ -105,35 +105,35 @@ class EmbedTask:
             "code": VERSION,
             "libraries": get_versions(*self.libraries),
         }
-        return inputs if self.arithmetic == CPU_FLOAT32 else {**inputs, "arithmetic": self.arithmetic}
+        return inputs if self.precision == CPU_FLOAT32 else {**inputs, "arithmetic": self.precision}
 
 
-class _ArithmeticMismatchError(Exception):
+class _PrecisionMismatchError(Exception):
     """The encoder runs on another device type or dtype than the task says, for example without the
     GPU.
     """
 
-    def __init__(self, arithmetic: str) -> None:
-        super().__init__(arithmetic)
-        self.arithmetic = arithmetic
+    def __init__(self, precision: str) -> None:
+        super().__init__(precision)
+        self.precision = precision
 
 
 def embed(task: EmbedTask, store: Store) -> Report:
     """Encode one part into `embeddings`, unless the same passages were encoded in the same space
     with the same device type and dtype before.
     """
-    task = replace(task, arithmetic=task.arithmetic or detect_arithmetic())
+    task = replace(task, precision=task.precision or detect_precision())
     try:
         return _find_or_encode(task, store)
-    except _ArithmeticMismatchError as error:
-        return _find_or_encode(replace(task, arithmetic=error.arithmetic), store)
+    except _PrecisionMismatchError as error:
+        return _find_or_encode(replace(task, precision=error.precision), store)
 
 
 def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     def load_encoder() -> Any:
         encoder = _load_encoder(store.url, task.encoder)
-        if not task.is_device_independent and (arithmetic := describe_arithmetic(encoder)) != task.arithmetic:
-            raise _ArithmeticMismatchError(arithmetic)
+        if not task.is_device_independent and (precision := describe_precision(encoder)) != task.precision:
+            raise _PrecisionMismatchError(precision)
         return encoder
 
     def produce(workdir: Path) -> StageResult:
@@ -147,10 +147,10 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     if not task.is_device_independent and record.stats.get("arithmetic") not in (
         "",
         None,
-        task.arithmetic.partition(" ")[2],
+        task.precision.partition(" ")[2],
     ):
         # Older versions recorded vectors of every device type and dtype under one key.
-        record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.arithmetic}, produce)
+        record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
     return asdict(EmbedResult.of(record, is_new=is_new))
 
 
@@ -164,7 +164,7 @@ def _load_encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EmbedResult]:
     """Encode all parts; return their results in order."""
     if not is_local(launch.flags):
-        tasks = [_replace_arithmetic(task, "") for task in tasks]
+        tasks = [_replace_precision(task, "") for task in tasks]
     launch = launch.with_task_bytes(PROCESS_BYTES + 2 * max(map(_count_encoder_bytes, tasks), default=0))
     if any(task.new_passages and not task.is_device_independent for task in tasks):
         launch = launch.for_gpus(count_gpus())
@@ -196,16 +196,16 @@ def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Rep
     if is_local(launch.flags):
         return []
     store = Store.open(launch.store_url)
-    for arithmetic in ARITHMETICS:
-        reports = look_up_reports(embed, [_replace_arithmetic(task, arithmetic) for task in tasks], store)
+    for precision in PRECISIONS:
+        reports = look_up_reports(embed, [_replace_precision(task, precision) for task in tasks], store)
         known_reports = [report for report in reports if report is not None]
         if len(known_reports) == len(tasks):
             return known_reports
     return []
 
 
-def _replace_arithmetic(task: EmbedTask, arithmetic: str) -> EmbedTask:
-    return task if task.is_device_independent else replace(task, arithmetic=arithmetic)
+def _replace_precision(task: EmbedTask, precision: str) -> EmbedTask:
+    return task if task.is_device_independent else replace(task, precision=precision)
 
 
 def _estimate_seconds(task: EmbedTask) -> float:

@@ -256,8 +256,8 @@ class _ReuseLookup:
             self._rows[TEXT] += [result.passages] if result.rows else []
             self.chunk.add(result.stats.articles, result.stats.articles, None)
         else:
-            with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reuse:
-                chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reuse
+            with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
+                chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
                     *chunk_arguments, task.suppressed, self._files, table=self.table, page_table=page_table
                 )
@@ -296,7 +296,9 @@ class _ReuseLookup:
         return StageReuse(f"train/{name}", "if it fits", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def look_up_shards(self, name: str, plan: IndexPlan) -> list[StageReuse]:
-        """Look up the parent's graphs of cells, which are updated if the trained file still fits."""
+        """Look up the parent's graphs of cells, which are updated if the trained file still
+        fits.
+        """
         if not isinstance(get_kind(plan.kind), ShardUpdatingKind):
             return []
         stage, unit, total = f"shard/{name}", "to update", plan.shards
@@ -310,8 +312,8 @@ class _ReuseLookup:
         changes = (
             {f"cell {number} is missing": 1 for number in missing_shards} if shards else dict.fromkeys(obstacles, total)
         )
-        updatable = len(shards) - len(missing_shards)
-        return [StageReuse(stage, unit, updatable, total, total, 0, changes or {"slices": total})]
+        n_updatable = len(shards) - len(missing_shards)
+        return [StageReuse(stage, unit, n_updatable, total, total, 0, changes or {"slices": total})]
 
     def look_up_index(self, name: str, plan: IndexPlan) -> StageReuse:
         """Look up a finished index of this plan over these vectors."""

@@ -297,9 +297,9 @@ def tune_indexes(
     with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
         tasks = _create_tasks(store, snapshot, recipe, targets, parent)
         recorded_reports = look_up_reports(tune_one, tasks, store)
-        unrecorded = [task for task, report in zip(tasks, recorded_reports, strict=True) if report is None]
+        unrecorded_tasks = [task for task, report in zip(tasks, recorded_reports, strict=True) if report is None]
         progress = _Progress(on_progress, len(tasks))
-        tasks_with_queries = _add_queries(store, snapshot, unrecorded, launch, progress, parent)
+        tasks_with_queries = _add_queries(store, snapshot, unrecorded_tasks, launch, progress, parent)
         task_by_index = {task.index: task for task in tasks_with_queries}
         tasks = [task_by_index.get(task.index, task) for task in tasks]
         sized_launch = _size_launch(launch, tasks)
@@ -344,17 +344,17 @@ class _Progress:
     """Shows the progress of two jobs, over parts and then over indexes, as one sequence."""
 
     def __init__(self, on_progress: OnProgress | None, n_indexes: int) -> None:
-        self.parts, self._indexes, self._on_progress = 0, n_indexes, on_progress
+        self.n_parts, self._n_indexes, self._on_progress = 0, n_indexes, on_progress
 
     def show_parts(self, done: int, _: int) -> None:
         """Report that `done` parts were searched."""
         if self._on_progress:
-            self._on_progress(done, self.parts + self._indexes)
+            self._on_progress(done, self.n_parts + self._n_indexes)
 
     def __call__(self, done: int, _: int) -> None:
         """Report that all parts were searched, and `done` indexes were measured."""
         if self._on_progress:
-            self._on_progress(self.parts + done, self.parts + self._indexes)
+            self._on_progress(self.n_parts + done, self.n_parts + self._n_indexes)
 
 
 def _add_queries(
@@ -386,7 +386,7 @@ def _add_queries(
         for representation, blob in queries_by_representation.items()
     }
     all_tasks = [task for part_tasks in tasks_by_representation.values() for task in part_tasks]
-    progress.parts = len(all_tasks)
+    progress.n_parts = len(all_tasks)
     reports = iter(
         run_job(
             NEIGHBORS,

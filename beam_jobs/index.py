@@ -109,8 +109,8 @@ def _skip_derived(job: Job) -> Job:
     def run(
         builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
     ) -> list[IndexInProgress]:
-        remaining = iter(job([build for build in builds if not build.derived], launch, on_progress))
-        return [build if build.derived else next(remaining) for build in builds]
+        results = iter(job([build for build in builds if not build.derived], launch, on_progress))
+        return [build if build.derived else next(results) for build in builds]
 
     return run
 
@@ -142,22 +142,22 @@ def _is_reused_untested(build: IndexInProgress) -> bool:
 def _with_train_result(build: IndexInProgress, result: IndexStageResult) -> IndexInProgress:
     if result.blob is None:
         return _with_reused_training(build)
-    annotated = _with_note(build, result.note) if result.note else build
+    annotated_build = _with_note(build, result.note) if result.note else build
     training_fit = TrainingStats(result.stats["losses"]) if get_kind(build.plan.kind).learns else None
-    trained = _with_trained(annotated, result.blob, training_fit)
+    trained_build = _with_trained(annotated_build, result.blob, training_fit)
     if not result.keeps_shards or not build.reused:
-        return trained
+        return trained_build
     numbers = tuple(result.stats.get("previous_shards", ()))
-    return replace(trained, parent_shards=build.reused.shards, parent_shard_numbers=numbers)
+    return replace(trained_build, parent_shards=build.reused.shards, parent_shard_numbers=numbers)
 
 
 def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
     reuse = build.reused
     if reuse is None:
         raise ValueError(f"index {build.name} has no training to reuse: train it")
-    annotated = _with_note(build, f"trained as in snapshot {reuse.snapshot[:12]}")
-    trained = _with_trained(annotated, reuse.blob, reuse.stats)
-    return replace(trained, parent_rows=reuse.parent_rows, parent_shards=reuse.shards)
+    annotated_build = _with_note(build, f"trained as in snapshot {reuse.snapshot[:12]}")
+    trained_build = _with_trained(annotated_build, reuse.blob, reuse.stats)
+    return replace(trained_build, parent_rows=reuse.parent_rows, parent_shards=reuse.shards)
 
 
 def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
@@ -194,10 +194,10 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
     if not shards:
         return build
     locations = np.empty((shards, len(pieces)), SLICE_LOCATION_DTYPE)
-    for number, column in enumerate(
+    for part_number, column in enumerate(
         store.files.map_concurrently(partial(_read_slice_locations, store, shards), pieces)
     ):
-        locations[:, number] = column
+        locations[:, part_number] = column
     cells = [
         {"rows": int(row["rows"].sum()), "slices": digest_slices(row), "places": digest_bytes(row.tobytes())}
         for row in locations
@@ -324,11 +324,11 @@ def _describe_rebuilt(reasons: Mapping[int, str]) -> str:
 def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None) -> list[BuiltIndex]:
     """Merge all indexes."""
     store = Store.open(launch.store_url)
-    unmerged = [build for build in builds if not build.derived]
-    sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged, "merge"))
+    unmerged_builds = [build for build in builds if not build.derived]
+    sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(unmerged_builds, "merge"))
     results = map(
         IndexStageResult.of_report,
-        run_job("merge", merge_one, unmerged, sized_launch, on_progress, _estimate_merge_seconds, memoised=True),
+        run_job("merge", merge_one, unmerged_builds, sized_launch, on_progress, _estimate_merge_seconds, memoised=True),
     )
     merged_results = [(build, build.derived or next(results)) for build in builds]
     return [
@@ -386,8 +386,8 @@ def _run_on_gpus(
     indexes, such as an inverted index, run with a worker for each core. Without a GPU, all tasks
     are one job.
     """
-    gpu_count = engine.count_gpus()
-    if not gpu_count or not is_local(launch.flags):
+    n_gpus = engine.count_gpus()
+    if not n_gpus or not is_local(launch.flags):
         # The stage shard uses a GPU only with cuVS, and works mostly on the CPU.
         if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
             launch = launch.for_gpus(0)
@@ -405,7 +405,7 @@ def _run_on_gpus(
             stage,
             function,
             group,
-            launch.for_gpus(gpu_count) if uses_gpu and not is_small else launch,
+            launch.for_gpus(n_gpus) if uses_gpu and not is_small else launch,
             partial(_report_group_progress, on_progress, n_before, len(tasks)),
             estimate_seconds,
             recorded=[all_reports[number] for number in numbers],

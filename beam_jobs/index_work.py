@@ -150,8 +150,8 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
     """Derive one index from the parent's, unless recorded; report no blob if this is impossible."""
 
     def derive_from_parent(out: Path) -> IndexStats:
-        values = json.loads(store.blobs.read(require_blob(build.parent_index)))
-        parent_index = from_table(ParentIndex, values, "the parent's index")
+        fields = json.loads(store.blobs.read(require_blob(build.parent_index)))
+        parent_index = from_table(ParentIndex, fields, "the parent's index")
         # A damaged file of the parent is no error, because a build from scratch does not need it.
         with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
@@ -185,10 +185,10 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
                 return asdict(IndexStageResult(None, {}))
             return asdict(_follow_new_vectors(build, reuse, follow_reason, store))
 
-    def make(out: Path) -> IndexStats:
+    def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
-    result = _run_once(store, "train", index_inputs(plan), make, vectors=build.rows.id)
+    result = _run_once(store, "train", index_inputs(plan), write_file, vectors=build.rows.id)
     return asdict(replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
 
 
@@ -197,8 +197,8 @@ def _redact_training(
 ) -> IndexStageResult:
     """Remove the traces of removed vectors from a trained file, unless recorded."""
     plan, kind = build.plan, get_kind(build.plan.kind)
-    values = json.loads(store.blobs.read(redacted_parts))
-    parts = [from_table(RedactedRows, value, "the rows of a takedown") for value in values]
+    redacted_rows = json.loads(store.blobs.read(redacted_parts))
+    parts = [from_table(RedactedRows, value, "the rows of a takedown") for value in redacted_rows]
 
     def iter_removed() -> Iterator[Vectors]:
         for part in parts:
@@ -206,7 +206,7 @@ def _redact_training(
             remaining = [store.blobs.get_local_path(part.remaining)] if part.remaining else []
             yield VectorFiles([old_path]).read_rows(np.flatnonzero(~find_common_rows(old_path, remaining)))
 
-    def make(out: Path) -> IndexStats:
+    def write_file(out: Path) -> IndexStats:
         rows = _open_listed_row_files(store, build.rows)
         if isinstance(kind, ShardUpdatingKind):
             # A damaged trained file is replaced by a new one.
@@ -219,7 +219,7 @@ def _redact_training(
     # and keep the removed vectors.
     old_ids = [ref.id.partition(":")[2] for ref in (reused.blob, *(part.old for part in parts))]
     inputs = {"vectors": build.rows.id, "redacted": old_ids}
-    result = _run_once(store, "redact_training", index_inputs(plan), make, **inputs)
+    result = _run_once(store, "redact_training", index_inputs(plan), write_file, **inputs)
     reason = result.stats.get("reason")
     note = f"trained again: {reason}" if reason else "trained as before, without removed vectors"
     return replace(result, note=note, keeps_shards=not reason)
@@ -229,12 +229,12 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
     """Adapt the lists or cells of the reused trained file to new vectors, unless recorded."""
     plan, keeps_shards = build.plan, isinstance(get_kind(build.plan.kind), ShardUpdatingKind)
 
-    def make(out: Path) -> IndexStats:
+    def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).follow(
             plan, store.blobs.get_local_path(reused.blob), _open_listed_row_files(store, build.rows), out
         )
 
-    result = _run_once(store, "follow", index_inputs(plan), make, vectors=build.rows.id, trained=reused.blob.id)
+    result = _run_once(store, "follow", index_inputs(plan), write_file, vectors=build.rows.id, trained=reused.blob.id)
     graph_change = "cells merged" if "previous_shards" in result.stats else "cells split"
     change = graph_change if keeps_shards else "lists moved"
     note = f"trained as in snapshot {reused.snapshot[:12]}, {change}: {reason}"
@@ -250,10 +250,8 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
             (store.blobs.get_local_path(new), [*map(store.blobs.get_local_path, old)])
             for new, old in reused.changed_parts
         ]
-        unchanged_files, trained = (
-            _open_row_files(store, reused.unchanged_parts),
-            store.blobs.get_local_path(reused.blob),
-        )
+        unchanged_files = _open_row_files(store, reused.unchanged_parts)
+        trained = store.blobs.get_local_path(reused.blob)
         training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed_parts, unchanged_files)
         return StageResult({}, asdict(training_fit))
 
@@ -273,11 +271,9 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
     """Sort one part's vectors by shard, unless recorded."""
     plan, trained = task.build.plan, require_blob(task.build.trained)
 
-    def make(out: Path) -> IndexStats:
-        files, kind = (
-            (store.blobs.get_local_path(trained), store.blobs.get_local_path(task.rows), task.number),
-            get_kind(plan.kind),
-        )
+    def write_file(out: Path) -> IndexStats:
+        files = store.blobs.get_local_path(trained), store.blobs.get_local_path(task.rows), task.number
+        kind = get_kind(plan.kind)
         # Without the parent's pieces, all vectors are encoded.
         with suppress(InputError, StoreError):
             if (
@@ -289,7 +285,7 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
         return kind.scatter(plan, *files, out)
 
     inputs = _get_scatter_inputs(task.rows, trained, task.number)
-    return asdict(_run_once(store, "scatter", piece_inputs(plan), make, **inputs))
+    return asdict(_run_once(store, "scatter", piece_inputs(plan), write_file, **inputs))
 
 
 def _get_scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
@@ -314,7 +310,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
     """Build one shard from its slices of all parts, or update the parent's, unless recorded."""
     plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
-    def make(out: Path) -> IndexStats:
+    def write_file(out: Path) -> IndexStats:
         trained_path = store.blobs.get_local_path(trained)
         with engine.use_threads(max(1, count_cores() // task.concurrent_shards) if kind.threaded else 1):
             if task.parent is None or not isinstance(kind, ShardUpdatingKind):
@@ -330,27 +326,27 @@ def build_shard(task: ShardTask, store: Store) -> Report:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
         # shards of earlier builds hold traces of removed vectors.
         inputs["parent"] = task.parent.id.partition(":")[2]
-    return asdict(_run_once(store, "shard", piece_inputs(plan), make, **inputs))
+    return asdict(_run_once(store, "shard", piece_inputs(plan), write_file, **inputs))
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
     """Yield the verified slices of a shard in the order of the pieces, read concurrently."""
     pieces = read_blob_list(store, require_blob(task.build.pieces))
-    all_locations, row_bytes = require_blob(task.build.slice_locations), len(pieces) * SLICE_LOCATION_DTYPE.itemsize
-    locations = store.blobs.read_range(all_locations, task.number * row_bytes, (task.number + 1) * row_bytes)
-    if digest_bytes(locations) != task.places:
-        raise store.blobs.damaged_error(all_locations)
+    locations_blob, row_bytes = require_blob(task.build.slice_locations), len(pieces) * SLICE_LOCATION_DTYPE.itemsize
+    location_bytes = store.blobs.read_range(locations_blob, task.number * row_bytes, (task.number + 1) * row_bytes)
+    if digest_bytes(location_bytes) != task.places:
+        raise store.blobs.damaged_error(locations_blob)
 
-    def read(number_and_location: tuple[int, SliceLocation]) -> bytes:
+    def read_slice(number_and_location: tuple[int, SliceLocation]) -> bytes:
         number, location = number_and_location
         slice_bytes = store.blobs.read_range(pieces[number], location.start, location.end)
         if not location.matches(slice_bytes):
             raise store.blobs.damaged_error(pieces[number])
         return slice_bytes
 
-    numbered_locations = enumerate(SliceLocation.from_table(np.frombuffer(locations, SLICE_LOCATION_DTYPE)))
+    numbered_locations = enumerate(SliceLocation.from_table(np.frombuffer(location_bytes, SLICE_LOCATION_DTYPE)))
     return store.files.map_concurrently(
-        read, [(number, location) for number, location in numbered_locations if location.size]
+        read_slice, [(number, location) for number, location in numbered_locations if location.size]
     )
 
 
@@ -359,7 +355,7 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
     plan, trained = build.plan, require_blob(build.trained)
     piece_list, shard_list = require_blob(build.pieces), require_blob(build.shards)
 
-    def make(out: Path) -> IndexStats:
+    def write_file(out: Path) -> IndexStats:
         needed_bytes = get_kind(plan.kind).estimate(plan).disk_bytes
         advice = "set TMPDIR to a folder on a disk with room"
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
@@ -373,16 +369,16 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
     inputs = {"vectors": build.rows.id, "scattered": piece_list.id, "shards": shard_list.id}
-    return asdict(_run_once(store, "merge", index_inputs(plan), make, trained=trained.id, **inputs))
+    return asdict(_run_once(store, "merge", index_inputs(plan), write_file, trained=trained.id, **inputs))
 
 
 def _run_once(
-    store: Store, stage: str, common_inputs: Mapping[str, Any], make: Callable[[Path], IndexStats], **inputs: Any
+    store: Store, stage: str, common_inputs: Mapping[str, Any], write_file: Callable[[Path], IndexStats], **inputs: Any
 ) -> IndexStageResult:
     def produce(workdir: Path) -> StageResult:
         limit_threads(1)
         out = workdir / stage
-        stats = make(out)
+        stats = write_file(out)
         return StageResult({"out": out}, stats)
 
     record, is_new = store.memo.get_or_create(stage, {**common_inputs, **inputs}, produce)

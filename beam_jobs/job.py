@@ -55,12 +55,12 @@ def run_job(
         if memoised
         else [None] * len(tasks)
     )
-    unrecorded = [number for number, report in enumerate(reports) if report is None]
-    remaining_tasks = [tasks[number] for number in unrecorded]
-    recorded_count = len(tasks) - len(unrecorded)
+    unrecorded_numbers = [number for number, report in enumerate(reports) if report is None]
+    remaining_tasks = [tasks[number] for number in unrecorded_numbers]
+    n_recorded = len(tasks) - len(unrecorded_numbers)
 
     def report_remaining(done: int, total: int) -> None:
-        report_progress(recorded_count + done, recorded_count + total)
+        report_progress(n_recorded + done, n_recorded + total)
 
     if not remaining_tasks or (
         estimate_seconds is not None and launch.is_too_small(sum(map(estimate_seconds, remaining_tasks)))
@@ -71,7 +71,7 @@ def run_job(
         from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - importing Beam takes a second
 
         new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, estimate_seconds)
-    reports_by_number = dict(zip(unrecorded, new_reports, strict=True))
+    reports_by_number = dict(zip(unrecorded_numbers, new_reports, strict=True))
     return [reports_by_number[number] if report is None else report for number, report in enumerate(reports)]
 
 

@@ -60,13 +60,13 @@ class Launch:
         """Return this launch for tasks of `task_bytes`, with the same number of workers."""
         return replace(self, task_bytes=task_bytes)
 
-    def for_gpus(self, count: int) -> Self:
+    def for_gpus(self, n_gpus: int) -> Self:
         """Return this launch for tasks that use a GPU.
 
-        The launch has one local worker for each of `count` GPUs; other runners keep the
+        The launch has one local worker for each of `n_gpus` GPUs; other runners keep the
         accelerators that the flags request.
         """
-        return replace(self, flags=one_worker_per_gpu(self.flags, count), uses_gpu=True)
+        return replace(self, flags=one_worker_per_gpu(self.flags, n_gpus), uses_gpu=True)
 
     def is_too_small(self, seconds: float) -> bool:
         """Return whether a job of `seconds` on one core is too small for workers: the launcher then

@@ -34,8 +34,8 @@ def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: b
 
     `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
     worker process per core (`--direct_num_workers` sets another number), and at most one per
-    element. Dataflow's machines have the requested accelerators only if the job `uses_gpu`; others get
-    a machine of the same size without a GPU (`g2-standard-8` becomes `n2-standard-8`).
+    element. Dataflow's machines have the requested accelerators only if the job `uses_gpu`; others
+    get a machine of the same size without a GPU (`g2-standard-8` becomes `n2-standard-8`).
     """
     options = PipelineOptions(list(flags))
     if not uses_gpu:

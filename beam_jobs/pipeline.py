@@ -103,7 +103,9 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
 
 
 def _find_last_message(failure: BaseException) -> str:
-    """Return the last line of an exception that is neither a frame of a Java trace nor a heading."""
+    """Return the last line of an exception that is neither a frame of a Java trace nor a
+    heading.
+    """
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
     messages = [line for line in lines if not line.endswith(":") and not _JAVA_FRAME.fullmatch(line)]
     return (messages or lines or ["no message"])[-1]
@@ -113,17 +115,17 @@ class Worker(beam.DoFn, Generic[Task]):
     """Run tasks with the store, and write their reports."""
 
     def __init__(
-        self, stage: str, function: TaskFunction[Task], launch: Launch, lease: Path | None, threads: int
+        self, stage: str, function: TaskFunction[Task], launch: Launch, lease: Path | None, n_threads: int
     ) -> None:
-        self.stage, self.function, self.launch, self.lease, self.threads = stage, function, launch, lease, threads
+        self.stage, self.function, self.launch, self.lease, self.n_threads = stage, function, launch, lease, n_threads
         self.version = version("bookwheel")
 
     def setup(self) -> None:
         """Limit the threads to this worker's share, and end this process when the launcher ends."""
         if self.lease is not None:
             exit_with_holder(self.lease)
-        if self.threads:
-            limit_threads(self.threads)
+        if self.n_threads:
+            limit_threads(self.n_threads)
         # opened later: an engine may report an error in `setup` only after minutes
         self.store: Store | None = None
 
@@ -190,9 +192,8 @@ def run_on_workers(
     # reports of an earlier job of this stage
     store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)
     options = build_pipeline_options(launch.flags, len(tasks), uses_gpu=launch.uses_gpu)
-    options.view_as(
-        GoogleCloudOptions
-    ).job_name = f"bookwheel-{stage}-{launch.run}".lower()  # the name in an engine's UI
+    # the name in an engine's UI
+    options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{launch.run}".lower()
     set_job_server(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
     with hold_lease() as lease:
@@ -317,11 +318,11 @@ def _is_raised_by_beam(hook_args: threading.ExceptHookArgs) -> bool:
     return any(module.startswith(("grpc", "apache_beam")) for module in [hook_args.exc_type.__module__, *modules])
 
 
-def _read_reports(store: Store, run: str, stage: str, expected: int) -> list[Report]:
+def _read_reports(store: Store, run: str, stage: str, n_expected: int) -> list[Report]:
     reports: list[Report] = store.runs.read_reports(run, stage)
-    if len(reports) != expected:
+    if len(reports) != n_expected:
         raise errors.StoreError(
-            f"{expected - len(reports)} of {expected} reports of the {stage} job are missing under "
+            f"{n_expected - len(reports)} of {n_expected} reports of the {stage} job are missing under "
             f"runs/{run}/{stage} in {store.url}: run the same command again"
         )
     return reports

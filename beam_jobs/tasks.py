@@ -48,8 +48,8 @@ def look_up_reports(function: TaskFunction[Task], tasks: Sequence[Task], store: 
         except NotRecordedError:
             return None
 
-    with ThreadPoolExecutor(_CONCURRENT_LOOKUPS) as threads:
-        return list(threads.map(look_up, tasks))
+    with ThreadPoolExecutor(_CONCURRENT_LOOKUPS) as executor:
+        return list(executor.map(look_up, tasks))
 
 
 def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str, Any]:
@@ -75,16 +75,16 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
         ) from error
 
 
-def limit_threads(threads: int) -> None:
-    """Limit each numeric library of this process to `threads` threads, whether it is loaded already
+def limit_threads(n_threads: int) -> None:
+    """Limit each numeric library of this process to `n_threads` threads, whether it is loaded already
     or not.
     """
     # A GPU has only one worker; with one thread, its tokenizer would be slower than the GPU.
-    os.environ |= dict.fromkeys(_VARIABLES, str(threads))
-    os.environ[_TOKENIZER_VARIABLE] = "false" if threads == 1 else "true"
+    os.environ |= dict.fromkeys(_VARIABLES, str(n_threads))
+    os.environ[_TOKENIZER_VARIABLE] = "false" if n_threads == 1 else "true"
     import faiss  # noqa: PLC0415 - after the environment is set
 
-    faiss.omp_set_num_threads(threads)
+    faiss.omp_set_num_threads(n_threads)
 
 
 @contextmanager
@@ -92,11 +92,11 @@ def restore_threads() -> Iterator[None]:
     """Undo the effect of `limit_threads` at the end of the block."""
     import faiss  # noqa: PLC0415 - workers of other jobs do not need it
 
-    environment, threads = {name: os.environ.get(name) for name in _VARIABLES}, faiss.omp_get_max_threads()
+    environment, n_threads = {name: os.environ.get(name) for name in _VARIABLES}, faiss.omp_get_max_threads()
     try:
         yield
     finally:
-        faiss.omp_set_num_threads(threads)
+        faiss.omp_set_num_threads(n_threads)
         for name, value in environment.items():
             os.environ.pop(name, None)
             os.environ |= {} if value is None else {name: value}

@@ -35,7 +35,7 @@ from rag_model.extras import get_versions, hide_modules
 from rag_model.process import count_cores, limit_by_environment
 
 CPU_FLOAT32 = "cpu float32"
-ARITHMETICS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encoders, by machine
+PRECISIONS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encoders, by machine
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS_OPTION = "--direct_num_workers"
 _RUNNER_OPTION = "--runner"
@@ -149,8 +149,8 @@ def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | Non
     free_bytes = worker_memory(flags)
     if free_bytes is None or sets_worker_count(flags):
         return tuple(flags)
-    fitting_workers = max(1, (memory_bytes or free_bytes) // task_bytes)
-    return (*flags, f"{_WORKERS_OPTION}={fitting_workers}") if fitting_workers < count_cores() else tuple(flags)
+    n_workers = max(1, (memory_bytes or free_bytes) // task_bytes)
+    return (*flags, f"{_WORKERS_OPTION}={n_workers}") if n_workers < count_cores() else tuple(flags)
 
 
 def count_gpus(devices: Path = Path("/dev")) -> int:
@@ -159,15 +159,15 @@ def count_gpus(devices: Path = Path("/dev")) -> int:
     Counts the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; 0 if
     torch is built without CUDA.
     """
-    gpu_count = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
+    n_gpus = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:  # CUDA ignores all entries after an invalid one
         visible_gpus = takewhile(lambda device: device.strip() not in {"", "-1", "NoDevFiles"}, visible.split(","))
-        gpu_count = min(gpu_count, len([*visible_gpus]))
-    return 0 if "+cpu" in get_versions("torch")["torch"] else gpu_count
+        n_gpus = min(n_gpus, len([*visible_gpus]))
+    return 0 if "+cpu" in get_versions("torch")["torch"] else n_gpus
 
 
-def detect_arithmetic(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+def detect_precision(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     """Return the default device type and dtype of encoders in this process, such as `cuda
     bfloat16`, without importing torch.
 
@@ -182,20 +182,20 @@ def detect_arithmetic(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     return CPU_FLOAT32
 
 
-def one_worker_per_gpu(flags: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return flags that start one local worker for each of `count` GPUs; the given flags if `count`
+def one_worker_per_gpu(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
+    """Return flags that start one local worker for each of `n_gpus` GPUs; the given flags if `n_gpus`
     is 0.
 
     Two processes on one GPU would take turns and each hold a model and a memory cache. A number of
-    workers below `count` in Beam's flags is kept.
+    workers below `n_gpus` in Beam's flags is kept.
     """
-    if not count or not is_local(flags):
+    if not n_gpus or not is_local(flags):
         return tuple(flags)
     other_flags = [flag for flag in flags if flag.partition("=")[0] != _WORKERS_OPTION]
     worker_counts = [int(flag.partition("=")[2]) for flag in flags if flag.startswith(f"{_WORKERS_OPTION}=")]
     return (
         *other_flags,
-        f"{_WORKERS_OPTION}={min([count, *(worker_count for worker_count in worker_counts if worker_count > 0)])}",
+        f"{_WORKERS_OPTION}={min([n_gpus, *(worker_count for worker_count in worker_counts if worker_count > 0)])}",
     )
 
 
@@ -270,7 +270,7 @@ def refuse_unlisted(flags: Sequence[str]) -> None:
 
     Raises:
         UsageError: an option is not allowed, or `BOOKWHEEL_BEAM_OPTIONS` or
-            `BOOKWHEEL_BEAM_ALLOWED` cannot be parsed.
+            `BOOKWHEEL_ALLOWED_BEAM_OPTIONS` cannot be parsed.
     """
     allowed_by_operator = {option.removeprefix("--") for option in _read_words(ALLOWED_VARIABLE)}
     allowed_by_operator |= {f"{name}={value}" for name, value in _iter_options(read_default_options())}
@@ -306,7 +306,9 @@ def _read_words(variable: str) -> list[str]:
 
 
 def _iter_options(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option's name and value; the value may be the next flag (`--runner FlinkRunner`)."""
+    """Yield each option's name and value; the value may be the next flag (`--runner
+    FlinkRunner`).
+    """
     remaining_flags = list(flags)
     while remaining_flags:
         name, equals_sign, value = remaining_flags.pop(0).partition("=")

@@ -93,8 +93,8 @@ def add_index(
             with_indexes, _with_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
         provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
-        stages = passages, embeddings, plans, assemble_content, provenance
-        return finish_build(Build(target, launch, clock, effective_recipe, ref, source, encoder, *stages))
+        arguments = passages, embeddings, plans, assemble_content, provenance
+        return finish_build(Build(target, launch, clock, effective_recipe, ref, source, encoder, *arguments))
 
 
 def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
@@ -182,9 +182,9 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
         assemble_content = partial(with_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
         provenance = build_reencoded_provenance(base_manifest, encoding)
-        build_arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
+        arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(
-            Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_arguments)
+            Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *arguments)
         )
 
 

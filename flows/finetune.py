@@ -91,27 +91,27 @@ class TrainingWatch:
             self._report_index_change(step - 1, values)
         self._reporter(step, n_steps)
 
-    def _report_rebuild_start(self, done: int) -> None:
-        if self._moving is not None and self._moving.is_due(done):
+    def _report_rebuild_start(self, n_steps: int) -> None:
+        if self._moving is not None and self._moving.is_due(n_steps):
             self._n_started_rebuilds += 1
             waits = ", and waits for it" if self._moving.mode == "synchronous" else ""
-            self._reporter.say(f"rebuilds the index with the encoders of step {done:,}{waits} …")
+            self._reporter.say(f"rebuilds the index with the encoders of step {n_steps:,}{waits} …")
 
-    def _report_index_change(self, done: int, values: Mapping[str, float]) -> None:
+    def _report_index_change(self, n_steps: int, values: Mapping[str, float]) -> None:
         age, previous_age = values["snapshot_age"], self._index_age
         self._index_age = age
         if age <= previous_age:
             self._n_used_rebuilds += 1
             seconds = format_seconds(values["rebuild_seconds"])
-            self._reporter.say(f"searches the index of step {done - int(age):,} now; its rebuild took {seconds}")
+            self._reporter.say(f"searches the index of step {n_steps - int(age):,} now; its rebuild took {seconds}")
 
     def _format_remaining(self, step: int, n_steps: int) -> str:
-        remaining = -(-n_steps // self._evaluate_every) - -(-step // self._evaluate_every)
-        if not remaining:
+        n_remaining = -(-n_steps // self._evaluate_every) - -(-step // self._evaluate_every)
+        if not n_remaining:
             return ""
-        remaining_time = format_seconds(remaining * (time.monotonic() - self._evaluation_start))
+        remaining_time = format_seconds(n_remaining * (time.monotonic() - self._evaluation_start))
         hint = " (fewer `dev_examples` make them shorter)" if self._n_dev else ""
-        return f"; {remaining} more{hint}: about {remaining_time}"
+        return f"; {n_remaining} more{hint}: about {remaining_time}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +259,8 @@ def prepare_training(
 
 def _read_examples(objective: Objective[Any], train: str | None, dev: str | None, loop: LoopSettings) -> Examples:
     if objective.takes_examples and train is not None and dev is not None:
-        held_out = draw_examples(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
-        return {"train": read_examples(train), "dev": held_out}
+        dev_examples = draw_examples(read_examples(dev, split="dev"), loop.dev_examples, loop.seed)
+        return {"train": read_examples(train), "dev": dev_examples}
     if objective.takes_examples:
         raise UsageError(f"{objective.name} learns from examples: give them with --train and --dev")
     if train is not None or dev is not None:

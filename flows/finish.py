@@ -66,9 +66,8 @@ class Build:
     base: str | None = None  # the ref that the gate compares with; None: `ref`
     # the parent, whose inverted indexes are updated instead of built again
     parent: Manifest | None = None
-    dropped_files: Mapping[str, int] = field(
-        default_factory=dict
-    )  # number of files of a folder that were left out, by reason
+    # number of files of a folder that were left out, by reason
+    dropped_files: Mapping[str, int] = field(default_factory=dict)
     # sentences for the provenance, such as that files of the parent are gone
     notes: Sequence[str] = ()
     # In a takedown, the content that still has the pages; new inverted indexes are derived from the
@@ -132,12 +131,12 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
             content = digest_ranges(build, content, range_tasks, on_progress)
     parent_provenance = build.parent.provenance if build.parent else {}
     precisions = list_precisions(build.embeddings, parent_provenance)
-    arithmetic_notes = describe_mixed_precisions(build.embeddings, parent_provenance)
+    precision_notes = describe_mixed_precisions(build.embeddings, parent_provenance)
     with clock("gate") as on_progress:
-        for note in arithmetic_notes:
+        for note in precision_notes:
             on_progress.say(note)
         metrics = measure_indexes(build, Manifest(content), built_indexes, on_progress)
-    notes = [*build.notes, *arithmetic_notes]
+    notes = [*build.notes, *precision_notes]
     own_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, precisions, notes)
     own_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
     # Workers on other machines use CPU time that the clock does not measure.
@@ -156,8 +155,8 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
 def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> list[Content]:
     """Return the contents of the snapshots from which clients may update to a new one.
 
-    If the build yields the parent again, these are the snapshots before the parent, whose deltas may
-    be missing.
+    If the build yields the parent again, these are the snapshots before the parent, whose deltas
+    may be missing.
     """
     if parent.id != manifest.id:
         return [parent.content]

@@ -99,16 +99,16 @@ def import_library(
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
         encoding = prepare_encoder(target, encoder, recipe.encode)
         with clock("import") as on_progress:
-            imported = split_corpus(target, passages, vectors, launch, on_progress)
+            imported_parts = split_corpus(target, passages, vectors, launch, on_progress)
         with clock("check"):
-            check_encoder(target, imported, encoding)
-        chunk_results, embed_results = imported.passages, {EMBEDDINGS: imported.embeddings}
+            check_encoder(target, imported_parts, encoding)
+        chunk_results, embed_results = imported_parts.passages, {EMBEDDINGS: imported_parts.embeddings}
         new_indexes = {name: index for name, index in recipe.index.items() if name not in ready_files}
         plans = plan_indexes(new_indexes, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
-        assemble_content = partial(build_imported_content, imported, recipe, encoding)
+        assemble_content = partial(build_imported_content, imported_parts, recipe, encoding)
         ready_indexes = take_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
-        stages = chunk_results, embed_results, plans, assemble_content, build_commits_provenance([encoding])
-        build = Build(target, launch, clock, recipe, ref, passages, encoder, *stages, ready_indexes=ready_indexes)
+        arguments = chunk_results, embed_results, plans, assemble_content, build_commits_provenance([encoding])
+        build = Build(target, launch, clock, recipe, ref, passages, encoder, *arguments, ready_indexes=ready_indexes)
         return finish_build(build)
 
 
@@ -142,12 +142,12 @@ def add_ready_indexes(recipe: Recipe, ready_files: Mapping[str, ReadyIndex]) -> 
         UsageError: a file is not what the recipe asks for.
     """
     own_recipes = {name: IndexRecipe(file.factory, file.metric) for name, file in ready_files.items()}
-    combined = replace(
+    combined_recipe = replace(
         recipe, index={**recipe.index, **{name: own_recipes[name] for name in own_recipes if name not in recipe.index}}
     )
     for name, file in ready_files.items():
-        file.check_recipe(combined.index[name])
-    return combined
+        file.check_recipe(combined_recipe.index[name])
+    return combined_recipe
 
 
 @stage

@@ -89,8 +89,8 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
         with clock("measure"):
             evaluation = evaluate_index(file, plan, vectors, questions)
         install_index(file, request.out, evaluation.search, kept_rows)
-    dropped = 0 if kept_rows is None else vector_input.n - len(kept_rows)
-    return IndexOutcome(request.out, plan, built_index.blob.size, dropped, evaluation, clock.seconds)
+    n_dropped = 0 if kept_rows is None else vector_input.n - len(kept_rows)
+    return IndexOutcome(request.out, plan, built_index.blob.size, n_dropped, evaluation, clock.seconds)
 
 
 def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
@@ -133,11 +133,11 @@ def _split_vectors(
     record = store.memo.find("cut", key)
     if record is None:
         parts: dict[str, BlobRef] = {}
-        total = -(-vector_input.n // vector_input.part_rows())
+        n_parts = -(-vector_input.n // vector_input.part_rows())
 
         def store_block(block: Block) -> None:
             parts[f"{len(parts):05d}"] = _store_array(store, block)
-            on_progress(len(parts), total)
+            on_progress(len(parts), n_parts)
 
         kept_rows = split_into_parts(vector_input, store_block, invalid)
         outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}

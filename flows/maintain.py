@@ -142,9 +142,9 @@ def upkeep(
     """
     opened_store, clock = Store.open(store), StageClock()
     with clock("expire"):
-        expired = expire_versions(opened_store, ExpirePolicy(keep, parse_age(older_than)), dry_run)
+        expire_report = expire_versions(opened_store, ExpirePolicy(keep, parse_age(older_than)), dry_run)
     with clock("gc"):
-        return UpkeepOutcome(dry_run, expired, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
+        return UpkeepOutcome(dry_run, expire_report, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
 
 
 find_new_dump = stage(find_newest, "find_new_dump")

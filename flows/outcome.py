@@ -94,7 +94,7 @@ class EvaluateOutcome:
     ablations: list[dict[str, Any]] = field(default_factory=list)
     # milliseconds per question, by stage of retrieval
     search: dict[str, float] = field(default_factory=dict)
-    # the same, followed by the stages of the open book's answers
+    # the same as `search`, followed by the stages of the open book's answers
     stages: dict[str, float] = field(default_factory=dict)
     # the threshold with its effect, and the areas under the risk curves
     abstaining: dict[str, Any] | None = None
@@ -149,15 +149,15 @@ class CompareOutcome:
 
         `retrievers` has the metrics by expression, `compared` all results by expression.
         """
-        first, standings = self.first_retriever, self.standings
+        retriever, standings = self.first_retriever, self.standings
         metrics = {name: comparison["metrics"] for name, comparison in standings.items()}
         return {
             **{entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "standings"},
             "notes": list(self.notes),
-            "retriever": first,
+            "retriever": retriever,
             # the older name of `retriever`, from when every retriever was an index
-            "index": first,
-            **standings[first],
+            "index": retriever,
+            **standings[retriever],
             **({"retrievers": metrics, "compared": standings} if len(standings) > 1 else {}),
         }
 

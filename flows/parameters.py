@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
-_OPTIONS = "beam_options"  # the parameter for Beam's options
+_BEAM_OPTIONS = "beam_options"  # the parameter for Beam's options
 _ARGS = "Args:\n"  # the section of a docstring
 Parameters = ParamSpec("Parameters")
 FlowResult = TypeVar("FlowResult")
@@ -187,11 +187,11 @@ def check_parameters(
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
         bound_arguments = flow_signature.bind(*args, **kwargs)
         refuse_secrets(bound_arguments.arguments)
-        if _OPTIONS in flow_signature.parameters and is_deployment_run():
-            form_options = bound_arguments.arguments.get(_OPTIONS) or ()
+        if _BEAM_OPTIONS in flow_signature.parameters and is_deployment_run():
+            form_options = bound_arguments.arguments.get(_BEAM_OPTIONS) or ()
             refuse_unlisted(form_options)
             if starts_jobs:
-                bound_arguments.arguments[_OPTIONS] = resolve_options(form_options)
+                bound_arguments.arguments[_BEAM_OPTIONS] = resolve_options(form_options)
         return function(*bound_arguments.args, **bound_arguments.kwargs)
 
     checked_parameters = [
@@ -222,7 +222,7 @@ def derive_command(
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         own_parameters = [*signature(function, eval_str=True).parameters.values()][1:]
         variadic_names = [parameter.name for parameter in own_parameters if parameter.kind is parameter.VAR_POSITIONAL]
-        excluded_names = {*excluded, *([_OPTIONS] if variadic_names else [])}
+        excluded_names = {*excluded, *([_BEAM_OPTIONS] if variadic_names else [])}
         derived_parameters = [
             _derive_parameter(parameter, is_positional=parameter.name in positional)
             for parameter in flow_parameters
@@ -238,7 +238,7 @@ def derive_command(
             arguments = {
                 parameter.name: bound_arguments.arguments.pop(parameter.name) for parameter in derived_parameters
             }
-            if (words := arguments.get(_OPTIONS)) and not words[0].startswith("-"):
+            if (words := arguments.get(_BEAM_OPTIONS)) and not words[0].startswith("-"):
                 raise UsageError(
                     f"{function.__name__} takes no argument {words[0]!r}: give a value with its option; "
                     "--help lists the options"
@@ -257,8 +257,8 @@ def derive_command(
 
 def _derive_parameter(parameter: FunctionParameter, *, is_positional: bool) -> FunctionParameter:
     """Return the command's parameter for a parameter of its flow."""
-    if parameter.name == _OPTIONS:
-        return FunctionParameter(_OPTIONS, parameter.VAR_POSITIONAL, annotation=str)
+    if parameter.name == _BEAM_OPTIONS:
+        return FunctionParameter(_BEAM_OPTIONS, parameter.VAR_POSITIONAL, annotation=str)
     return parameter.replace(kind=parameter.POSITIONAL_ONLY if is_positional else parameter.KEYWORD_ONLY)
 
 

@@ -30,7 +30,7 @@ from rag_model.training.moving_index import RebuildOrder, RebuildResult
 from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
-_NICE = 10  # gives the training on the same machine precedence over the rebuild
+_NICENESS = 10  # gives the training on the same machine precedence over the rebuild
 # maximum number of starts of a rebuild that is killed, by a person or for lack of memory
 _MAX_STARTS = 3
 _STOP_TIMEOUT = 20.0  # seconds to wait for the end after each signal
@@ -53,15 +53,15 @@ def main(folder: Path) -> None:
     """Run the task of a folder, and write its outcome there."""
     task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
     exit_with_holder(Path(task.lease))
-    os.nice(_NICE)
+    os.nice(_NICENESS)
     try:
         outcome: Mapping[str, Any] = {"made": asdict(rebuild_index(task))}
     except BookwheelError as error:
         outcome = error_to_dict(error)
     except Exception as error:
         outcome = {"error": "BookwheelError", "message": f"unexpected {type(error).__name__}: {error}"}
-    with atomic_write(folder / OUTCOME) as temporary:
-        temporary.write_text(json.dumps(outcome), encoding="utf-8")
+    with atomic_write(folder / OUTCOME) as temporary_path:
+        temporary_path.write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def rebuild_index(task: RebuildTask) -> RebuildResult:
@@ -88,14 +88,14 @@ def publish_encoders(task: RebuildTask) -> str:
 
 
 class RebuildProcess:
-    """A rebuild in a child process.
+    """A rebuild in a process process.
 
     A process that dies is started again, and repeats only work that is not recorded.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         """Start the process; `folder` has its task."""
-        self._folder, self._environment, self._starts = folder, environment, 0
+        self._folder, self._environment, self._n_starts = folder, environment, 0
         # outside the folder, which is deleted after a failure
         self._log = folder.with_suffix(".log")
         self._start()
@@ -108,7 +108,7 @@ class RebuildProcess:
         """Wait for the end of the rebuild and return its result; see `RunningRebuild.result`.
 
         Raises:
-            BookwheelError: the error of the child process, or the process died at every start.
+            BookwheelError: the error of the process process, or the process died at every start.
         """
         while self._process.wait() is not None and self._restart_if_failed():
             pass
@@ -117,7 +117,7 @@ class RebuildProcess:
         except (OSError, ValueError) as error:
             raise BookwheelError(
                 f"the rebuild process ended {_describe_exit(self._process.returncode)} "
-                f"{self._starts} times: see {self._log}"
+                f"{self._n_starts} times: see {self._log}"
             ) from error
         if "made" not in outcome:
             raise error_from_dict(**outcome)
@@ -125,22 +125,22 @@ class RebuildProcess:
 
     def stop(self) -> None:
         """End the process and its workers."""
-        self._starts = _MAX_STARTS
-        for signal_sent in (signal.SIGTERM, signal.SIGKILL):
+        self._n_starts = _MAX_STARTS
+        for stop_signal in (signal.SIGTERM, signal.SIGKILL):
             if self._process.poll() is None:
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                    os.killpg(self._process.pid, signal_sent)
+                    os.killpg(self._process.pid, stop_signal)
                     self._process.wait(_STOP_TIMEOUT)
 
     def _restart_if_failed(self) -> bool:
         """Start the process again if it died without an outcome; return whether it was started."""
-        if (self._folder / OUTCOME).exists() or self._starts >= _MAX_STARTS:
+        if (self._folder / OUTCOME).exists() or self._n_starts >= _MAX_STARTS:
             return False
         self._start()
         return True
 
     def _start(self) -> None:
-        self._starts += 1
+        self._n_starts += 1
         command = [sys.executable, "-m", "flows.rebuild", str(self._folder)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -162,7 +162,7 @@ class RebuildLauncher:
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if devices:
             self._environment["CUDA_VISIBLE_DEVICES"] = devices
-        self._children: list[RebuildProcess] = []
+        self._processes: list[RebuildProcess] = []
 
     def start(self, order: RebuildOrder) -> RebuildProcess:
         """Start a rebuild; see `Rebuilder.start`.
@@ -175,19 +175,19 @@ class RebuildLauncher:
             (order.folder / OUTCOME).unlink(missing_ok=True)
             task = RebuildTask(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lease)
             (order.folder / ORDER).write_text(json.dumps(asdict(task)), encoding="utf-8")
-            child = RebuildProcess(order.folder, self._environment)
+            process = RebuildProcess(order.folder, self._environment)
         except OSError as error:
             raise ResourceError(
                 f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): "
                 "free space, or raise the limit of processes"
             ) from error
-        self._children.append(child)
-        return child
+        self._processes.append(process)
+        return process
 
     def stop(self) -> None:
         """End the processes that are still running."""
-        for child in self._children:
-            child.stop()
+        for process in self._processes:
+            process.stop()
 
 
 @contextmanager
@@ -206,14 +206,14 @@ def open_rebuild_launcher(
 def delete_rebuild_refs(store: Store, ref: str) -> None:
     """Delete the refs of a training's rebuilds, so that `expire` may delete their versions."""
     for refs in (store.refs, store.models.refs):
-        # the ref is moving: another training with the same inputs runs
+        # raised while another training with the same inputs moves the ref
         with suppress(RefConflictError):
             if (current_move := refs.find_current(ref)) is not None:
                 refs.delete(ref, current_move.number, "the training has ended")
 
 
-def _describe_exit(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+def _describe_exit(exit_code: int) -> str:
+    return f"by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"with exit code {exit_code}"
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ def reindex(
         assemble_snapshot = partial(assemble_content, plan, recipe, encoders, passages, embeddings)
         site_provenance = {"read_at": plan.read_at, "plan": plan.compute_digest()} if plan.read_at else {}
         provenance = {**site_provenance, **build_commits_provenance(encoders.values())}
-        stages = passages, embeddings, plans, assemble_snapshot, provenance, reused_trainings
-        build = Build(target, launch, clock, recipe, ref, dump, encoder, *stages, base=base, parent=parent.manifest)
+        arguments = passages, embeddings, plans, assemble_snapshot, provenance, reused_trainings
+        build = Build(target, launch, clock, recipe, ref, dump, encoder, *arguments, base=base, parent=parent.manifest)
         return finish_build(replace(build, dropped_files=plan.dropped, notes=missing_files))
 
 
@@ -191,7 +191,7 @@ def chunk_parts(
 def embed_parts(
     plan: Plan,
     passages: Sequence[ChunkResult],
-    encoding: StoredEncoder,
+    encoder: StoredEncoder,
     dtype: Dtype,
     parent: Parent,
     launch: Launch,
@@ -199,11 +199,11 @@ def embed_parts(
 ) -> list[EmbedResult]:
     """Encode every part's passages; unchanged ones keep the parent's vectors."""
     tasks = [
-        EmbedTask.of(chunk_result, encoding, dtype, parent.find_encoded(part, encoding.space.digest))
+        EmbedTask.of(chunk_result, encoder, dtype, parent.find_encoded(part, encoder.space.digest))
         for part, chunk_result in zip(plan.parts, passages, strict=True)
     ]
-    if requests := embed.describe_requests(encoding, passages, sum(task.new_passages for task in tasks)):
-        on_progress.say(requests)
+    if sentence := embed.describe_requests(encoder, passages, sum(task.new_passages for task in tasks)):
+        on_progress.say(sentence)
     return embed.run(tasks, launch, on_progress)
 
 

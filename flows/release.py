@@ -151,14 +151,14 @@ def release(
         done["evaluate"] = candidate_evaluation.is_new or (present_evaluation is not None and present_evaluation.is_new)
         with clock("judge"):
             current_move = find_initial_move(target, ref, snapshot, current_move)
-            withdrawn = find_withdrawal(target, ref, snapshot, current_move)
+            withdrawn_move = find_withdrawal(target, ref, snapshot, current_move)
             verdict = judge_candidate(
                 target,
                 acceptance,
                 evaluator.headline(candidate_model),
                 candidate_evaluation,
                 present_evaluation,
-                withdrawn,
+                withdrawn_move,
             )
         with clock("move"):
             note = f"release, evaluation {candidate_evaluation.manifest.id[:12]}"
@@ -232,9 +232,9 @@ def train_candidate(
     training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]
 ) -> tuple[str, bool]:
     """Train a model on the snapshot, or find it; return its id, and whether this run trained it."""
-    settings: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
-    settings |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
-    outcome = finetune.fn(**settings, beam_options=beam_options)
+    arguments: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
+    arguments |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
+    outcome = finetune.fn(**arguments, beam_options=beam_options)
     assert outcome is not None  # a release is not shared by several processes
     return outcome.model, outcome.trained
 
@@ -263,7 +263,7 @@ def judge_candidate(
     headline: str,
     candidate_evaluation: ReleaseEvaluation,
     present_evaluation: ReleaseEvaluation | None,
-    withdrawn: str,
+    withdrawn_move: str,
 ) -> GateVerdict:
     """Check the candidate's evaluation against the floors and against the present evaluation."""
     differences = None
@@ -272,7 +272,7 @@ def judge_candidate(
             store, present_evaluation.manifest, candidate_evaluation.manifest
         ).pairs.values()
     return check_release(
-        acceptance, candidate_evaluation.metrics, differences, headline, candidate_evaluation.collapsed, withdrawn
+        acceptance, candidate_evaluation.metrics, differences, headline, candidate_evaluation.collapsed, withdrawn_move
     )
 
 

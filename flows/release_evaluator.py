@@ -82,9 +82,8 @@ class ReleaseEvaluator:
             for answer in question.answers:
                 compile_pattern(answer)
         depth, evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
-        has_no_text_answers = (
-            answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
-        )  # no passage holds a label
+        # no passage contains a label, so retrieval cannot be judged by answers that are labels
+        has_no_text_answers = answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
         measures = [] if has_no_text_answers else [*self.judge.measures(depth), *self.judge.rank_measures(depth)]
         measures += list_evidence_measures() if evidence and answers else []
         measures += list_measures(self.settings.kind, evidence=evidence) if answers else []
@@ -118,10 +117,10 @@ class ReleaseEvaluator:
     def _evaluate(self, snapshot: str, model: str | None) -> CompareOutcome | EvaluateOutcome:
         if model is None:
             expressions = [self.settings.expression] if self.settings.expression else []
-            settings = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
+            arguments = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
             timing_seconds = self._timing_seconds
             return compare.fn(
-                self.store.url, self.questions, expressions, snapshot, *settings, timing_seconds=timing_seconds
+                self.store.url, self.questions, expressions, snapshot, *arguments, timing_seconds=timing_seconds
             )
         try:
             return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)

@@ -111,8 +111,8 @@ class ReproductionPlan:
         return Path(file.path) if file.path else self.folder / file.local_name
 
     def local_path(self, file: DataFile) -> Path:
-        """Return the path of the local copy; for a sample of files from the Hub, that of the first
-        files.
+        """Return the path of the local copy; a sample from the Hub has a separate folder, with the
+        first files.
         """
         path = self.complete_path(file)
         is_part = self.fraction is not None and file.url.startswith("hf://")
@@ -149,12 +149,12 @@ class ReproductionPlan:
             row.name: sum(estimate.estimate_resources(cores, min(gpus, 1)).hours for estimate in row_works)
             for row, row_works in zip(self.rows, self.estimate_rows(), strict=True)
         }
-        licences: dict[str, list[str]] = {}
+        names_by_licence: dict[str, list[str]] = {}
         licensed_names = [(name, file.licence) for name, file in self.data.items()]
         licensed_names += [(f"library {name}", library.licence) for name, library in self.libraries.items()]
         licensed_names += [(row.model, row.licence) for row in self.rows]
         for name, licence in dict.fromkeys(licensed_names):
-            licences.setdefault(licence, []).append(name)
+            names_by_licence.setdefault(licence, []).append(name)
         return {
             "rows": sum(len(row.list_data()) for row in self.rows),
             "download": download_bytes_by_file,
@@ -166,7 +166,7 @@ class ReproductionPlan:
             "row_hours": {name: round(hours, 2) for name, hours in hours_by_row.items()},
             "cores": cores,
             "gpus": gpus,
-            "licences": {licence: names for licence, names in licences.items() if licence},
+            "licences": {licence: names for licence, names in names_by_licence.items() if licence},
             "notes": [*self.reproduction.notes, *([SAMPLE_NOTE] if self.fraction else [])],
         }
 
@@ -201,22 +201,22 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
     Raises:
         InputError: the local folder of the encoder has no readable configuration.
     """
-    library, passages = plan.reproduction.library[name], _count_passages(plan, name)
-    model, d = _read_encoder_sizes(plan, library)
+    library, n_passages = plan.reproduction.library[name], _count_passages(plan, name)
+    architecture, d = _read_encoder_sizes(plan, library)
     indexes = plan.reproduction.select_indexes(name, plan.rows)
-    estimate = estimate_build_of(passages, model, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
+    estimate = estimate_build_of(n_passages, architecture, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
     operations, row_bytes = estimate.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
     kinds = library.recipe.list_representations()
     for representation, extra in library.recipe.represent.items():
         row_bytes += estimate_row_bytes(kinds[representation], DIM)
         extra_folder = Path(_find_model(plan.folder, extra.encoder))
         if extra_folder.is_dir():
-            operations += passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
+            operations += n_passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
         # A static encoder costs nothing, so `parameters` belongs to the extra encoder.
-        elif not model.operations_per_token:
-            operations += passages * PASSAGE_TOKENS * 2.0 * library.parameters
+        elif not architecture.operations_per_token:
+            operations += n_passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(
-        estimate, operations=0.0 if library.vectors else operations, disk=estimate.disk + passages * row_bytes
+        estimate, operations=0.0 if library.vectors else operations, disk=estimate.disk + n_passages * row_bytes
     )
 
 
@@ -227,24 +227,24 @@ def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Archi
     folder = Path(_find_model(plan.folder, library.encoder))
     if not folder.is_dir():
         return Architecture(library.parameters, 1, library.dimensions, 1, 0), library.dimensions
-    model = read_architecture(folder)
-    return model, read_dim(folder) if model.layers else model.hidden
+    architecture = read_architecture(folder)
+    return architecture, read_dim(folder) if architecture.layers else architecture.hidden
 
 
 def _count_passages(plan: ReproductionPlan, name: str) -> int:
     library = plan.reproduction.library[name]
     file = plan.data[library.dump]
-    count, path = library.passages or file.records, plan.local_path(file)
-    if path.is_file() and (not count or plan.fraction is not None):
+    n, path = library.passages or file.records, plan.local_path(file)
+    if path.is_file() and (not n or plan.fraction is not None):
         # A local copy may be a small part of the published data, and a sample is a share of the
         # copy.
-        estimate = estimate_passages(str(path), 100)
-        count = min(count or estimate, estimate)
-    return count if plan.fraction is None else min(count, _count_sample(count, plan.fraction, _MIN_RECORDS))
+        n_estimated = estimate_passages(str(path), 100)
+        n = min(n or n_estimated, n_estimated)
+    return n if plan.fraction is None else min(n, _count_sample(n, plan.fraction, _MIN_RECORDS))
 
 
-def _count_sample(count: int, fraction: float, minimum: int) -> int:
-    return max(minimum, ceil(fraction * count))
+def _count_sample(n_records: int, fraction: float, minimum: int) -> int:
+    return max(minimum, ceil(fraction * n_records))
 
 
 def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
@@ -252,19 +252,19 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     question.
     """
     library = plan.reproduction.library[row.library]
-    model, d = _read_encoder_sizes(plan, library)
+    architecture, d = _read_encoder_sizes(plan, library)
     n_questions = plan.data[data].records
     if plan.fraction is not None:
         n_questions = min(n_questions, _count_sample(n_questions, plan.fraction, _MIN_QUESTIONS))
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
     indexes = plan.reproduction.select_indexes(row.library, [row])
     row_kind_by_index = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
-    # the query is encoded
+    # an exact search, and indexes of anything but words, encode the question
     if EXACT in row.retriever or set(row_kind_by_index.values()) != {"text"}:
-        operations += (model.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
+        operations += (architecture.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
     token_indexes = [name for name, represents in row_kind_by_index.items() if represents == "tokens"]
-    passages = _count_passages(plan, row.library)
-    seconds = estimate_query_seconds(parse(row.retriever), passages, d, token_indexes)
+    n_passages = _count_passages(plan, row.library)
+    seconds = estimate_query_seconds(parse(row.retriever), n_passages, d, token_indexes)
     return WorkEstimate({}, {"evaluate": 0}, n_questions * operations, n_questions * seconds)
 
 
@@ -487,8 +487,8 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
-    """Make a folder of links to the first files of another one, which appears complete or not at
-    all.
+    """Make the folder `sample` of links to the first files of `folder`; it appears only when it is
+    complete.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     with open_destination(sample) as links:
@@ -600,14 +600,14 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the paths of the data sets; for a sample, write some lines of each question file."""
     sampled_paths = dict(paths)
-    questions = {data for row in plan.rows for data in row.list_data()}
-    for name in questions if plan.fraction is not None else ():
+    question_sets = {data for row in plan.rows for data in row.list_data()}
+    for name in question_sets if plan.fraction is not None else ():
         assert plan.fraction is not None
         path = Path(paths[name])
         if path.is_file():
             lines = [line for line in read_lines(str(path)) if line.strip()]
-            count = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
-            sample_lines = [lines[i * len(lines) // count] for i in range(count)]
+            n_lines = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
+            sample_lines = [lines[i * len(lines) // n_lines] for i in range(n_lines)]
             sample_path = folder / _strip_compression_suffix(path.name)
             sample_path.write_bytes(b"\n".join(sample_lines) + b"\n")
             sampled_paths[name] = str(sample_path)
@@ -633,17 +633,17 @@ def build_library(run: ReproductionRun, name: str) -> None:
     base_recipe = replace(library_recipe, index={}, retriever="")
     with _record_failure(run.library_failures, name):
         build, inputs = _choose_build(run, name, base_recipe, ref)
-        base = _find_or_build(run.store, inputs, build)
+        base_snapshot = _find_or_build(run.store, inputs, build)
     if name in run.library_failures:
         return
 
-    def build_with_indexes(names: Collection[str]) -> str:
-        if not names:
-            return base
-        recipe = replace(library_recipe, index={index: indexes[index] for index in indexes if index in names})
-        add = partial(add_index.fn, base, run.store.url, recipe, (), ref, run.beam_options)
-        added_inputs = None if inputs is None else {**inputs, "of": base, "recipe": recipe.content()}
-        return _find_or_build(run.store, added_inputs, lambda: add().snapshot)
+    def build_with_indexes(index_names: Collection[str]) -> str:
+        if not index_names:
+            return base_snapshot
+        new_recipe = replace(library_recipe, index={index: indexes[index] for index in indexes if index in index_names})
+        build_indexes = partial(add_index.fn, base_snapshot, run.store.url, new_recipe, (), ref, run.beam_options)
+        new_inputs = None if inputs is None else {**inputs, "of": base_snapshot, "recipe": new_recipe.content()}
+        return _find_or_build(run.store, new_inputs, lambda: build_indexes().snapshot)
 
     failures: dict[str, BookwheelError] = {}
     with _record_failure(failures, name):
@@ -676,7 +676,9 @@ def _record_failure(failures: dict[Key, BookwheelError], key: Key) -> Iterator[N
 def _choose_build(
     run: ReproductionRun, name: str, recipe: Recipe, ref: str
 ) -> tuple[Callable[[], str | None], Inputs | None]:
-    """Return the function that builds a library without indexes, and the exact inputs of the build."""
+    """Return the function that builds a library without indexes, and the exact inputs of the
+    build.
+    """
     plan, library = run.plan, run.plan.reproduction.library[name]
     encoder, dump = _find_model(plan.folder, library.encoder), run.paths[library.dump]
     if library.vectors:

@@ -112,7 +112,7 @@ def _cancel_retries() -> None:
     flow_run = get_flow_run()
     if flow_run is None:
         return
-    import httpx  # noqa: PLC0415 - as Prefect, which imports it
+    import httpx  # noqa: PLC0415 - imported together with Prefect
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - takes most of a second
 
     policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
@@ -268,15 +268,15 @@ def read_time_limit(variable: str) -> float | None:
     Raises:
         UsageError: the variable is not a number of hours.
     """
-    value = os.environ.get(variable)
-    if not value:
+    text = os.environ.get(variable)
+    if not text:
         return None
     try:
-        hours = float(value)
+        hours = float(text)
     except ValueError:
         hours = 0.0
     if not 0 < hours < float("inf"):
-        raise UsageError(f"{variable} is {value[:60]!r}: set it to a number of hours above 0, or unset it")
+        raise UsageError(f"{variable} is {text[:60]!r}: set it to a number of hours above 0, or unset it")
     return 3600 * hours
 
 
@@ -289,7 +289,7 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
         run_name = _name_run()
         arguments = flow_signature.bind(*args, **kwargs).arguments
         # A flow that a release calls runs within the release's turn.
-        needs_turn = is_deployment_run() and run_name not in _turns and not arguments.get("dry_run")
+        needs_turn = is_deployment_run() and run_name not in _runs_with_turn and not arguments.get("dry_run")
         store = None
         if needs_turn:
             with suppress(StoreError):  # without a store there is no other run
@@ -301,16 +301,16 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
             log(f"waiting for the run {other_run} in the same store")
 
         with store.intents.hold_turn(run_name, log_wait):
-            _turns.add(run_name)
+            _runs_with_turn.add(run_name)
             try:
                 return function(*args, **kwargs)
             finally:
-                _turns.discard(run_name)
+                _runs_with_turn.discard(run_name)
 
     return run
 
 
-_turns: set[str] = set()  # names of this process's runs that hold a turn
+_runs_with_turn: set[str] = set()  # names of this process's runs that hold a turn
 
 
 def _name_run() -> str:
@@ -351,7 +351,7 @@ class StageClock:
         Memory that the stage freed is returned to the kernel, so that it does not add to the peak
         of the next stage.
         """
-        start_time, cpu_started = time.monotonic(), count_cpu_seconds()
+        start_time, cpu_start = time.monotonic(), count_cpu_seconds()
         with show_progress(stage, quiet=self.quiet) as progress_bar:
             artifact = _Artifact(self.flow, stage, progress_bar) if in_run() else None
             yield artifact or progress_bar
@@ -361,7 +361,7 @@ class StageClock:
         seconds = time.monotonic() - start_time
         log(f"{stage}: done in {format_seconds(seconds)}")
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + seconds, 3)
-        self.cpu[stage] = round(self.cpu.get(stage, 0.0) + count_cpu_seconds() - cpu_started, 3)
+        self.cpu[stage] = round(self.cpu.get(stage, 0.0) + count_cpu_seconds() - cpu_start, 3)
 
 
 class _Artifact:

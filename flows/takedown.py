@@ -5,10 +5,10 @@ that was never free). The record is written first. From then on no build include
 snapshot with them can be published. Then each snapshot that contains one, with or without a ref, is
 built without it: its rows are removed from passages, vectors and article logs. Graphs are updated
 by deletion: a cell loses the page's vectors, their links and their digests, and the centroids that
-they were near become means of the remaining vectors. Inverted indexes of words and of weighted terms
-are derived from the old ones, with the same bytes as in a build without the pages. The same jobs
-build all other indexes again, without reusing a training on the page's vectors, and measure them.
-The gate is not applied, since the old snapshot must be replaced in any case.
+they were near become means of the remaining vectors. Inverted indexes of words and of weighted
+terms are derived from the old ones, with the same bytes as in a build without the pages. The same
+jobs build all other indexes again, without reusing a training on the page's vectors, and measure
+them. The gate is not applied, since the old snapshot must be replaced in any case.
 
 The new snapshot replaces the old one. Refs that name the old one move. Earlier moves to the old one
 are read as moves to the new one, so that neither `rollback` nor `ref@number` brings a page back.
@@ -127,12 +127,12 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
     """Build a snapshot without the pages, and its report; return None if it would have no page."""
     old_manifest, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as on_progress:
-        redacted = redact_parts(affected, launch, on_progress)
-    content = replace_redacted_parts(old_manifest.content, redacted)
+        results_by_part = redact_parts(affected, launch, on_progress)
+    content = replace_redacted_parts(old_manifest.content, results_by_part)
     if not content.parts:
         return None
     build = prepare_takedown_build(store, affected, content, launch, clock)
-    trainings = find_trainings_to_redact(store, old_manifest, build.plans, redacted)
+    trainings = find_trainings_to_redact(store, old_manifest, build.plans, results_by_part)
     build = replace(build, reused_trainings=trainings)
     manifest, metrics = build_indexes(build)
     store.runs.delete_reports(launch.run)
@@ -154,18 +154,18 @@ def find_trainings_to_redact(
     store: Store,
     old_manifest: Manifest,
     plans: Mapping[str, IndexPlan],
-    redacted: Mapping[str, RedactResult],
+    results_by_part: Mapping[str, RedactResult],
 ) -> dict[str, ReusedTraining]:
     """Find the indexes that are updated by deletion; the others are built again."""
     blobs_by_part = {part.name: list_part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
     training_by_index = dict[str, ReusedTraining]()
     for name, plan in plans.items():
-        rows = [
+        redacted_rows = [
             RedactedRows(blobs_by_part[part][plan.over], result.files.get(plan.over))
-            for part, result in redacted.items()
+            for part, result in results_by_part.items()
             if plan.over in blobs_by_part[part]
         ]
-        if training := find_training_to_redact(store, old_manifest, name, plan, rows):
+        if training := find_training_to_redact(store, old_manifest, name, plan, redacted_rows):
             training_by_index[name] = training
     return training_by_index
 
@@ -184,9 +184,9 @@ def prepare_takedown_build(
             recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old_manifest)
         )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
-    stages = passages, embeddings, plans, partial(with_indexes, content), provenance
+    arguments = passages, embeddings, plans, partial(with_indexes, content), provenance
     redacted_content = old_manifest.content
-    return Build(store, launch, clock, recipe, "", source, encoder, *stages, redacted_content=redacted_content)
+    return Build(store, launch, clock, recipe, "", source, encoder, *arguments, redacted_content=redacted_content)
 
 
 def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:

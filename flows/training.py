@@ -67,14 +67,14 @@ def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, An
     properties: dict[str, Any] = {}
     comments = parse_field_comments(type(settings))
     for name, property_schema in schema["properties"].items():
-        value = getattr(settings, name)
-        if is_dataclass(value) and "properties" in property_schema:
-            properties[name] = _describe_defaults(property_schema, value)
+        default_value = getattr(settings, name)
+        if is_dataclass(default_value) and "properties" in property_schema:
+            properties[name] = _describe_defaults(property_schema, default_value)
         else:
-            default = f"by default {json.dumps(value, default=_convert_default_to_json)}"
+            default_text = f"by default {json.dumps(default_value, default=_convert_default_to_json)}"
             properties[name] = {
                 **property_schema,
-                "description": "; ".join(filter(None, (comments.get(name), default))),
+                "description": "; ".join(filter(None, (comments.get(name), default_text))),
             }
             properties[name].pop("default", None)
     header = {name: schema[name] for name in ("title", "type")}

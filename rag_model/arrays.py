@@ -50,16 +50,16 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any
         version = npy.read_magic(file)
         parse_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         length_field = _HEADER_SIZES.get(version, _LATER_HEADER_SIZE)
-        if len(data := file.read(length_field.size)) == length_field.size:
-            (header_bytes,) = length_field.unpack(data)
+        if len(header := file.read(length_field.size)) == length_field.size:
+            (header_bytes,) = length_field.unpack(header)
             if header_bytes > _MAX_HEADER_BYTES:
                 raise ValueError(f"Header info length ({header_bytes:,}) is more than {_MAX_HEADER_BYTES:,} bytes")
-            data += file.read(header_bytes)
+            header += file.read(header_bytes)
         with _PARSER_LOCK:  # parse from memory: the file may be remote, and the lock must be short
-            shape, fortran, dtype = parse_header(io.BytesIO(data))
+            shape, is_fortran_order, dtype = parse_header(io.BytesIO(header))
         if dtype.hasobject or min(shape, default=0) < 0:
             raise ValueError(f"it contains {dtype}, not plain values")
-        return shape, fortran, dtype, file.tell() + dtype.itemsize * math.prod(shape)
+        return shape, is_fortran_order, dtype, file.tell() + dtype.itemsize * math.prod(shape)
 
 
 def map_npy(path: Path) -> npt.NDArray[Any]:
@@ -117,7 +117,7 @@ def view_windows(array: NDArray[Any], width: int) -> NDArray[np.void]:
 
 
 def gather_windows(array: NDArray[Any], starts: Rows, width: int) -> NDArray[Any]:
-    """Return (m, width) copies of the items of a contiguous array from each of `starts`, (m,), on."""
+    """Return copies, (m, width), of the `width` items of a contiguous array from each of (m,) `starts` on."""
     return view_windows(array, width)[starts].view(array.dtype).reshape(-1, width)
 
 
@@ -128,7 +128,9 @@ def concatenated_ranges(counts: Rows) -> Rows:
 
 
 def keep_ascending(rows: Rows) -> Rows:
-    """Return a copy, (n,), with -1 in place of each row that is not higher than all rows before it."""
+    """Return a copy, (n,), with -1 in place of each row that is not higher than all rows before
+    it.
+    """
     return np.where(np.diff(np.maximum.accumulate(rows), prepend=-1) > 0, rows, -1)
 
 

@@ -48,7 +48,7 @@ def write_user_file(path: Path, pieces: Iterable[str]) -> None:
         InputError: The file cannot be written.
     """
     try:
-        with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        with atomic_write(path) as temporary_path, temporary_path.open("w", encoding="utf-8") as file:
             file.writelines(pieces)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error

@@ -13,8 +13,8 @@ from rag_model.errors import InputError, UsageError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 
-_SECONDS = 20.0  # CPU seconds of the child, half a second of them for imports
-_MEMORY = 256 << 20  # bytes that the child may allocate
+_MAX_SECONDS = 20.0  # CPU seconds of the child, half a second of them for imports
+_MAX_MEMORY = 256 << 20  # bytes that the child may allocate
 _MAX_CHARACTERS = 1 << 20
 _MAX_REASON = 300  # characters
 
@@ -38,7 +38,7 @@ def render_chat_template(
 @lru_cache(maxsize=256)  # a reader renders equal messages for every prompt
 def _render(arguments_json: str) -> str:
     try:
-        reply = run_in_child(__name__, json.loads(arguments_json), seconds=_SECONDS, memory=_MEMORY)
+        reply = run_in_child(__name__, json.loads(arguments_json), seconds=_MAX_SECONDS, memory=_MAX_MEMORY)
     except ChildDiedError as error:
         raise InputError(f"the chat template of the model {error}: use another model") from error
     if reply["refusal"]:
@@ -56,12 +56,12 @@ def _render_in_child(arguments: Any) -> dict[str, str]:
     )
 
     try:
-        rendered: Any = render_jinja_template(
+        rendered_prompts: Any = render_jinja_template(
             [messages], chat_template=template, add_generation_prompt=True, **special_tokens
         )
     except jinja.TemplateError as error:
         return {"refusal": " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__, "text": ""}
-    text = str(rendered[0][0])
+    text = str(rendered_prompts[0][0])
     if len(text) > _MAX_CHARACTERS:
         raise InputError(
             f"the chat template of the model renders a message as a prompt of {len(text):,} characters; "

@@ -46,9 +46,9 @@ def _compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
 
 
 _numba = require("numba", extra="text")
-# numba imports SciPy's linear algebra, if installed, when it compiles the first function. This import
-# takes a quarter of the time of that compilation, and no compiled loop needs it. It can still be
-# imported later.
+# numba imports SciPy's linear algebra, if installed, when it compiles the first function. This
+# import takes a quarter of the time of that compilation, and no compiled loop needs it. It can
+# still be imported later.
 with hide_modules("scipy.linalg"):
     require("numba.np.arraymath", extra="text")
 _ir = require("llvmlite.ir", extra="text")

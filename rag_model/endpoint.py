@@ -29,7 +29,7 @@ from rag_model.untrusted_text import escape_controls, parse_json
 INVALID_REQUEST_STATUSES = frozenset((400, 422))  # for example, an unsupported field
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
 _MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
-_MAX_SHOWN = 300  # characters of an endpoint's message that an error quotes
+_MAX_QUOTED = 300  # characters of an endpoint's message that an error quotes
 _TRANSIENT_STATUSES = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 529))
 _PROMPT_TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size)|too (long|large)|maximum.{0,20}tokens|exceed", re.IGNORECASE
@@ -247,8 +247,8 @@ class EndpointErrors:
         """Return an endpoint's message for an error: without the key, in one line, at most 300
         characters.
         """
-        sanitized = mask_secrets(self.endpoint.mask_key(" ".join(text.split())))
-        return escape_controls(sanitized)[:_MAX_SHOWN].rstrip(" .:;")
+        masked_text = mask_secrets(self.endpoint.mask_key(" ".join(text.split())))
+        return escape_controls(masked_text)[:_MAX_QUOTED].rstrip(" .:;")
 
 
 def _get_host(location: str) -> str:
@@ -267,9 +267,8 @@ def _parse_error_body(body: bytes) -> tuple[str, str]:
         return "", ""
     error = value.get("error", value) if isinstance(value, dict) else value
     code = error.get("code") if isinstance(error, dict) else ""
-    return get_error_message(error) if isinstance(error, dict | str) else json.dumps(error)[:_MAX_SHOWN], str(
-        code or ""
-    )
+    message = get_error_message(error) if isinstance(error, dict | str) else json.dumps(error)[:_MAX_QUOTED]
+    return message, str(code or "")
 
 
 def get_error_message(error: object) -> str:
@@ -299,7 +298,8 @@ class RetrySettings(Protocol):
 
 
 def create_endpoint_client(endpoint: Endpoint, accept: str, connect_seconds: float) -> httpx.AsyncClient:
-    """Create an HTTP client that sends the endpoint's key and accepts a content type; sends nothing.
+    """Create an HTTP client that sends the endpoint's key and accepts a content type; sends
+    nothing.
 
     The client follows no redirect, which could send the texts and the key to another host.
     """
@@ -432,8 +432,8 @@ class EventLoopThread:
 
 
 def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and close it in the same thread, because the thread that calls
-    `EventLoopThread.close` may be running another loop while it collects garbage.
+    """Run a loop until it is stopped, and close it in the same thread, because the thread that
+    calls `EventLoopThread.close` may be running another loop while it collects garbage.
     """
     loop.run_forever()
     loop.run_until_complete(_close_generators())

@@ -18,7 +18,7 @@ _FAISS = (
     *("faiss-cpu", "faiss-gpu", "faiss-gpu-cuvs", "faiss-gpu-cu11", "faiss-gpu-cu12", "faiss-gpu-cu12-cuvs"),
     *("faiss-gpu-cu13-cuvs", "faiss-cuda"),
 )
-_NONE = "none"
+_NO_VERSION = "none"
 
 
 def require(module: str, extra: str) -> ModuleType:
@@ -52,7 +52,9 @@ class _HidingFinder(MetaPathFinder):
 
 @contextmanager
 def hide_modules(*names: str) -> Iterator[None]:
-    """Let modules that are not imported yet appear as not installed to this thread until the block ends."""
+    """Let modules that are not imported yet appear as not installed to this thread until the
+    block ends.
+    """
     finder = _HidingFinder(names)
     sys.meta_path.insert(0, finder)
     try:
@@ -82,7 +84,7 @@ def get_versions(*distributions: str) -> dict[str, str]:
 
 def list_faiss_packages() -> dict[str, str]:
     """Return the versions of all installed faiss distributions; a sound environment has one."""
-    return {name: version_text for name in _FAISS if (version_text := _get_distribution_version(name)) != _NONE}
+    return {name: version_text for name in _FAISS if (version_text := _get_distribution_version(name)) != _NO_VERSION}
 
 
 def check_single_faiss() -> None:
@@ -103,7 +105,7 @@ def check_single_faiss() -> None:
 def _get_version(distribution: str) -> str:
     """Return a version; for `faiss-cpu`, the name in memo keys, that of the installed faiss."""
     if distribution == _FAISS[0]:
-        return next(iter(list_faiss_packages().values()), _NONE)
+        return next(iter(list_faiss_packages().values()), _NO_VERSION)
     return _get_distribution_version(distribution)
 
 
@@ -112,4 +114,4 @@ def _get_distribution_version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return _NONE
+        return _NO_VERSION

@@ -1,4 +1,5 @@
-"""Create httpx clients, read replies with a bound on their decompressed size, and retry busy servers.
+"""Create httpx clients, read replies with a bound on their decompressed size, and retry busy
+servers.
 
 The clients read proxies and certificates from the environment.
 

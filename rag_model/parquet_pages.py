@@ -27,7 +27,7 @@ _READ_SIZES = (256, 1 << 14, 1 << 20)
 _BUFFER_BYTES = 1 << 20  # bytes of a column per read
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
 _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous one
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
+_BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 # 0x4000 is Linux's MAP_NORESERVE.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
 FREE_BYTES = 256 << 20  # decoded bytes that a row group of any file may have
@@ -154,7 +154,9 @@ def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **option
 def iter_row_range(
     file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows [first, end) in order, each batch of one row group; reads no other row groups."""
+    """Yield the rows [first, end) in order, each batch of one row group; reads no other row
+    groups.
+    """
     for group, start, stop in _list_groups(file, first, end):
         next_row, end_row = start, stop if end is None else min(stop, end)
         # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
@@ -169,7 +171,9 @@ def iter_row_range(
 
 
 def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tuple[int, int, int]]:
-    """Return (number, its first row, its end row) of each row group that has rows of [first, end)."""
+    """Return (number, its first row, its end row) of each row group that has rows of [first,
+    end).
+    """
     row_counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     groups = enumerate(pairwise([0, *accumulate(row_counts)]))
     return [(group, start, stop) for group, (start, stop) in groups if first < stop and (end is None or start < end)]
@@ -199,13 +203,8 @@ def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_byte
 def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return the decoded bytes of a column and of its text dictionary."""
     physical_type = chunk.physical_type
-    offset, total_bytes, n_read, width, dictionary_bytes = (
-        find_column_start(chunk),
-        0,
-        0,
-        _WIDTHS.get(physical_type, 0),
-        0,
-    )
+    offset, value_bytes = find_column_start(chunk), _BYTES_BY_TYPE.get(physical_type, 0)
+    total_bytes = n_read = dictionary_bytes = 0
     end, n_total = offset + chunk.total_compressed_size, chunk.num_values
     while n_read < n_total and 0 <= offset < end:
         header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding = read_page_header(read, offset)
@@ -214,15 +213,15 @@ def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, i
         if page_type == DICTIONARY_PAGE:
             if physical_type == "BYTE_ARRAY":
                 dictionary_bytes += decoded_bytes
-            elif not width:  # fixed-length values
-                width = decoded_bytes // max(1, n_values) + 1
+            elif not value_bytes:  # fixed-length values
+                value_bytes = decoded_bytes // max(1, n_values) + 1
         elif page_type in (DATA_PAGE, _DATA_PAGE_V2):
             n_read += n_values
             if encoding == _DELTA_BYTE_ARRAY:
                 total_bytes += decoded_bytes * n_values
     if n_read != n_total or offset > end:
         raise PagesError(f"has pages of column {chunk.path_in_schema} that do not fit its footer")
-    return total_bytes + n_read * width, dictionary_bytes
+    return total_bytes + n_read * value_bytes, dictionary_bytes
 
 
 def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
@@ -273,15 +272,8 @@ def _parse_usual_header(data: bytes) -> _Page | None:
         if data[header_bytes] or data[header_bytes + 1]:
             return None
         header_bytes += 2
-    decoded, stored, values, encoding = match.groups()
-    return (
-        header_bytes,
-        page_type,
-        _decode_unsigned(decoded),
-        _decode_unsigned(stored),
-        _decode_unsigned(values),
-        _decode_unsigned(encoding),
-    )
+    decoded_bytes, stored_bytes, n_values, encoding = map(_decode_unsigned, match.groups())
+    return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding
 
 
 def _skip_statistics(data: bytes, start: int) -> int:

@@ -81,7 +81,9 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep `remove_unlocked_folders` from removing a folder; the kernel ends the lock of a killed process."""
+    """Keep `remove_unlocked_folders` from removing a folder; the kernel ends the lock of a
+    killed process.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
@@ -96,9 +98,11 @@ def _remove_abandoned_folders() -> None:
 
 
 def remove_unlocked_folders(parent: Path, prefix: str) -> None:
-    """Remove the folders of this prefix that killed processes left; keep those of the last minute."""
+    """Remove the folders of this prefix that killed processes left; keep those of the last
+    minute.
+    """
     for folder in parent.glob(f"{glob.escape(prefix)}*/"):
-        # locked by its owner, of another user, or removed by another process
+        # another process holds the lock or has removed the folder, or another user owns it
         with suppress(OSError):
             # A new folder has no lock for a moment.
             if time.time() - folder.stat().st_mtime < _ABANDONED_SECONDS:
@@ -237,15 +241,17 @@ def count_cores() -> int:
     Raises:
         UsageError: The variable is not a positive whole number.
     """
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return limit_by_environment(available, CORES_VARIABLE, "number of processors")
+    n_available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return limit_by_environment(n_available, CORES_VARIABLE, "number of processors")
 
 
 _reported_cpu_seconds = list[float]()
 
 
 def count_cpu_seconds() -> float:
-    """Return the CPU seconds of this process, of its children that ended, and of reported processes."""
+    """Return the CPU seconds of this process, of its children that ended, and of reported
+    processes.
+    """
     return sum(os.times()[:4]) + sum(_reported_cpu_seconds)
 
 
@@ -357,14 +363,14 @@ class ChildWorker:
         raise ChildDiedError("ended without a reply")
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        path = os.pathsep.join(filter(None, sys.path))
+        search_path = os.pathsep.join(filter(None, sys.path))
         process = subprocess.Popen(
             [sys.executable, "-m", self._module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             # GPU memory cannot be limited and belongs to the parent.
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"PYTHONPATH": search_path, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         )
         self._process, self._finalizer = process, weakref.finalize(self, _end_process, process)
         with suppress(OSError):  # if the child died, the following call reports how
@@ -528,7 +534,7 @@ def _get_data_bytes() -> int:
         return 0
 
 
-_UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_POWER_BY_PREFIX = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
@@ -542,7 +548,7 @@ def parse_bytes(text: str) -> int:
         UsageError: the text is not an amount, or is 0.
     """
     match = _AMOUNT.fullmatch(text.strip())
-    amount = int(float(match[1]) * (1024 if match[3] else 1000) ** _UNITS[match[2].upper()]) if match else 0
+    amount = int(float(match[1]) * (1024 if match[3] else 1000) ** _POWER_BY_PREFIX[match[2].upper()]) if match else 0
     if amount < 1:
         raise UsageError(f"{text!r} is not an amount of memory: give one such as 16GB, 512MiB, or a number of bytes")
     return amount

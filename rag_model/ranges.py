@@ -39,10 +39,10 @@ DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
 _MAX_SILENT_SECONDS = 15.0  # time without an answer to any request, after which a search gives up
-_MAX_PROBE_SECONDS = 1.0  # this time after a search gave up, until the store answers again
+_MAX_PROBE_SECONDS = 1.0  # the same, after a search has given up and until the store answers again
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
 _MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
-_HEADROOM_SHARES = 8  # an eviction frees an additional eighth of the maximum
+_HEADROOM_DIVISOR = 8  # an eviction frees an additional eighth of the maximum
 _DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
 _SUFFIX = ".ranges"
 _LOG = logging.getLogger(__name__)
@@ -107,8 +107,8 @@ class BlockLayout:
         """Return the blocks of the range [start, end)."""
         if self.bounds is None:
             return slice(start // self.block_bytes, -(-end // self.block_bytes))
-        first, last = self.locate_offsets(np.array([start, end - 1])).tolist()
-        return slice(first, last + 1)
+        first_block, last_block = self.locate_offsets(np.array([start, end - 1])).tolist()
+        return slice(first_block, last_block + 1)
 
     def get_starts(self, blocks: Numbers) -> Numbers:
         """Return the offset of each block; the offset of block number `count` is the size of the
@@ -120,19 +120,23 @@ class BlockLayout:
         return starts
 
     def count_disk_bytes(self, blocks: Numbers) -> int:
-        """Return the disk space of blocks in whole disk pages; a page that two blocks share counts twice."""
+        """Return the disk space of blocks in whole disk pages; a page that two blocks share
+        counts twice.
+        """
         first_pages = self.get_starts(blocks) // _DISK_PAGE_BYTES
         end_pages = -(-self.get_starts(blocks + 1) // _DISK_PAGE_BYTES)
         return _DISK_PAGE_BYTES * int((end_pages - first_pages).sum())
 
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
-        firsts, lasts = self.locate_offsets(starts), self.locate_offsets(ends - 1)
-        if ((firsts == lasts) & (starts < ends)).all():  # frequent, and slowed down by the steps below
-            return firsts
-        counts = np.where(ends > starts, lasts + 1 - firsts, 0)
-        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)  # within each range
-        blocks: Numbers = np.repeat(firsts, counts) + offsets
+        first_blocks, last_blocks = self.locate_offsets(starts), self.locate_offsets(ends - 1)
+        # frequent, and slowed down by the steps below
+        if ((first_blocks == last_blocks) & (starts < ends)).all():
+            return first_blocks
+        counts = np.where(ends > starts, last_blocks + 1 - first_blocks, 0)
+        # within each range
+        offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        blocks: Numbers = np.repeat(first_blocks, counts) + offsets
         return blocks
 
 
@@ -194,7 +198,7 @@ class RangeCache:
         self._used_bytes = 0
         self._clock = 1
         self._is_silent = False  # whether no request was answered since a search gave up
-        self._running: dict[int, int] = {}  # the clock at the start of each running search
+        self._search_starts = set[int]()  # the clock at the start of each running search
         self._pool = ThreadPoolExecutor(MAX_REQUESTS, "ranges")
         self._background = ThreadPoolExecutor(1, "ranges-later")
 
@@ -235,17 +239,18 @@ class RangeCache:
         with self._lock:
             self._clock += 1
             start = self._clock
-            self._running[start] = 1
+            self._search_starts.add(start)
         try:
             yield
         finally:
             with self._lock:
-                del self._running[start]
+                self._search_starts.remove(start)
                 if self._used_bytes > self.max_bytes:
-                    self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
+                    self._evict(self.max_bytes - self.max_bytes // _HEADROOM_DIVISOR)
 
     def load(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]], *, is_patient: bool = False) -> None:
-        """Load ranges of several files, (m,) starts and ends in bytes each, in one round of requests.
+        """Load ranges of several files, (m,) starts and ends in bytes each, in one round of
+        requests.
 
         Args:
             ranges: the ranges.
@@ -265,27 +270,27 @@ class RangeCache:
         fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
         for fetch in fetches:  # digests first, because they verify the other blocks
             try:
-                data = [future.result() if is_patient else self._wait(future) for _, future in fetch.runs]
+                run_data = [future.result() if is_patient else self._wait(future) for _, future in fetch.runs]
             except TimeoutError as error:
                 for _, future in [run for fetch in fetches for run in fetch.runs]:
                     future.cancel()
                 problem = f"cannot read ranges of {fetch.file.name}: the store does not answer"
                 raise StoreError(problem) from error
-            fetch.file._store_runs([(run, item) for (run, _), item in zip(fetch.runs, data, strict=True)])
+            fetch.file._store_runs([(run, item) for (run, _), item in zip(fetch.runs, run_data, strict=True)])
 
     def _wait(self, future: "Future[bytes]") -> bytes:
         """Return the bytes of a request.
 
         Raises:
-            TimeoutError: no request was answered for some seconds. The search must end then, because
-                others, whose ranges are in the cache, wait for its thread.
+            TimeoutError: no request was answered for some seconds. The search must end then,
+                because others, whose ranges are in the cache, wait for its thread.
         """
         while True:
-            requests, seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
+            n_requests, seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
             try:
                 return future.result(seconds)
             except TimeoutError:
-                if self.requests == requests:
+                if self.requests == n_requests:
                     self._is_silent = True
                     raise
 
@@ -352,7 +357,7 @@ class RangeCache:
             self._used_bytes += file.layout.count_disk_bytes(blocks[~file._is_stored[blocks]])
             file._is_stored[blocks] = True
             if self._used_bytes > self.max_bytes:
-                self._evict(self.max_bytes - self.max_bytes // _HEADROOM_SHARES)
+                self._evict(self.max_bytes - self.max_bytes // _HEADROOM_DIVISOR)
 
     def _free_disk(self) -> bool:
         """Evict all blocks that no search uses; return whether there were any."""
@@ -363,7 +368,7 @@ class RangeCache:
 
     def _evict(self, target_bytes: int) -> None:
         """Remove the least recently used blocks until at most `target_bytes` are left."""
-        clock_limit = min(self._running, default=self._clock + 1)
+        clock_limit = min(self._search_starts, default=self._clock + 1)
         candidates = [file._list_evictable(clock_limit) for file in self._files]
         last_used_times = np.concatenate([np.empty(0, np.int64), *(used_times for _, used_times in candidates)])
         file_numbers = np.repeat(np.arange(len(self._files)), [len(used_times) for _, used_times in candidates])
@@ -497,11 +502,13 @@ class CachedFile:
             return os.pread(self._descriptor, end - start, start)
 
     def read_loaded(self, start: int, end: int) -> bytes:
-        """Return bytes that `RangeCache.load` has loaded; call it inside the same `RangeCache.hold`."""
+        """Return bytes that `RangeCache.load` has loaded; call it inside the same
+        `RangeCache.hold`.
+        """
         return os.pread(self._descriptor, end - start, start)
 
     def copy_loaded(self, starts: Numbers, length: int) -> Bytes:
-        """Return (m, length): the bytes from each of (m,) starts on; see `read_loaded`."""
+        """Return `length` bytes from each of `starts` on, (m, length); see `read_loaded`."""
         windows = np.ndarray((self.size - length + 1,), f"V{length}", self._mapping, 0, (1,))
         return windows[starts].view(np.uint8).reshape(len(starts), length)
 

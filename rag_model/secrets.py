@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 from rag_model.errors import UsageError
 
-# Query parameters of downloads that are not secrets. All others are rejected.
 # Names of this machine in URLs, which no other site can use.
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+# Query parameters of downloads that are not secrets. All others are rejected.
 HARMLESS_PARAMETERS = frozenset(
     {"action", "dl", "download", "format", "generation", "page", "raw", "sequence", "version", "versionId"}
 )
@@ -69,20 +69,20 @@ def refuse_secret(url: str) -> None:
             instead.
     """
     text = _INVISIBLE.sub("", url)  # libraries ignore these characters too
-    if scheme_only := _SCHEME_WITHOUT_HOST.match(text):
-        raise _create_secret_error(scheme_only["scheme"].lower(), "has no host after //")
-    urls = [url_match for url_match in map(_URL.match, text.split("::")) if url_match]
-    for link in urls:
-        scheme = link["scheme"].lower()
-        if _has_user(link["host"]):
+    if scheme_match := _SCHEME_WITHOUT_HOST.match(text):
+        raise _create_secret_error(scheme_match["scheme"].lower(), "has no host after //")
+    url_matches = [url_match for url_match in map(_URL.match, text.split("::")) if url_match]
+    for match in url_matches:
+        scheme = match["scheme"].lower()
+        if _has_user(match["host"]):
             raise _create_secret_error(scheme, "names a user or a password")
-        parameters = list(_iter_parameters(scheme, link["rest"]))
+        parameters = list(_iter_parameters(scheme, match["rest"]))
         if not HARMLESS_PARAMETERS.issuperset(parameters) or len(set(parameters)) < len(parameters):
             raise _create_secret_error(
                 scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS_PARAMETERS))}"
             )
-    if user := _USER_ANYWHERE.search(text):
-        scheme = urls[-1]["scheme"] if urls else user["scheme"]
+    if user_match := _USER_ANYWHERE.search(text):
+        scheme = url_matches[-1]["scheme"] if url_matches else user_match["scheme"]
         raise _create_secret_error(scheme.lower(), "names a user or a password")
 
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 _PANIC_CLASS = "PanicException"  # pyo3's class, which cannot be imported
 _TRIAL_SECONDS = 20.0  # CPU seconds for all texts of the trial; a harmless tokenizer takes 0.1 s
 _TEXT_SECONDS = 0.5  # CPU seconds for one text of the trial; a harmless tokenizer takes 1 ms
-_MEMORY = 1 << 30  # bytes that a child may allocate
+_MAX_MEMORY = 1 << 30  # bytes that a child may allocate
 _TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
 # Texts that the trial repeats.
-_RUNS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
+_REPEATED_TEXTS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
 _MAX_RUNS = 64  # characters, literals or pairs of the rules that the trial repeats
 # CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`, which
 # is a tenth of the speed of a common tokenizer.
@@ -46,7 +46,7 @@ _CHARACTERS_PER_SECOND = 50_000
 _MAX_GROWTH = 64  # output characters per character of a text; common models stay below 16
 _MAX_ADDED = 10_000  # characters that may be added to a text of any length
 _UNICODE_GROWTH = 18  # growth of a character by NFKC, which any SentencePiece model may use
-_MAX_WORD = 10_000  # characters of a word, which WordPiece splits in cubic time; usually 100
+_MAX_WORD_LENGTH = 10_000  # characters of a word, which WordPiece splits in cubic time; usually 100
 _STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 # ByteLevel writes up to 4 bytes for a character; BertNormalizer adds up to 2 spaces around it.
 _FACTOR_BY_TYPE = {"ByteLevel": 4, "BertNormalizer": 3}
@@ -238,7 +238,7 @@ class GuardedTokenizer:
 
     def _call_child(self, method: str, arguments: list[Any], n_characters: int) -> Any:
         if self._worker is None:
-            self._worker = ChildWorker(__name__, self._tokenizer.to_str(), memory=_MEMORY)
+            self._worker = ChildWorker(__name__, self._tokenizer.to_str(), memory=_MAX_MEMORY)
         try:
             return self._worker.call([method, *arguments], _CALL_SECONDS + n_characters / _CHARACTERS_PER_SECOND)
         except ChildDiedError as error:
@@ -258,12 +258,13 @@ def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
     *values, overflow_count = reply
     fields = dict(zip(_ENCODING_FIELDS, values, strict=True))
     fields["offsets"] = [tuple(offset) for offset in fields["offsets"]]
-    # only their number is known
+    # the child reports only how many further encodings there are
     return SimpleNamespace(**fields, overflowing=[None] * overflow_count)
 
 
 def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
-    """Load a tokenizer of transformers from the folder of `file`, its `tokenizer.json` if it has one.
+    """Load a tokenizer of transformers from the folder of `file`, its `tokenizer.json` if it has
+    one.
 
     A tokenizer with patterns that no common model has splits texts in a child process.
 
@@ -306,7 +307,7 @@ def _open_tokenizer(tokenizer_json: str) -> Any:
 @cache
 def _try_patterns(file: Path, digest: str) -> None:
     try:
-        run_in_child(__name__, str(file), seconds=_TRIAL_SECONDS, memory=_MEMORY)
+        run_in_child(__name__, str(file), seconds=_TRIAL_SECONDS, memory=_MAX_MEMORY)
     except InputError as error:
         raise _read_error(file, error) from error
     except BookwheelError as error:
@@ -346,19 +347,18 @@ def _find_literals(rules: Any) -> list[str]:
 
 def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
     word_limit = (rules.get("model") or {}).get("max_input_chars_per_word", 0)
-    if word_limit > _MAX_WORD:
+    if word_limit > _MAX_WORD_LENGTH:
         raise InputError(
             f"the tokenizer {file} splits words of up to {word_limit:,} characters (max_input_chars_per_word); "
-            f"at most {_MAX_WORD:,} are allowed: use another model"
+            f"at most {_MAX_WORD_LENGTH:,} are allowed: use another model"
         )
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         factor, added_characters = _bound_growth(_iter_steps(rules.get(name)))
         if factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
             raise InputError(
                 f"the {name} of the tokenizer {file} makes a text up to {factor:,.0f} times as long, and "
-                f"{added_characters:,.0f} characters longer; at most {_MAX_GROWTH} times and "
-                f"{_MAX_ADDED:,} characters "
-                "are allowed: use another model"
+                f"{added_characters:,.0f} characters longer; at most {_MAX_GROWTH} times and {_MAX_ADDED:,} "
+                "characters are allowed: use another model"
             )
 
 
@@ -428,10 +428,10 @@ def _iter_trial_texts(rules: Any) -> Iterator[str]:
         pattern_text[start : start + 2] for pattern_text in pattern_texts for start in range(len(pattern_text) - 1)
     ]
     rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
-    # The regex engine skips a text that lacks a character its pattern requires. Texts that end with all
-    # characters are never skipped.
+    # The regex engine skips a text that lacks a character its pattern requires. Texts that end with
+    # all characters are never skipped.
     required_characters = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
-    for repeated_text in dict.fromkeys([*_RUNS, *rule_runs, *pairs[:_MAX_RUNS]]):
+    for repeated_text in dict.fromkeys([*_REPEATED_TEXTS, *rule_runs, *pairs[:_MAX_RUNS]]):
         for ending in ("", "!", required_characters):
             yield (repeated_text * _TRIAL_LENGTH)[: _TRIAL_LENGTH - len(ending)] + ending
 
@@ -439,7 +439,7 @@ def _iter_trial_texts(rules: Any) -> Iterator[str]:
 def _encode_trial_texts(file: str) -> None:
     tokenizer = require("tokenizers", "model").Tokenizer.from_file(file)
     for text in _iter_trial_texts(parse_json(Path(file).read_bytes())):
-        start = time.process_time()
+        start_seconds = time.process_time()
         try:
             with explain_tokenizer_errors():
                 tokenizer.encode(text)
@@ -447,7 +447,7 @@ def _encode_trial_texts(file: str) -> None:
             if _ONIGURUMA_LIMIT in str(error):
                 raise ChildDiedError("exceeds a limit of its library") from error
             raise
-        if (seconds := time.process_time() - start) > _TEXT_SECONDS:
+        if (seconds := time.process_time() - start_seconds) > _TEXT_SECONDS:
             raise ChildDiedError(f"took {seconds:.1f} s")
 
 

@@ -90,11 +90,11 @@ def _parse_finite(digits: str) -> float:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value] if isinstance(value, _CONTAINERS) else []
+    containers = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH + 1):
-        children = chain.from_iterable(parent.values() if isinstance(parent, dict) else parent for parent in level)
-        level = [child for child in children if isinstance(child, _CONTAINERS)]
-        if not level:
+        children = chain.from_iterable(parent.values() if isinstance(parent, dict) else parent for parent in containers)
+        containers = [child for child in children if isinstance(child, _CONTAINERS)]
+        if not containers:
             return
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
@@ -128,9 +128,9 @@ def check_printable(text: str, description: str) -> None:
     Raises:
         UsageError: It contains one; the message starts with `description`.
     """
-    control = next((character for character in text if not _is_harmless(character)), None)
-    if control is not None:
-        raise UsageError(f"{description} contains the control character {control!r}: remove it")
+    control_character = next((character for character in text if not _is_harmless(character)), None)
+    if control_character is not None:
+        raise UsageError(f"{description} contains the control character {control_character!r}: remove it")
 
 
 def _is_harmless(character: str) -> bool:

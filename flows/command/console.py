@@ -15,7 +15,7 @@ from rag_model.untrusted_text import escape_controls
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_PLAIN_SECONDS = 10.0  # seconds between two plain lines of a log
+_SECONDS_BETWEEN_LINES = 10.0  # seconds between two plain lines of a log
 _UNITS = (("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -53,10 +53,10 @@ def show_progress(stage_name: str, *, as_bytes: bool = False, quiet: bool = Fals
         TimeRemainingColumn,
     )
 
-    count = DownloadColumn() if as_bytes else MofNCompleteColumn()
-    columns = TextColumn("{task.description:<12}"), BarColumn(), count
-    times = TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, *times, console=Console(stderr=True)) as progress_bar:
+    count_column = DownloadColumn() if as_bytes else MofNCompleteColumn()
+    columns = TextColumn("{task.description:<12}"), BarColumn(), count_column
+    time_columns = TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, *time_columns, console=Console(stderr=True)) as progress_bar:
         yield _Bar(progress_bar, progress_bar.add_task(stage_name, total=None))
 
 
@@ -107,29 +107,29 @@ class _Lines:
 
     def __init__(self, stage_name: str, as_bytes: bool) -> None:
         self._stage_name, self._as_bytes = stage_name, as_bytes
-        self._started = self._last = time.monotonic()
+        self._start = self._last_time = time.monotonic()
         # time of the first call, and number of units done by then
-        self._first: tuple[float, int] | None = None
+        self._first_call: tuple[float, int] | None = None
         self.say("…")
 
     def __call__(self, done: int, total: int) -> None:
         current_time = time.monotonic()
-        self._first = self._first or (current_time, done)
-        if current_time - self._last >= _PLAIN_SECONDS:
-            self._last = current_time
+        self._first_call = self._first_call or (current_time, done)
+        if current_time - self._last_time >= _SECONDS_BETWEEN_LINES:
+            self._last_time = current_time
             progress = f"{done / 1e9:.2f}/{total / 1e9:.2f} GB" if self._as_bytes else f"{done}/{total}"
             self.say(
-                f"{progress}, {current_time - self._started:.0f} s{self._format_remaining(current_time, done, total)}"
+                f"{progress}, {current_time - self._start:.0f} s{self._format_remaining(current_time, done, total)}"
             )
 
     def say(self, sentence: str) -> None:
         print(f"{self._stage_name} {sentence}", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        self.say(f"done, {time.monotonic() - self._started:.1f} s")
+        self.say(f"done, {time.monotonic() - self._start:.1f} s")
 
     def _format_remaining(self, current_time: float, done: int, total: int) -> str:
-        first_time, initial_done = self._first or (current_time, done)
+        first_time, initial_done = self._first_call or (current_time, done)
         return format_time_left(done - initial_done, total - done, current_time - first_time)
 
 
@@ -138,25 +138,25 @@ class LiveAnswer:
 
     def __init__(self, head: str) -> None:
         """Create a printer that prints `head` before the first word."""
-        self._head, self._shown = head, ""
+        self._head, self._shown_text = head, ""
 
     def __call__(self, position: int, text: str) -> None:
         """Print the new text of the answer at `position`, if it is the first one."""
         if position:
             return
-        new_text = text if self._shown else self._head + text
-        self._shown += new_text
+        new_text = text if self._shown_text else self._head + text
+        self._shown_text += new_text
         print(escape_controls(new_text), end="", flush=True)
 
     def rest(self, reply: str) -> str:
         """Return the part of a reply that is not on the terminal yet."""
-        if reply.startswith(self._shown):
-            return reply[len(self._shown) :]
+        if reply.startswith(self._shown_text):
+            return reply[len(self._shown_text) :]
         return f"\n\n{reply}"
 
     def end(self) -> None:
         """End the line of an interrupted answer."""
-        if self._shown:
+        if self._shown_text:
             print(flush=True)
 
 
@@ -166,9 +166,9 @@ def show_live_answer(head: str, common: Common | None) -> Iterator[LiveAnswer | 
     if not sys.stdout.isatty() or (common is not None and common.json):
         yield None
         return
-    live_text = LiveAnswer(head)
+    live_answer = LiveAnswer(head)
     try:
-        yield live_text
+        yield live_answer
     except BaseException:
-        live_text.end()
+        live_answer.end()
         raise

@@ -76,11 +76,11 @@ _METRIC_MEANINGS = {
     "loss": "mean squared error of the decoded token vectors",
 }
 _NAME_WITH_DEPTH = re.compile(r"(?P<name>\w+?)@(?P<k>\d+)(?P<suffix>_p5)?")
-_AGE = re.compile(r"([0-9]{1,6})([smhdw]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGE_TEXT = re.compile(r"([0-9]{1,6})([smhdw]?)")
+_SECONDS_BY_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-def keep_whole(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
+def keep_as_one_value(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
     """Return an environment setting as one value, since expressions may contain spaces."""
     return [value]
 
@@ -177,7 +177,7 @@ def parse_age(text: str) -> float:
     Raises:
         UsageError: the text is not a whole number with at most one unit.
     """
-    match = _AGE.fullmatch(text)
+    match = _AGE_TEXT.fullmatch(text)
     if not match:
         raise UsageError(f"{text!r} is not a length of time: write it as 90d, 24h, 30m, 45s or 0")
-    return float(int(match[1]) * _SECONDS[match[2]])
+    return float(int(match[1]) * _SECONDS_BY_UNIT[match[2]])

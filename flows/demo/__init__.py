@@ -14,10 +14,8 @@ from rag_model.errors import InputError, MissingExtraError
 QUESTIONS = Path(__file__).with_name("questions.jsonl")
 
 _DUMP = "test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
-_WEIGHTS_DIGEST = (
-    # digest of the weights that the model's authors publish
-    "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-)
+# digest of the weights that the model's authors publish
+_WEIGHTS_DIGEST = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
 def demo_dump() -> str:

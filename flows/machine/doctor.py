@@ -66,13 +66,13 @@ def fetch_json(url: str) -> Any:
     Raises:
         OSError, ValueError: the server does not answer, or its response is not JSON.
     """
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+        return json.load(response)
 
 
-def report_no_answer(what: str, url: str, failed: Exception, advice: str) -> Finding:
+def report_no_answer(what: str, url: str, error: Exception, advice: str) -> Finding:
     """Return the finding for a server that gave no valid response."""
-    return Finding(what, False, f"{url} gave no valid response ({getattr(failed, 'reason', failed)})", advice)
+    return Finding(what, False, f"{url} gave no valid response ({getattr(error, 'reason', error)})", advice)
 
 
 def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
@@ -157,13 +157,13 @@ def check_versions() -> Iterator[Finding]:
         if "faiss" in requirement.name:
             continue  # checked below, since several distributions provide the module
         try:
-            installed = version(requirement.name)
+            installed_version = version(requirement.name)
         except PackageNotFoundError:
             continue  # a missing extra is reported where it is needed
-        fits = requirement.specifier.contains(installed, prereleases=True)
+        fits = requirement.specifier.contains(installed_version, prereleases=True)
         if not fits or requirement.name in {"torch", "transformers", "apache-beam", "prefect"}:
             advice = f"pip install '{requirement.name}{requirement.specifier}'"
-            yield Finding(requirement.name, fits, installed, advice)
+            yield Finding(requirement.name, fits, installed_version, advice)
     if (faiss_requirement := requirements.get("faiss-cpu")) is not None:
         yield _check_faiss(faiss_requirement.specifier)
 

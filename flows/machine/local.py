@@ -110,8 +110,8 @@ def up(
         raise UsageError(f"there is no {deployments} here: run this in bookwheel's source folder, or name the file")
     # the folder contains the store's credentials
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    running = _list_running(folder)
-    if running:
+    running_processes = _list_running(folder)
+    if running_processes:
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
@@ -189,18 +189,18 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     weed_path = shutil.which("weed", path=os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]))
     if weed_path is None:
         return (folder / "library").resolve().as_uri(), {}
-    data = folder / "s3"
-    data.mkdir(exist_ok=True)
+    data_folder = folder / "s3"
+    data_folder.mkdir(exist_ok=True)
     identity = {"name": "bookwheel", "credentials": [{"accessKey": _KEY, "secretKey": _SECRET}], "actions": ["Admin"]}
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
-    ports = [
+    port_options = [
         "s3.port.grpc",
         *(f"{name}.port{kind}" for name in ("master", "volume", "filer") for kind in ("", ".grpc")),
     ]
     options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
-        "dir": data,
+        "dir": data_folder,
         "master.telemetry": "false",
         "volume.preStopSeconds": 0,  # there are no other readers to wait for
         "s3": "true",
@@ -208,7 +208,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "s3.port": port,
         "s3.port.iceberg": 0,
         "s3.port.lance": 0,
-        **dict(zip(ports, find_free_ports(len(ports)), strict=True)),
+        **dict(zip(port_options, find_free_ports(len(port_options)), strict=True)),
     }
     credentials = {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -220,8 +220,8 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     _start_process(
         folder, "s3", [weed_path, "server", *(f"-{name}={value}" for name, value in options.items())], services
     )
-    health = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
-    _wait_for(folder, "s3", lambda: _is_reachable(health) and _create_bucket(credentials))
+    health_url = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
+    _wait_for(folder, "s3", lambda: _is_reachable(health_url) and _create_bucket(credentials))
     return "s3://library/bookwheel", credentials
 
 
@@ -268,9 +268,9 @@ def _choose_dump(downloads: str) -> str:
 
 
 def _start_process(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:
-    log = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-    streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log, 0o600) for stream in (1, 2)]
+    streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **services.environment}
     environment.pop(WEBHOOK, None)  # the automation calls it; runs must not call it again
     # a new session, since it outlives this process

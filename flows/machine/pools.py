@@ -23,7 +23,7 @@ from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEsti
 HOURS = 6.0  # default duration in hours: one night
 THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
-_SCRATCH = 100  # GiB for downloads, the cache, and Beam's temporary files
+_SCRATCH_GIB = 100  # GiB for downloads, the cache, and Beam's temporary files
 
 # arguments: the memory limit in bytes, and a run's parameters by name
 EstimateFunction = Callable[..., WorkEstimate]
@@ -153,23 +153,23 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
     return limits
 
 
-def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
+def job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
     """Return the job variables with which the workers of a pool of type `pool` start a run.
 
     Docker's default template has all of them. The default template of Kubernetes has no GPUs and no
     scratch space, but the template in `infra/kubernetes` has both.
     """
     env = {
-        CORES_VARIABLE: str(needs.cores),
-        MEMORY_VARIABLE: str(max(1, needs.memory - PROCESS_BYTES)),
-        THREADS: str(needs.cores),
+        CORES_VARIABLE: str(resources.cores),
+        MEMORY_VARIABLE: str(max(1, resources.memory - PROCESS_BYTES)),
+        THREADS: str(resources.cores),
     }
     if pool == "docker":
-        gpus = {"device_requests": [{"count": needs.gpus, "capabilities": [["gpu"]]}]} if needs.gpus else {}
-        limits = {"nano_cpus": needs.cores * 10**9, **gpus}
-        return {"env": env, "mem_limit": f"{needs.memory}b", "container_create_kwargs": limits}
+        gpus = {"device_requests": [{"count": resources.gpus, "capabilities": [["gpu"]]}]} if resources.gpus else {}
+        limits = {"nano_cpus": resources.cores * 10**9, **gpus}
+        return {"env": env, "mem_limit": f"{resources.memory}b", "container_create_kwargs": limits}
     if pool == "kubernetes":
-        limits = {"memory": f"{-(-needs.memory // 2**20)}Mi", "cpu": str(needs.cores)}
+        limits = {"memory": f"{-(-resources.memory // 2**20)}Mi", "cpu": str(resources.cores)}
         kubernetes_resources = {
             f"{resource_name}_{kind_of_limit}": size
             for resource_name, size in limits.items()
@@ -178,10 +178,10 @@ def job_variables(pool: str, needs: RunResources) -> dict[str, Any]:
         return {
             "env": env,
             **kubernetes_resources,
-            "gpus": needs.gpus,
-            "scratch": f"{_SCRATCH + needs.work.disk // 2**30}Gi",
+            "gpus": resources.gpus,
+            "scratch": f"{_SCRATCH_GIB + resources.work.disk // 2**30}Gi",
         }
-    return {"env": env | ({} if needs.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
+    return {"env": env | ({} if resources.gpus else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 def show_resources(needs: RunResources) -> None:

@@ -40,12 +40,12 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
         work_folder.is_dir() and ((work_folder / _STORE_MARKER).exists() or not any(work_folder.iterdir()))
     ):
         raise UsageError(f"{work_folder} exists and is not a work folder: remove it, or name another with --work")
-    temporary = work_folder / "tmp"
+    temporary_path = work_folder / "tmp"
     store = Store.open(str(work_folder), create=True)
     with lock_folder(work_folder):
-        shutil.rmtree(temporary, ignore_errors=True)  # left by a run that was killed
-        temporary.mkdir()
-        with _set_environment({"TMPDIR": str(temporary), "BOOKWHEEL_CACHE": str(work_folder / "cache")}):
+        shutil.rmtree(temporary_path, ignore_errors=True)  # left by a run that was killed
+        temporary_path.mkdir()
+        with _set_environment({"TMPDIR": str(temporary_path), "BOOKWHEEL_CACHE": str(work_folder / "cache")}):
             yield store
         shutil.rmtree(work_folder)
 
@@ -83,12 +83,12 @@ def lock_folder(work_folder: Path) -> Iterator[None]:
 @contextmanager
 def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for this process and its children within the block."""
-    environment, folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
+    previous_values, previous_folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
     os.environ.update(values)
     tempfile.tempdir = None  # tempfile then looks it up again
     try:
         yield
     finally:
-        for name, value in environment.items():
+        for name, value in previous_values.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-        tempfile.tempdir = folder
+        tempfile.tempdir = previous_folder

@@ -191,9 +191,9 @@ class Reproduction:
         return {name: index for name, index in self.library[library].recipe.index.items() if name in words}
 
 
-def _check_known(name: str, known: Mapping[str, object], where: str, noun: str) -> None:
+def _check_known(name: str, known: Mapping[str, object], owner: str, noun: str) -> None:
     if name not in known:
-        raise UsageError(f"{where} names the {noun} {name!r}, which is not defined: choose from {', '.join(known)}")
+        raise UsageError(f"{owner} names the {noun} {name!r}, which is not defined: choose from {', '.join(known)}")
 
 
 def list_built_in() -> list[str]:

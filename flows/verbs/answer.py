@@ -55,11 +55,11 @@ def answer(
     settings = (reading or ReadingOptions()).build_reader_settings(model, store, beams)
     snapshot = Snapshot.open(store, ref)
     model_id, opened_reader = open_reader(snapshot, store, model, named_retriever, settings, asks)
-    with show_live_answer(_format_question(questions[0]), common) as live_text:
-        answers = opened_reader.answer(questions, k, AnswerCallbacks(on_text=live_text))
+    with show_live_answer(_format_question(questions[0]), common) as live_answer:
+        answers = opened_reader.answer(questions, k, AnswerCallbacks(on_text=live_answer))
     document = {"snapshot": snapshot.id, "model": model_id, "answers": [answer_json(answer_) for answer_ in answers]}
     text = "\n\n".join(_format_answer(answer_) for answer_ in answers)
-    return Reply(document, text if live_text is None else live_text.rest(text))
+    return Reply(document, text if live_answer is None else live_answer.rest(text))
 
 
 def _format_answer(answer: Answer) -> str:
@@ -79,16 +79,16 @@ def _format_answer(answer: Answer) -> str:
                 *(line for entry in answer.context for line in _format_context_entry(entry, answer) if line.strip()),
             ]
         )
-    for supporting in sorted(answer.support, key=_get_posterior, reverse=True):
-        passage = supporting.hit.passage
+    for support in sorted(answer.support, key=_get_posterior, reverse=True):
+        passage = support.hit.passage
         title = format_title(passage.title, passage.section, format_day(passage.revised), passage.kind)
-        has_share = supporting.weight is not None and supporting.posterior is not None
-        share = (
-            f"{supporting.posterior:5.0%} of it from {title} (retrieved {supporting.weight:.0%})"
+        has_share = support.weight is not None and support.posterior is not None
+        share_line = (
+            f"{support.posterior:5.0%} of it from {title} (retrieved {support.weight:.0%})"
             if has_share
             else f"   {title}"
         )
-        lines += [share, f"      {supporting.hit.licence}"]
+        lines += [share_line, f"      {support.hit.licence}"]
     return "\n".join(line for line in lines if line.strip())
 
 
@@ -105,5 +105,5 @@ def _format_context_entry(entry: ContextEntry, answer: Answer) -> list[str]:
     ]
 
 
-def _get_posterior(supporting: SupportingPassage) -> float:
-    return supporting.posterior or 0.0
+def _get_posterior(support: SupportingPassage) -> float:
+    return support.posterior or 0.0

@@ -93,7 +93,7 @@ def _follow_wiki(seconds: float, check_for_changes: "Callable[[], WatchOutcome]"
     """
     last_message = ""
     while True:
-        start = time.monotonic()
+        start_time = time.monotonic()
         try:
             outcome = check_for_changes()
         except (UnreachableError, GateRefusedError) as error:
@@ -108,15 +108,15 @@ def _follow_wiki(seconds: float, check_for_changes: "Callable[[], WatchOutcome]"
                 as_json = common is not None and common.json
                 text = json.dumps(asdict(outcome.built)) if as_json else _format_outcome(outcome.built)
                 print(escape_controls(text), flush=True)
-        time.sleep(max(0.0, start + seconds - time.monotonic()))
+        time.sleep(max(0.0, start_time + seconds - time.monotonic()))
 
 
 def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
         parts = format_count(outcome.counts["parts"], "part")
         dropped = outcome.counts.get("dropped")
-        drops = f", dropped {format_numbers(dropped)}" if dropped else ""
-        return f"would read {parts}, {outcome.counts['bytes']:,} bytes{drops}; nothing was built"
+        dropped_text = f", dropped {format_numbers(dropped)}" if dropped else ""
+        return f"would read {parts}, {outcome.counts['bytes']:,} bytes{dropped_text}; nothing was built"
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",
@@ -155,11 +155,8 @@ def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
     if not forecast:
         yield "forecast  none: no build of this ref has recorded its cost"
         return
-    changed_text, builds = (
-        format_count(forecast["changed"], "changed passage"),
-        format_count(forecast["builds"], "build"),
-    )
-    yield f"forecast  for {changed_text}, from the cost of {builds}"
+    changed_text = format_count(forecast["changed"], "changed passage")
+    yield f"forecast  for {changed_text}, from the cost of {format_count(forecast['builds'], 'build')}"
     yield f"{'stage':<14}{'CPU s':>12}{'time, s':>12}{'CPU s per 1,000 changed':>26}"
     stages = forecast["stages"]
     total_by_unit = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}

@@ -178,8 +178,8 @@ def convert_weights(source: str, out: str, /, *, common: Common | None = None) -
     """
     destination = parse_destination(out)
     folder = fetch_pickles(source)
-    with open_destination(destination, "model") as staging:
-        conversion = convert_folder(folder, staging, source)
+    with open_destination(destination, "model") as staging_folder:
+        conversion = convert_folder(folder, staging_folder, source)
     document = {**asdict(conversion), "path": str(destination)}
-    sizes = f"{format_count(conversion.tensors, 'tensor')}, {conversion.bytes:,} bytes"
-    return Reply(document, f"converted {conversion.source} to {destination}: {sizes}")
+    sizes_text = f"{format_count(conversion.tensors, 'tensor')}, {conversion.bytes:,} bytes"
+    return Reply(document, f"converted {conversion.source} to {destination}: {sizes_text}")

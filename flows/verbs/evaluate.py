@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.artifacts import format_paired_difference
 from flows.command.reading import AbstainBelow, MaxTokens, PromptOptions, RouteSource, load_route
-from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_whole
+from flows.command.reply import AsksName, Common, EncoderName, Reply, SnapshotName, StoreUrl, keep_as_one_value
 from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
 from flows.stage import run_flow
 from rag_model.errors import UsageError, format_count
@@ -34,7 +34,7 @@ def evaluate(
     store: StoreUrl,
     questions: str,
     ref: SnapshotName = "latest",
-    retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_whole)] = (),
+    retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_as_one_value)] = (),
     index: tuple[str, ...] = (),
     k: Annotated[int | None, Parameter(alias="-k")] = None,
     encoder: EncoderName = None,

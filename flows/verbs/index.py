@@ -39,11 +39,8 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     kind = get_kind_for_factory(request.recipe.factory)
     is_over_vectors = kind.represents == "vectors"
     plan: Any = plan_index(request, n, d) if is_over_vectors else kind.plan(request.recipe, n, d)
-    cost, row_bytes, seconds = (
-        kind.estimate(plan),
-        estimate_row_bytes(kind.represents, d),
-        estimate_stage_seconds(plan, d),
-    )
+    cost, row_bytes = kind.estimate(plan), estimate_row_bytes(kind.represents, d)
+    seconds_by_stage = estimate_stage_seconds(plan, d)
     needed_bytes, plan_factory = cost.peak_bytes(), with_refinement(plan.factory, getattr(plan, "refine", None))
     if request.memory is not None and needed_bytes > request.memory:
         description = (
@@ -62,12 +59,11 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
         if seconds_error is None
         else f": measured builds of up to 200,000 vectors differ by at most {seconds_error:.0%}"
     )
-    max_recall, recall = (
-        (estimate_max_recall(plan_factory, d, n), estimate_recall(plan)) if is_over_vectors else (None, None)
-    )
+    recall = estimate_recall(plan) if is_over_vectors else None
+    max_recall = estimate_max_recall(plan_factory, d, n) if is_over_vectors else None
     recall_note = "" if recall is None else f"about {recall:.2f} with this search, "
     document |= {"cpu_seconds_error": seconds_error, "recall": recall, "max_recall": max_recall}
-    document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds.items()}
+    document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds_by_stage.items()}
     lines = [
         f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if is_over_vectors else 'passages'}",
         f"numbers   {format_numbers(numbers) or 'none'}",
@@ -77,14 +73,14 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
         *(
             f"{stage:<9} {format_bytes(cost.stages.get(stage, 0))} of memory a task, "
             f"{core_seconds / 60:,.1f} minutes of one core"
-            for stage, core_seconds in seconds.items()
+            for stage, core_seconds in seconds_by_stage.items()
         ),
         f"memory    {format_bytes(needed_bytes)} to build, {format_bytes(cost.search_bytes)} to search",
         f"disk      {format_bytes(cost.disk_bytes)} for the index, {cost.disk_bytes / n:,.0f} "
         f"bytes a passage; {format_bytes(cost.work_bytes)} while it is built",
         f"{kind.represents:<9} {format_bytes(n * row_bytes)} on disk in addition to the index, "
         f"{row_bytes:,} bytes a passage",
-        f"time      {sum(seconds.values()) / 60:,.1f} minutes of one core, about{error_note}",
+        f"time      {sum(seconds_by_stage.values()) / 60:,.1f} minutes of one core, about{error_note}",
     ]
     return Reply(document, "\n".join(lines))
 
@@ -226,8 +222,8 @@ def _round_numbers(point: OperatingPoint) -> dict[str, Any]:
 
 def _format_outcome(outcome: IndexOutcome) -> str:
     plan, evaluation = outcome.plan, outcome.evaluation
-    cells = f", {plan.cells} cells" if plan.cells > 1 else ""
-    dropped = (
+    cells_text = f", {plan.cells} cells" if plan.cells > 1 else ""
+    dropped_text = (
         f"; {format_count(outcome.dropped, 'row')} dropped, see {kept_rows_path(outcome.out)}"
         if outcome.dropped
         else ""
@@ -238,8 +234,8 @@ def _format_outcome(outcome: IndexOutcome) -> str:
         else format_count(evaluation.query_count, "question")
     )
     lines = [
-        f"index     {outcome.out}: {plan.factory} ({plan.metric}){cells}, {outcome.size:,} bytes",
-        f"vectors   {plan.n:,} of {plan.d} dimensions{dropped}",
+        f"index     {outcome.out}: {plan.factory} ({plan.metric}){cells_text}, {outcome.size:,} bytes",
+        f"vectors   {plan.n:,} of {plan.d} dimensions{dropped_text}",
         f"search    {format_numbers(evaluation.search) or 'exact'}",
         *(f"note      {note}" for note in [*plan.notes, evaluation.note] if note),
         f"health    {format_numbers(evaluation.health) or 'exact'}",
@@ -253,5 +249,5 @@ def _format_outcome(outcome: IndexOutcome) -> str:
 
 
 def _format_point(point: OperatingPoint) -> str:
-    recall = f"{point.recall_mean:>10.4f}{point.recall_p5:>10.3f}"
-    return f"{point.setting:<16}{recall}{point.milliseconds:>9.3f}{point.distances:>11,.0f}"
+    recall_text = f"{point.recall_mean:>10.4f}{point.recall_p5:>10.3f}"
+    return f"{point.setting:<16}{recall_text}{point.milliseconds:>9.3f}{point.distances:>11,.0f}"

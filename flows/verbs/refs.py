@@ -65,7 +65,7 @@ def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
         catalog.noun: current_move.snapshot,
         "others": other_refs,
     }
-    remaining_refs = (
+    remaining_text = (
         f"still named by {', '.join(other_refs)}"
         if other_refs
         else "named by no other ref, so that `expire` deletes it"
@@ -73,7 +73,7 @@ def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
     return Reply(
         document,
         f"{'deleted' if yes else 'would delete'} ref {ref}; "
-        f"{catalog.noun} {current_move.snapshot[:12]} is {remaining_refs}"
+        f"{catalog.noun} {current_move.snapshot[:12]} is {remaining_text}"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     )
 
@@ -113,7 +113,7 @@ def log(*, store: StoreUrl, ref: str = "latest", common: Common | None = None) -
 
     A deleted ref keeps its log.
 
-    A snapshot that a takedown replaced is shown as its replacement. With `--trust` it says who
+    A snapshot that a takedown replaced is shown as its replacement. With `--trust` the list says who
     signed each move; `show` says who signed the snapshot.
 
     Args:

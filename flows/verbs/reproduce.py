@@ -65,12 +65,12 @@ def reproduce(
 def _iter_outcome_lines(outcome: ReproduceOutcome) -> Iterator[str]:
     yield f"{'row':<32} {'data':<18} {'measure':<12}{'published':>10}{'ours':>8}{'difference':>12}  verdict"
     for line in outcome.lines:
-        published = "" if line["published"] is None else f"{line['published']:.2f}"
-        value = "" if line["value"] is None else f"{line['value']:.2f}"
-        difference = "" if line["difference"] is None else f"{line['difference']:+.2f}"
+        published_text = "" if line["published"] is None else f"{line['published']:.2f}"
+        own_text = "" if line["value"] is None else f"{line['value']:.2f}"
+        difference_text = "" if line["difference"] is None else f"{line['difference']:+.2f}"
         yield (
-            f"{line['row']:<32} {line['data']:<18} {line['measure']:<12}{published:>10}{value:>8}"
-            f"{difference:>12}  {line['verdict']}"
+            f"{line['row']:<32} {line['data']:<18} {line['measure']:<12}{published_text:>10}{own_text:>8}"
+            f"{difference_text:>12}  {line['verdict']}"
         )
     yield ""
     yield outcome.summary

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.command.reading import ReadingOptions
-from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_whole
+from flows.command.reply import AsksName, Common, MaybeStoreUrl, SnapshotName, keep_as_one_value
 from rag_model.errors import UsageError
 from rag_model.extras import require
 from rag_model.process import parse_bytes
@@ -47,11 +47,11 @@ def serve(
     connections_per_client: int = 1_000,
     max_queries: int = 4_096,
     pinned: int = 2,
-    retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_whole)] = (),
+    retriever: Annotated[tuple[str, ...], Parameter(env_var_split=keep_as_one_value)] = (),
     index: tuple[str, ...] = (),
     in_memory: bool = False,
     memory: str | None = None,
-    # kept for old callers; now the default
+    # accepted for old callers; it is the default now
     low_memory: Annotated[bool, Parameter(show=False)] = False,
     dest: Path | None = None,
     from_store: bool = False,
@@ -204,8 +204,8 @@ def serve(
     if mcp:
         _serve_mcp(source, settings, model)
         return
-    files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate and tls_key else None
-    bind_settings = serving.BindSettings(host, port, health_port, tokens, files)
+    certificate_files = serving.CertificateFiles(tls_certificate, tls_key) if tls_certificate and tls_key else None
+    bind_settings = serving.BindSettings(host, port, health_port, tokens, certificate_files)
     evaluation_questions = (
         [question.text for question in serving.read_questions(questions).questions] if questions else ()
     )
@@ -251,8 +251,8 @@ def _announce_address(source_name: str, url: str, health_url: str | None, *, pri
     """Print the address when connections are accepted, while the snapshot is still loading."""
     if prints_json:
         print(json.dumps({"url": url, "health": health_url, "ref": source_name}), flush=True)
-    health = f", its health at {health_url}" if health_url else ""
-    print(f"listening at {url}{health}; loading {source_name} …", file=sys.stderr, flush=True)
+    health_text = f", its health at {health_url}" if health_url else ""
+    print(f"listening at {url}{health_text}; loading {source_name} …", file=sys.stderr, flush=True)
 
 
 def _announce_service(source_name: str, url: str, health_url: str | None) -> None:

@@ -22,7 +22,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.versions.trainings import StoredCheckpoint
 
 # unit by key of an index entry
-_SIZE_UNITS = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}
+_UNIT_BY_KEY = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}
 
 
 def build_training_reply(store: Store, prefix: str) -> Reply:
@@ -295,20 +295,20 @@ def _find_changed_settings(comparison: EvaluationComparison) -> dict[str, tuple[
         {**manifest.content.subject.to_json(), **manifest.content.subject.settings}
         for manifest in (comparison.before, comparison.after)
     )
-    names = [
+    changed_names = [
         name
         for name in {**old_settings, **new_settings}
         if name != "settings" and old_settings.get(name) != new_settings.get(name)
     ]
-    return {name: (old_settings.get(name), new_settings.get(name)) for name in names}
+    return {name: (old_settings.get(name), new_settings.get(name)) for name in changed_names}
 
 
 def _format_difference(pair: MeasureComparison) -> str:
     difference = pair.difference
-    interval = (
+    interval_text = (
         "" if difference.low is None or difference.high is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
     )
-    return f"{difference.value:+.3f}{interval}"
+    return f"{difference.value:+.3f}{interval_text}"
 
 
 def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
@@ -374,10 +374,10 @@ def diff(
         limit: Number of articles to list for each kind of change.
     """
     opened_store = Store.open(store)
-    kinds = {name.startswith(EVALUATION_PREFIX) for name in (before, after)}
-    if kinds == {True}:
+    are_evaluations = {name.startswith(EVALUATION_PREFIX) for name in (before, after)}
+    if are_evaluations == {True}:
         return _compare_evaluations(opened_store, before, after)
-    if True in kinds:
+    if True in are_evaluations:
         raise UsageError(f"an evaluation is compared with another one, not with a snapshot: {before}, {after}")
     snapshot_diff = diff_snapshots(
         Snapshot.from_store(opened_store, before), Snapshot.from_store(opened_store, after), limit
@@ -400,10 +400,10 @@ def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
     yield f"passages  {_format_counts(snapshot_diff.passages)}"
     for change in CHANGES:
         examples = snapshot_diff.examples[change]
-        further_count = snapshot_diff.articles[change] - len(examples)
+        n_further = snapshot_diff.articles[change] - len(examples)
         if examples:
             titles = ", ".join(article.title or article.page_id for article in examples)
-            yield f"{change:<9} {titles}" + (f" and {further_count:,} more" if further_count else "")
+            yield f"{change:<9} {titles}" + (f" and {n_further:,} more" if n_further else "")
     for name, (old_value, new_value) in snapshot_diff.settings.items():
         yield from format_difference(name, old_value, new_value)
     for kind, pull in snapshot_diff.pull.items():
@@ -428,7 +428,7 @@ def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str
     if not key:
         change, entry = ("removed", old_value) if new_value is None else ("added", new_value)
         yield f"index     {index}: {change}, {format_index(entry)}"
-    elif key in _SIZE_UNITS and isinstance(old_value, int) and isinstance(new_value, int):
-        yield f"index     {index}: {old_value:,} -> {new_value:,} {_SIZE_UNITS[key]}"
+    elif key in _UNIT_BY_KEY and isinstance(old_value, int) and isinstance(new_value, int):
+        yield f"index     {index}: {old_value:,} -> {new_value:,} {_UNIT_BY_KEY[key]}"
     elif key.partition(".")[0] != "trained":
         yield f"index     {index}: {key} {format_value(old_value)} -> {format_value(new_value)}"

@@ -72,7 +72,7 @@ def _shorten_id(name: str) -> str:
 def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> Reply:
     wiki_name = choose_wiki(store, pages, wiki) if pages else ""
     affected_snapshots = find_affected_snapshots(store, wiki_name, pages)
-    reply_json: dict[str, Any] = {
+    document: dict[str, Any] = {
         "dry_run": True,
         "wiki": wiki_name,
         "pages": list(pages),
@@ -91,10 +91,8 @@ def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> R
             for evaluation in list_evaluations(store, affected.manifest.id)
         ),
     }
-    deletion_lines = [
-        f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in reply_json["evaluations"]
-    ]
-    return Reply(reply_json, "\n".join([*deletion_lines, *_iter_preview_lines(affected_snapshots, pages)]))
+    deletion_lines = [f"evaluation {evaluation_id[:12]}: would be deleted" for evaluation_id in document["evaluations"]]
+    return Reply(document, "\n".join([*deletion_lines, *_iter_preview_lines(affected_snapshots, pages)]))
 
 
 def _iter_preview_lines(affected_snapshots: Sequence[AffectedSnapshot], pages: Sequence[str]) -> Iterator[str]:

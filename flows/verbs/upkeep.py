@@ -26,8 +26,8 @@ def expire(
     """Delete old moves of refs, and versions that no other move names; a dry run unless --yes.
 
     Evaluations are deleted with their snapshot or model, and unfinished trainings when their
-    checkpoint is as old. The current snapshot of a ref is never deleted. The files of deleted
-    snapshots stay until `bookwheel gc`.
+    checkpoint is older than --older-than. The current snapshot of a ref is never deleted. The files
+    of deleted snapshots stay until `bookwheel gc`.
 
     Args:
         keep: Number of newest moves of every ref to keep, of any age.
@@ -67,11 +67,11 @@ def gc(
     opened_store = Store.open(store)
     tallies = collect(opened_store, parse_age(grace), dry_run=not yes)
     writers = [intent.name for intent in opened_store.intents.list_live(time.time()) if not intent.is_lease]
-    files, size = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))
+    n_files, n_bytes = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))
     document = {
         "dry_run": not yes,
-        "files": files,
-        "bytes": size,
+        "files": n_files,
+        "bytes": n_bytes,
         "kinds": {kind: asdict(tally) for kind, tally in tallies.items()},
         "writers": writers,
     }
@@ -80,7 +80,7 @@ def gc(
             f"{kind:<10}{format_count(tally.files, 'file')}, {tally.bytes / 1e6:,.1f} MB"
             for kind, tally in tallies.items()
         ),
-        f"{'deleted' if yes else 'would delete'} {format_count(files, 'file')}, {size / 1e6:,.1f} MB"
+        f"{'deleted' if yes else 'would delete'} {format_count(n_files, 'file')}, {n_bytes / 1e6:,.1f} MB"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     if writers:

@@ -75,8 +75,8 @@ def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | Non
     """
     if attempt > settings.tries:
         return None
-    longest = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
-    wait = max(longest * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
+    max_wait = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
+    wait = max(max_wait * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
     return wait if wait <= settings.max_pause else None
 
 
@@ -201,8 +201,8 @@ class Client:
             else:
                 if reply.status_code == httpx.codes.OK:
                     return self._parse_reply(endpoint, record_type, reply)
-                busy = reply.status_code in RETRY_STATUSES
-                wait = compute_pause(attempt + 1, self.settings, reply.headers.get("Retry-After")) if busy else None
+                is_busy = reply.status_code in RETRY_STATUSES
+                wait = compute_pause(attempt + 1, self.settings, reply.headers.get("Retry-After")) if is_busy else None
                 if wait is None:
                     raise self._create_status_error(endpoint, reply, attempt)
             self._pause(wait)
@@ -257,18 +257,18 @@ def _format_tries(attempts: int) -> str:
 def _normalize_url(url: str) -> str:
     """Check a service's URL and return it without a trailing slash."""
     try:
-        parts = urlsplit(url.strip())
-        host, port = httpx.URL(url.strip()).host, parts.port
+        url_parts = urlsplit(url.strip())
+        host, port = httpx.URL(url.strip()).host, url_parts.port
         host.encode("idna")  # the encoding that DNS requires
     except (ValueError, httpx.InvalidURL) as error:
         raise UsageError(
             f"the service's URL cannot be read ({error}): give one such as http://localhost:8000"
         ) from error
-    if parts.username is not None or parts.query or parts.fragment:
+    if url_parts.username is not None or url_parts.query or url_parts.fragment:
         raise UsageError(
             "the service's URL contains a user or a parameter: omit it, and give a token if one is required"
         )
-    if parts.scheme not in ("http", "https") or not host or port == 0:
+    if url_parts.scheme not in ("http", "https") or not host or port == 0:
         raise UsageError(f"{url!r} is not the URL of a service: give one such as http://localhost:8000")
     return url.strip().rstrip("/")
 

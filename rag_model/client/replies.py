@@ -44,7 +44,7 @@ class ReadHit(Hit):
     """A passage that the model read."""
 
     weight: Annotated[float | None, "p(z|x); null if passages are not marginalised."] = None
-    posterior: Annotated[float | None, "p(z|x,y); null as the weight."] = None
+    posterior: Annotated[float | None, "p(z|x,y); null if the weight is null."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def parse_reply(record_type: type[_Record], value: Any) -> _Record:
 
 def _parse_record(record_type: Any, value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{path or 'the whole'} is not an object")  # noqa: TRY004 - the fault of the JSON, not of the caller
+        raise ValueError(f"{path or 'the reply'} is not an object")  # noqa: TRY004 - the fault of the JSON, not of the caller
     values = {}
     for name, hint, is_required, *_ in list_json_fields(record_type):
         field_path = f"{path}.{name}" if path else name
@@ -218,13 +218,13 @@ def _parse_record(record_type: Any, value: Any, path: str) -> Any:
 
 
 def _parse_value(hint: Any, value: Any, path: str) -> Any:
-    arguments = get_args(hint)
+    type_arguments = get_args(hint)
     if isinstance(hint, UnionType):  # X | None
-        return None if value is None else _parse_value(arguments[0], value, path)
+        return None if value is None else _parse_value(type_arguments[0], value, path)
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{path} is not a list")
-        return tuple(_parse_value(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        return tuple(_parse_value(type_arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
     if is_dataclass(hint):
         return _parse_record(hint, value, path)
     if hint is float and type(value) is int and math.isfinite(value):

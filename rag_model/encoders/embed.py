@@ -122,7 +122,7 @@ class VectorFormat:
         return sum(len(rows) for _, rows, _ in known_vectors)
 
 
-def describe_arithmetic(encoder: Any) -> str:
+def describe_precision(encoder: Any) -> str:
     """Return the device type and the dtype of an encoder of any row format, such as `cuda
     bfloat16`.
     """

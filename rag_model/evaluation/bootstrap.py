@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rag_model.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
-_BLOCK = 1 << 22  # random numbers per block, 32 MB
+_BLOCK_SIZE = 1 << 22  # random numbers per block, 32 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +146,11 @@ def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Itera
     Equal `n` and seed give equal blocks.
     """
     random = np.random.default_rng(resampling.seed)
-    n_rows = max(1, _BLOCK // (n * n_columns))
+    n_rows = max(1, _BLOCK_SIZE // (n * n_columns))
     for start in range(0, resampling.draws, n_rows):
         yield random.integers(0, n, (min(n_rows, resampling.draws - start), n))
 
 
-def _compute_bounds(draws: Numbers, level: float) -> tuple[float, float]:
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+def _compute_bounds(resampled_values: Numbers, level: float) -> tuple[float, float]:
+    low, high = np.quantile(resampled_values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -302,14 +302,14 @@ def _check_no_loss(
     if comparisons is None or acceptance.tolerance is None:
         return
     for name in acceptance.measures or (headline,):
-        pair = _get_measure(comparisons, name)
-        lower_bound = pair.difference.value if pair.difference.low is None else pair.difference.low
+        comparison = _get_measure(comparisons, name)
+        lower_bound = comparison.difference.value if comparison.difference.low is None else comparison.difference.low
         yield Check(
             f"{name} against the present one",
             lower_bound >= -acceptance.tolerance,
-            f"{pair.difference.value:+.3f}{_format_interval(pair)}, "
-            f"from {pair.before.value:.3f} to {pair.after.value:.3f}",
-            f"{'' if pair.difference.low is None else 'a lower bound of '}{-acceptance.tolerance:+.3f} or more",
+            f"{comparison.difference.value:+.3f}{_format_interval(comparison)}, "
+            f"from {comparison.before.value:.3f} to {comparison.after.value:.3f}",
+            f"{'' if comparison.difference.low is None else 'a lower bound of '}{-acceptance.tolerance:+.3f} or more",
             "The candidate may be worse than the served one: compare the two with `diff`, or add questions.",
         )
 
@@ -336,6 +336,6 @@ def _get_measure(values_by_name: Mapping[str, ValueT], name: str) -> ValueT:
     return values_by_name[name]
 
 
-def _format_interval(pair: MeasureComparison) -> str:
-    low, high = pair.difference.low, pair.difference.high
+def _format_interval(comparison: MeasureComparison) -> str:
+    low, high = comparison.difference.low, comparison.difference.high
     return "" if low is None or high is None else f" [{low:+.3f}, {high:+.3f}]"

@@ -22,7 +22,7 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 
 _SEPARATOR = "\n"  # a control character, which is never part of a token
-_MAX_PATTERN = 10_000  # characters; the patterns of CuratedTREC have a few hundred
+_MAX_PATTERN_LENGTH = 10_000  # characters; the patterns of CuratedTREC have a few hundred
 _TIMEOUT_SECONDS = 5.0  # limit per pattern and text; normal patterns take microseconds
 _MIN_KEY_SHARE = 0.75  # minimum share of the key tokens that are not numbers
 _STOP_WORDS = (
@@ -37,9 +37,9 @@ _STOP_WORD_SET = frozenset(_STOP_WORDS.split())
 
 @cache
 def _build_token_pattern() -> re.Pattern[str]:
-    words = _build_character_class("LNM")
-    blank_pattern = _build_character_class("ZC")
-    return re.compile(f"[{words}]+|[^{blank_pattern}]")
+    word_class = _build_character_class("LNM")
+    blank_class = _build_character_class("ZC")
+    return re.compile(f"[{word_class}]+|[^{blank_class}]")
 
 
 def _build_character_class(majors: str) -> str:
@@ -87,8 +87,8 @@ class AnswerMatcher:
     def match(self, text: str) -> bool:
         """Return whether `text` contains the tokens of an answer consecutively.
 
-        >>> AnswerMatcher(["New York"]).match("in new  york, 1900"),
-        AnswerMatcher(["York"]).match("Yorkshire") (True, False)
+        >>> [AnswerMatcher(["York"]).match(text) for text in ("in new  york, 1900", "Yorkshire")]
+            [True, False]
         """
         haystack = _join_tokens_cached(text)
         return any(needle in haystack for needle in self._needles)
@@ -144,9 +144,9 @@ def compile_pattern(pattern: str) -> Any:
         MissingExtraError: `regex` is not installed.
     """
     regex = require("regex", "train")
-    if len(pattern) > _MAX_PATTERN:
+    if len(pattern) > _MAX_PATTERN_LENGTH:
         raise InputError(
-            f"an answer pattern has {len(pattern):,} characters: shorten {pattern[:80]!r}… to {_MAX_PATTERN:,}"
+            f"an answer pattern has {len(pattern):,} characters: shorten {pattern[:80]!r}… to {_MAX_PATTERN_LENGTH:,}"
         )
     try:
         return regex.compile(pattern, regex.IGNORECASE | regex.MULTILINE)
@@ -173,7 +173,7 @@ def supports(texts: Sequence[str], statement: str, question: str = "", golds: It
     ALCE (Gao et al. 2023, "Enabling Large Language Models to Generate Text with Citations") uses an
     entailment model. This function compares words instead:
 
-    * A statement that contains gold answers is supported by a text that contains one of them, by
+    * A statement that contains gold answers is supported by a text that contains one of these, by
       DPR's token match.
     * Any other statement is supported by a text that contains it verbatim, or by texts that contain
       every number and at least three quarters of its other key tokens, in any order. Key tokens are
@@ -181,8 +181,8 @@ def supports(texts: Sequence[str], statement: str, question: str = "", golds: It
 
     Therefore a text that denies the statement also supports it, and a paraphrase may not.
 
-    >>> supports(["In 1945 it was first published."], "It was published in 1945.", "When was it
-    published?") True
+    >>> supports(["In 1945 it was first published."], "It was published in 1945.", "When?")
+        True
     """
     if not texts:
         return False

@@ -34,16 +34,17 @@ from rag_model.errors import InputError, format_error
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
 
-_MAX_LINE = 1 << 20  # maximum characters of a line
-_MAX_LIST = 1 << 16  # maximum characters of a Python list of answers
+_MAX_LINE_LENGTH = 1 << 20  # maximum characters of a line
+_MAX_LIST_LENGTH = 1 << 16  # maximum characters of a Python list of answers
 
-# A byte that is not UTF-8 becomes a surrogate in `_ESCAPED`, so that the error can name its line.
+# A byte that is not UTF-8 becomes a surrogate in `_INVALID_BYTE`, so that the error can name its
+# line.
 _UNDECODABLE = "surrogateescape"
-_ESCAPED = re.compile("[\udc80-\udcff]")
+_INVALID_BYTE = re.compile("[\udc80-\udcff]")
 
 LineParser = Callable[[Iterator[str], str], Iterator["Question"]]
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+(?=\S)|(?<=[。！？।؟])\s*")
-_MIN_SENTENCE = 20  # characters; shorter sentences are fragments such as "See p. 3."
+_MIN_SENTENCE_LENGTH = 20  # characters; shorter sentences are fragments such as "See p. 3."
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,10 @@ def _parse_judgement(line: str, location: str) -> tuple[str, str, int]:
 def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
     lines = _check_lines(file, name)
     try:
-        first = next(lines, "").removeprefix("\ufeff")  # byte order mark, which some editors write
-        reader = _PARSERS.get(_format_suffix(name)) or _guess_parser(first)
-        questions = tuple(reader(chain([first], lines), name))
+        # byte order mark, which some editors write
+        first_line = next(lines, "").removeprefix("\ufeff")
+        parse = _PARSERS.get(_format_suffix(name)) or _guess_parser(first_line)
+        questions = tuple(parse(chain([first_line], lines), name))
     except UnicodeDecodeError as error:  # a stream that was read from before
         raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
     if not questions:
@@ -164,13 +166,13 @@ def _check_lines(file: TextIO, name: str) -> Iterator[str]:
     Bytes that are not UTF-8, too many blank lines and very long lines are refused, because binary
     files and database dumps may have no line ends.
     """
-    lines = iter(partial(file.readline, _MAX_LINE), "")
+    lines = iter(partial(file.readline, _MAX_LINE_LENGTH), "")
     for number, line in enumerate(limit_blank_lines(lines, name), start=1):
-        if len(line) == _MAX_LINE:
+        if len(line) == _MAX_LINE_LENGTH:
             raise InputError(
                 f"{name}, line {number} is longer than a million characters: check that it is a question file"
             )
-        if _ESCAPED.search(line):
+        if _INVALID_BYTE.search(line):
             raise InputError(f"{name}, line {number} is not UTF-8: convert it to UTF-8")
         yield line
 
@@ -181,23 +183,24 @@ def _format_suffix(name: str) -> str:
     return known_suffixes[-1] if known_suffixes else ""
 
 
-def _guess_parser(first: str) -> LineParser:
-    if first.lstrip().startswith("{"):
+def _guess_parser(first_line: str) -> LineParser:
+    if first_line.lstrip().startswith("{"):
         return _parse_jsonl
-    return _parse_dpr if "\t" in first else _parse_lines
+    return _parse_dpr if "\t" in first_line else _parse_lines
 
 
 def check_unique_ids(ids: Iterable[str], source: str, noun: str) -> None:
-    """Check that the ids of the questions or examples of a source are unique; `noun` is "questions".
+    """Check that the ids of the questions or examples of a source are unique; `noun` is
+    "questions".
 
     Raises:
         InputError: two have the same id.
     """
     seen_ids: set[str] = set()
-    for identity in ids:
-        if identity in seen_ids:
-            raise InputError(f"{source} contains two {noun} with the id {identity!r}: make the ids unique")
-        seen_ids.add(identity)
+    for unique_id in ids:
+        if unique_id in seen_ids:
+            raise InputError(f"{source} contains two {noun} with the id {unique_id!r}: make the ids unique")
+        seen_ids.add(unique_id)
 
 
 def _check_encodable(questions: Iterable[Question], name: str) -> None:
@@ -227,17 +230,17 @@ def _parse_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
         raise InputError(f"{name}, line {reader.line_num}: {error}") from error
 
 
-def _parse_dpr_row(row: list[str], identity: str, location: str) -> Question:
+def _parse_dpr_row(row: list[str], question_id: str, location: str) -> Question:
     if len(row) < 2 or not row[0].strip():
         raise InputError(f"{location}: write a question, a tab and a list of answers such as ['Paris']")
-    return Question(identity, row[0].strip(), _parse_python_list(row[1], location))
+    return Question(question_id, row[0].strip(), _parse_python_list(row[1], location))
 
 
 def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
     """Parse DPR's list of answers as a literal of bounded length, which is never evaluated."""
     try:
         with warnings.catch_warnings(action="ignore"):  # for patterns such as `['\\d+']`
-            value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST else None
+            value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         value = None
     return _check_answers(value, location)
@@ -259,26 +262,24 @@ def _parse_jsonl(lines: Iterator[str], name: str) -> Iterator[Question]:
 
 def _parse_json_line(line: str, number: int, location: str) -> Question:
     try:
-        value = parse_json(line)
+        fields = parse_json(line)
     except ValueError as error:
         raise InputError(f"{location}: not a JSON object ({error}): correct it") from error
-    if not isinstance(value, dict):
+    if not isinstance(fields, dict):
         raise InputError(f"{location}: write one JSON object per line, not {line[:80]!r}")
-    is_kilt = "input" in value and "question" not in value
-    text = value["input"] if is_kilt else value.get("question", value.get("text"))
+    is_kilt = "input" in fields and "question" not in fields
+    text = fields["input"] if is_kilt else fields.get("question", fields.get("text"))
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
-    identity = str(value.get("id", value.get("_id", number - 1)))
-    common_fields: dict[str, Any] = {
-        "passages": _parse_passage_ids(value.get("passages", []), location),
-        "source": _parse_source(value, location),
+    identity = str(fields.get("id", fields.get("_id", number - 1)))
+    common: dict[str, Any] = {
+        "passages": _parse_passage_ids(fields.get("passages", []), location),
+        "source": _parse_source(fields, location),
     }
     if is_kilt:
-        return Question(
-            identity, text.strip(), *_parse_kilt_outputs(value.get("output", []), location), **common_fields
-        )
+        return Question(identity, text.strip(), *_parse_kilt_outputs(fields.get("output", []), location), **common)
     return Question(
-        identity, text.strip(), _check_answers(value.get("answers", value.get("answer", [])), location), **common_fields
+        identity, text.strip(), _check_answers(fields.get("answers", fields.get("answer", [])), location), **common
     )
 
 
@@ -302,14 +303,14 @@ def _parse_kilt_outputs(outputs: Any, location: str) -> tuple[tuple[str, ...], t
     """
     try:
         answers = [output["answer"] for output in outputs if output.get("answer")]
-        pages = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
+        page_sets = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
     except (TypeError, KeyError, AttributeError):
         raise InputError(
             f"{location}: write KILT's `output` as a list of objects with `answer`, and "
             "`provenance` with `wikipedia_id`"
         ) from None
     return tuple(dict.fromkeys(_check_answers(answers, location))), tuple(
-        frozenset(page_set) for page_set in pages if page_set
+        frozenset(page_set) for page_set in page_sets if page_set
     )
 
 
@@ -321,9 +322,9 @@ _PARSERS: dict[str, LineParser] = {
 }
 
 
-def sample_rows(n: int, count: int, seed: int) -> list[int]:
+def sample_rows(n: int, n_samples: int, seed: int) -> list[int]:
     """Return `min(count, n)` distinct random rows of `range(n)`, ascending; deterministic."""
-    return sorted(random.Random(seed).sample(range(n), min(count, n)))
+    return sorted(random.Random(seed).sample(range(n), min(n_samples, n)))
 
 
 def sample_sentences(passages: Iterable[Passage], seed: int) -> list[str]:
@@ -333,7 +334,7 @@ def sample_sentences(passages: Iterable[Passage], seed: int) -> list[str]:
 
 def _choose_sentence(passage: Passage, seed: int) -> str:
     sentences = [sentence.strip() for sentence in _SENTENCE_END.split(passage.text)]
-    long_sentences = [sentence for sentence in sentences if len(sentence) >= _MIN_SENTENCE]
+    long_sentences = [sentence for sentence in sentences if len(sentence) >= _MIN_SENTENCE_LENGTH]
     if not long_sentences:
         return passage.text.strip() or passage.title
     return random.Random(f"{seed} {passage.hash}").choice(long_sentences)

@@ -139,13 +139,13 @@ def _pair_values(
 
 def _iter_column(values: MeasureValues, retriever: str, measure: str) -> Iterator[tuple[str, float]]:
     column = values.retrievers.get(retriever, {}).get(measure, ())
-    yield from ((name, value) for name, value in zip(values.questions, column, strict=False) if value is not None)
+    yield from ((q, value) for q, value in zip(values.questions, column, strict=False) if value is not None)
 
 
-def _compare_measure(before: MetricValue, after: MetricValue, values: list[tuple[float, float]]) -> MeasureComparison:
-    if not values:
+def _compare_measure(before: MetricValue, after: MetricValue, pairs: list[tuple[float, float]]) -> MeasureComparison:
+    if not pairs:
         return MeasureComparison(before, after, MetricValue(after.value - before.value), 0)
     difference = estimate_difference(
-        [after_value for _, after_value in values], [before_value for before_value, _ in values]
+        [after_value for _, after_value in pairs], [before_value for before_value, _ in pairs]
     )
-    return MeasureComparison(before, after, MetricValue(difference.value, difference.low, difference.high), len(values))
+    return MeasureComparison(before, after, MetricValue(difference.value, difference.low, difference.high), len(pairs))

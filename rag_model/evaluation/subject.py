@@ -68,7 +68,7 @@ def answers_subject(
     model: str,
     question_set: QuestionSet,
     settings: EvaluationSettings,
-    asks: str | None = None,
+    encoder: str | None = None,
 ) -> EvaluationSubject:
     """Return the subject of an evaluation of a model's answers.
 
@@ -89,8 +89,8 @@ def answers_subject(
         "judged_by": RetrievalJudge.for_questions(
             question_set, settings.judged_by, patterns=settings.kind == "patterns"
         ).judged_by,
-        "asks": asks,
-        "models": resolve_retriever_models(store, snapshot, [retriever], asks),
+        "asks": encoder,
+        "models": resolve_retriever_models(store, snapshot, [retriever], encoder),
         "libraries": {name: version(name) for name in _LIBRARIES},
         "version": VERSION,
         **_describe_measures(),

@@ -16,4 +16,5 @@ rag_folder         save and load RAG models, including facebook/rag-*; find one 
 
 from rag_model.extras import require
 
-require("torch", "model")  # transformers is imported with the first generator, not by a search service
+# transformers is imported with the first generator, not by a search service
+require("torch", "model")

@@ -89,22 +89,22 @@ def beam_search(
         return search_greedily(generator, prefilled, log_prior, settings, propose, steps_per_read)
     logits, state = prefilled
     del prefilled
-    live = [[Hypothesis((), 0.0, ())] for _ in log_prior]
-    finished: list[list[Hypothesis]] = [[] for _ in log_prior]
-    while any(live):
-        groups = [group for group, hypotheses in enumerate(live) for _ in hypotheses]
-        extensions = _extend_hypotheses(logits, log_prior, groups, live, propose, _get_forbidden_token(generator))
+    beams = [[Hypothesis((), 0.0, ())] for _ in log_prior]
+    answers: list[list[Hypothesis]] = [[] for _ in log_prior]
+    while any(beams):
+        groups = [group for group, hypotheses in enumerate(beams) for _ in hypotheses]
+        extensions = _extend_hypotheses(logits, log_prior, groups, beams, propose, _get_forbidden_token(generator))
         parents: list[int] = []
         for group, candidates in enumerate(extensions):
-            live_candidates = _separate_finished(candidates, finished[group], generator.end_token, settings, n_answers)
-            live[group] = [extension.hypothesis for extension in live_candidates]
+            live_candidates = _separate_finished(candidates, answers[group], generator.end_token, settings, n_answers)
+            beams[group] = [extension.hypothesis for extension in live_candidates]
             parents += [extension.parent for extension in live_candidates]
         if parents:
-            tokens = [hypothesis.tokens[-1] for hypotheses in live for hypothesis in hypotheses]
+            tokens = [hypothesis.tokens[-1] for hypotheses in beams for hypothesis in hypotheses]
             logits, state = _append_tokens(generator, state, parents, tokens, log_prior)
-    if not all(finished):
+    if not all(answers):
         raise InputError(_NO_TOKEN)
-    return finished
+    return answers
 
 
 def log_marginal(logits: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,23 +190,23 @@ def search_greedily(
     logits, state = prefilled
     d, device, forbidden_token = log_prior.shape[1], log_prior.device, _get_forbidden_token(generator)
     answers = [Hypothesis((), 0.0, ()) for _ in log_prior]
-    live, prior = list(range(len(answers))), log_prior
+    live_groups, prior = list(range(len(answers))), log_prior
     # a copy of the state, because the steps change it
     state = generator.select_rows(state, torch.arange(len(answers) * d))
     n_steps = 0
-    while live:
+    while live_groups:
         columns = list[Tensor]()
         for _ in range(min(steps_per_read, settings.token_limit - n_steps)):
             if columns:
-                chosen = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
-                logits, state = generator.step(state, chosen.repeat_interleave(d))
-            columns.append(_propose_columns(logits, prior, live, propose, forbidden_token))
+                next_tokens = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
+                logits, state = generator.step(state, next_tokens.repeat_interleave(d))
+            columns.append(_propose_columns(logits, prior, live_groups, propose, forbidden_token))
             n_steps += 1
-        live_candidates = list[int]()
+        live_rows = list[int]()
         # (h, steps, 2 + d)
-        for row, (group, values) in enumerate(zip(live, torch.cat(columns, 1).tolist(), strict=True)):
+        for row, (group, candidates) in enumerate(zip(live_groups, torch.cat(columns, 1).tolist(), strict=True)):
             is_live = True
-            for gain, token, *shares in values:
+            for gain, token, *shares in candidates:
                 if not gain > -float("inf"):  # NaN is excluded as well
                     raise InputError(_NO_TOKEN)
                 answers[group] = _extend(answers[group], gain, token, shares)
@@ -214,25 +214,25 @@ def search_greedily(
                 if not is_live:
                     break
             if is_live and n_steps < settings.token_limit:
-                live_candidates.append(row)
-        live = [live[row] for row in live_candidates]
-        if live:
-            tokens = [answers[group].tokens[-1] for group in live]
-            logits, state = _append_tokens(generator, state, live_candidates, tokens, log_prior)
-            prior = log_prior[send_to(torch.tensor(live), device)]  # (g, d) -> (h, d)
+                live_rows.append(row)
+        live_groups = [live_groups[row] for row in live_rows]
+        if live_groups:
+            tokens = [answers[group].tokens[-1] for group in live_groups]
+            logits, state = _append_tokens(generator, state, live_rows, tokens, log_prior)
+            prior = log_prior[send_to(torch.tensor(live_groups), device)]  # (g, d) -> (h, d)
     return [[answer] for answer in answers]
 
 
 def _separate_finished(
-    candidates: list[_Extension], finished: list[Hypothesis], end: int, settings: DecodingSettings, n_answers: int
+    candidates: list[_Extension], finished: list[Hypothesis], end_token: int, settings: DecodingSettings, n_answers: int
 ) -> list[_Extension]:
     """Move a group's finished candidates to `finished`; return those to extend further."""
     candidates.sort(key=lambda extension: extension.hypothesis.log_p, reverse=True)
-    live: list[_Extension] = []
+    continued: list[_Extension] = []
     for rank, candidate in enumerate(candidates[: 2 * settings.beams]):
         tokens = candidate.hypothesis.tokens
-        if tokens[-1] != end and len(tokens) < settings.token_limit:
-            live.append(candidate)
+        if tokens[-1] != end_token and len(tokens) < settings.token_limit:
+            continued.append(candidate)
         elif rank < settings.beams:
             finished.append(candidate.hypothesis)
     finished.sort(key=lambda hypothesis: hypothesis.score(settings.length_penalty), reverse=True)
@@ -240,7 +240,7 @@ def _separate_finished(
     score_to_beat = finished[-1].score(settings.length_penalty) if len(finished) == n_answers else -float("inf")
     return [
         extension
-        for extension in live[: settings.beams]
+        for extension in continued[: settings.beams]
         if _score_upper_bound(extension.hypothesis, settings) > score_to_beat
     ]
 

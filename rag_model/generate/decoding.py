@@ -59,8 +59,8 @@ def _find_argument_name(forward: Callable[..., Any]) -> str:
     arbitrary keywords, the name in the installed release.
     """
     output_type = require("transformers.modeling_outputs", "model").CausalLMOutputWithPast
-    names_of_both = signature(forward).parameters, {field.name for field in fields(output_type)}
-    return next(name for names in names_of_both for name in _ARGUMENT_NAMES if name in names)
+    name_sets = signature(forward).parameters, {field.name for field in fields(output_type)}
+    return next(name for names in name_sets for name in _ARGUMENT_NAMES if name in names)
 
 
 def get_cache(outputs: Mapping[str, Any]) -> Any:
@@ -82,14 +82,14 @@ def select_cache_rows(cache: _AnyCache, rows: Tensor, *, same_contexts: bool = F
 
 def _copy_cache(cache: Any) -> Any:
     """Return a copy that shares the tensors; a layer that appends tokens allocates new tensors."""
-    copied = copy(cache)
+    cache_copy = copy(cache)
     if isinstance(cache, require("transformers", "model").EncoderDecoderCache):
-        copied.self_attention_cache = _copy_cache(cache.self_attention_cache)
-        copied.cross_attention_cache = _copy_cache(cache.cross_attention_cache)
-        copied.is_updated = dict(cache.is_updated)
+        cache_copy.self_attention_cache = _copy_cache(cache.self_attention_cache)
+        cache_copy.cross_attention_cache = _copy_cache(cache.cross_attention_cache)
+        cache_copy.is_updated = dict(cache.is_updated)
     else:
-        copied.layers = [copy(layer) for layer in cache.layers]
-    return copied
+        cache_copy.layers = [copy(layer) for layer in cache.layers]
+    return cache_copy
 
 
 @dataclass(frozen=True, slots=True)

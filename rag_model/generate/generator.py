@@ -138,17 +138,17 @@ class Generator(Protocol):
         ...
 
 
-def make_stoppable(generator: Generator, stop: Callable[[], bool]) -> Generator:
+def make_stoppable(generator: Generator, should_stop: Callable[[], bool]) -> Generator:
     """Wrap a generator so that each forward pass first raises `StoppedError` if `stop()` is
     true.
     """
-    stoppable_generator: Any = _StoppableGenerator(generator, stop)
+    stoppable_generator: Any = _StoppableGenerator(generator, should_stop)
     return stoppable_generator  # type: ignore[no-any-return]
 
 
 class _StoppableGenerator:
-    def __init__(self, generator: Generator, stop: Callable[[], bool]) -> None:
-        self._generator, self._stop = generator, stop
+    def __init__(self, generator: Generator, should_stop: Callable[[], bool]) -> None:
+        self._generator, self._should_stop = generator, should_stop
 
     def prefill(self, contexts: Contexts) -> tuple[Tensor, State]:
         self._check_stop()
@@ -163,7 +163,7 @@ class _StoppableGenerator:
         return self._generator.extend(state, tokens)
 
     def _check_stop(self) -> None:
-        if self._stop():
+        if self._should_stop():
             raise StoppedError("no caller waits for this answer any more, so it was cancelled")
 
     def __getattr__(self, name: str) -> Any:
@@ -205,15 +205,15 @@ class _ReportingGenerator:
         return logits, (state, [(context, ()) for context in range(len(contexts.tokens))])
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        inner_state, rows = state
-        row_histories = [
+        inner_state, histories = state
+        new_histories = [
             (context, (*previous_tokens, token))
-            for (context, previous_tokens), token in zip(rows, tokens.tolist(), strict=True)
+            for (context, previous_tokens), token in zip(histories, tokens.tolist(), strict=True)
         ]
-        for row_context, tokens_so_far in row_histories:
+        for row_context, tokens_so_far in new_histories:
             self._on_token(row_context, tokens_so_far)
         logits, inner_state = self._generator.step(inner_state, tokens)
-        return logits, (inner_state, row_histories)
+        return logits, (inner_state, new_histories)
 
     def select_rows(self, state: State, rows: Tensor) -> State:
         inner_state, histories = state

@@ -27,8 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from rag_model.generate.generator import Generator, State
 
-_CPU_VALUES = 1 << 17  # logits processed at a time; they fit into the cache of a core
-_CUDA_VALUES = 1 << 26  # logits processed at a time; enough that kernel launches cost little
+_MAX_CPU_LOGITS = 1 << 17  # logits processed at a time; they fit into the cache of a core
+_MAX_CUDA_LOGITS = 1 << 26  # logits processed at a time; enough that kernel launches cost little
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tu
     """
     target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
     rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)
-    values: tuple[Tensor, Tensor] = _TargetLogP.apply(rows, target_ids.reshape(-1), totals)  # type: ignore[no-untyped-call]
+    log_p_and_totals: tuple[Tensor, Tensor] = _TargetLogP.apply(rows, target_ids.reshape(-1), totals)  # type: ignore[no-untyped-call]
     # (b k t,) -> (b, k, t)
-    return values[0].view(target_ids.shape), values[1].view(target_ids.shape)
+    return log_p_and_totals[0].view(target_ids.shape), log_p_and_totals[1].view(target_ids.shape)
 
 
 class _TargetLogP(torch.autograd.Function):
@@ -129,16 +129,16 @@ class _TargetLogP(torch.autograd.Function):
         """Return the log softmax and the sums; save the logits unchanged, and log Σ exp of each
         row.
         """
-        norms, sums = (logits.new_zeros(len(logits), dtype=_choose_wide_dtype(logits.dtype)) for _ in range(2))
+        log_norms, sums = (logits.new_zeros(len(logits), dtype=_choose_wide_dtype(logits.dtype)) for _ in range(2))
         for rows in _split_rows(logits):
             row_logits = _to_wide(logits[rows])
-            norms[rows] = row_logits.logsumexp(-1)
+            log_norms[rows] = row_logits.logsumexp(-1)
             if totals:
-                sums[rows] = row_logits.sum(-1) - logits.shape[-1] * norms[rows]
-        ctx.save_for_backward(logits, targets, norms)
+                sums[rows] = row_logits.sum(-1) - logits.shape[-1] * log_norms[rows]
+        ctx.save_for_backward(logits, targets, log_norms)
         ctx.totals = totals
         # (n, v) -> (n, 1) -> (n,)
-        return _to_wide(logits.gather(1, targets[:, None])[:, 0]) - norms, sums
+        return _to_wide(logits.gather(1, targets[:, None])[:, 0]) - log_norms, sums
 
     @staticmethod
     @once_differentiable
@@ -147,10 +147,10 @@ class _TargetLogP(torch.autograd.Function):
 
         ∂ log p(y) / ∂ l_w = [w = y] - p(w), and ∂ Σ log p / ∂ l_w = 1 - v p(w).
         """
-        logits, targets, norms = ctx.saved_tensors
+        logits, targets, log_norms = ctx.saved_tensors
         gradient = torch.empty_like(logits)
         for rows in _split_rows(logits):
-            row_gradient = (_to_wide(logits[rows]) - norms[rows, None]).exp_()
+            row_gradient = (_to_wide(logits[rows]) - log_norms[rows, None]).exp_()
             # (r,); row_gradient is (r, v), for r <= n rows at a time
             weight = target_gradient[rows] + (logits.shape[-1] * total_gradient[rows] if ctx.totals else 0)
             row_gradient.mul_(-weight[:, None])
@@ -162,7 +162,7 @@ class _TargetLogP(torch.autograd.Function):
 
 
 def _split_rows(logits: Tensor) -> list[slice]:
-    max_values = _CUDA_VALUES if logits.is_cuda else _CPU_VALUES
+    max_values = _MAX_CUDA_LOGITS if logits.is_cuda else _MAX_CPU_LOGITS
     n_rows = max(1, max_values // logits.shape[-1])
     return [slice(start, start + n_rows) for start in range(0, len(logits), n_rows)]
 

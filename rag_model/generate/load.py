@@ -62,11 +62,11 @@ def load_generator(
     folder, resolved_device = resolve_folder(name), resolve_device(device)
     resolved_dtype = parse_dtype(dtype or choose_inference_dtype(resolved_device))
     weight_source = _find_weight_source(folder)
-    config = _load_with(folder, transformers.AutoConfig, weight_source)
+    config = _load_by_class(folder, transformers.AutoConfig, weight_source)
     _check_is_generator(folder, config)
     tokenizer = _load_tokenizer(folder, weight_source)
-    family = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    module = _load_module(folder, family, {**weight_source, "dtype": resolved_dtype}).to(resolved_device).eval()
+    auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    module = _load_module(folder, auto_class, {**weight_source, "dtype": resolved_dtype}).to(resolved_device).eval()
     chosen_template = template or _read_folder_template(folder, config, tokenizer)
     if config.is_encoder_decoder:
         return _build_seq2seq(folder, module, tokenizer, chosen_template)
@@ -149,7 +149,7 @@ def _find_weight_source(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _load_with(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
+def _load_by_class(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
     advice = "give an encoder-decoder or a decoder-only model"
     return load_pretrained(auto_class, folder, "generator", advice, **arguments)
 
@@ -165,7 +165,7 @@ def _check_is_generator(folder: Path, config: Any) -> None:
 
 
 def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
-    load = partial(_load_with, folder, require("transformers", "model").AutoTokenizer, weight_source)
+    load = partial(_load_by_class, folder, require("transformers", "model").AutoTokenizer, weight_source)
     tokenizer = load_with_guard(folder / TOKENIZER, load)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
@@ -174,10 +174,10 @@ def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def _load_module(folder: Path, family: Any, arguments: dict[str, Any]) -> Any:
+def _load_module(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
     weights = {} if "gguf_file" in arguments else {"use_safetensors": True}
-    module, loading = _load_with(folder, family, {**arguments, **weights, "output_loading_info": True})
-    refuse_missing_tensors("generator", folder, sorted(loading["missing_keys"]))
+    module, loading_info = _load_by_class(folder, auto_class, {**arguments, **weights, "output_loading_info": True})
+    refuse_missing_tensors("generator", folder, sorted(loading_info["missing_keys"]))
     if "gguf_file" in arguments:  # the weights are now plain floats, which can be trained and saved
         module.hf_quantizer = None
         if hasattr(module.config, "quantization_config"):

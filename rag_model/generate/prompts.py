@@ -64,7 +64,7 @@ def tokenize_untrusted(
             if added_token.special and len(str(added_token)) > 1
         )
     )
-    tokenized: list[TokenizedText] = []
+    results: list[TokenizedText] = []
     for text, untrusted_spans, ids, encoding in zip(
         texts, untrusted, encodings["input_ids"], encodings.encodings, strict=True
     ):
@@ -73,11 +73,11 @@ def tokenize_untrusted(
             {
                 offset
                 for offset in _iter_cut_offsets(text, special_names)
-                if any(first < offset <= end for first, end in untrusted_spans)
+                if any(start < offset <= end for start, end in untrusted_spans)
             }
         )
-        tokenized.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
-    return tokenized
+        results.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
+    return results
 
 
 def _iter_cut_offsets(text: str, names: tuple[str, ...]) -> Iterator[int]:
@@ -220,14 +220,14 @@ def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
 
 
 def _concatenate(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
-    spans_by_part: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
+    spans_by_field: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
     offset = 0
     for name, text in parts:
         if name:
-            spans_by_part[name].append((offset, offset + len(text)))
+            spans_by_field[name].append((offset, offset + len(text)))
         offset += len(text)
     return RenderedPrompt(
-        "".join(text for _, text in parts), tuple(span for name in _TRUNCATION_ORDER for span in spans_by_part[name])
+        "".join(text for _, text in parts), tuple(span for name in _TRUNCATION_ORDER for span in spans_by_field[name])
     )
 
 
@@ -294,9 +294,9 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
 
     Each span in turn loses tokens from its end; all tokens of a character are removed together.
     """
-    kept_positions = list(range(len(encoding.ids)))
+    positions = list(range(len(encoding.ids)))
     for span in truncatable:
-        n_excess_tokens = len(kept_positions) - max_tokens
+        n_excess_tokens = len(positions) - max_tokens
         if n_excess_tokens <= 0:
             break
         positions_inside = list(_iter_positions_inside(encoding, span))
@@ -306,12 +306,12 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
             *removable,
             *(position for position in positions_inside if encoding.offsets[position][0] == first_offset),
         }
-        kept_positions = [position for position in kept_positions if position not in removed_positions]
-    if len(kept_positions) > max_tokens:
+        positions = [position for position in positions if position not in removed_positions]
+    if len(positions) > max_tokens:
         raise UsageError(
-            f"max_length {max_tokens} is too small for the template alone: use {len(kept_positions) + 1} or more"
+            f"max_length {max_tokens} is too small for the template alone: use {len(positions) + 1} or more"
         )
-    return kept_positions
+    return positions
 
 
 def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]:
@@ -320,17 +320,17 @@ def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]
             yield position
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
+def pad_rows(token_rows: Sequence[Sequence[int]], pad: int, *, left: bool = False) -> tuple[Tensor, Tensor]:
     """Return ((n, s) int64 tokens, (n, s) bool mask) of rows, padded on the right or on the
     left.
     """
-    lengths = torch.tensor([len(row) for row in rows])
-    width = max(len(row) for row in rows)
-    paddings = [[pad] * (width - len(row)) for row in rows]
+    lengths = torch.tensor([len(row) for row in token_rows])
+    width = max(len(row) for row in token_rows)
+    paddings = [[pad] * (width - len(row)) for row in token_rows]
     tokens = torch.tensor(
         [
             [*(padding if left else ()), *row, *(() if left else padding)]
-            for row, padding in zip(rows, paddings, strict=True)
+            for row, padding in zip(token_rows, paddings, strict=True)
         ]
     )
     columns = torch.arange(width)

@@ -88,9 +88,9 @@ class Rag(nn.Module):
         dropout.
         """
         super().train(mode)
-        for part in (self.question, self.passage, self.body):
-            if part is not None and not any(weights.requires_grad for weights in part.parameters()):
-                part.eval()
+        for submodule in (self.question, self.passage, self.body):
+            if submodule is not None and not any(parameter.requires_grad for parameter in submodule.parameters()):
+                submodule.eval()
         return self
 
     def embed_questions(self, questions: Sequence[str]) -> Tensor:
@@ -184,6 +184,6 @@ def _check_shapes(scores: Tensor, contexts: Contexts, targets: Targets) -> None:
     if (contexts.k, len(contexts.tokens), len(targets.tokens)) != (k, b * k, b):
         raise UsageError(
             f"{b} questions with {k} scores do not match {len(contexts.tokens)} contexts, "
-            f"{contexts.k} per question,  and {len(targets.tokens)} targets: give all three for "
+            f"{contexts.k} per question, and {len(targets.tokens)} targets: give all three for "
             "the same questions and passages"
         )

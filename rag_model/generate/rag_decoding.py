@@ -172,9 +172,9 @@ def _choose_best(candidates: CandidateScores, log_prior: Tensor) -> DecodedAnswe
     # (c, k) + (k,) -> (c, k)
     joint = torch.tensor(list(candidates.values()), dtype=torch.float64) + log_prior
     marginal = joint.logsumexp(-1)  # (c, k) -> (c,)
-    best = int(marginal.argmax())
-    posterior = (joint[best] - marginal[best]).exp()
-    return DecodedAnswer(list(candidates)[best], float(marginal[best]), tuple(posterior.tolist()))
+    best_index = int(marginal.argmax())
+    posterior = (joint[best_index] - marginal[best_index]).exp()
+    return DecodedAnswer(list(candidates)[best_index], float(marginal[best_index]), tuple(posterior.tolist()))
 
 
 @torch.inference_mode()

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from transformers import DPRQuestionEncoder
 
 QUESTION: Literal["question"] = "question"
-_TOKENIZERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
-_CLASSES = {"sequence": "RagSequenceForGeneration", "token": "RagTokenForGeneration"}
+_TOKENIZER_FOLDERS = {QUESTION: "question_encoder_tokenizer", GENERATOR: "generator_tokenizer"}
+_RAG_CLASSES = {"sequence": "RagSequenceForGeneration", "token": "RagTokenForGeneration"}
 _PREFIXES = {QUESTION: ("rag.question_encoder.", "question_encoder."), GENERATOR: ("rag.generator.", "generator.")}
 
 
@@ -71,7 +71,7 @@ def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
         generator.tokenizer.save_pretrained(str(folder / GENERATOR))
     else:
         _save_transformers_layout(rag, dpr_encoder, generator, folder)
-        question.save_tokenizer_and_spec(folder / _TOKENIZERS[QUESTION], target_space)
+        question.save_tokenizer_and_spec(folder / _TOKENIZER_FOLDERS[QUESTION], target_space)
     record = {"settings": asdict(rag.settings), "form": template_to_json(generator.prompt_template)}
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -100,16 +100,16 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             "model, "
             "or read a generator alone with --reader concat"
         )
-    with temporary_folder("rag") as name:
+    with temporary_folder("rag") as parts_folder:
         for part in (QUESTION, GENERATOR):
-            _extract_part(folder, config, part, name / part)
-        question = TrainableEncoder.load(name / QUESTION, QUESTION, device=device)
+            _extract_part(folder, config, part, parts_folder / part)
+        question = TrainableEncoder.load(parts_folder / QUESTION, QUESTION, device=device)
         prompt_template, settings = (
             _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
         )
-        generator = load_generator(name / GENERATOR, prompt_template, device, dtype)
+        generator = load_generator(parts_folder / GENERATOR, prompt_template, device, dtype)
     # This folder has the tokenizer and the record of the passage space.
-    question.folder = folder / _TOKENIZERS[QUESTION]
+    question.folder = folder / _TOKENIZER_FOLDERS[QUESTION]
     return Rag(question, generator, settings).eval()
 
 
@@ -154,11 +154,11 @@ def _convert_to_dpr(
         return cast("DPRQuestionEncoder", question.whole)
     if not isinstance(question.whole, transformers.BertModel):
         return None
-    values = question.whole.config.to_dict()
-    values = {name: value for name, value in values.items() if name not in {"model_type", "architectures"}}
-    dpr_encoder = transformers.DPRQuestionEncoder(transformers.DPRConfig(**values, projection_dim=0))
-    state = {name: value for name, value in question.whole.state_dict().items() if not name.startswith("pooler.")}
-    dpr_encoder.question_encoder.bert_model.load_state_dict(state)
+    config = question.whole.config.to_dict()
+    config = {name: value for name, value in config.items() if name not in {"model_type", "architectures"}}
+    dpr_encoder = transformers.DPRQuestionEncoder(transformers.DPRConfig(**config, projection_dim=0))
+    tensors = {name: value for name, value in question.whole.state_dict().items() if not name.startswith("pooler.")}
+    dpr_encoder.question_encoder.bert_model.load_state_dict(tensors)
     return cast("DPRQuestionEncoder", dpr_encoder)
 
 
@@ -179,16 +179,16 @@ def _save_transformers_layout(
         retrieval_vector_size=rag.question.dim,
     )
     config.generator.prefix = prompt_template.prefix or None  # type: ignore[attr-defined]
-    rag_class = getattr(transformers, _CLASSES[settings.kind])
+    rag_class = getattr(transformers, _RAG_CLASSES[settings.kind])
     rag_model = rag_class(config=config, question_encoder=dpr_encoder, generator=module)
     rag_model.save_pretrained(str(folder))
-    generator.tokenizer.save_pretrained(str(folder / _TOKENIZERS[GENERATOR]))
+    generator.tokenizer.save_pretrained(str(folder / _TOKENIZER_FOLDERS[GENERATOR]))
 
 
 def _extract_part(folder: Path, config: Mapping[str, Any], part: str, dest: Path) -> None:
     """Write the question encoder or the generator of a RAG folder to a separate folder."""
     part_config = config.get("question_encoder" if part == QUESTION else "generator")
-    tokenizer = folder / _TOKENIZERS[part]
+    tokenizer = folder / _TOKENIZER_FOLDERS[part]
     if not isinstance(part_config, Mapping) or not tokenizer.is_dir():
         raise InputError(f"{folder} is not a complete RAG model: it lacks {part} in its config, or {tokenizer.name}/")
     shutil.copytree(tokenizer, dest)
@@ -260,18 +260,19 @@ def resolve_rag_id(store: Store, model: str) -> str:
     return model_id
 
 
-def get_rag_folder(store: Store | None, identity: str) -> Path:
-    """Return the folder of a model with an id of `resolve_rag_id`; a model of the store is copied.
+def get_rag_folder(store: Store | None, model_id: str) -> Path:
+    """Return the folder of the model with an id that `resolve_rag_id` returned; see
+    `get_model_folder`.
 
     Raises:
         InputError: the hub does not have the model.
         StoreError: a file of the model is missing or damaged.
     """
-    return resolve_folder(identity) if store is None or "/" in identity else store.get_model_folder(identity)
+    return resolve_folder(model_id) if store is None or "/" in model_id else store.get_model_folder(model_id)
 
 
-def load_rag_by_id(store: Store | None, identity: str, passage_encoder: str | None = None) -> Rag:
-    """Load a model with an id of `resolve_rag_id`; a folder needs no store.
+def load_rag_by_id(store: Store | None, model_id: str, passage_encoder: str | None = None) -> Rag:
+    """Load the model with an id that `resolve_rag_id` returned; a folder needs no store.
 
     `passage_encoder` names the passage encoder with which the question encoder was trained. Models
     that were trained with other programs do not record it, and it cannot be derived from the
@@ -280,10 +281,10 @@ def load_rag_by_id(store: Store | None, identity: str, passage_encoder: str | No
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
-        RefusedError: the passage space that the model records differs from that of
+        RefusedError: the passage space that the model records is not the space of
             `passage_encoder`.
     """
-    rag = load_rag(get_rag_folder(store, identity))
+    rag = load_rag(get_rag_folder(store, model_id))
     if passage_encoder is not None:
         encoder: Any = rag.question
         encoder.target_space = read_passage_space(passage_encoder)

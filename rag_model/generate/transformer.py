@@ -65,9 +65,8 @@ class CausalGenerator(_TransformerGenerator):
     end_token: int
     pad_token: int  # the end token if the tokenizer has no padding token; masks distinguish them
     max_tokens: int  # maximum tokens of prompt and answer together
-    first_token: int | None = field(
-        default=None, init=False
-    )  # answers of decoder-only models have no common first token
+    # answers of decoder-only models have no common first token
+    first_token: int | None = field(default=None, init=False)
 
     @property
     def max_answer(self) -> int:
@@ -82,9 +81,9 @@ class CausalGenerator(_TransformerGenerator):
                 too long.
         """
         prompts, k = render_prompts(self.prompt_template, questions, passages)
-        limit = min(self.prompt_template.max_length, self.max_tokens - self.prompt_template.max_answer)
-        rows = tokenize_prompts(self.tokenizer, prompts, limit, special=self.prompt_template.special)
-        tokens, mask = pad_rows([row or [self.end_token] for row in rows], self.pad_token, left=True)
+        max_length = min(self.prompt_template.max_length, self.max_tokens - self.prompt_template.max_answer)
+        token_rows = tokenize_prompts(self.tokenizer, prompts, max_length, special=self.prompt_template.special)
+        tokens, mask = pad_rows([row or [self.end_token] for row in token_rows], self.pad_token, left=True)
         return Contexts(tokens, mask, k).to(self.module.device)
 
     def encode_targets(self, answers: Sequence[str]) -> Targets:
@@ -98,14 +97,14 @@ class CausalGenerator(_TransformerGenerator):
 
     def logits(self, contexts: Contexts, targets: Targets) -> Tensor:
         """Return (b, k, t, v) logits with gradient, by teacher forcing."""
-        prompts, mask = _pad_left(contexts)
+        prompt_ids, mask = _pad_left(contexts)
         # (b, t) -> (b, t - 1) -> (b k, t - 1)
         target_ids, target_mask = (
             tensor[:, :-1].repeat_interleave(contexts.k, 0) for tensor in (targets.tokens, targets.mask)
         )
         # (b k, s) + (b k, t - 1) -> (b k, s + t - 1)
         mask = torch.cat([mask, target_mask.long()], 1)
-        outputs = self._run(torch.cat([prompts, target_ids], 1), mask, targets.tokens.shape[1], use_cache=False)
+        outputs = self._run(torch.cat([prompt_ids, target_ids], 1), mask, targets.tokens.shape[1], use_cache=False)
         # (b k, t, v) -> (b, k, t, v)
         logits: Tensor = outputs.logits.unflatten(0, (-1, contexts.k))
         return logits
@@ -115,8 +114,8 @@ class CausalGenerator(_TransformerGenerator):
         """Process the prompts; return the (n, v) float32 logits of the first token, and the
         decoding state.
         """
-        prompts, mask = _pad_left(contexts)
-        outputs = self._run(prompts, mask, 1, use_cache=True)
+        prompt_ids, mask = _pad_left(contexts)
+        outputs = self._run(prompt_ids, mask, 1, use_cache=True)
         return outputs.logits[:, 0].float(), CausalState(get_cache(outputs), mask)
 
     @torch.no_grad()
@@ -202,8 +201,8 @@ class Seq2SeqGenerator(_TransformerGenerator):
                 too long.
         """
         prompts, k = render_prompts(self.prompt_template, questions, passages)
-        rows = tokenize_prompts(self.tokenizer, prompts, min(self.prompt_template.max_length, self.max_tokens))
-        return Contexts(*pad_rows(rows, self.pad_token), k).to(self.module.device)
+        token_rows = tokenize_prompts(self.tokenizer, prompts, min(self.prompt_template.max_length, self.max_tokens))
+        return Contexts(*pad_rows(token_rows, self.pad_token), k).to(self.module.device)
 
     def encode_targets(self, answers: Sequence[str]) -> Targets:
         """Tokenize one answer per question."""

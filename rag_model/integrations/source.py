@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rag_model.retrieve.retriever import SnapshotRetriever
 
 _SEARCH_METADATA = ("rank", "score", "legs")  # fields that differ between searches
-_SOURCES_OF_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
+_SOURCES_BY_SETTING = {"ref": ["store"], "dest": ["store"], "token": ["service"], "encoder": ["store", "folder"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ class SourceSettings:
         """
         sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
         if len(sources) != 1:
-            given_sources = " and ".join(sources) or "none of them is given"
+            sources_text = " and ".join(sources) or "none of them is given"
             raise UsageError(
-                f"passages come from a store, a folder or a service ({given_sources}): give one of the three"
+                f"passages come from a store, a folder or a service ({sources_text}): give one of the three"
             )
-        for name, allowed_sources in _SOURCES_OF_SETTING.items():
+        for name, allowed_sources in _SOURCES_BY_SETTING.items():
             if getattr(self, name) and sources[0] not in allowed_sources:
                 raise UsageError(
                     f"{name} applies to a {' or a '.join(allowed_sources)}, not to a {sources[0]}: omit it"
@@ -210,7 +210,7 @@ def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) ->
     queries or retrievers, so the metadata must be equal in every search. `search_metadata` adds
     `rank`, `score` and `legs`, which differ; `legs` is empty if the retriever is a single index.
     """
-    metadata = hit.to_json() | {"legs": [asdict(leg) for leg in hit.visible_legs], "snapshot": snapshot}
+    metadata = hit.to_json() | {"legs": [asdict(child_hit) for child_hit in hit.visible_legs], "snapshot": snapshot}
     hidden_names = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)
     return {name: value for name, value in metadata.items() if name not in hidden_names}
 
@@ -249,9 +249,9 @@ class FollowingSource:
             UsageError: The query is empty, or `k` is below 1 or above the retriever's maximum.
         """
         check_queries([query])
-        with self._slot.acquire() as loaded:
-            (hits,) = loaded.search(Queries([query]), k)
-            return RetrievedHits(loaded.id, hits)
+        with self._slot.acquire() as loaded_snapshot:
+            (hits,) = loaded_snapshot.search(Queries([query]), k)
+            return RetrievedHits(loaded_snapshot.id, hits)
 
     def close(self) -> None:
         """Stop following the ref, and free all resources."""

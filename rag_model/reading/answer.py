@@ -23,7 +23,7 @@ from rag_model.retrieve.hits import Hit
 _BRACKET = re.compile(r"\s*\[\s*(\d{1,4}(?:\s*[-\N{EN DASH},;]\s*\d{1,4})*)\s*\]")
 _RANGE = re.compile(r"(\d+)\s*[-\N{EN DASH}]\s*(\d+)|(\d+)")
 _QUOTATION = re.compile(r'(?<![^\s(\[])(?:"[^"\n]*"|“[^”\n]*”|«[^»\n]*»|„[^“”\n]*[“”])(?!\w)')
-_MAX_UNKNOWN = 99  # larger numbers without an entry in the context are text, such as years
+_MAX_UNKNOWN_NUMBER = 99  # larger numbers without an entry in the context are text, such as years
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
     >>> split_statements("It is by Orwell [1]. It was published in 1945. [2, 3]", 3)[1]
     Statement(text='It was published in 1945.', cited=(2, 3), unknown=())
     """
-    plain, marks = _extract_citations(text, n_entries)
-    sentence_spans = list(_iter_sentence_spans(plain))
+    plain_text, marks = _extract_citations(text, n_entries)
+    sentence_spans = list(_iter_sentence_spans(plain_text))
     citations_by_sentence: list[list[int]] = [[] for _ in sentence_spans]
     for mark in marks if sentence_spans else ():
         sentence_index = bisect_right([start for start, _ in sentence_spans], max(0, mark.offset - 1)) - 1
         citations_by_sentence[max(0, sentence_index)] += mark.numbers
     return tuple(
         Statement(
-            plain[start:end],
+            plain_text[start:end],
             tuple(dict.fromkeys(number for number in numbers if number <= n_entries)),
             tuple(dict.fromkeys(number for number in numbers if number > n_entries)),
         )
@@ -76,16 +76,16 @@ def remove_citations(text: str, n_entries: int) -> str:
 
 
 def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMark]]:
-    plain, marks, position = "", list[_CitationMark](), 0
+    plain_text, marks, position = "", list[_CitationMark](), 0
     quotation_spans = [match.span() for match in _QUOTATION.finditer(text) if match.span() != (0, len(text.rstrip()))]
     for match in _BRACKET.finditer(text) if n_entries else ():
         numbers = tuple(_parse_numbers(match[1], n_entries))
         if not numbers or any(start < match.start(1) < end for start, end in quotation_spans):
             continue
-        plain += text[position : match.start()]
-        marks.append(_CitationMark(len(plain), numbers))
+        plain_text += text[position : match.start()]
+        marks.append(_CitationMark(len(plain_text), numbers))
         position = match.end()
-    return (plain + text[position:]).strip() if marks else text, marks
+    return (plain_text + text[position:]).strip() if marks else text, marks
 
 
 def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
@@ -94,7 +94,7 @@ def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
     """
     for match in _RANGE.finditer(bracket):
         first, last = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
-        max_number = last if last <= max(n_entries, _MAX_UNKNOWN) else first - 1
+        max_number = last if last <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first - 1
         yield from (number for number in range(max(1, first), max_number + 1))
 
 
@@ -308,11 +308,11 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     if answer.usage is not None:
         fields["usage"] = asdict(answer.usage)
     if all(support.posterior is None for support in answer.support):
-        fields["context"] = [asdict(excerpt, dict_factory=_convert_tuples_to_lists) for excerpt in answer.context]
+        fields["context"] = [asdict(entry, dict_factory=_convert_tuples_to_lists) for entry in answer.context]
         fields["statements"] = [
             asdict(statement, dict_factory=_convert_tuples_to_lists) for statement in answer.statements
         ]
-        fields["citations"] = [excerpt.number for excerpt in answer.citations]
+        fields["citations"] = [entry.number for entry in answer.citations]
     return fields
 
 

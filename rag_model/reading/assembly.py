@@ -54,13 +54,13 @@ class PassageRun:
 def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
     """Join equal and adjacent passages, in the order of their best hits; skip empty texts."""
     runs: list[PassageRun] = []
-    for run_of_text in sorted(_merge_equal_texts(hits), key=_get_sort_key):
+    for next_run in sorted(_merge_equal_texts(hits), key=_get_sort_key):
         for position, run in enumerate(runs):
-            if (extended := _extend_run(run, run_of_text)) is not None:
-                runs[position] = extended
+            if (joined_run := _extend_run(run, next_run)) is not None:
+                runs[position] = joined_run
                 break
         else:
-            runs.append(run_of_text)
+            runs.append(next_run)
     return sorted(runs, key=lambda run: run.positions[0])
 
 
@@ -68,7 +68,7 @@ def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
     """Return one run per distinct text, with the positions of all hits with that text."""
     positions_by_text: dict[str, list[int]] = {}
     for position, hit in enumerate(hits):
-        if text := _write_on_line(hit.passage):
+        if text := _join_lines(hit.passage):
             positions_by_text.setdefault(text, []).append(position)
     return [
         PassageRun(hits[hit_positions[0]], tuple(hit_positions), text, hits[hit_positions[0]].passage)
@@ -76,7 +76,7 @@ def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
     ]
 
 
-def _write_on_line(passage: Passage) -> str:
+def _join_lines(passage: Passage) -> str:
     """Return the text of a passage on one line; the rows of a table are separated by semicolons."""
     lines = [passage.text] if passage.kind == PROSE else passage.text.split("\n")
     return "; ".join(" ".join(line.split()) for line in lines)
@@ -117,8 +117,8 @@ def _get_adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
     """
     if _get_section_id(run.last) != _get_section_id(next_run.first.passage):
         return None
-    unspaced = UNSPACED.match(run.text[-1]) and UNSPACED.match(next_run.text[0])
-    return next_run.text if unspaced else f" {next_run.text}"
+    has_no_space = UNSPACED.match(run.text[-1]) and UNSPACED.match(next_run.text[0])
+    return next_run.text if has_no_space else f" {next_run.text}"
 
 
 def _get_text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
@@ -186,11 +186,11 @@ class _Entry:
 
 
 def assemble(
-    hits: Sequence[Hit], count: CountTokens, budget: int, order: Order = "rank", *, dated: bool = False
+    hits: Sequence[Hit], count_tokens: CountTokens, budget: int, order: Order = "rank", *, dated: bool = False
 ) -> PromptContext:
     """Return a context from a question's hits, best first, with at most `budget` tokens.
 
-    `count` counts tokens.
+    `count_tokens` returns the number of tokens of each text.
 
     With `dated`, the day of the revision follows the title.
 
@@ -205,46 +205,46 @@ def assemble(
         return PromptContext("", ())
     capacity = budget
     while True:
-        context = _number_entries(_order_entries(_select_fitting(entries, count, capacity), order))
+        context = _number_entries(_order_entries(_select_fitting(entries, count_tokens, capacity), order))
         if not context.excerpts:
-            needed = count([_render_line(_truncate(entries[0], 1))])[0] + budget - capacity
+            minimum = count_tokens([_render_line(_truncate(entries[0], 1))])[0] + budget - capacity
             raise UsageError(
-                f"a budget of {budget} tokens has no room for a passage: give at least {needed}, which hold one word"
+                f"a budget of {budget} tokens has no room for a passage: give at least {minimum}, which hold one word"
             )
-        n_excess_tokens = count([context.text])[0] - budget
+        n_excess_tokens = count_tokens([context.text])[0] - budget
         if n_excess_tokens <= 0:
             return context
         capacity -= n_excess_tokens  # the whole text may have more tokens than the sum of its lines
 
 
-def _select_fitting(entries: Sequence[_Entry], count: CountTokens, capacity: int) -> list[_Entry]:
+def _select_fitting(entries: Sequence[_Entry], count_tokens: CountTokens, capacity: int) -> list[_Entry]:
     """Return the best entries that fit into `capacity` tokens; the last one may be truncated."""
     fitting_entries: list[_Entry] = []
-    for entry, tokens in zip(entries, count([_render_line(entry) for entry in entries]), strict=True):
-        if tokens <= capacity:
+    for entry, n_tokens in zip(entries, count_tokens([_render_line(entry) for entry in entries]), strict=True):
+        if n_tokens <= capacity:
             fitting_entries.append(entry)
-            capacity -= tokens
+            capacity -= n_tokens
             continue
-        truncated = _truncate_to_fit(entry, count, capacity)
-        return fitting_entries if truncated is None else [*fitting_entries, truncated]
+        truncated_entry = _truncate_to_fit(entry, count_tokens, capacity)
+        return fitting_entries if truncated_entry is None else [*fitting_entries, truncated_entry]
     return fitting_entries
 
 
-def _truncate_to_fit(entry: _Entry, count: CountTokens, capacity: int) -> _Entry | None:
+def _truncate_to_fit(entry: _Entry, count_tokens: CountTokens, capacity: int) -> _Entry | None:
     """Return an entry with as many first words as fit; None if the first word does not fit."""
     # a number of words that fits, and one that does not
     n_fitting, n_too_many = 0, len(split_words(entry.text))
     while n_too_many - n_fitting > 1:
         middle = (n_fitting + n_too_many) // 2
-        if count([_render_line(_truncate(entry, middle))])[0] <= capacity:
+        if count_tokens([_render_line(_truncate(entry, middle))])[0] <= capacity:
             n_fitting = middle
         else:
             n_too_many = middle
     return _truncate(entry, n_fitting) if n_fitting else None
 
 
-def _truncate(entry: _Entry, words: int) -> _Entry:
-    text = "".join(split_words(entry.text)[:words]).strip()
+def _truncate(entry: _Entry, n_words: int) -> _Entry:
+    text = "".join(split_words(entry.text)[:n_words]).strip()
     return replace(entry, text=text + _ELLIPSIS, cut=True)
 
 

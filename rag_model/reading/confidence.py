@@ -78,8 +78,8 @@ class Threshold:
         except ValueError:
             pass
         try:
-            value = parse_json(Path(source).read_text(encoding="utf-8"))
-            return cls(value["signal"], float(value["least"]))
+            fields = parse_json(Path(source).read_text(encoding="utf-8"))
+            return cls(fields["signal"], float(fields["least"]))
         except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
             raise InputError(
                 f"{source} contains no threshold ({error}): give a number, or the file of "
@@ -109,8 +109,8 @@ class Threshold:
             raise UsageError(
                 f"this model does not give the {self.signal} of an answer: choose a threshold for `retrieval`"
             )
-        confident = replace(answer, confidence=Confidence(self.signal, score, self.least))
-        return confident if score >= self.least else replace(confident, text="", tokens=(), abstained=True)
+        scored_answer = replace(answer, confidence=Confidence(self.signal, score, self.least))
+        return scored_answer if score >= self.least else replace(scored_answer, text="", tokens=(), abstained=True)
 
 
 def get_score(answer: Answer, signal: Signal) -> float | None:

@@ -63,9 +63,9 @@ class SpanModel:
             InputError: a file is missing or corrupt, or the model has no question-answering head.
         """
         kind = str(read_optional_json(folder / CONFIG).get("model_type", ""))
-        names = read_tensor_headers(folder) if kind else ()
+        tensor_names = read_tensor_headers(folder) if kind else ()
         head = "qa_classifier" if kind == _DPR else "qa_outputs"
-        if not any(head in name for name in names):
+        if not any(head in name for name in tensor_names):
             raise InputError(f"model {folder} has no question-answering head ({head}): give a model with one")
         transformers = require("transformers", "model")
         loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
@@ -86,8 +86,8 @@ class SpanModel:
         question_offsets = self.tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)[
             "offset_mapping"
         ]
-        kept_offsets = question_offsets[: min(_MAX_QUESTION_TOKENS, max_tokens // 2)]
-        question = question[: kept_offsets[-1][1]] if kept_offsets else question
+        read_offsets = question_offsets[: min(_MAX_QUESTION_TOKENS, max_tokens // 2)]
+        question = question[: read_offsets[-1][1]] if read_offsets else question
         inputs = self.tokenizer(
             [question] * len(texts),
             list(texts),
@@ -189,7 +189,7 @@ class ExtractiveReader(RetrievingReader):
     def _answer_question(self, question: str, hits: Sequence[Hit]) -> Answer:
         support = tuple(SupportingPassage(hit) for hit in hits)
         texts = [hit.passage.text for hit in hits]
-        if not any(text_number.strip() for text_number in texts):
+        if not any(text.strip() for text in texts):
             return Answer(question, "", None, support, usage=TokenUsage(0, 0))
         spans = self._model.score(question, texts)
         text_number, start, end, log_p = spans.find_best(self._model.max_span)

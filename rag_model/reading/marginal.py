@@ -142,13 +142,13 @@ class MarginalReader(RetrievingReader):
         timer.end_stage(ASSEMBLY)
         decode = _DECODERS[self.rag.settings.kind]
         seeds = [derive_seed(self.decoding.sampling, question) for question in questions]
-        decoded_answer = decode(generator, contexts, prior, self.decoding, seeds)
+        decoded_answers = decode(generator, contexts, prior, self.decoding, seeds)
         weights = prior.exp().tolist()
         # (b k, s) -> (b, k s) -> (b,).
-        n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
+        prompt_tokens = contexts.mask.view(len(questions), -1).sum(1).tolist()
         return [
             _build_answer(generator, *parts)
-            for parts in zip(questions, hits, weights, decoded_answer, n_read, strict=True)
+            for parts in zip(questions, hits, weights, decoded_answers, prompt_tokens, strict=True)
         ]
 
     def _encode(
@@ -185,14 +185,14 @@ def _build_answer(
     hits: Sequence[Hit],
     weights: Sequence[float],
     decoded: DecodedAnswer,
-    n_read: int,
+    n_prompt_tokens: int,
 ) -> Answer:
     support = [SupportingPassage(*parts) for parts in zip(hits, weights, decoded.posterior, strict=True)]
     token_texts = _decode_token_texts(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*parts) for parts in zip(token_texts, decoded.shares, strict=True)]
     is_complete = decoded.tokens[-1] == generator.end_token
     text = generator.decode(decoded.tokens)
-    usage = TokenUsage(n_read, len(decoded.tokens))
+    usage = TokenUsage(n_prompt_tokens, len(decoded.tokens))
     return Answer(question, text, decoded.log_likelihood, tuple(support), tuple(tokens), is_complete, usage)
 
 
@@ -256,21 +256,21 @@ class LabelReader(MarginalReader):
         contexts, scores = self._encode(generator, questions, hits)
         prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
-        labels = [tokens.to(contexts.tokens.device) for tokens in self._targets]
-        label_log_p, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, labels)
+        label_tokens = [tokens.to(contexts.tokens.device) for tokens in self._targets]
+        label_log_p, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, label_tokens)
         best_labels = label_log_p.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
-        n_read = contexts.mask.view(len(questions), -1).sum(1).tolist()
+        prompt_tokens = contexts.mask.view(len(questions), -1).sum(1).tolist()
         label_names, weights = list(self._labels), prior.exp().tolist()
         answers = []
-        for row, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
-            log_p = label_log_p[row, best_labels[row]]
-            posterior = posteriors[row, :, best_labels[row]].exp().tolist()
+        for i, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
+            log_p = label_log_p[i, best_labels[i]]
+            posterior = posteriors[i, :, best_labels[i]].exp().tolist()
             support = tuple(
-                SupportingPassage(*parts) for parts in zip(question_hits, weights[row], posterior, strict=True)
+                SupportingPassage(*parts) for parts in zip(question_hits, weights[i], posterior, strict=True)
             )
-            usage = TokenUsage(n_read[row], len(self._targets[best_labels[row]]))
-            answers.append(Answer(question, label_names[best_labels[row]], float(log_p), support, usage=usage))
+            usage = TokenUsage(prompt_tokens[i], len(self._targets[best_labels[i]]))
+            answers.append(Answer(question, label_names[best_labels[i]], float(log_p), support, usage=usage))
         return answers
 
 
@@ -281,10 +281,10 @@ def _encode_labels(generator: Generator, words: Sequence[str]) -> list[torch.Ten
         UsageError: two words have the same tokens.
     """
     targets = [generator.encode_targets([word]) for word in words]
-    labels = [target.tokens[0][target.mask[0]] for target in targets]
-    if len({tuple(tokens.tolist()) for tokens in labels}) < len(labels):
+    label_tokens = [target.tokens[0][target.mask[0]] for target in targets]
+    if len({tuple(tokens.tolist()) for tokens in label_tokens}) < len(label_tokens):
         raise UsageError(
             f"two of the labels' words {', '.join(map(repr, words))} have the same tokens in this model: "
             "give different words"
         )
-    return labels
+    return label_tokens

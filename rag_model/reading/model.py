@@ -102,8 +102,8 @@ def resolve_model_id(store: Store, model: str) -> str:
     return model if model.startswith(ENDPOINT_PREFIX) else resolve_rag_id(store, model)
 
 
-def load_reading_model(store: Store | None, identity: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
-    """Load the model with an id of `resolve_model_id`; a folder needs no store.
+def load_reading_model(store: Store | None, model_id: str, reader: ReaderName, asks: str | None = None) -> ReadingModel:
+    """Load the model with an id that `resolve_model_id` returned; a folder needs no store.
 
     `reader` names the reader that will use the model. For `concat` the model may be only a
     generator; for `extractive` it is the folder of an extractive model. `asks` is the
@@ -115,40 +115,41 @@ def load_reading_model(store: Store | None, identity: str, reader: ReaderName, a
         RefusedError: the passage space that the model records differs from that of `asks`.
         UsageError: `asks` is given, but the model has no question encoder.
     """
-    folder = find_model_folder(store, identity)
+    folder = find_model_folder(store, model_id)
     if folder is not None and reader != "extractive" and (reader == "marginal" or is_rag_folder(folder)):
-        rag = load_rag_by_id(store, identity, asks)
-        return ReadingModel(identity, rag, rag.generator)
+        rag = load_rag_by_id(store, model_id, asks)
+        return ReadingModel(model_id, rag, rag.generator)
     if asks is not None:
-        raise UsageError(f"model {identity} has no question encoder, so --asks does not apply: omit --asks")
+        raise UsageError(f"model {model_id} has no question encoder, so --asks does not apply: omit --asks")
     if folder is not None and reader == "extractive":
-        return ReadingModel(identity, spans=SpanModel.load(folder))
-    return ReadingModel(identity, generator=None if folder is None else load_generator(folder))
+        return ReadingModel(model_id, spans=SpanModel.load(folder))
+    return ReadingModel(model_id, generator=None if folder is None else load_generator(folder))
 
 
-def find_model_folder(store: Store | None, identity: str) -> Path | None:
-    """Return the folder of the model with an id of `resolve_model_id`; None for an endpoint.
+def find_model_folder(store: Store | None, model_id: str) -> Path | None:
+    """Return the folder of the model with an id that `resolve_model_id` returned, or None for an
+    endpoint.
 
     Raises:
         StoreError: a file of the model is missing or damaged.
     """
-    return None if identity.startswith(ENDPOINT_PREFIX) else get_rag_folder(store, identity)
+    return None if model_id.startswith(ENDPOINT_PREFIX) else get_rag_folder(store, model_id)
 
 
-def _open_endpoint_writer(identity: str, settings: ReaderSettings) -> Writer:
+def _open_endpoint_writer(model_id: str, settings: ReaderSettings) -> Writer:
     from rag_model.reading.writers.chat_settings import ChatSettings  # noqa: PLC0415 - imports HTTP; only endpoints need it
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
     decoding = settings.decoding
     if decoding.beams > 1:
-        raise UsageError(f"{identity} is behind an endpoint, which has no beam search: omit --beams")
+        raise UsageError(f"{model_id} is behind an endpoint, which has no beam search: omit --beams")
     sampling = decoding.sampling
     chat_settings: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
     if sampling is not None:
         chat_settings |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
     if settings.required_signal == "likelihood" or settings.reader == "auto":
         chat_settings["logprobs"] = True
-    return EndpointWriter(identity.removeprefix(ENDPOINT_PREFIX), ChatSettings.from_environment(**chat_settings))
+    return EndpointWriter(model_id.removeprefix(ENDPOINT_PREFIX), ChatSettings.from_environment(**chat_settings))
 
 
 def open_reader(
@@ -183,41 +184,41 @@ def open_reader(
     opened_store = Store.open(store)
     # reports an invalid expression before the model is resolved
     plan_retriever(snapshot, retriever)
-    identity = resolve_model_id(opened_store, model)
-    check_route(settings, identity)
+    model_id = resolve_model_id(opened_store, model)
+    check_route(settings, model_id)
     reading_model, opened_retriever = open_reading_model(
-        snapshot, opened_store, identity, retriever, [settings.reader_for(identity)], asks
+        snapshot, opened_store, model_id, retriever, [settings.reader_for(model_id)], asks
     )
-    return identity, reading_model.open_reader(opened_retriever, settings)
+    return model_id, reading_model.open_reader(opened_retriever, settings)
 
 
-def check_route(settings: ReaderSettings, identity: str) -> None:
+def check_route(settings: ReaderSettings, model_id: str) -> None:
     """Check that the route of the reader `auto` was chosen for a model and for its reader.
 
     Raises:
         UsageError: the route was chosen for a different model or reader.
     """
     route = settings.route
-    if route is not None and (mismatch := route.explain_mismatch(identity, settings.reader_for(identity))):
+    if route is not None and (mismatch := route.explain_mismatch(model_id, settings.reader_for(model_id))):
         raise UsageError(mismatch)
 
 
 def open_reading_model(
     snapshot: Snapshot,
     store: Store,
-    identity: str,
+    model_id: str,
     retriever: str | None,
     readers: Sequence[ReaderName],
     asks: str | None = None,
 ) -> tuple[ReadingModel, SnapshotRetriever]:
-    """Load the model with an id of `resolve_model_id`, and open the retriever that `readers` need.
+    """Return (the model with an id that `resolve_model_id` returned, the retriever for `readers`).
 
     Raises:
         BookwheelError: as for `open_reader`.
     """
     plan_retriever(snapshot, retriever)  # reports an invalid expression before the model is loaded
     needs_products = "marginal" in readers
-    reading_model = load_reading_model(store, identity, "marginal" if needs_products else readers[0], asks)
+    reading_model = load_reading_model(store, model_id, "marginal" if needs_products else readers[0], asks)
     return reading_model, open_retriever(
         snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=needs_products
     )

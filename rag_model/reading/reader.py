@@ -148,14 +148,14 @@ class AnswerTimer:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Create a timer and start the first stage; `clock` returns seconds."""
-        self._clock, self._last = clock, clock()
+        self._clock, self._stage_start = clock, clock()
         self.seconds: dict[str, float] = {}  # by stage, in the order of their first end
 
     def end_stage(self, stage: str) -> None:
         """End the current stage under this name, and start the next one."""
         now = self._clock()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
-        self._last = now
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._stage_start
+        self._stage_start = now
 
 
 def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Answer]:

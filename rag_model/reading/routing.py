@@ -290,9 +290,9 @@ class AutoReader(RetrievingReader):
         is_from_weights = open_book is None or (bool(closed_book.text) and self.route.chooses_weights(score))
         answer = closed_book if open_book is None or is_from_weights else open_book
         usages = [
-            answer_or_none.usage
-            for answer_or_none in (closed_book, open_book)
-            if answer_or_none is not None and answer_or_none.usage is not None
+            candidate.usage
+            for candidate in (closed_book, open_book)
+            if candidate is not None and candidate.usage is not None
         ]
         return replace(
             answer,

@@ -103,10 +103,10 @@ def check_template(template: str, *placeholders: str) -> None:
     """
     expected = " and ".join(f"{{{placeholder}}}" for placeholder in placeholders)
     try:
-        parts = list(Formatter().parse(template))
+        template_parts = list(Formatter().parse(template))
     except ValueError as error:
         raise UsageError(f"the prompt template is invalid ({error}): write a literal brace twice") from error
-    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    fields = [(name, spec, conversion) for _, name, spec, conversion in template_parts if name is not None]
     for name, spec, conversion in fields:
         if name not in placeholders or spec or conversion:
             field_text = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"

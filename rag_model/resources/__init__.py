@@ -69,9 +69,9 @@ class WorkEstimate:
 
     def compute_stage_memory(self, cores: int) -> dict[str, int]:
         """Return the bytes of each stage on `cores` cores, including the flow's process."""
-        tasks = cores if self.workers else 1
+        n_tasks = cores if self.workers else 1
         return {
-            stage: PROCESS_BYTES + size * (1 if stage in _SINGLE_TASK_STAGES else tasks)
+            stage: PROCESS_BYTES + size * (1 if stage in _SINGLE_TASK_STAGES else n_tasks)
             for stage, size in self.stages.items()
         }
 
@@ -120,13 +120,11 @@ def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> Run
         stage_memory = work.compute_stage_memory(1)
         largest_stage = max(stage_memory, key=stage_memory.__getitem__)
         raise ResourceError(
-            f"the stage {largest_stage} needs {format_bytes(candidates[0].memory)} of memory, and "
-            "a "
-            f"run may use {format_bytes(memory_limit)}: raise the limit, or use smaller "
-            "batches, fewer passages or a smaller model"
+            f"the stage {largest_stage} needs {format_bytes(candidates[0].memory)} of memory, and a run may use "
+            f"{format_bytes(memory_limit)}: raise the limit, or use smaller batches, fewer passages or a smaller model"
         )
-    in_time = (candidate for candidate in candidates_in_memory if candidate.hours <= max(hours, 1 / 3600))
-    return next(in_time, min(candidates_in_memory, key=lambda candidate: candidate.hours))
+    fast_candidates = (candidate for candidate in candidates_in_memory if candidate.hours <= max(hours, 1 / 3600))
+    return next(fast_candidates, min(candidates_in_memory, key=lambda candidate: candidate.hours))
 
 
 def estimate_weight_bytes(*models: "Architecture") -> int:
@@ -137,7 +135,7 @@ def estimate_weight_bytes(*models: "Architecture") -> int:
 def estimate_decoding_bytes(generator: "Architecture", n_texts: int, answer_tokens: int) -> int:
     """Estimate the bytes to decode `n_texts` answers of `answer_tokens` tokens at once."""
     # Each token has a key and a value in every layer.
-    cache_values = 2 * generator.layers * generator.hidden * (PROMPT_TOKENS + answer_tokens)
+    n_cache_values = 2 * generator.layers * generator.hidden * (PROMPT_TOKENS + answer_tokens)
     return (
-        FLOAT32_BYTES * n_texts * (2 * cache_values + 2 * generator.vocabulary + 8 * generator.hidden * PROMPT_TOKENS)
+        FLOAT32_BYTES * n_texts * (2 * n_cache_values + 2 * generator.vocabulary + 8 * generator.hidden * PROMPT_TOKENS)
     )

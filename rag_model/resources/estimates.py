@@ -115,9 +115,9 @@ def estimate_stage_seconds(plan: IndexPlan, d: int = 0) -> dict[str, float]:
 
     The rates were measured on one processor with AVX512; other processors may need twice the time.
     """
-    kind, tasks = get_kind(plan.kind), {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
-    size = plan.n * estimate_row_bytes(kind.represents, d)
-    return {stage: n * kind.seconds(plan, stage, plan.n // n, size) for stage, n in tasks.items() if n}
+    kind, tasks_by_stage = get_kind(plan.kind), {"train": 1, "scatter": 1, "shard": plan.shards, "merge": 1}
+    input_bytes = plan.n * estimate_row_bytes(kind.represents, d)
+    return {stage: n * kind.seconds(plan, stage, plan.n // n, input_bytes) for stage, n in tasks_by_stage.items() if n}
 
 
 def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: Collection[str]) -> float:
@@ -134,21 +134,19 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
     Raises:
         UsageError: the number of passages of a `maxsim` call is invalid.
     """
-    n_scored_passages, token_products = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
+    n_scored_passages, passage_operations = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
     if isinstance(tree, Word):
         name = tree.with_depth()[0]
         if name in token_indexes:
-            return n_passages * token_products / _COMPARE_RATE
+            return n_passages * passage_operations / _COMPARE_RATE
         return 2.0 * d * n_passages / _COMPARE_RATE if name == EXACT else 0.0
     if not isinstance(tree, Call):
         return 0.0
     child_nodes = tree.arguments
     if tree.name == "maxsim":
-        n_scored_passages, child_nodes = (
-            min(n_passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH)),
-            child_nodes[:1],
-        )
-    seconds = n_scored_passages * (token_products / _COMPARE_RATE + _DECODE_SECONDS)
+        n_scored_passages = min(n_passages, tree.get_int(2, MAXSIM_DEPTH, 1, MAX_MAXSIM_DEPTH))
+        child_nodes = child_nodes[:1]
+    seconds = n_scored_passages * (passage_operations / _COMPARE_RATE + _DECODE_SECONDS)
     return seconds + sum(estimate_query_seconds(child_node, n_passages, d, token_indexes) for child_node in child_nodes)
 
 
@@ -178,14 +176,14 @@ def estimate_build(
 
 
 def estimate_build_of(
-    n_passages: int, model: Architecture, d: int, indexes: Mapping[str, IndexRecipe], memory: int | None
+    n_passages: int, architecture: Architecture, d: int, indexes: Mapping[str, IndexRecipe], memory: int | None
 ) -> WorkEstimate:
     """Estimate the work of a build with an encoder of these sizes and `d` dimensions.
 
     Raises:
         ResourceError: An index does not fit into memory; the message proposes one that does.
     """
-    stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(model)}
+    stages = {"chunk": PROCESS_BYTES, "embed": PROCESS_BYTES + 2 * estimate_weight_bytes(architecture)}
     seconds, disk = n_passages * (CHUNK_SECONDS + STATIC_ENCODE_SECONDS), 0
     # At least PROCESS_BYTES, because the encoder needs that much.
     index_memory = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
@@ -199,7 +197,7 @@ def estimate_build_of(
         stages |= {stage: max(task_bytes, stages.get(stage, 0)) for stage, task_bytes in estimate.stages.items()}
     sizes = {"passages, about": f"{n_passages:,}"}
     return WorkEstimate(
-        sizes, stages, n_passages * PASSAGE_TOKENS * model.operations_per_token, seconds, disk, workers=True
+        sizes, stages, n_passages * PASSAGE_TOKENS * architecture.operations_per_token, seconds, disk, workers=True
     )
 
 
@@ -239,21 +237,21 @@ def estimate_evaluation(
     architectures = _list_architectures(folder)
     # Number of passages that each condition reads; a prompt with k passages counts as k prompts
     # with one passage. The reader `auto` adds the answers without passages.
-    passages_read = [1 if name == "auto" else k for name in settings.reader_settings(model)]
+    passage_counts = [1 if name == "auto" else k for name in settings.reader_settings(model)]
     if settings.ablations:
         # Closed book, gold passage, shuffled passages, and the sweep over k.
-        passages_read += [1, 1, k, *settings.ablations.sweep]
+        passage_counts += [1, 1, k, *settings.ablations.sweep]
     generator, beams, answer_tokens = architectures[-1], settings.decoding.beams, settings.decoding.token_limit
     retrieval_bytes = (
         estimate_weight_bytes(*architectures)
         + estimate_retriever_bytes(snapshot, settings.expression)
         + n_questions * settings.search_depth(k) * _HIT_BYTES
     )
-    decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passages_read) * beams, answer_tokens)
-    operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passages_read)))
-    sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passages_read):,}"}
+    decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passage_counts) * beams, answer_tokens)
+    operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts)))
+    sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passage_counts):,}"}
     stages = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
-    return WorkEstimate(sizes, stages, n_questions * sum(passages_read) * operations)
+    return WorkEstimate(sizes, stages, n_questions * sum(passage_counts) * operations)
 
 
 def _list_architectures(folder: Path | None) -> list[Architecture]:

@@ -14,10 +14,10 @@ from urllib.parse import quote
 from rag_model.corpus.records import Passage
 
 UNKNOWN = "unknown"  # the licence if neither the wiki's host nor the user determines it
-_ADDRESS = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
-# other characters are escaped, to mark where a URL ends in a text
-_PATH_CHARACTERS = "/%:@!$&*+,;=~"
-_DEEDS = {
+_URL = re.compile(r"(https?://[\w.:-]+)((?:/[^\s?#]*)?)(?:[?#]\S*)?")
+# All other characters are escaped, so that a text shows where its URL ends.
+_UNESCAPED_PATH_CHARACTERS = "/%:@!$&*+,;=~"
+_DEED_URLS = {  # summary of each licence
     "CC BY-SA 4.0": "https://creativecommons.org/licenses/by-sa/4.0/",
     "CC BY-SA 3.0": "https://creativecommons.org/licenses/by-sa/3.0/",
     "CC BY 4.0": "https://creativecommons.org/licenses/by/4.0/",
@@ -61,7 +61,7 @@ class Attribution:
         """
         if not self.licence:
             return ""
-        deed = _DEEDS.get(self.licence)
+        deed = _DEED_URLS.get(self.licence)
         licence = f"{self.licence} ({deed})" if deed else describe_licence(self.licence)
         url = self.url(passage)
         if not url:
@@ -84,8 +84,8 @@ def find_licence(base: str) -> str:
     >>> find_licence("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'CC BY-SA 4.0'
     """
-    address = _ADDRESS.fullmatch(base)
-    host = address[1].partition("://")[2].lower() if address else ""
+    url_match = _URL.fullmatch(base)
+    host = url_match[1].partition("://")[2].lower() if url_match else ""
     licences = (licence for hosts, licence in _WIKIMEDIA_LICENCES.items() if re.fullmatch(hosts, host))
     return next(licences, UNKNOWN)
 
@@ -103,13 +103,13 @@ def script_url(base: str) -> str:
     >>> script_url("https://wiki.example.org/view/Main_Page")
     'https://wiki.example.org/view/Main_Page'
     """
-    address = _ADDRESS.fullmatch(base)
-    if address is None:
+    url_match = _URL.fullmatch(base)
+    if url_match is None:
         return ""
-    host, path = address.groups()
+    host, path = url_match.groups()
     prefix, has_script, _ = path.partition("/index.php")
     if has_script:
-        return f"{host}{quote(prefix, safe=_PATH_CHARACTERS)}/index.php"
+        return f"{host}{quote(prefix, safe=_UNESCAPED_PATH_CHARACTERS)}/index.php"
     if _WIKIMEDIA_HOST.fullmatch(host.lower()):
         return f"{host}/w/index.php"
-    return f"{host}{quote(path or '/', safe=_PATH_CHARACTERS)}"
+    return f"{host}{quote(path or '/', safe=_UNESCAPED_PATH_CHARACTERS)}"

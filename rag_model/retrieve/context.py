@@ -33,7 +33,7 @@ from rag_model.retrieve.retriever import Queries, QuestionEncoder
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 
-_ENCODED_KINDS = ("vectors", "sparse")  # types of indexes whose queries another encoder may encode
+_ENCODED_KINDS = ("vectors", "sparse")  # index types that accept another encoder's queries
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class RetrieverContext:
         self._load_encoder, self._mmap = load_encoder, mmap
         self._encoder: QuestionEncoder | None = None  # question encoder of `embeddings`
         self._other_encoders: dict[str, QuestionEncoder] = {}  # question encoders by representation
-        # by index, after a check of their spaces
+        # question encoders by index, after a check that the encoder has the index's space
         self._index_encoders: dict[str, QuestionEncoder | None] = {}
         # Each value is a `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by name.
         self._indexes: dict[str, Any] = {}
@@ -166,10 +166,10 @@ class RetrieverContext:
         """
         if representation not in self._vectors:
             snapshot = self.snapshot
-            rows: Sequence[Path] = list_row_files(snapshot, representation)
-            if not (isinstance(rows, RemoteRowFiles) and rows.are_verified):
-                rows = snapshot.row_files(representation)
-            self._vectors[representation] = open_vectors(rows, snapshot.n, snapshot.dim_of(representation))
+            row_files: Sequence[Path] = list_row_files(snapshot, representation)
+            if not (isinstance(row_files, RemoteRowFiles) and row_files.are_verified):
+                row_files = snapshot.row_files(representation)
+            self._vectors[representation] = open_vectors(row_files, snapshot.n, snapshot.dim_of(representation))
         return self._vectors[representation]
 
     def encoder(self, representation: str = EMBEDDINGS) -> QuestionEncoder:
@@ -224,14 +224,14 @@ class RetrieverContext:
             raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
         question_space = encoder.space()
         space_by_representation = {name: content.space_of(name) for name in representations}
-        matching = [
+        matching_names = [
             name
             for name, space in space_by_representation.items()
             if space and Space.from_json(space).accepts_queries_of(question_space)
         ]
-        if not matching:
+        if not matching_names:
             check_question_encoder(encoder, snapshot, representations[0])
-        for name in matching:
+        for name in matching_names:
             if name == EMBEDDINGS:
                 self._encoder = encoder
             else:
@@ -253,7 +253,9 @@ class RetrieverContext:
 
 @dataclass(frozen=True, slots=True)
 class IndexTokens:
-    """A handle of an index over token vectors, which scores passages by them."""
+    """A handle of an index over token vectors, which it compares with a query's to score
+    passages.
+    """
 
     context: RetrieverContext
     name: str
@@ -265,7 +267,7 @@ class IndexTokens:
         return queries.vectors(encoder)
 
     def score(self, query: Vectors, rows: Rows) -> Vectors:
-        """Return the (m,) float32 scores of an (l, d) query with (m,) rows; -inf without tokens."""
+        """Return (m,) float32 scores of the passages at `rows`; -inf for one without tokens."""
         scores: Vectors = self.context.index(self.name).score(query, rows)
         return scores
 

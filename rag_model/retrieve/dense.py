@@ -40,8 +40,8 @@ class IndexRetriever(SnapshotRetriever):
 
     @property
     def files(self) -> Mapping[str, int]:
-        """The file of the index, and those of the vectors that it reranks with, in bytes by
-        path.
+        """The sizes in bytes, by path, of the index file and of the vectors with which it
+        reranks.
         """
         return index_file_sizes(self.snapshot, self.index)
 
@@ -123,7 +123,7 @@ class ProductRetriever(SnapshotRetriever):
     exact_products = True
 
     def __init__(self, inner: SnapshotRetriever, encoder: QueryEncoder, vectors: PassageVectors) -> None:
-        """Wrap `inner`; `encoder` encodes the queries, and `vectors` reads those of its hits."""
+        """Wrap `inner`; `encoder` encodes the queries, and `vectors` reads its hits' vectors."""
         super().__init__(inner.snapshot, inner.name)
         self._inner, self._encoder, self._vectors = inner, encoder, vectors
 

@@ -23,8 +23,8 @@ from rag_model.errors import UsageError
 MAX_CHARACTERS = 1_000
 MAX_NESTING = 8  # levels of nested calls
 _MAX_QUOTED = 60  # characters of an expression that an error message quotes
-_DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
-_PLAIN = re.compile(r"[^\s(),=\[\]'\"]+")
+_NAME_AND_DEPTH = re.compile(r"(.*):(-?[0-9]+)", re.DOTALL)
+_UNQUOTED = re.compile(r"[^\s(),=\[\]'\"]+")
 # The options of `where`, and the column of the passages to which each option refers.
 WHERE_COLUMNS = {
     "kind": "kind",
@@ -56,7 +56,7 @@ class Word(Node):
 
     def __str__(self) -> str:
         """Return the normal spelling, quoted if necessary."""
-        if _PLAIN.fullmatch(self.text):
+        if _UNQUOTED.fullmatch(self.text):
             return self.text
         return f"'{self.text}'" if "'" not in self.text else f'"{self.text}"'
 
@@ -66,7 +66,7 @@ class Word(Node):
         Raises:
             UsageError: the depth is below 1.
         """
-        match = _DEPTH.fullmatch(self.text)
+        match = _NAME_AND_DEPTH.fullmatch(self.text)
         if match is None:
             return self.text, None
         if int(match[2]) < 1:
@@ -170,7 +170,7 @@ class Call(Node):
 
 
 def _parse_float(text: str) -> float:
-    """Return a number, or NaN for another text."""
+    """Return a text as a number; NaN if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -188,7 +188,7 @@ def quote_expression(text: str) -> str:
 
 def expression_error(source: str, offset: int, message: str) -> UsageError:
     """Return an error about the part of an expression at `offset`, which is counted from 0."""
-    if _PLAIN.fullmatch(source):
+    if _UNQUOTED.fullmatch(source):
         return UsageError(message)  # a position within a single name does not help the reader
     return UsageError(f"the retriever {quote_expression(source)} is invalid at character {offset + 1}: {message}")
 
@@ -272,9 +272,9 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     """
     if condition is None:
         return expression
-    field, equals, values = (part.strip() for part in condition.partition("="))
+    field, equals, choices = (part.strip() for part in condition.partition("="))
     # A category or a title may contain commas.
-    words = [values] if field in ("category", "title") else [value.strip() for value in values.split(",")]
+    words = [choices] if field in ("category", "title") else [choice.strip() for choice in choices.split(",")]
     is_known = field in WHERE_COLUMNS and equals and all(words)
     if not is_known or (field == "kind" and not set(words) <= set(PASSAGE_KINDS)):
         raise UsageError(
@@ -282,8 +282,8 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
             f"{', '.join(PASSAGE_KINDS)}, or language=, wikidata=, category= or title= and a value"
         )
     quoted_values = [str(Word(condition, 0, word)) for word in words]
-    value = quoted_values[0] if len(quoted_values) == 1 else f"[{', '.join(quoted_values)}]"
-    return f"where({f'{expression}, ' if expression else ''}{field}={value})"
+    value_text = quoted_values[0] if len(quoted_values) == 1 else f"[{', '.join(quoted_values)}]"
+    return f"where({f'{expression}, ' if expression else ''}{field}={value_text})"
 
 
 class _Parser:
@@ -292,7 +292,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = _tokenize(text)
-        self._next = 0
+        self._next = 0  # index of the next token
 
     def parse(self) -> Word | Call:
         node = self._parse_node(1)

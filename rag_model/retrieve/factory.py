@@ -39,7 +39,14 @@ from rag_model.retrieve.dense import IndexRetriever, ProductRetriever
 from rag_model.retrieve.expression import Call, Node, Word, parse
 from rag_model.retrieve.indexes import check_search_parameters, index_kind, index_names, unknown_index_message
 from rag_model.retrieve.models import PairScorerCache
-from rag_model.retrieve.retriever import DeepRetriever, Leg, Queries, QuestionEncoder, RankedRows, SnapshotRetriever
+from rag_model.retrieve.retriever import (
+    ChildRetriever,
+    DeepRetriever,
+    Queries,
+    QuestionEncoder,
+    RankedRows,
+    SnapshotRetriever,
+)
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS
 from rag_model.store.versions.snapshot import Snapshot
@@ -56,7 +63,7 @@ CALLS: Registry[RetrieverBuilder] = Registry(
         "where": "rag_model.retrieve.where:build",
     },
 )
-MAX_LEGS = 16  # indexes that one expression searches
+MAX_SEARCHED_INDEXES = 16  # per expression
 
 
 def open_retriever(
@@ -269,18 +276,18 @@ class RetrieverFactory:
         child = self.leg(tree)
         return child.retriever if child.depth is None else DeepRetriever(child)
 
-    def leg(self, node: Node) -> Leg:
+    def leg(self, node: Node) -> ChildRetriever:
         """Return a child retriever, from an index or a call, with or without a depth.
 
         Raises:
             UsageError: the node is neither an index nor a call, or its name is unknown.
         """
         if isinstance(node, Call):
-            return Leg(self._build_call(node), self._check_depth(node, node.depth))
+            return ChildRetriever(self._build_call(node), self._check_depth(node, node.depth))
         if not isinstance(node, Word):
             raise node.error(f"{node} is not a retriever: name an index, or a call")
         name, depth = node.with_depth()
-        return Leg(self._build_index_retriever(node, name, {}), self._check_depth(node, depth))
+        return ChildRetriever(self._build_index_retriever(node, name, {}), self._check_depth(node, depth))
 
     def tokens(self, node: Node) -> IndexTokens:
         """Return a handle of an index over token vectors, to score candidates.
@@ -305,10 +312,9 @@ class RetrieverFactory:
             name = self._get_index_of_kind(node, "hnsw", "a graph")
         else:
             names = (*self._searched_indexes, *self._get_index_names())
-            first = next((name for name in names if index_kind(self._context.snapshot, name) == "hnsw"), None)
-            if first is None:
+            name = next((name for name in names if index_kind(self._context.snapshot, name) == "hnsw"), "")
+            if not name:
                 return None
-            name = first
         self._recorded_needs.append(RetrieverNeeds(graphs=(name,)))
         return IndexLinks(self._context, name)
 
@@ -362,8 +368,8 @@ class RetrieverFactory:
                 message = f"index {name!r} is not served here: choose one of {', '.join(names)}{advice}"
             raise node.error(message)
         self._searched_indexes.append(name)
-        if len(self._searched_indexes) > MAX_LEGS:
-            raise node.error(f"more than {MAX_LEGS} indexes are searched: remove some of them")
+        if len(self._searched_indexes) > MAX_SEARCHED_INDEXES:
+            raise node.error(f"more than {MAX_SEARCHED_INDEXES} indexes are searched: remove some of them")
 
     def _build_call(self, call: Call) -> SnapshotRetriever:
         builder = None

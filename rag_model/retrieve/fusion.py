@@ -19,12 +19,12 @@ import numpy as np
 from rag_model.index.files.engine import Rows
 from rag_model.retrieve.expression import Call, Node
 from rag_model.retrieve.factory import RetrieverFactory
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, Scores, SnapshotRetriever
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, Scores, SnapshotRetriever
 
 RRF_K = 60  # Cormack et al. 2009, section 3
 DEPTH = 100  # default depth of a child retriever, as in DPR and BEIR
 _MAX_K = 1_000_000
-_DIGITS = 10  # decimal digits of a score, relative to the best score, that are compared
+_DIGITS = 10  # decimal digits of score / best score that are compared, to detect ties
 _MAX_WEIGHT = 1e6
 Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 
@@ -32,13 +32,13 @@ Fusion = Callable[[Sequence[RankedRows]], tuple[Rows, Scores]]
 class FusedRetriever(SnapshotRetriever):
     """A `Retriever` that fuses the ranked lists of its child retrievers."""
 
-    def __init__(self, name: str, children: Sequence[Leg], fuse_lists: Fusion) -> None:
+    def __init__(self, name: str, children: Sequence[ChildRetriever], fuse_lists: Fusion) -> None:
         """Create a fusion of two or more child retrievers of one snapshot, with different names.
 
         Args:
             name: spelling of the fusion in an expression, without depths.
-            children: child retrievers; each is searched to its own depth, or else to the maximum of 100
-                and `k` passages.
+            children: child retrievers; each is searched to its own depth, or else to the maximum of
+                100 and `k` passages.
             fuse_lists: returns the fused rows, -1 after the last, and their scores.
         """
         super().__init__(children[0].retriever.snapshot, name)
@@ -46,7 +46,7 @@ class FusedRetriever(SnapshotRetriever):
 
     @property
     def most(self) -> int:
-        """The sum over all child retrievers, at most the number of passages."""
+        """The sum of the child retrievers' maximums, but at most the number of passages."""
         return min(self.snapshot.n, sum(child.most for child in self._children))
 
     def find(self, queries: Queries, k: int) -> RankedRows:
@@ -73,24 +73,24 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     """
     q = len(lists[0])
     rows = np.hstack(lists)  # (q, sum of k_i)
-    contributions = [w / (k + np.arange(1, child.shape[1] + 1)) for child, w in zip(lists, weights, strict=True)]
+    contributions = [w / (k + np.arange(1, hits.shape[1] + 1)) for hits, w in zip(lists, weights, strict=True)]
     contribution_grid = np.broadcast_to(np.concatenate(contributions), rows.shape)
     is_hit = rows >= 0
     row_range = int(rows.max(initial=0)) + 1
-    # unique for each query and row
+    # one integer per pair of query and row
     query_row_keys = (np.arange(q)[:, None] * row_range + rows)[is_hit]
-    contribution = contribution_grid[is_hit]
+    hit_contributions = contribution_grid[is_hit]
     # Add in a fixed order, so that the sum does not depend on the order of the lists.
-    order = np.lexsort((contribution, query_row_keys))
-    unique_keys, group = np.unique(query_row_keys[order], return_inverse=True)
-    fused_scores = np.bincount(group, weights=contribution[order], minlength=len(unique_keys))
-    query, row = np.divmod(unique_keys, row_range)
+    order = np.lexsort((hit_contributions, query_row_keys))
+    unique_keys, inverse = np.unique(query_row_keys[order], return_inverse=True)
+    fused_scores = np.bincount(inverse, weights=hit_contributions[order], minlength=len(unique_keys))
+    key_queries, key_rows = np.divmod(unique_keys, row_range)
     # 1/1002 + 2/1002 and 3/1002 differ in the last bit, but they are a tie.
-    rounded = np.round(fused_scores / fused_scores.max(initial=1e-300), _DIGITS)
-    order = np.lexsort((row, -rounded, query))
-    query, row, fused_scores = query[order], row[order], fused_scores[order]
-    ends = np.cumsum(np.bincount(query, minlength=q))[:-1]
-    return _pad_lists(np.split(row, ends), np.split(fused_scores, ends))
+    rounded_scores = np.round(fused_scores / fused_scores.max(initial=1e-300), _DIGITS)
+    order = np.lexsort((key_rows, -rounded_scores, key_queries))
+    key_queries, key_rows, fused_scores = key_queries[order], key_rows[order], fused_scores[order]
+    ends = np.cumsum(np.bincount(key_queries, minlength=q))[:-1]
+    return _pad_lists(np.split(key_rows, ends), np.split(fused_scores, ends))
 
 
 def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False) -> tuple[Rows, Scores]:
@@ -133,8 +133,8 @@ def _pad_lists(row_lists: Sequence[Rows], score_lists: Sequence[Scores]) -> tupl
     """Return (rows, scores) as (q, m) arrays, padded with row -1 and score 0."""
     rows = np.full((len(row_lists), max(map(len, row_lists), default=0)), -1, np.int64)
     scores = np.zeros(rows.shape)
-    for number, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
-        rows[number, : len(row_list)], scores[number, : len(row_list)] = row_list, score_list
+    for query, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
+        rows[query, : len(row_list)], scores[query, : len(row_list)] = row_list, score_list
     return rows, scores
 
 
@@ -179,8 +179,8 @@ def build_interpolation(call: Call, factory: RetrieverFactory) -> SnapshotRetrie
     return FusedRetriever(name, children, lambda lists: interpolate(lists[0], lists[1], alpha, normalize=normalize))
 
 
-def _build_children(arguments: Sequence[Node], factory: RetrieverFactory) -> list[Leg]:
-    children: list[Leg] = []
+def _build_children(arguments: Sequence[Node], factory: RetrieverFactory) -> list[ChildRetriever]:
+    children: list[ChildRetriever] = []
     for argument in arguments:
         children.append(factory.leg(argument))
         if children[-1].name in [child.name for child in children[:-1]]:

@@ -22,7 +22,7 @@ from rag_model.store.pulling.delta_files import read_new_terms
 from rag_model.store.versions.manifest import EMBEDDINGS, EXACT, TEXT
 from rag_model.store.versions.snapshot import Snapshot
 
-# kinds that are read by ranges even without an outline, if not small
+# kinds whose files can be read by ranges even without an outline
 _RANGED_KINDS = ("bm25", "impact", "ivf")
 
 
@@ -139,13 +139,13 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
 def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
     """Return the files of an index: its own, and those of the rows over which it was built."""
     content = snapshot.manifest.content
-    rows = partial(list_row_files, snapshot, content.representation_of(name))
+    list_files = partial(list_row_files, snapshot, content.representation_of(name))
     path = content.index_file(name)
     if can_read_by_ranges(snapshot, name):
         assert snapshot.ranges is not None
         file = snapshot.ranges.file(path)
-        return IndexFiles(file.path, rows, snapshot.n, file, snapshot.ranges.get_outline(path))
-    return IndexFiles(snapshot.path(path), rows, snapshot.n)
+        return IndexFiles(file.path, list_files, snapshot.n, file, snapshot.ranges.get_outline(path))
+    return IndexFiles(snapshot.path(path), list_files, snapshot.n)
 
 
 def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
@@ -154,9 +154,9 @@ def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
     if ranges is None or name not in content.indexes:
         return False
     entry, path = content.indexes[name], content.index_file(name)
-    is_small = entry.get("kind") in _RANGED_KINDS and "Refine" not in str(entry.get("factory"))
-    # small files of other kinds have no outline either
-    if ranges.get_outline(path) is None and not is_small:
+    needs_no_outline = entry.get("kind") in _RANGED_KINDS and "Refine" not in str(entry.get("factory"))
+    # Small files of other kinds have no outline, and are not worth reading by ranges.
+    if ranges.get_outline(path) is None and not needs_no_outline:
         return False
     rows = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
     paths = [path, *(rows if entry.get("refine") == "vectors" else [])]
@@ -259,12 +259,12 @@ def derive_index_file(
     name = next((name for name in content.indexes if content.index_file(name) == path), None)
     if name is None or name not in previous_content.indexes or "kind" not in content.indexes[name]:
         return False
-    entries = previous_content.indexes[name], content.indexes[name]
+    previous_entry, entry = previous_content.indexes[name], content.indexes[name]
     try:
-        kind = get_kind(entries[1]["kind"])
-        if not isinstance(kind, DerivingKind) or entries[0].get("kind") != kind.name:
+        kind = get_kind(entry["kind"])
+        if not isinstance(kind, DerivingKind) or previous_entry.get("kind") != kind.name:
             return False
-        inputs = *entries, previous.path(previous_content.index_file(name))
+        inputs = previous_entry, entry, previous.path(previous_content.index_file(name))
         if kind.represents == TEXT:
             return kind.derive(*inputs, previous_rows(), _get_text_reader(snapshot), out) is not None
         if new_terms is None:

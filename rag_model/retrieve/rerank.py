@@ -23,7 +23,7 @@ from rag_model.retrieve.expression import Call
 from rag_model.retrieve.factory import RetrieverFactory
 from rag_model.retrieve.indexes import index_file_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
 _RERANK_DEPTH = 50  # passages scored per query; beyond 100 the quality grows little
 _MAX_RERANK_DEPTH = 1_000
@@ -36,7 +36,7 @@ _MAX_ROUNDS = 4
 class RerankedRetriever(SnapshotRetriever):
     """A `Retriever` that reranks the first `depth` hits of a child retriever with a model."""
 
-    def __init__(self, child: Leg, scorer: PairScorer, model: str, depth: int = _RERANK_DEPTH) -> None:
+    def __init__(self, child: ChildRetriever, scorer: PairScorer, model: str, depth: int = _RERANK_DEPTH) -> None:
         """Score the first `depth` hits of `child` with `scorer`, which an expression names
         `model`.
         """
@@ -70,7 +70,7 @@ class RerankedRetriever(SnapshotRetriever):
         pair_passages = [passages[row] for row in candidates.rows[is_hit].tolist()]
         pair_queries = np.repeat(np.arange(len(queries)), is_hit.sum(axis=1)).tolist()
         pair_scores = self._scorer.scores(
-            [queries.texts[number] for number in pair_queries],
+            [queries.texts[query] for query in pair_queries],
             [passage.title for passage in pair_passages],
             [passage.text for passage in pair_passages],
         )
@@ -110,7 +110,7 @@ class MaxSimRetriever(SnapshotRetriever):
 
     def __init__(
         self,
-        child: Leg,
+        child: ChildRetriever,
         tokens: IndexTokens,
         graph: IndexLinks | None = None,
         depth: int = MAXSIM_DEPTH,
@@ -135,8 +135,8 @@ class MaxSimRetriever(SnapshotRetriever):
     @property
     def most(self) -> int:
         """The number of passages that are scored."""
-        candidates = self.snapshot.n if self._rounds else self._child.most
-        return min(self._depth, candidates)
+        n_candidates = self.snapshot.n if self._rounds else self._child.most
+        return min(self._depth, n_candidates)
 
     @property
     def files(self) -> Mapping[str, int]:
@@ -156,14 +156,14 @@ class MaxSimRetriever(SnapshotRetriever):
         scored_candidates = [
             self._score_candidates(query, rows[rows >= 0]) for query, rows in zip(vectors, candidates.rows, strict=True)
         ]
-        legs = [child_ranking]
+        child_rankings = [child_ranking]
         if self._graph is not None:
-            n_first = (candidates.rows >= 0).sum(axis=1).tolist()
+            n_candidates = (candidates.rows >= 0).sum(axis=1).tolist()
             neighbours = [
-                (rows[count:], scores[count:]) for (rows, scores), count in zip(scored_candidates, n_first, strict=True)
+                (rows[n:], scores[n:]) for (rows, scores), n in zip(scored_candidates, n_candidates, strict=True)
             ]
-            legs.append(_rank(f"neighbours({self._graph.name})", neighbours))
-        return _rank(self.name, scored_candidates, tuple(legs)).truncate(k)
+            child_rankings.append(_rank_rows(f"neighbours({self._graph.name})", neighbours))
+        return _rank_rows(self.name, scored_candidates, tuple(child_rankings)).truncate(k)
 
     def _score_candidates(self, query: Vectors, candidates: Rows) -> tuple[Rows, Vectors]:
         """Return (candidates, scores) of an (l, d) query, with neighbours after the first
@@ -194,19 +194,19 @@ class MaxSimRetriever(SnapshotRetriever):
         return links[np.sort(positions)][:capacity]
 
 
-def _rank(name: str, scored_lists: Sequence[tuple[Rows, Vectors]], legs: tuple[RankedRows, ...] = ()) -> RankedRows:
+def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:
     """Rank the scored rows of each query, best first; ties by row."""
-    width = max(len(rows) for rows, _ in scored_lists)
+    width = max(len(rows) for rows, _ in lists)
     rows, scores = (
-        np.full((len(scored_lists), width), -1, np.int64),
-        np.full((len(scored_lists), width), -np.inf, np.float32),
+        np.full((len(lists), width), -1, np.int64),
+        np.full((len(lists), width), -np.inf, np.float32),
     )
-    for query, (query_rows, query_scores) in enumerate(scored_lists):
+    for query, (query_rows, query_scores) in enumerate(lists):
         rows[query, : len(query_rows)], scores[query, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
     scores, rows = select_top_k(scores, rows, width)
-    passage_by_row = {row: passage for ranking in legs for row, passage in ranking.passages.items()}
-    return RankedRows(name, rows, scores, legs=legs, passages=passage_by_row)
+    passage_by_row = {row: passage for ranking in inputs for row, passage in ranking.passages.items()}
+    return RankedRows(name, rows, scores, legs=inputs, passages=passage_by_row)
 
 
 def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
@@ -230,6 +230,6 @@ def build_maxsim(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     depth = call.get_int(
         2, min(MAXSIM_DEPTH, factory.max_depth or MAXSIM_DEPTH), 1, factory.max_depth or MAX_MAXSIM_DEPTH
     )
-    rounds = call.get_int("rounds", _ROUNDS, 0, _MAX_ROUNDS)
-    graph = factory.graph(call.options.get("graph")) if rounds else None
-    return MaxSimRetriever(child, tokens, graph, depth, rounds)
+    n_rounds = call.get_int("rounds", _ROUNDS, 0, _MAX_ROUNDS)
+    graph = factory.graph(call.options.get("graph")) if n_rounds else None
+    return MaxSimRetriever(child, tokens, graph, depth, n_rounds)

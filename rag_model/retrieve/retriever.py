@@ -1,4 +1,5 @@
-"""The base class of all retrievers, which turns queries into ranked rows and those into hits.
+"""The base class of all retrievers, which turns queries into ranked rows, and ranked rows into
+hits.
 
 A retriever returns rows and scores (`RankedRows`) to an outer retriever. Passages are read once,
 for the rows that are returned to the caller.
@@ -61,7 +62,7 @@ class Queries:
         self.timer = timer
         self.encoding_seconds = 0.0  # sum over all encoders
         self.reading_seconds = 0.0  # time to read the passages of hits, including those of subsets
-        self.used_encoders: list[QuestionEncoder] = []  # one entry for each request for vectors
+        self.used_encoders: list[QuestionEncoder] = []  # one entry per call of `vectors`
         self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's `id()`
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
         self._parent: tuple[Queries, Sequence[int]] | None = None
@@ -171,10 +172,10 @@ class RankedRows:
         """
         if not self.legs:
             yield self
-        for leg in self.legs:
-            yield from leg.iter_lists()
-            if leg.legs:
-                yield leg
+        for child_list in self.legs:
+            yield from child_list.iter_lists()
+            if child_list.legs:
+                yield child_list
 
 
 class SnapshotRetriever(ABC):
@@ -242,7 +243,7 @@ class SnapshotRetriever(ABC):
             row: (self._attribution.url(passage), self._attribution.credit_line(passage))
             for row, passage in passages.items()
         }
-        leg_ranks = [_index_ranks_by_row(leg) for leg in ranked.iter_lists()] if ranked.legs else None
+        ranks_by_child = [_rank_by_row(child_ranking) for child_ranking in ranked.iter_lists()] if ranked.legs else None
         products = None if ranked.products is None else ranked.products.tolist()
         hits: list[list[Hit]] = []
         for query, (rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
@@ -258,8 +259,8 @@ class SnapshotRetriever(ABC):
                         *credits_by_row[row],
                         product,
                         (LegHit(ranked.name, rank, score),)
-                        if leg_ranks is None
-                        else _build_leg_hits(leg_ranks, query, row),
+                        if ranks_by_child is None
+                        else _build_child_hits(ranks_by_child, query, row),
                     )
                     for rank, (row, score, product) in enumerate(candidates, start=1)
                 ]
@@ -293,10 +294,10 @@ class SnapshotRetriever(ABC):
 
 
 # (name of a child retriever, (rank, score) by row for each query).
-_LegRanks = tuple[str, list[dict[int, tuple[int, float]]]]
+_ChildRanks = tuple[str, list[dict[int, tuple[int, float]]]]
 
 
-def _index_ranks_by_row(ranked: RankedRows) -> _LegRanks:
+def _rank_by_row(ranked: RankedRows) -> _ChildRanks:
     row_lists = zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)
     return ranked.name, [
         {row: (rank, score) for rank, (row, score) in enumerate(zip(*row_list, strict=True), start=1) if row >= 0}
@@ -304,9 +305,9 @@ def _index_ranks_by_row(ranked: RankedRows) -> _LegRanks:
     ]
 
 
-def _build_leg_hits(leg_ranks: Sequence[_LegRanks], query: int, row: int) -> tuple[LegHit, ...]:
-    entries = ((leg, ranks_by_query[query].get(row)) for leg, ranks_by_query in leg_ranks)
-    return tuple(LegHit(leg, *entry) for leg, entry in entries if entry is not None)
+def _build_child_hits(ranks_by_child: Sequence[_ChildRanks], query: int, row: int) -> tuple[LegHit, ...]:
+    entries = ((child_name, ranks_by_query[query].get(row)) for child_name, ranks_by_query in ranks_by_child)
+    return tuple(LegHit(child_name, *entry) for child_name, entry in entries if entry is not None)
 
 
 class SearchObserver(Protocol):
@@ -320,7 +321,7 @@ class SearchObserver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class ChildRetriever:
     """A child retriever of another retriever, with its depth in passages per query: `hnsw:100`."""
 
     retriever: SnapshotRetriever
@@ -353,7 +354,7 @@ class DeepRetriever(SnapshotRetriever):
 
     is_stage = False
 
-    def __init__(self, child: Leg) -> None:
+    def __init__(self, child: ChildRetriever) -> None:
         """Create a retriever that searches `child` to its own depth."""
         super().__init__(child.retriever.snapshot, child.name)
         self.exact_products = child.retriever.exact_products
@@ -377,7 +378,7 @@ class RetrieverStage:
 
     name: str  # spelling in the expression, without a depth
     ranked: RankedRows  # cut to the depth that was requested
-    seconds: float  # time without that of its inputs and of the question encoders
+    seconds: float  # without the time of its inputs and of the question encoders
     retriever: SnapshotRetriever | None = None  # None: an intermediate list of `RankedRows.legs`
     # question encoders that the stage or its inputs used
     encoders: tuple[QuestionEncoder, ...] = ()
@@ -390,8 +391,8 @@ class RetrieverStage:
 
     def iter_stages(self) -> Iterator["RetrieverStage"]:
         """Yield the stages of its inputs at every level, inputs first, then itself."""
-        for leg in self.legs:
-            yield from leg.iter_stages()
+        for input_stage in self.legs:
+            yield from input_stage.iter_stages()
         yield self
 
 
@@ -399,11 +400,11 @@ def label_stages(stages: Sequence[RetrieverStage]) -> list[str]:
     """Return a unique label for each stage: its name, numbered from the second occurrence on (`hnsw
     (2)`).
     """
-    counts: Counter[str] = Counter()
+    count_by_name: Counter[str] = Counter()
     names = []
     for stage in stages:
-        counts[stage.name] += 1
-        names.append(stage.name if counts[stage.name] == 1 else f"{stage.name} ({counts[stage.name]})")
+        count_by_name[stage.name] += 1
+        names.append(stage.name if count_by_name[stage.name] == 1 else f"{stage.name} ({count_by_name[stage.name]})")
     return names
 
 
@@ -419,46 +420,47 @@ class StageTimer:
 
     def __init__(self) -> None:
         """Create a timer without stages."""
-        self._open: list[list[RetrieverStage]] = [[]]  # finished input stages of each running stage
+        # finished inputs of each running stage
+        self._input_stages: list[list[RetrieverStage]] = [[]]
 
     @property
     def stages(self) -> tuple[RetrieverStage, ...]:
         """The stages of the latest batch, inputs first."""
-        return tuple(stage for root in self._open[0] for stage in root.iter_stages())
+        return tuple(stage for root in self._input_stages[0] for stage in root.iter_stages())
 
     def time_batch(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
         """Measure a search by the outermost retriever.
 
         The stages of the previous batch are dropped.
         """
-        self._open = [[]]
+        self._input_stages = [[]]
         return self.time_find(retriever, queries, k)
 
     def time_find(self, retriever: SnapshotRetriever, queries: Queries, k: int) -> RankedRows:
         """Measure a search, and record it as an input stage of the running retriever."""
-        legs: list[RetrieverStage] = []
-        self._open.append(legs)
-        encoding_before, encoders_before = queries.encoding_seconds, len(queries.used_encoders)
+        child_stages: list[RetrieverStage] = []
+        self._input_stages.append(child_stages)
+        seconds_before, n_encoders_before = queries.encoding_seconds, len(queries.used_encoders)
         start_time = time.perf_counter()
         try:
             ranked = retriever.find(queries, k)
         finally:
-            self._open.pop()
-        elapsed = time.perf_counter() - start_time - (queries.encoding_seconds - encoding_before)
+            self._input_stages.pop()
+        elapsed = time.perf_counter() - start_time - (queries.encoding_seconds - seconds_before)
         if retriever.is_stage:
-            own_seconds = elapsed - sum(stage.seconds for leg in legs for stage in leg.iter_stages())
-            encoders = tuple({id(encoder): encoder for encoder in queries.used_encoders[encoders_before:]}.values())
-            inputs = (*legs, *_iter_extra_stages(ranked, legs))
+            own_seconds = elapsed - sum(stage.seconds for child in child_stages for stage in child.iter_stages())
+            encoders = tuple({id(encoder): encoder for encoder in queries.used_encoders[n_encoders_before:]}.values())
+            inputs = (*child_stages, *_iter_extra_stages(ranked, child_stages))
             stage = RetrieverStage(retriever.name, ranked, max(own_seconds, 0.0), retriever, encoders, inputs)
-            self._open[-1].append(stage)
+            self._input_stages[-1].append(stage)
         else:
-            self._open[-1].extend(legs)
+            self._input_stages[-1].extend(child_stages)
         return ranked
 
 
-def _iter_extra_stages(ranked: RankedRows, legs: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
+def _iter_extra_stages(ranked: RankedRows, child_stages: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
     """Yield stages for the lists that a retriever computed itself, such as graph neighbours."""
-    child_names = {leg.name for leg in legs}
+    child_names = {child_stage.name for child_stage in child_stages}
     yield from (
         RetrieverStage(ranked_list.name, ranked_list, 0.0)
         for ranked_list in ranked.legs

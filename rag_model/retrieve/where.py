@@ -19,7 +19,7 @@ from rag_model.corpus.records import PASSAGE_KINDS, STRUCTURES
 from rag_model.errors import UsageError
 from rag_model.retrieve.expression import WHERE_COLUMNS, Call, Node, Word, WordList, parse
 from rag_model.retrieve.factory import RetrieverFactory
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
 _GROWTH = 4  # factor by which the depth grows if fewer than `k` hits match
 _MAX_REQUEST_DEPTH = 10_000  # maximum depth of a search for a request
@@ -31,7 +31,7 @@ class FilteredRetriever(SnapshotRetriever):
     def __init__(
         self,
         name: str,
-        child: Leg,
+        child: ChildRetriever,
         conditions: Mapping[str, tuple[str, ...]],
         max_depth: int | None,
     ) -> None:
@@ -82,12 +82,11 @@ class FilteredRetriever(SnapshotRetriever):
             f"snapshot {self.snapshot.id:.12} has no passages of kind {' or '.join(kinds)}, only "
             f"{', '.join(present_kinds)}"
         )
-        requested = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
+        requested_structures = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
         structures = [STRUCTURES[kind] for kind in kinds if kind in STRUCTURES]
-        if missing_names := sorted({*structures} - {*requested}):
-            message += (
-                f": build it with --structures {','.join([*requested, *missing_names])}, or leave out the condition"
-            )
+        if missing_names := sorted({*structures} - {*requested_structures}):
+            all_names = ",".join([*requested_structures, *missing_names])
+            message += f": build it with --structures {all_names}, or leave out the condition"
         return UsageError(message)
 
     def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:

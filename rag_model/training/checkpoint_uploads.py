@@ -32,7 +32,7 @@ from rag_model.training.loop.checkpoint import (
 )
 
 _UPLOAD_PREFIX, _DOWNLOAD_FOLDER = ".leaving-", ".arriving"
-_PATIENCE = 5.0  # seconds to wait for a running upload when the user ends the run
+_MAX_WAIT = 5.0  # seconds to wait for a running upload when the user ends the run
 
 OnMessage = Callable[[str], None]
 
@@ -105,7 +105,7 @@ class CheckpointUploader:
         with self._condition:
             self._closing, self._aborting = True, not has_failed
             self._condition.notify()
-        self._thread.join(_PATIENCE if error is not None and not has_failed else None)
+        self._thread.join(_MAX_WAIT if error is not None and not has_failed else None)
         self._report_failure()
 
     def _upload_pending(self) -> None:
@@ -153,10 +153,10 @@ class CheckpointUploader:
         timestamp = datetime.now(UTC)
         folder = identity.folder / f"{_UPLOAD_PREFIX}{timestamp.timestamp():.6f}"
         digests: dict[str, str] = {}
-        for path, immutable in _iter_resume_files(identity.folder):
+        for path, is_immutable in _iter_resume_files(identity.folder):
             name = path.relative_to(identity.folder)
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(path, folder / name, immutable=immutable)
+            _link_or_copy(path, folder / name, is_immutable=is_immutable)
         for path in _list_newest_checkpoints(identity.folder):
             name = path.relative_to(identity.folder)
             digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_state(path)[0].items()}
@@ -251,9 +251,9 @@ def _describe_failure(step: int, error: Exception) -> str:
     return f"the checkpoint of step {step:,} is not in the store: {error}"
 
 
-def _link_or_copy(path: Path, dest: Path, *, immutable: bool) -> None:
+def _link_or_copy(path: Path, dest: Path, *, is_immutable: bool) -> None:
     try:
-        if immutable:
+        if is_immutable:
             os.link(path, dest)
             return
     except OSError:  # the file system has no hard links

@@ -52,7 +52,7 @@ from rag_model.training.loop.task import Measures
 from rag_model.untrusted_text import parse_json
 
 RebuildMode = Literal["synchronous", "asynchronous"]
-_FOLDER = re.compile(r"step-(\d{8,})")
+_FOLDER_NAME = re.compile(r"step-(\d{8,})")
 _log = logging.getLogger(__name__)
 
 
@@ -71,7 +71,7 @@ class MovingSettings:
         check_bounds(self, "[moving]", {"every": 0})
 
     def is_due(self, n_steps: int) -> bool:
-        """Return whether a rebuild starts after `done` steps."""
+        """Return whether a rebuild starts after `n_steps` steps."""
         return bool(self.every and n_steps) and n_steps % self.every == 0
 
     def count_rebuilds(self, n_steps: int) -> int:
@@ -192,11 +192,11 @@ class RebuildFolder:
         return self._root / f"step-{step:08d}.json"
 
     def _list_started_steps(self) -> list[int]:
-        return [int(match[1]) for path in self._root.glob("step-*/") if (match := _FOLDER.fullmatch(path.name))]
+        return [int(match[1]) for path in self._root.glob("step-*/") if (match := _FOLDER_NAME.fullmatch(path.name))]
 
     def _list_results(self) -> list[RebuildResult]:
         """Return the finished rebuilds, newest first."""
-        paths = [path for path in self._root.glob("step-*.json") if _FOLDER.fullmatch(path.stem)]
+        paths = [path for path in self._root.glob("step-*.json") if _FOLDER_NAME.fullmatch(path.stem)]
         return [_read_result(path) for path in sorted(paths, reverse=True)]
 
 
@@ -242,8 +242,8 @@ class MovingIndex:
         # the rebuild that produced the current snapshot; None for the initial snapshot
         self._current_rebuild: RebuildResult | None = None
         self._running_rebuild: tuple[RebuildOrder, RunningRebuild] | None = None
-        self._overdue = self._resumed = False
-        self._failures, self._swap_seconds = 0, 0.0
+        self._is_overdue = self._has_resumed = False
+        self._n_failures, self._swap_seconds = 0, 0.0
         self._lease = SnapshotLease(store)
         self._lease.hold(snapshot.id)
 
@@ -258,7 +258,7 @@ class MovingIndex:
         Raises:
             BookwheelError: the snapshot no longer exists, or cannot be searched.
         """
-        self._resumed = True
+        self._has_resumed = True
         if snapshot != self._snapshot_id:
             self._switch_to(snapshot)
         self._current_rebuild = self._rebuild_folder.find_result(snapshot)
@@ -273,8 +273,8 @@ class MovingIndex:
         """
         start_time, n_steps = time.perf_counter(), step - 1
         is_main_process = PartialState().is_main_process
-        decision = [(self._choose_rebuild(n_steps), self._failures) if is_main_process else None]
-        rebuild_result, self._failures = broadcast_object_list(decision)[0]
+        decision = [(self._choose_rebuild(n_steps), self._n_failures) if is_main_process else None]
+        rebuild_result, self._n_failures = broadcast_object_list(decision)[0]
         if rebuild_result is not None:
             self._switch_to_rebuild(rebuild_result)
         return {
@@ -283,7 +283,7 @@ class MovingIndex:
             "rebuild_seconds": self._current_rebuild.seconds if self._current_rebuild else 0.0,
             "swap_seconds": self._swap_seconds,
             "waited_seconds": time.perf_counter() - start_time,
-            "refreshes_failed": float(self._failures),
+            "refreshes_failed": float(self._n_failures),
         }
 
     def _choose_rebuild(self, n_steps: int) -> RebuildResult | None:
@@ -293,15 +293,15 @@ class MovingIndex:
             if is_due:
                 self._start_rebuild(n_steps)
             return self._wait_for_rebuild() if is_due else None
-        resumed_rebuild, self._resumed = self._resume_rebuild(n_steps) if self._resumed else None, False
+        resumed_rebuild, self._has_resumed = self._resume_rebuild(n_steps) if self._has_resumed else None, False
         # The previous run may already have started the rebuild of this step.
         is_due &= resumed_rebuild is None or resumed_rebuild.step < n_steps
         finished_rebuild = resumed_rebuild if isinstance(resumed_rebuild, RebuildResult) else None
         if finished_rebuild is None and self._running_rebuild is not None and self._running_rebuild[1].done():
             finished_rebuild = self._wait_for_rebuild()
-        self._overdue |= is_due
-        if self._overdue and self._running_rebuild is None:
-            self._overdue = False
+        self._is_overdue |= is_due
+        if self._is_overdue and self._running_rebuild is None:
+            self._is_overdue = False
             self._start_rebuild(n_steps)
         return finished_rebuild
 
@@ -380,7 +380,7 @@ class MovingIndex:
         self._snapshot_id = snapshot
 
     def _record_failure(self, step: int, reason: str, verb: str = "failed") -> None:
-        self._failures += 1
+        self._n_failures += 1
         if PartialState().is_main_process:
             self._rebuild_folder.delete_encoders(step)
         _log.warning(

@@ -38,7 +38,7 @@ from rag_model.training.objectives.objective import Objective, TrainingSettings,
 
 Tables = Mapping[str, Mapping[str, Any]]  # settings by table
 
-_WIDTH = 44  # column at which comments start
+_COMMENT_COLUMN = 44  # column at which comments start
 
 
 def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vectors: bool) -> TrainingSettings:
@@ -102,22 +102,22 @@ def render_settings(objective: Objective[Any]) -> str:
     return "\n".join([head, *_render_tables(objective.settings(), (), unit_defaults)]) + "\n"
 
 
-def parse_field_comments(kind: type[Any]) -> dict[str, str]:
+def parse_field_comments(settings_type: type[Any]) -> dict[str, str]:
     """Return the comment at the end of each field's line, else the comments above the line.
 
     Inherited fields are included. Without source files the result is empty.
     """
     comments: dict[str, str] = {}
-    for record_type in reversed(kind.__mro__):
+    for record_type in reversed(settings_type.__mro__):
         if is_dataclass(record_type):
             comments |= _parse_own_comments(record_type)
     return comments
 
 
 @cache  # forms and settings files ask for each record several times
-def _parse_own_comments(kind: type[Any]) -> dict[str, str]:
+def _parse_own_comments(record_type: type[Any]) -> dict[str, str]:
     try:
-        source = textwrap.dedent(inspect.getsource(kind))
+        source = textwrap.dedent(inspect.getsource(record_type))
     except (OSError, TypeError):
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -168,7 +168,7 @@ def _render_setting(name: str, value: Any, default: Any, description: str, unit_
     setting = f"{name} = {render_value(value)}"
     if value is None or unit_note:
         setting = f"# {setting}" if value is not None else f"# {name} ="
-    return f"{setting:<{_WIDTH}}  # {comment}" if comment else setting
+    return f"{setting:<{_COMMENT_COLUMN}}  # {comment}" if comment else setting
 
 
 def render_value(value: Any) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from beam_jobs.embed import EmbedTask, embed, run
 from beam_jobs.launch import Launch
-from beam_jobs.workers import CPU_FLOAT32, detect_arithmetic
+from beam_jobs.workers import CPU_FLOAT32, detect_precision
 from rag_model.corpus.chunk import ChunkRecipe
 from rag_model.encoders.model import fastest_dtype
 from rag_model.errors import StoreError
@@ -228,7 +228,7 @@ def embed_tasks(store: Store, dumps: Dumps, tiny: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(monthly_dumps, "embed", lambda task, store: tasks.append(task) or embed(task, store))
         build(store, dumps.new, tiny)
-    assert {task.arithmetic for task in tasks} == {detect_arithmetic()}
+    assert {task.precision for task in tasks} == {detect_precision()}
     return tasks
 
 
@@ -237,8 +237,8 @@ def test_vectors_of_another_device_are_not_those_of_this_one(
 ) -> None:
     task = next(task for task in embed_tasks if task.new_passages)
     assert not embed(task, store)["is_new"]
-    monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: "cuda bfloat16")
-    elsewhere = replace(task, arithmetic="cuda bfloat16")
+    monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: "cuda bfloat16")
+    elsewhere = replace(task, precision="cuda bfloat16")
     assert [embed(elsewhere, store)["is_new"] for _ in range(2)] == [True, False]
     assert not embed(task, store)["is_new"]
 
@@ -247,15 +247,15 @@ def test_a_gpu_that_torch_cannot_use_gives_vectors_of_the_cpu(store: Store, embe
     """The driver's files are there, so that the task expects a GPU; the encoder runs on the CPU."""
     task = next(task for task in embed_tasks if task.new_passages)
     here = embed(task, store)
-    assert embed(replace(task, arithmetic="cuda bfloat16"), store) == here
-    assert here["arithmetic"] == task.arithmetic
+    assert embed(replace(task, precision="cuda bfloat16"), store) == here
+    assert here["arithmetic"] == task.precision
 
 
 def test_a_record_of_an_older_version_with_another_arithmetic_is_not_used(
     store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = replace(next(task for task in embed_tasks if task.new_passages), arithmetic=CPU_FLOAT32, digest="old")
-    monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: CPU_FLOAT32)
+    task = replace(next(task for task in embed_tasks if task.new_passages), precision=CPU_FLOAT32, digest="old")
+    monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: CPU_FLOAT32)
     vectors = store.blobs.put_bytes(b"old")
     for arithmetic, is_used in (("bfloat16", False), ("float32", True), ("", True)):
         older = replace(task, digest=f"old {arithmetic}")
@@ -268,16 +268,16 @@ def test_workers_elsewhere_start_unless_they_recorded_all_parts(
     store: Store, embed_tasks: list[EmbedTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = Launch(store.url, "run", flags=("--runner=FlinkRunner", "--flink_master=nowhere:1"))
-    monkeypatch.setattr("beam_jobs.embed.describe_arithmetic", lambda encoder: "cuda bfloat16")
+    monkeypatch.setattr("beam_jobs.embed.describe_precision", lambda encoder: "cuda bfloat16")
     started: list[Any] = []
 
     def run_on_workers(stage: str, function: Any, tasks: Sequence[EmbedTask], *arguments: Any) -> list[Any]:
-        started.append([task.arithmetic for task in tasks])
-        return [embed(replace(task, arithmetic="cuda bfloat16"), store) for task in tasks]
+        started.append([task.precision for task in tasks])
+        return [embed(replace(task, precision="cuda bfloat16"), store) for task in tasks]
 
     monkeypatch.setattr("beam_jobs.pipeline.run_on_workers", run_on_workers)
     monkeypatch.setattr(Launch, "is_too_small", lambda launch, seconds: False)
-    embed(replace(embed_tasks[0], arithmetic="cuda bfloat16"), store)  # one part is recorded
+    embed(replace(embed_tasks[0], precision="cuda bfloat16"), store)  # one part is recorded
     fresh = [replace(task, digest=f"new {task.digest}") for task in embed_tasks]
     results = run(fresh, remote)
     assert started == [[""] * len(fresh)]  # the workers' own devices decide
@@ -288,19 +288,19 @@ def test_workers_elsewhere_start_unless_they_recorded_all_parts(
 def test_the_arithmetic_is_that_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         dtype = fastest_dtype(torch.device("cpu"))
-        assert detect_arithmetic() == f"cpu {dtype}".replace("torch.", "")
+        assert detect_precision() == f"cpu {dtype}".replace("torch.", "")
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr("beam_jobs.workers.count_gpus", lambda: 0)
     monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
     for flags, expected in (("avx2 avx512_bf16 amx_tile", "cpu bfloat16"), ("avx2 avx512_bf16x", "cpu float32")):
         info.write_text(f"flags : {flags}\n")
-        assert detect_arithmetic(info) == expected
-    assert detect_arithmetic(tmp_path / "none") == "cpu float32"
+        assert detect_precision(info) == expected
+    assert detect_precision(tmp_path / "none") == "cpu float32"
     info.write_text("flags : avx512_bf16\n")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    assert detect_arithmetic(info) == "cpu float32"
+    assert detect_precision(info) == "cpu float32"
     monkeypatch.setattr("beam_jobs.workers.count_gpus", lambda: 2)
-    assert detect_arithmetic(info) == "cuda bfloat16"
+    assert detect_precision(info) == "cuda bfloat16"
 
 
 def test_a_mixture_of_arithmetics_is_a_note_of_the_snapshot() -> None:

@@ -41,7 +41,7 @@ from rag_model.index.recipe import IndexRecipe
 from rag_model.index.search import open_index
 from rag_model.index.tokens.search import TokenIndexFile
 from rag_model.retrieve.rerank import MaxSimRetriever
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.versions.manifest import Content, Manifest, PartEntry
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -163,7 +163,7 @@ def measure_candidates(data: TokenSample, folder: Path, codec: str, depths: Sequ
     for depth in [depth for depth in depths if depth <= n]:
         for rounds in (0, 1, 2):
             first = min(depth if rounds == 0 else depth // 2, 100 if rounds else depth)
-            scorers = Leg(leg, first), KnownQueryScorer(data.question_tokens, index)
+            scorers = ChildRetriever(leg, first), KnownQueryScorer(data.question_tokens, index)
             retriever = MaxSimRetriever(*scorers, graph, depth, rounds)
             start = time.perf_counter()
             rows = np.vstack([retriever.find(Queries([number]), K).rows for number in numbers])

@@ -220,7 +220,7 @@ def describe_retrieval_worth(
         measure: the measure that decides whether an answer is correct.
         search_milliseconds: milliseconds per question by stage of retrieval; empty: unknown.
     """
-    result_by_name = {row.name: row for row in all_results}
+    result_by_name = {result.name: result for result in all_results}
     if CLOSED_BOOK not in result_by_name or measure not in result_by_name[CLOSED_BOOK].differences:
         return ""
     gain_over_closed_book = _negate_difference(result_by_name[CLOSED_BOOK].differences[measure])

@@ -105,20 +105,20 @@ def measure_collapse(
     The spread is 1.0 if only one value is possible (a single question, or k is the size of the
     corpus).
     """
-    counts = Counter(passage for question_passages in passage_ids for passage in question_passages)
-    total = counts.total()
-    k = total / len(passage_ids) if passage_ids else 0.0
+    n_by_id = Counter(passage for question_passages in passage_ids for passage in question_passages)
+    n_hits = n_by_id.total()
+    k = n_hits / len(passage_ids) if passage_ids else 0.0
     return CollapseStats(
-        len(passage_ids), k, len(counts), _compute_spread(counts, k, min(total, corpus_size)), unchanged
+        len(passage_ids), k, len(n_by_id), _compute_spread(n_by_id, k, min(n_hits, corpus_size)), unchanged
     )
 
 
-def _compute_spread(counts: Counter[str], k: float, maximum: int) -> float:
-    total = counts.total()
-    if not total or maximum <= k:
+def _compute_spread(n_by_id: Counter[str], k: float, max_distinct: int) -> float:
+    n_hits = n_by_id.total()
+    if not n_hits or max_distinct <= k:
         return 1.0
-    entropy = -math.fsum(n / total * math.log(n / total) for n in counts.values())
-    return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(maximum) - math.log(k))))
+    entropy = -math.fsum(n / n_hits * math.log(n / n_hits) for n in n_by_id.values())
+    return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(max_distinct) - math.log(k))))
 
 
 def unchanged_share(answers: Sequence[str], shuffled: Sequence[str]) -> float:

@@ -1,7 +1,7 @@
 """Evaluate one model on one question set: retrieve once, answer under each condition, measure.
 
->>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)  # doctest:
-+SKIP
+# doctest: +SKIP
+>>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)
 >>> evaluation.retrieve()  # doctest: +SKIP
 >>> for condition in evaluation.conditions():  # doctest: +SKIP
 ...     evaluation.answer_condition(condition)
@@ -35,7 +35,7 @@ from rag_model.evaluation.answers.ablation import (
 )
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
 from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, unchanged_share
-from rag_model.evaluation.answers.readings import Reading, describe_problems, read_answers
+from rag_model.evaluation.answers.readings import Reading, describe_problems, produce_readings
 from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers, RoutingReport
 from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
 from rag_model.evaluation.answers.settings import EvaluationSettings
@@ -105,7 +105,7 @@ class AnswerCache:
         self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
     ) -> list[Reading]:
         def produce(folder: Path) -> StageResult:
-            readings = read_answers(self.reader, questions, hits)
+            readings = produce_readings(self.reader, questions, hits)
             lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
             path = folder / _READINGS_FILE
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -213,9 +213,9 @@ def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questi
         prompt_context = reader.build_context(max(questions, key=len), hits)
     except UsageError:
         return []
-    read_positions = {position for excerpt in prompt_context.excerpts for position in excerpt.places}
+    included_positions = {position for excerpt in prompt_context.excerpts for position in excerpt.places}
     is_missing = (
-        position not in read_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
+        position not in included_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
     )
     return [] if any(is_missing) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
 
@@ -312,9 +312,9 @@ class AnswerEvaluation:
             return self._answer_functions[condition.reader](condition, on_progress)
 
         book = self.results[0] if self.results else None
-        row = measure_condition(condition, answer_questions, self.settings.kind, book, self.settings.resampling)
-        self.results.append(row)
-        return row
+        result = measure_condition(condition, answer_questions, self.settings.kind, book, self.settings.resampling)
+        self.results.append(result)
+        return result
 
     @property
     def _has_no_retrieval(self) -> bool:

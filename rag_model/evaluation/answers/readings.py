@@ -67,7 +67,7 @@ class Reading:
     @property
     def memory(self) -> Memory | None:
         """The memory from which the answer comes; None if the answer is empty."""
-        read_texts = [entry.text for entry in self.context] or [one.text for one in self.passages if one.id]
+        read_texts = [entry.text for entry in self.context] or [passage.text for passage in self.passages if passage.id]
         return name_memory(self.answer, read_texts)
 
     def context_entry(self, number: int) -> ReadContextEntry:
@@ -75,15 +75,15 @@ class Reading:
         return self.context[number - 1]
 
 
-def read_answers(reader: Reader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
+def produce_readings(reader: Reader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
     """Answer each question from its hits and return the readings, in order.
 
     The seconds of an answer are the sum of its stages if the reader measures them, or else an equal
     share of the call's seconds.
     """
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
-    seconds = (time.perf_counter() - start) / max(1, len(questions))
+    seconds = (time.perf_counter() - start_time) / max(1, len(questions))
     answers = _add_closed_book(reader, answers)
     return [_build_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
 
@@ -92,17 +92,17 @@ def describe_problems(readings: Sequence[Reading]) -> list[str]:
     """Return a sentence per kind of problem, with the number of such answers and a first
     message.
     """
-    messages: dict[str, list[str]] = {}
+    messages_by_kind: dict[str, list[str]] = {}
     for reading in readings:
         if reading.problem is not None:
-            messages.setdefault(reading.problem.kind, []).append(reading.problem.message)
+            messages_by_kind.setdefault(reading.problem.kind, []).append(reading.problem.message)
     return [
         f"{len(texts):,} of {len(readings):,} answers have the problem `{kind}`; the first: {texts[0]}"
-        for kind, texts in messages.items()
+        for kind, texts in messages_by_kind.items()
     ]
 
 
-def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
+def _build_reading(question_id: str, answer: Answer, seconds: float) -> Reading:
     passages = (
         AnswerPassage(
             support.hit.passage.id,
@@ -116,7 +116,7 @@ def _build_reading(identity: str, answer: Answer, seconds: float) -> Reading:
         for support in answer.support
     )
     return Reading(
-        identity,
+        question_id,
         answer.plain,
         _replace_infinite(answer.log_likelihood),
         tuple(passages),

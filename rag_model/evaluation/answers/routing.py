@@ -119,9 +119,9 @@ def choose_route(
     """Return (signal, its best point), chosen as the module docstring describes."""
     best_point_by_signal: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
-        right_scores = {score for score, value in zip(scores, weights_values, strict=True) if value > 0}
+        correct_scores = {score for score, value in zip(scores, weights_values, strict=True) if value > 0}
         points = list_route_points(scores, weights_values, passages_values)
-        allowed_points = [point for point in points if point.least is None or point.least in right_scores]
+        allowed_points = [point for point in points if point.least is None or point.least in correct_scores]
         best_point_by_signal[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
     routed_values_by_signal = {
         signal: [
@@ -199,14 +199,14 @@ class RoutedAnswers:
         applies.
         """
         measure = deciding_measure(self._kind)
-        values = [
+        value_pairs = [
             [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
             for question, *readings in zip(condition.questions, closed_book, open_book, strict=True)
         ]
-        is_measured = [None not in row for row in values]
+        is_measured = [None not in pair for pair in value_pairs]
         weights_values, passages_values = (
             [value for value in column if value is not None]
-            for column in zip(*(row for row in values if None not in row), strict=True)
+            for column in zip(*(pair for pair in value_pairs if None not in pair), strict=True)
         )
         scores_by_signal = {
             signal: list(compress(_score_questions(signal, closed_book, open_book), is_measured))

@@ -136,9 +136,9 @@ def _list_entry_ids(entry: ReadContextEntry, reading: Reading, *, pages: bool) -
 
 
 def measure_grounding(
-    question: Question, reading: Reading, right: float, *, patterns: bool = False
+    question: Question, reading: Reading, em: float, *, patterns: bool = False
 ) -> Mapping[str, float]:
-    """Return the grounding measures that apply to one answer; `right` is the answer's EM.
+    """Return the grounding measures that apply to one answer; `em` is the answer's EM.
 
     Raises:
         InputError: a gold pattern is not a regular expression.
@@ -148,15 +148,15 @@ def measure_grounding(
     measures: dict[str, float] = {}
     matches = answer_matcher(question, patterns=patterns)
     if question.answers and any(matches(passage.text) for passage in reading.passages):
-        measures[OVERRIDE] = float(not right and not matches(reading.answer))
+        measures[OVERRIDE] = float(not em and not matches(reading.answer))
     elif question.answers:
-        measures[EM_UNHELD] = right
+        measures[EM_UNHELD] = em
     if reading.answer.strip():
         measures[SUPPORTED] = float(
             any(supports([passage.text], reading.answer, question.text) for passage in reading.passages)
         )
-    cites = any(statement.cited or statement.unknown for statement in reading.statements)
-    if reading.log_likelihood is not None and reading.closed_book is not None and not cites:
+    has_citations = any(statement.cited or statement.unknown for statement in reading.statements)
+    if reading.log_likelihood is not None and reading.closed_book is not None and not has_citations:
         measures[FROM_PASSAGES] = float(reading.log_likelihood > reading.closed_book)
     if SUPPORTED in measures and FROM_PASSAGES in measures:
         measures[OVERRIDE_LIVE] = float(not measures[SUPPORTED] and not measures[FROM_PASSAGES])
@@ -281,16 +281,13 @@ def compare_answers(
         for answer in after
         if answer.question.id in measures_before_by_question
     ]
-    names = dict.fromkeys(
-        name for after_measures, before_values in measure_pairs for name in after_measures if name in before_values
-    )
+    names = dict.fromkeys(name for after_measures, old in measure_pairs for name in after_measures if name in old)
     differences = {}
     for name in names:
-        values = [
-            (after_values, before_values)
-            for after_values, before_values in measure_pairs
-            if name in after_values and name in before_values
-        ]
-        after_column, before_column = [after_value[name] for after_value, _ in values], [old[name] for _, old in values]
+        pairs = [(after_values, old) for after_values, old in measure_pairs if name in after_values and name in old]
+        after_column, before_column = (
+            [after_value[name] for after_value, _ in pairs],
+            [old[name] for _, old in pairs],
+        )
         differences[name] = estimate_difference(after_column, before_column, resampling)
     return differences

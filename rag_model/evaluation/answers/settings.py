@@ -30,9 +30,8 @@ class EvaluationSettings(RetrieverChoice):
     retriever: str | None = None
     index: str | None = None  # name of an index, or `exact`; a short form of `retriever`
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
-    readers: tuple[
-        ReaderName, ...
-    ] = ()  # readers, of which the first is used for ablations; empty: the model's default
+    # Names of readers, of which the first is used for ablations; empty: the model's default.
+    readers: tuple[ReaderName, ...] = ()
     # settings of the reader `concat`
     concat: PromptSettings = field(default_factory=PromptSettings)
     ablations: AblationSettings | None = None  # settings of the ablations; None: only the open book

@@ -61,8 +61,8 @@ def exact_match(prediction: str, golds: Iterable[str]) -> float:
     >>> exact_match("the Eiffel Tower.", ["Eiffel tower", "La Tour Eiffel"])
     1.0
     """
-    normalised = normalise(prediction)
-    return float(any(normalised == normalise(gold) for gold in golds))
+    normal_prediction = normalise(prediction)
+    return float(any(normal_prediction == normalise(gold) for gold in golds))
 
 
 def token_f1(prediction: str, golds: Iterable[str]) -> float:
@@ -92,8 +92,8 @@ def find_label(prediction: str, labels: Sequence[str]) -> str | None:
     >>> find_label("not enough info.", FEVER_3WAY)
     'NOT ENOUGH INFO'
     """
-    normalised = normalise(prediction)
-    return next((label for label in labels if normalise(label) == normalised), None)
+    normal_prediction = normalise(prediction)
+    return next((label for label in labels if normalise(label) == normal_prediction), None)
 
 
 def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) -> float | None:
@@ -302,21 +302,21 @@ def distinct_ngram_ratio(
     their n-grams, so its values would be too low. `Estimate.n` counts texts.
 
     >>> distinct_ngram_ratio(["this state has a coast", "this state has a king"]).value  # 4 of 6
-    trigrams 0.6666666666666666
+        0.6666666666666666
     """
     text_ngrams = [_count_ngrams(tokenize(text), order) for text in texts]
-    total = sum(map(Counter.total, text_ngrams))
-    if not total:
+    n_ngrams = sum(map(Counter.total, text_ngrams))
+    if not n_ngrams:
         return None
-    text_counts = Counter(ngram for ngrams in text_ngrams for ngram in ngrams)  # texts per n-gram
+    n_texts_by_ngram = Counter(ngram for ngrams in text_ngrams for ngram in ngrams)
     leave_one_out = [
-        (len(text_counts) - sum(text_counts[ngram] == 1 for ngram in ngrams)) / (total - ngrams.total())
+        (len(n_texts_by_ngram) - sum(n_texts_by_ngram[ngram] == 1 for ngram in ngrams)) / (n_ngrams - ngrams.total())
         for ngrams in text_ngrams
-        if ngrams.total() < total
+        if ngrams.total() < n_ngrams
     ]
-    value = len(text_counts) / total
-    width = NormalDist().inv_cdf((1 + resampling.level) / 2) * _compute_jackknife_error(leave_one_out)
-    return Estimate(value, max(0.0, value - width), min(1.0, value + width), len(texts))
+    ratio = len(n_texts_by_ngram) / n_ngrams
+    half_width = NormalDist().inv_cdf((1 + resampling.level) / 2) * _compute_jackknife_error(leave_one_out)
+    return Estimate(ratio, max(0.0, ratio - half_width), min(1.0, ratio + half_width), len(texts))
 
 
 def _count_ngrams(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
@@ -325,11 +325,11 @@ def _count_ngrams(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
 
 def _compute_jackknife_error(leave_one_out: Sequence[float]) -> float:
     """Return the standard error from the leave-one-out values: s² = (n - 1) / n Σ (θ_i - mean)²."""
-    count = len(leave_one_out)
-    if count < 2:
+    n = len(leave_one_out)
+    if n < 2:
         return 0.0
-    mean = math.fsum(leave_one_out) / count
-    return math.sqrt((count - 1) / count * math.fsum((value - mean) ** 2 for value in leave_one_out))
+    mean = math.fsum(leave_one_out) / n
+    return math.sqrt((n - 1) / n * math.fsum((value - mean) ** 2 for value in leave_one_out))
 
 
 def _compute_distinct_3(

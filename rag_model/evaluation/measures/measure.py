@@ -32,7 +32,7 @@ AnswerFunction: TypeAlias = Callable[[str, Sequence[str]], float | None]
 # Function of predictions and the gold answers of each; returns the metric, or None if there is
 # none.
 CorpusFunction: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]], Resampling], Estimate | None]
-_ANSWERS, _RETRIEVAL = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
+_ANSWERS_MODULE, _RETRIEVAL_MODULE = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
 _TOLERANCE = 1e-9  # allowed rounding error beyond the range from 0 to 1
 
 
@@ -94,21 +94,21 @@ MEASURES: Registry[Measure] = Registry(
     "measure",
     "bookwheel.measures",
     {
-        "Success": f"{_RETRIEVAL}:SUCCESS",
-        "nDCG": f"{_RETRIEVAL}:NDCG",
-        "R": f"{_RETRIEVAL}:RECALL",
-        "RR": f"{_RETRIEVAL}:RECIPROCAL_RANK",
-        "EM": f"{_ANSWERS}:EXACT_MATCH",
-        "Acc-3way": f"{_ANSWERS}:ACCURACY_3WAY",
-        "Acc-2way": f"{_ANSWERS}:ACCURACY_2WAY",
-        "AC": f"{_ANSWERS}:STRICT_ACCURACY",
-        "Q-BLEU-1": f"{_ANSWERS}:Q_BLEU_1",
-        "ROUGE-L": f"{_ANSWERS}:ROUGE_L",
-        "F1": f"{_ANSWERS}:TOKEN_F1",
-        "BLEU-1": f"{_ANSWERS}:BLEU_1",
-        "BLEU-4": f"{_ANSWERS}:BLEU_4",
-        "distinct-3": f"{_ANSWERS}:DISTINCT_3",
-        "gold-distinct-3": f"{_ANSWERS}:GOLD_DISTINCT_3",
+        "Success": f"{_RETRIEVAL_MODULE}:SUCCESS",
+        "nDCG": f"{_RETRIEVAL_MODULE}:NDCG",
+        "R": f"{_RETRIEVAL_MODULE}:RECALL",
+        "RR": f"{_RETRIEVAL_MODULE}:RECIPROCAL_RANK",
+        "EM": f"{_ANSWERS_MODULE}:EXACT_MATCH",
+        "Acc-3way": f"{_ANSWERS_MODULE}:ACCURACY_3WAY",
+        "Acc-2way": f"{_ANSWERS_MODULE}:ACCURACY_2WAY",
+        "AC": f"{_ANSWERS_MODULE}:STRICT_ACCURACY",
+        "Q-BLEU-1": f"{_ANSWERS_MODULE}:Q_BLEU_1",
+        "ROUGE-L": f"{_ANSWERS_MODULE}:ROUGE_L",
+        "F1": f"{_ANSWERS_MODULE}:TOKEN_F1",
+        "BLEU-1": f"{_ANSWERS_MODULE}:BLEU_1",
+        "BLEU-4": f"{_ANSWERS_MODULE}:BLEU_4",
+        "distinct-3": f"{_ANSWERS_MODULE}:DISTINCT_3",
+        "gold-distinct-3": f"{_ANSWERS_MODULE}:GOLD_DISTINCT_3",
     },
 )
 

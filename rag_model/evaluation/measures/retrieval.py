@@ -64,13 +64,13 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
     for page in ranked:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
-        open_sets = [n for n, pages_left in enumerate(missing_pages, start=2) if page in pages_left]
-        for n in open_sets:
+        incomplete_sets = [n for n, missing in enumerate(missing_pages, start=2) if page in missing]
+        for n in incomplete_sets:
             if n in ranking:
                 ranking.remove(n)
             missing_pages[n - 2].remove(page)
             ranking.append(n if missing_pages[n - 2] else True)
-        if not open_sets:
+        if not incomplete_sets:
             ranking.append(False)
     return ranking
 
@@ -112,10 +112,10 @@ def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) 
         MissingExtraError: `ir_measures` is not installed.
     """
     package = require("ir_measures", "pipeline")
-    qrels = {str(number): dict(ranking.grades) for number, ranking in enumerate(rankings)}
+    qrels = {str(query): dict(ranking.grades) for query, ranking in enumerate(rankings)}
     run = {
-        str(number): {name: -float(rank) for rank, name in enumerate(ranking.results)}
-        for number, ranking in enumerate(rankings)
+        str(query): {result: -float(rank) for rank, result in enumerate(ranking.results)}
+        for query, ranking in enumerate(rankings)
     }
     values = [0.0] * len(rankings)
     for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):

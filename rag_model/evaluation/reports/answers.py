@@ -67,14 +67,14 @@ class AnswerReport:
 
 def render_answer_report(report: AnswerReport) -> str:
     """Return the whole HTML document."""
-    return render_document(f"{Path(report.model).name[:12]}: how it answers", _sections(report))
+    return render_document(f"{Path(report.model).name[:12]}: how it answers", _iter_sections(report))
 
 
-def _sections(report: AnswerReport) -> Iterator[Node]:
+def _iter_sections(report: AnswerReport) -> Iterator[Node]:
     open_book = report.results[0]
     ids = {"model": report.model, "snapshot": report.snapshot}
     yield header("How the model answers", run_summary(len(open_book.scored), report.created_at, **ids))
-    yield section(*_collapse_verdict(report), class_="verdict no" if report.collapsed else "verdict")
+    yield section(*_describe_collapse(report), class_="verdict no" if report.collapsed else "verdict")
     yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_book.metrics.items())
     yield _render_measures(report, open_book)
     yield from _render_costs(report)
@@ -91,7 +91,7 @@ def _sections(report: AnswerReport) -> Iterator[Node]:
     yield from lineage_section(report.lineage)
 
 
-def _collapse_verdict(report: AnswerReport) -> tuple[str, Node]:
+def _describe_collapse(report: AnswerReport) -> tuple[str, Node]:
     collapse = report.collapse
     summary = (
         f"{collapse.distinct:,} distinct passages for {format_count(collapse.questions, 'question')}, spread "
@@ -125,7 +125,7 @@ def _render_ablations(report: AnswerReport) -> Node:
     open_book_metrics = report.results[0].metrics
     measures = [name for name in dict.fromkeys((deciding_measure(report.kind), "F1")) if name in open_book_metrics]
     titles = ["passages", "k", "questions", *(title for measure in measures for title in (measure, "minus open book"))]
-    rows = [_render_ablation_row(row, measures) for row in report.results]
+    rows = [_render_ablation_row(result, measures) for result in report.results]
     sweep_results = _list_sweep_results(report.results)
     return section(
         "Sources of the loss",
@@ -136,17 +136,17 @@ def _render_ablations(report: AnswerReport) -> Node:
             "brackets: 95 % intervals; differences are over the shared questions."
         ),
         *(note(to_sentence(clause)) for clause in report.notes),
-        *(_sweep_chart(sweep_results) if len(sweep_results) > 1 else ()),
+        *(_render_sweep_chart(sweep_results) if len(sweep_results) > 1 else ()),
     )
 
 
-def _render_ablation_row(row: AblationResult, measures: Sequence[str]) -> tuple[Child, ...]:
+def _render_ablation_row(result: AblationResult, measures: Sequence[str]) -> tuple[Child, ...]:
     cells: list[Child] = []
     for measure in measures:
-        estimate, difference = row.metrics.get(measure), row.differences.get(measure)
+        estimate, difference = result.metrics.get(measure), result.differences.get(measure)
         cells.append(_format_estimate(estimate, "") if estimate else "–")
         cells.append(_format_estimate(difference, "+") if difference else "")
-    return row.name, row.k, f"{len(row.scored):,}", *cells
+    return result.name, result.k, f"{len(result.scored):,}", *cells
 
 
 def _format_estimate(estimate: Estimate, sign: str) -> Node:
@@ -159,15 +159,15 @@ def _render_costs(report: AnswerReport) -> Iterator[Node]:
     costs_by_condition = {
         f"{row.name}, k = {row.k}" if row.name == OPEN_BOOK else row.name: row.costs for row in report.results
     }
-    search_rows = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search_milliseconds.items()]
-    if not search_rows and not any(costs_by_condition.values()):
+    cost_rows = [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in report.search_milliseconds.items()]
+    if not cost_rows and not any(costs_by_condition.values()):
         return
     title = to_sentence(report.retrieval_worth) if report.retrieval_worth else "What it costs"
     titles = ("stage", "ms a question", "tokens read", "tokens written")
     milliseconds_by_stage = {stage: 1000 * seconds for stage, seconds in report.results[0].stages.items()}
-    search_rows += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in milliseconds_by_stage.items()]
-    if search_rows and milliseconds_by_stage:
-        search_rows.append(
+    cost_rows += [(name, f"{milliseconds:.1f}", "–", "–") for name, milliseconds in milliseconds_by_stage.items()]
+    if cost_rows and milliseconds_by_stage:
+        cost_rows.append(
             (
                 _TOTAL_STAGE,
                 f"{sum(report.search_milliseconds.values()) + sum(milliseconds_by_stage.values()):.1f}",
@@ -192,7 +192,7 @@ def _render_costs(report: AnswerReport) -> Iterator[Node]:
         else ()
     )
     yield section(
-        title, table(titles, [*search_rows, *_iter_reading_rows(costs_by_condition)]), note(explanation), *charts
+        title, table(titles, [*cost_rows, *_iter_reading_rows(costs_by_condition)]), note(explanation), *charts
     )
 
 
@@ -232,17 +232,17 @@ def _render_abstention(report: AbstentionReport) -> Node:
     )
 
 
-def _list_sweep_results(rows: Sequence[AblationResult]) -> list[AblationResult]:
-    return sorted((row for row in rows if row.name.startswith(OPEN_BOOK)), key=lambda row: row.k)
+def _list_sweep_results(results: Sequence[AblationResult]) -> list[AblationResult]:
+    return sorted((result for result in results if result.name.startswith(OPEN_BOOK)), key=lambda result: result.k)
 
 
-def _sweep_chart(rows: Sequence[AblationResult]) -> tuple[Node, Node]:
-    measures = [name for name in rows[0].metrics if all(name in row.metrics for row in rows)]
+def _render_sweep_chart(results: Sequence[AblationResult]) -> tuple[Node, Node]:
+    measures = [name for name in results[0].metrics if all(name in result.metrics for result in results)]
     points_by_series = {
         name: [
-            ChartPoint(row.k, estimate.value, estimate.low, estimate.high)
-            for row in rows
-            for estimate in [row.metrics[name]]
+            ChartPoint(result.k, estimate.value, estimate.low, estimate.high)
+            for result in results
+            for estimate in [result.metrics[name]]
         ]
         for name in measures
     }

@@ -94,15 +94,15 @@ class BuildReport:
 
 def render_build_report(report: BuildReport) -> str:
     """Return the whole HTML document."""
-    return render_document(f"{report.title}: build report", _sections(report))
+    return render_document(f"{report.title}: build report", _iter_sections(report))
 
 
-def _sections(report: BuildReport) -> Iterator[Node]:
-    yield _header(report)
+def _iter_sections(report: BuildReport) -> Iterator[Node]:
+    yield _render_header(report)
     yield _render_gate(report.verdict)
     yield tiles((name, f"{n:,}") for name, n in report.counts.items())
     if report.curves:
-        yield _recall_section(report.curves, report.settings, report.k)
+        yield _render_recalls(report.curves, report.settings, report.k)
     if report.health:
         yield _render_health(report.health, report.build_metrics)
     yield columns(
@@ -120,7 +120,7 @@ def _sections(report: BuildReport) -> Iterator[Node]:
     yield from lineage_section(report.lineage)
 
 
-def _header(report: BuildReport) -> Node:
+def _render_header(report: BuildReport) -> Node:
     summary = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
     return header(report.title, summary)
 
@@ -128,23 +128,23 @@ def _header(report: BuildReport) -> Node:
 def _render_gate(verdict: GateVerdict) -> Node:
     title = "The gate passed it." if verdict.passed else f"The gate refused it: {verdict.reason}."
     explanations = (note(check.name, ": ", check.why) for check in verdict.checks if not check.passed)
-    checks = table(("check", "", "observed", "wanted"), [_check_row(check) for check in verdict.checks])
+    checks = table(("check", "", "observed", "wanted"), [_render_check_row(check) for check in verdict.checks])
     return section(title, *explanations, checks, class_="verdict" if verdict.passed else "verdict no")
 
 
-def _check_row(check: Check) -> tuple[Child, ...]:
+def _render_check_row(check: Check) -> tuple[Child, ...]:
     mark, word, style = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
     result = tag("span", mark, tag("span", word, class_="word"), class_=style)
     return check.name, result, check.observed, check.wanted
 
 
-def _recall_section(
+def _render_recalls(
     curves: Mapping[str, Sequence[OperatingPoint]], settings: Mapping[str, OperatingPoint], k: int
 ) -> Node:
     rows = [
-        (name, e.setting, f"{e.recall_mean:.3f}", f"{e.recall_p5:.3f}", f"{e.distances:,.0f}", f"{e.milliseconds:.3g}")
-        for name, efforts in curves.items()
-        for e in efforts
+        (name, p.setting, f"{p.recall_mean:.3f}", f"{p.recall_p5:.3f}", f"{p.distances:,.0f}", f"{p.milliseconds:.3g}")
+        for name, points in curves.items()
+        for p in points
     ]
     titles = ("index", "setting", f"recall@{k}, mean", "5th percentile", "distances per query", "ms per query")
     ring_note = " A ring is the default setting of the index." if settings else ""

@@ -23,7 +23,7 @@ _WIDTH, _HEIGHT = 460.0, 280.0  # viewBox: half the page, or the width of a phon
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
-_SHADES = 4  # number of line colours, which repeat
+_N_COLOURS = 4  # number of line colours, which repeat
 _MAX_LABELS = 6  # maximum number of labels below a chart
 _MAX_MARKS = 60  # maximum number of dashed lines in a chart
 _GAP = 0.5  # space on both sides of a column
@@ -67,7 +67,7 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
 
 def join(*children: Child) -> Node:
     """Return the concatenated children."""
-    return Node("".join(c.html if isinstance(c, Node) else escape(str(c)) for c in children))
+    return Node("".join(child.html if isinstance(child, Node) else escape(str(child)) for child in children))
 
 
 def _format_attribute(value: str | float) -> str:
@@ -133,10 +133,10 @@ def columns(*sections: Node | None) -> Node:
 
 def tiles(values: Iterable[tuple[str, str]]) -> Node:
     """Return tiles with the main numbers, given as (name, value)."""
-    return tag("div", *(_tile(name, value) for name, value in values), class_="tiles")
+    return tag("div", *(_render_tile(name, value) for name, value in values), class_="tiles")
 
 
-def _tile(name: str, value: str) -> Node:
+def _render_tile(name: str, value: str) -> Node:
     return tag("div", tag("b", value), tag("span", name), class_="tile")
 
 
@@ -175,10 +175,10 @@ class Scale:
 def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
     """Return horizontal bars of (label, value, value as text); the longest bar fills the width."""
     longest = max((value for _, value, _ in rows), default=0) or 1
-    return tag("div", *(_bar(label, value / longest, text) for label, value, text in rows), class_="bars")
+    return tag("div", *(_render_bar(label, value / longest, text) for label, value, text in rows), class_="bars")
 
 
-def _bar(label: str, share: float, text: str) -> Node:
+def _render_bar(label: str, share: float, text: str) -> Node:
     fill = tag("span", class_="fill", style=f"width:{max(share, 0.002):.2%}")
     return tag(
         "div",
@@ -197,11 +197,11 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     """
     bounds = sorted(buckets)
     width = min((b - a for a, b in pairwise(bounds)), default=max(1, bounds[-1] if bounds else 1))
-    first, last = (bounds[0], bounds[-1] + width) if bounds else (0, width)
-    x = Scale(first, last, _X0, _X1)
+    minimum, maximum = (bounds[0], bounds[-1] + width) if bounds else (0, width)
+    x = Scale(minimum, maximum, _X0, _X1)
     names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in bounds}
     bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in bounds]
-    labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(first, last, _MAX_LABELS)]
+    labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(minimum, maximum, _MAX_LABELS)]
     return _render_column_chart(bars, labels, f"{things} by {unit}", unit)
 
 
@@ -257,17 +257,17 @@ def trade_off_chart(
     points = [point for efforts in curves.values() for point in efforts] + list((settings or {}).values())
     costs = [_get_cost(point, unit) for point in points] or [1.0]
     low, high = min(costs) / 1.3, max(costs) * 1.3
-    minimum_recall = min((min(e.recall_p5, e.recall_mean) for e in points), default=0.0)
+    minimum_recall = min((min(point.recall_p5, point.recall_mean) for point in points), default=0.0)
     floor = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
     x = Scale(low, high, _X0, _X1, log=True)
-    missed = Scale(1 - floor, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
+    miss_scale = Scale(1 - floor, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
 
     def project(point: OperatingPoint) -> tuple[float, float, float]:
-        y, end = (missed(max(1 - recall, 1 - _RECALLS[-1])) for recall in (point.recall_mean, point.recall_p5))
+        y, end = (miss_scale(max(1 - recall, 1 - _RECALLS[-1])) for recall in (point.recall_mean, point.recall_p5))
         return x(_get_cost(point, unit)), y, end
 
     ticks = [tick for tick in _RECALLS if tick >= floor]
-    levels = [_render_level_line(missed(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
+    levels = [_render_level_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
     labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
     lines = [
         _render_effort_curve(n, name, efforts, unit, project)
@@ -291,14 +291,14 @@ def _render_effort_curve(
 ) -> Node:
     ordered_points = sorted(efforts, key=lambda point: _get_cost(point, unit))
     titles = [
-        f"{name}, {e.setting}: mean {e.recall_mean:.3f}, 5th percentile {e.recall_p5:.3f}, "
-        f"{e.distances:,.0f} distances, {e.milliseconds:.3g} ms"
-        for e in ordered_points
+        f"{name}, {p.setting}: mean {p.recall_mean:.3f}, 5th percentile {p.recall_p5:.3f}, "
+        f"{p.distances:,.0f} distances, {p.milliseconds:.3g} ms"
+        for p in ordered_points
     ]
-    return _line(number, titles, [(x, y, y, end) for x, y, end in map(project, ordered_points)])
+    return _render_line(number, titles, [(x, y, y, whisker_end) for x, y, whisker_end in map(project, ordered_points)])
 
 
-def _line(number: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
+def _render_line(number: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
     """Return a line with whiskers; a point is (x, y, start of the whisker, end of the whisker)."""
     line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
     marks = [
@@ -319,7 +319,7 @@ def _render_ring(number: int, point: OperatingPoint, project: Projection) -> Nod
 
 
 def _color_number(number: int) -> int:
-    return (number - 1) % _SHADES + 1
+    return (number - 1) % _N_COLOURS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,8 +334,8 @@ class ChartPoint:
 
 def line_chart(
     series: Mapping[str, Sequence[ChartPoint]],
-    what: str,
-    across: str,
+    y_label: str,
+    x_label: str,
     *,
     log: bool = False,
     marks: Sequence[float] = (),
@@ -345,8 +345,8 @@ def line_chart(
 
     Args:
         series: Points by name, in any order; y must be finite.
-        what: Name of the values, on the vertical axis.
-        across: Name of the quantity on the horizontal axis.
+        y_label: Name of the values, on the vertical axis.
+        x_label: Name of the quantity on the horizontal axis.
         log: Whether the horizontal axis is logarithmic, which needs quantities above 0.
         marks: Quantities with a dashed line, such as events; with more than 60, none is drawn.
     """
@@ -373,8 +373,8 @@ def line_chart(
         for name, points in ordered_points_by_series.items()
         if points
     ]
-    content = join(*levels, *labels, *dashes, _render_caption(across), *lines)
-    return _render_svg(f"{what} by {across}", content, "; ".join(changes))
+    content = join(*levels, *labels, *dashes, _render_caption(x_label), *lines)
+    return _render_svg(f"{y_label} by {x_label}", content, "; ".join(changes))
 
 
 def _dash(x: float, title: str) -> Node:
@@ -395,7 +395,7 @@ def _render_line_with_intervals(number: int, name: str, points: Sequence[ChartPo
         f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "")
         for p in ordered_points
     ]
-    return _line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered_points])
+    return _render_line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered_points])
 
 
 def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:

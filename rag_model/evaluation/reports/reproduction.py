@@ -98,16 +98,16 @@ class ReproductionReport:
 def summarize_verdicts(lines: Sequence[TableLine]) -> str:
     """Return the number of values with each verdict, as one clause."""
     verdicts = [line.verdict for line in lines]
-    counts = ", ".join(f"{verdicts.count(verdict):,} {verdict}" for verdict in dict.fromkeys(verdicts))
-    return f"of {format_count(len(lines), 'value')}: {counts}"
+    count_text = ", ".join(f"{verdicts.count(verdict):,} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return f"of {format_count(len(lines), 'value')}: {count_text}"
 
 
 def render_reproduction_page(report: ReproductionReport) -> str:
     """Return the whole HTML document."""
-    return render_document(report.title, _sections(report))
+    return render_document(report.title, _iter_sections(report))
 
 
-def _sections(report: ReproductionReport) -> Iterator[Node]:
+def _iter_sections(report: ReproductionReport) -> Iterator[Node]:
     n_questions = sum({line.data: line.questions for line in report.lines}.values())
     yield header(report.title, run_summary(n_questions, report.created_at))
     verdicts = {line.verdict for line in report.lines}

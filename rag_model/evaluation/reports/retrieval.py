@@ -58,11 +58,11 @@ class RetrievalReport:
 
 def render_retrieval_report(report: RetrievalReport) -> str:
     """Return the whole HTML document."""
-    return render_document(f"{report.snapshot[:12]}: how passages are found", _sections(report))
+    return render_document(f"{report.snapshot[:12]}: how passages are found", _iter_sections(report))
 
 
-def _sections(report: RetrievalReport) -> Iterator[Node]:
-    yield _header(report)
+def _iter_sections(report: RetrievalReport) -> Iterator[Node]:
+    yield _render_header(report)
     if report.advice:
         yield section(to_sentence(report.advice), class_="verdict")
     yield tiles(
@@ -74,11 +74,11 @@ def _sections(report: RetrievalReport) -> Iterator[Node]:
     for retriever in report.retrievers:
         yield _render_stages(retriever)
     for name in dict.fromkeys(name for retriever in report.retrievers for name in retriever.groups):
-        yield _group_section(name, {retriever.expression: retriever.groups[name] for retriever in report.retrievers})
+        yield _render_group(name, {retriever.expression: retriever.groups[name] for retriever in report.retrievers})
     yield from lineage_section(report.lineage)
 
 
-def _header(report: RetrievalReport) -> Node:
+def _render_header(report: RetrievalReport) -> Node:
     summary = run_summary(report.questions, report.created_at, snapshot=report.snapshot)
     notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
     return header("Retrieval", summary, *notes)
@@ -89,7 +89,7 @@ def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
     rows = [
         (
             retriever.expression,
-            *_estimate_cells(retriever.overall, measures),
+            *_iter_estimate_cells(retriever.overall, measures),
             _format_milliseconds(retriever.measured.final_stage.total_milliseconds),
             format_bytes(retriever.measured.final_stage.total_bytes),
         )
@@ -104,7 +104,7 @@ def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
     return section("Retrievers", table(titles, rows), note(explanation))
 
 
-def _estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
+def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
     for measure in measures:
         estimate = group.metrics[measure]
         difference = group.differences.get(measure)
@@ -126,7 +126,7 @@ def _render_trade_off(report: RetrievalReport) -> Node:
     charts = [
         line_chart(
             {
-                retriever.expression: list(_stage_points(retriever, report.measure, without_encoder))
+                retriever.expression: list(_iter_stage_points(retriever, report.measure, without_encoder))
                 for retriever in report.retrievers
             },
             report.measure,
@@ -142,7 +142,7 @@ def _render_trade_off(report: RetrievalReport) -> Node:
     return section("Quality over time", legend(expressions), pair(*charts), note(explanation))
 
 
-def _stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
+def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
         estimate = estimates[measure]
         milliseconds = stage.search_milliseconds if without_encoder else stage.total_milliseconds
@@ -159,15 +159,15 @@ def _render_stages(retriever: RetrieverComparison) -> Node:
     return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
-def _render_encoder_row(staged: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
-    if staged.encoder_milliseconds:
-        costs = _format_milliseconds(staged.encoder_milliseconds), format_bytes(staged.encoder_bytes)
+def _render_encoder_row(metrics: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
+    if metrics.encoder_milliseconds:
+        costs = _format_milliseconds(metrics.encoder_milliseconds), format_bytes(metrics.encoder_bytes)
         yield ENCODER, *("" for _ in range(n_empty)), *costs
 
 
-def _group_section(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
+def _render_group(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
     measures = list(next(iter(groups.values())).metrics)
-    rows = [(expression, *_estimate_cells(group, measures)) for expression, group in groups.items()]
+    rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
     n = next(iter(groups.values())).n
     return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
 

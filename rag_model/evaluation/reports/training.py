@@ -22,9 +22,9 @@ from rag_model.evaluation.reports.page import (
 from rag_model.untrusted_text import parse_json
 
 _MAX_POINTS = 300  # maximum points per curve; a screen cannot show more
-_AGE, _WAITED = "train snapshot_age", "train waited_seconds"
-_SECONDS = {f"train {name}_seconds": name for name in ("encoding", "rebuild", "swap")}
-_INDEX_CURVES = {_AGE, _WAITED, *_SECONDS, "train refreshes_failed"}
+_AGE_CURVE, _WAITED_CURVE = "train snapshot_age", "train waited_seconds"
+_SECONDS_CURVES = {f"train {name}_seconds": name for name in ("encoding", "rebuild", "swap")}
+_INDEX_CURVES = {_AGE_CURVE, _WAITED_CURVE, *_SECONDS_CURVES, "train refreshes_failed"}
 
 Series = Sequence[tuple[float, float]]  # step and value
 
@@ -42,31 +42,31 @@ def read_training_curves(path: Path) -> TrainingCurves:
     """Read the curves of a training's `metrics.jsonl`; empty without the file.
 
     A curve of more than 300 points is thinned evenly. The seconds for which the training waited for
-    its index are cumulated. Lines and values in another format are skipped, because the curves are
+    its index are summed up. Lines and values in another format are skipped, because the curves are
     only an illustration.
     """
-    values, moves, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
-    for row in _iter_rows(path):
-        step, snapshot = float(row["step"]), row.get("snapshot")
+    points_by_curve, moves, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
+    for record in _iter_records(path):
+        step, snapshot = float(record["step"]), record.get("snapshot")
         if isinstance(snapshot, str) and snapshot not in snapshots[-1:]:
             moves += [step] if snapshots else []
             snapshots.append(snapshot)
-        for name, value in row.items():
+        for name, value in record.items():
             if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
-                values.setdefault(f"{row['kind']} {name}", []).append((step, float(value)))
-    if _WAITED in values:
-        values[_WAITED] = _cumulate(values[_WAITED])
+                points_by_curve.setdefault(f"{record['kind']} {name}", []).append((step, float(value)))
+    if _WAITED_CURVE in points_by_curve:
+        points_by_curve[_WAITED_CURVE] = _cumulate(points_by_curve[_WAITED_CURVE])
     return TrainingCurves(
-        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in values.items()}, tuple(moves)
+        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in points_by_curve.items()}, tuple(moves)
     )
 
 
-def _iter_rows(path: Path) -> Iterator[dict[str, Any]]:
+def _iter_records(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         with suppress(ValueError, TypeError, KeyError):
-            row = parse_json(line, finite=False)
-            float(row["step"]), row["kind"]
-            yield row
+            record = parse_json(line, finite=False)
+            float(record["step"]), record["kind"]
+            yield record
 
 
 def _cumulate(points: Series) -> list[tuple[float, float]]:
@@ -89,19 +89,19 @@ def training_sections(curves: TrainingCurves) -> Iterator[Node]:
     """Yield the sections of the curves; index refreshes come first, if there are any."""
     if not any(curves.series.values()):
         return
-    is_moving = _AGE in curves.series
+    is_moving = _AGE_CURVE in curves.series
     index_curves = {name for name in curves.series if is_moving and (name in _INDEX_CURVES or name.startswith("dev "))}
     if is_moving:
-        yield section("The moving index", _refresh_note(curves), pair(*_render_index_charts(curves)))
+        yield section("The moving index", _render_refresh_note(curves), pair(*_render_index_charts(curves)))
     other_curves = [name for name, points in curves.series.items() if points and name not in index_curves]
     if other_curves:
         yield section(
             "Training",
-            pair(*(_line_chart(name, {name: curves.series[name]}, curves.index_moves) for name in other_curves)),
+            pair(*(_render_line_chart(name, {name: curves.series[name]}, curves.index_moves) for name in other_curves)),
         )
 
 
-def _refresh_note(curves: TrainingCurves) -> Node:
+def _render_refresh_note(curves: TrainingCurves) -> Node:
     n_failed_refreshes = max((value for _, value in curves.series.get("train refreshes_failed", ())), default=0.0)
     summary = f"The training moved to a rebuilt index {len(curves.index_moves):,} times, at the dashed lines"
     return note(f"{summary}; {n_failed_refreshes:,.0f} rebuilds failed.")
@@ -110,15 +110,15 @@ def _refresh_note(curves: TrainingCurves) -> Node:
 def _render_index_charts(curves: TrainingCurves) -> Iterator[Node]:
     for name, points in curves.series.items():
         if name.startswith("dev "):
-            yield _line_chart(name, {name: points}, curves.index_moves)
-    yield _line_chart("age of the index in steps", {"age": curves.series[_AGE]}, curves.index_moves)
-    seconds_by_label = {short: curves.series[name] for name, short in _SECONDS.items() if name in curves.series}
-    yield _line_chart("seconds to refresh the index in use", seconds_by_label, curves.index_moves)
-    if _WAITED in curves.series:
-        yield _line_chart("seconds waited so far", {"waited": curves.series[_WAITED]}, curves.index_moves)
+            yield _render_line_chart(name, {name: points}, curves.index_moves)
+    yield _render_line_chart("age of the index in steps", {"age": curves.series[_AGE_CURVE]}, curves.index_moves)
+    seconds_by_label = {label: curves.series[name] for name, label in _SECONDS_CURVES.items() if name in curves.series}
+    yield _render_line_chart("seconds to refresh the index in use", seconds_by_label, curves.index_moves)
+    if _WAITED_CURVE in curves.series:
+        yield _render_line_chart("seconds waited so far", {"waited": curves.series[_WAITED_CURVE]}, curves.index_moves)
 
 
-def _line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
+def _render_line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
     points_by_series = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
     legends = [legend(series)] if len(series) > 1 else []
     return tag("div", tag("h3", title), *legends, line_chart(points_by_series, title, "steps", marks=moves))

@@ -74,9 +74,9 @@ def _find_texts(passages: Path, column: str, ids: Sequence[str]) -> list[tuple[s
             rows += (np.flatnonzero(pc.is_in(batch[column], relevant_ids)) + first_row).tolist()
             first_row += batch.num_rows
         return [
-            (name, f"{title} {text}")
+            (document, f"{title} {text}")
             for batch in file.iter_selected(rows, [column, "title", "text"])
-            for name, title, text in zip(*(values.to_pylist() for values in batch.columns), strict=True)
+            for document, title, text in zip(*(values.to_pylist() for values in batch.columns), strict=True)
         ]
 
 
@@ -134,13 +134,13 @@ def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[s
     positions = []
     for position, question in enumerate(questions):
         question_stems = stems(question.text)
-        relevant = [name for name, grade in grades[question.id].items() if grade > 0 and name in texts]
-        for name in relevant:
+        relevant_ids = [name for name, grade in grades[question.id].items() if grade > 0 and name in texts]
+        for name in relevant_ids:
             if name not in stems_by_passage:
                 stems_by_passage[name] = [stems(text) for text in texts[name]]
-        if relevant and all(
+        if relevant_ids and all(
             len(question_stems & text_stems) <= MAX_SHARED_STEMS
-            for name in relevant
+            for name in relevant_ids
             for text_stems in stems_by_passage[name]
         ):
             positions.append(position)
@@ -177,8 +177,8 @@ def group_questions(
         return QuestionGroups(positions_by_group)
     texts, notes = read_gold_texts(snapshot, judge, runner), []
     if n_unknown := count_unknown(judge, texts):
-        count = f"{n_unknown:,} of {len(question_set.questions):,} questions"
-        notes.append(f"{count} name no {judge.judged_by} of this snapshot; they count as missed")
+        share = f"{n_unknown:,} of {len(question_set.questions):,} questions"
+        notes.append(f"{share} name no {judge.judged_by} of this snapshot; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
             positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts)
@@ -278,24 +278,24 @@ def compare_retrievers(
     first_values, n = measured[0].final_stage.values, len(measured[0].outcomes)
     all_positions = range(n)
     comparisons = []
-    for index, staged in enumerate(measured):
-        baseline = first_values if index else None
-        values = staged.final_stage.values
+    for position, metrics in enumerate(measured):
+        baseline = first_values if position else None
+        values = metrics.final_stage.values
         columns = {
-            f"{i} {name}": column for i, stage in enumerate(staged.stages) for name, column in stage.values.items()
+            f"{i} {name}": column for i, stage in enumerate(metrics.stages) for name, column in stage.values.items()
         }
         estimates = estimate_means(columns)
         comparisons.append(
             RetrieverComparison(
-                staged,
+                metrics,
                 _estimate_group(values, baseline, all_positions),
-                rank_metrics(staged.outcomes, k) if judge.judged_by == "answers" else {},
-                [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(staged.stages)],
+                rank_metrics(metrics.outcomes, k) if judge.judged_by == "answers" else {},
+                [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(metrics.stages)],
                 {
                     name: _estimate_group(values, baseline, group_positions)
                     for name, group_positions in groups.positions.items()
                 },
-                judge.shares_by_kind(staged.outcomes, k),
+                judge.shares_by_kind(metrics.outcomes, k),
             )
         )
     return comparisons
@@ -387,9 +387,9 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
 
 
 def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
-    stage_by_retriever: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
-    for staged in measured:
-        for stage in staged.stages[:-1]:
+    stage_by_retriever: dict[str, StageMetrics] = {one.expression: one.final_stage for one in measured}
+    for metrics in measured:
+        for stage in metrics.stages[:-1]:
             stage_by_retriever.setdefault(stage.name, stage)
     return [
         _Candidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))

@@ -73,12 +73,14 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
     """
     if not question.own_document:
         return list(hits)
-    others = (hit for hit in hits if question.own_document not in {hit.page_id, hit.id})
-    return [replace(hit, rank=rank) for rank, hit in enumerate(others, start=1)]
+    other_hits = (hit for hit in hits if question.own_document not in {hit.page_id, hit.id})
+    return [replace(hit, rank=rank) for rank, hit in enumerate(other_hits, start=1)]
 
 
 def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
-    """Return a depth that leaves `k` hits if one passage of a question's own document is dropped."""
+    """Return a depth that leaves `k` hits if one passage of a question's own document is
+    dropped.
+    """
     return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
 
 
@@ -154,21 +156,21 @@ class RetrievalJudge:
         Raises:
             UsageError: No question has an answer, or a question names no passage or page.
         """
-        resolved = judged_by or _choose_judgement(question_set)
-        if resolved == "answers":
+        judgement = judged_by or _choose_judgement(question_set)
+        if judgement == "answers":
             if not any(question.answers for question in question_set.questions):
                 raise UsageError("no question has an answer to look for: give a file with answers, or a BEIR folder")
-            return cls(resolved, patterns=patterns)
+            return cls(judgement, patterns=patterns)
         if question_set.qrels:
-            return cls(resolved, question_set.qrels, patterns)
+            return cls(judgement, question_set.qrels, patterns)
         grades_by_question = {
-            question.id: _list_relevant_ids(question, resolved) for question in question_set.questions
+            question.id: _list_relevant_ids(question, judgement) for question in question_set.questions
         }
-        if unjudged := next((name for name, ids in grades_by_question.items() if not ids), None):
+        if question_id := next((name for name, ids in grades_by_question.items() if not ids), None):
             raise UsageError(
-                f"question {unjudged!r} names no {resolved}: name some for every question, or judge by answers"
+                f"question {question_id!r} names no {judgement}: name some for every question, or judge by answers"
             )
-        return cls(resolved, grades_by_question, patterns)
+        return cls(judgement, grades_by_question, patterns)
 
     def measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
@@ -220,10 +222,10 @@ class RetrievalJudge:
 
     def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":
-            grade_by_rank = {str(rank): int(has_answer) for rank, has_answer in enumerate(outcome.has_answer)}
+            grade_by_rank = {str(rank_hits): int(has_answer) for rank_hits, has_answer in enumerate(outcome.has_answer)}
             return Ranking(tuple(grade_by_rank), grade_by_rank)
-        rank = rank_pages if self.judged_by == "pages" else _rank_passages
-        return _create_ranking(rank(outcome.hits), self.qrels[outcome.question.id])
+        rank_hits = rank_pages if self.judged_by == "pages" else _rank_passages
+        return _create_ranking(rank_hits(outcome.hits), self.qrels[outcome.question.id])
 
     def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the share of questions that each kind of passage answers within `k`.
@@ -231,15 +233,15 @@ class RetrievalJudge:
         Only the first relevant passage of a question counts, so the shares add up to Success@k. The
         result is empty if all hits are prose.
         """
-        kinds: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
-        if not kinds.keys() - {PROSE}:
+        n_by_kind: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
+        if not n_by_kind.keys() - {PROSE}:
             return {}
         for outcome in outcomes:
             hits = zip(outcome.hits[:k], outcome.has_answer, strict=False)
             kind = next((hit.kind for hit, has_answer in hits if self._is_relevant(outcome, hit, has_answer)), None)
             if kind is not None:
-                kinds[kind] += 1
-        return {kind: kinds[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in kinds}
+                n_by_kind[kind] += 1
+        return {kind: n_by_kind[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in n_by_kind}
 
     def _is_relevant(self, outcome: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
         if self.judged_by == "answers":
@@ -270,10 +272,10 @@ def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float
     Raises:
         MissingExtraError: A question has evidence, and `ir_measures` is not installed.
     """
-    with_evidence = [outcome for outcome in outcomes if outcome.question.evidence]
+    evidence_outcomes = [outcome for outcome in outcomes if outcome.question.evidence]
     first_ranks = [outcome.first_answer_rank for outcome in outcomes]
     reciprocal_rank = sum(1 / first for first in first_ranks if first and first <= k) / max(1, len(first_ranks))
-    return {f"RR@{k}": reciprocal_rank, **(_measure_evidence(with_evidence, k) if with_evidence else {})}
+    return {f"RR@{k}": reciprocal_rank, **(_measure_evidence(evidence_outcomes, k) if evidence_outcomes else {})}
 
 
 def list_evidence_measures() -> list[str]:

@@ -60,9 +60,9 @@ class StageTimings:
     """The median milliseconds per query of a retriever's stages."""
 
     n_queries: int  # number of timed queries
-    encoders: Mapping[int, float]  # seconds by `id(encoder)`
-    stages: Mapping[str, float]  # seconds by label, each without its child retrievers
-    passages: float  # seconds for the inner products and the texts of the hits
+    encoders: Mapping[int, float]  # by `id(encoder)`
+    stages: Mapping[str, float]  # by label, each without its child retrievers
+    passages: float  # for the inner products and the texts of the hits
 
     def encoding(self, stage: RetrieverStage) -> float:
         """Return the milliseconds per query of the encoders that a stage needs."""
@@ -76,21 +76,21 @@ def time_stages(
 
     A shared encoder has one time for all retrievers.
     """
-    encoders: dict[int, list[float]] = {}
-    stages: list[dict[str, list[float]]] = [{} for _ in retrievers]
+    seconds_by_encoder: dict[int, list[float]] = {}
+    seconds_by_stage: list[dict[str, list[float]]] = [{} for _ in retrievers]
     passage_seconds: list[list[float]] = [[] for _ in retrievers]
-    n_timed, end = 0, time.perf_counter() + timing.seconds * len(retrievers)
+    n_timed, end_time = 0, time.perf_counter() + timing.seconds * len(retrievers)
     for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, stage_seconds, rest_seconds in zip(retrievers, stages, passage_seconds, strict=True):
-            rest_seconds.append(_time_query(retriever, texts[position], k, encoders, stage_seconds))
+        for retriever, seconds, other_seconds in zip(retrievers, seconds_by_stage, passage_seconds, strict=True):
+            other_seconds.append(_time_query(retriever, texts[position], k, seconds_by_encoder, seconds))
         n_timed += 1
-        if time.perf_counter() > end:
+        if time.perf_counter() > end_time:
             break
-    encoder_medians = _get_median_ms(encoders)
-    pairs = zip(stages, passage_seconds, strict=True)
+    encoder_medians = _get_median_ms(seconds_by_encoder)
+    pairs = zip(seconds_by_stage, passage_seconds, strict=True)
     return [
-        StageTimings(n_timed, encoder_medians, _get_median_ms(stage_seconds), 1000 * float(np.median(rest_seconds)))
-        for stage_seconds, rest_seconds in pairs
+        StageTimings(n_timed, encoder_medians, _get_median_ms(seconds), 1000 * float(np.median(other_seconds)))
+        for seconds, other_seconds in pairs
     ]
 
 
@@ -98,18 +98,18 @@ def _time_query(
     retriever: SnapshotRetriever,
     text: str,
     k: int,
-    encoders: dict[int, list[float]],
-    stages: dict[str, list[float]],
+    seconds_by_encoder: dict[int, list[float]],
+    seconds_by_stage: dict[str, list[float]],
 ) -> float:
     """Append the seconds of each encoder and stage; return the other seconds of the search."""
     timer = StageTimer()
-    queries, start = Queries([text], timer), time.perf_counter()
+    queries, start_time = Queries([text], timer), time.perf_counter()
     retriever.build_hits(timer.time_batch(retriever, queries, k))
-    elapsed = time.perf_counter() - start
+    elapsed = time.perf_counter() - start_time
     for encoder in {id(encoder): encoder for encoder in queries.used_encoders}.values():
-        encoders.setdefault(id(encoder), []).append(queries.seconds_of(encoder))
+        seconds_by_encoder.setdefault(id(encoder), []).append(queries.seconds_of(encoder))
     for label, stage in zip(label_stages(timer.stages), timer.stages, strict=True):
-        stages.setdefault(label, []).append(stage.seconds)
+        seconds_by_stage.setdefault(label, []).append(stage.seconds)
     return max(0.0, elapsed - queries.encoding_seconds - sum(stage.seconds for stage in timer.stages))
 
 
@@ -127,9 +127,9 @@ class QueryBatches:
             UsageError: A question is empty or not a text.
         """
         check_queries([question.text for question in questions])
-        self.n, self.watch = len(questions), StageTimer()
-        batches = [questions[start : start + QUERY_BATCH] for start in range(0, len(questions), QUERY_BATCH)]
-        self.batches = [(batch, Queries([question.text for question in batch], self.watch)) for batch in batches]
+        self.n, self.timer = len(questions), StageTimer()
+        batches = [questions[i : i + QUERY_BATCH] for i in range(0, len(questions), QUERY_BATCH)]
+        self.batches = [(batch, Queries([question.text for question in batch], self.timer)) for batch in batches]
 
     @property
     def texts(self) -> list[str]:
@@ -200,18 +200,18 @@ def measure_stages(
     for batch, queries in query_batches.batches:
         depth: int | None = choose_search_depth(batch, k, retriever.most)
         while depth is not None:
-            candidates = query_batches.watch.time_batch(retriever, queries, depth)
+            candidates = query_batches.timer.time_batch(retriever, queries, depth)
             *_, final_results = stage_results = _build_stage_results(
-                retriever, candidates.truncate(depth), query_batches.watch.stages, batch, depth, k, judge
+                retriever, candidates.truncate(depth), query_batches.timer.stages, batch, depth, k, judge
             )
             depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
-        for label, results in zip(label_stages(query_batches.watch.stages), stage_results, strict=True):
+        for label, results in zip(label_stages(query_batches.timer.stages), stage_results, strict=True):
             columns = values.setdefault(label, {name: [] for name in measures})
             for name, measure_values in judge.values(results, measures).items():
                 columns[name].extend(measure_values)
         outcomes += final_results
         on_progress(len(outcomes), query_batches.n)
-    return StageRankings(expression, retriever, values, query_batches.watch.stages, tuple(outcomes))
+    return StageRankings(expression, retriever, values, query_batches.timer.stages, tuple(outcomes))
 
 
 def _build_stage_results(
@@ -236,39 +236,39 @@ def _build_stage_results(
     stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
     results: list[list[RetrievalResult]] = [[] for _ in stage_hits]
     for position, question in enumerate(batch):
-        matches, has_answer = answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
+        matches, match_by_row = answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
         for stage_results, hits in zip(results, stage_hits, strict=True):
             question_hits = drop_own_document(question, hits[position])[:k]
             for hit in question_hits:
-                if hit.row not in has_answer:
-                    has_answer[hit.row] = matches(hit.passage.text)
+                if hit.row not in match_by_row:
+                    match_by_row[hit.row] = matches(hit.passage.text)
             stage_results.append(
-                RetrievalResult(question, tuple(question_hits), tuple(has_answer[hit.row] for hit in question_hits))
+                RetrievalResult(question, tuple(question_hits), tuple(match_by_row[hit.row] for hit in question_hits))
             )
     return results
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return the most hits that a question lacks although `depth` passages were retrieved."""
+    """Return how many hits a question lacks at most, of those for which `depth` were retrieved."""
     n_candidates = (candidates.rows >= 0).sum(axis=1)
     return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 
 
-def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetrics:
+def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetrics:
     """Combine measures and times of a retriever's stages.
 
     A stage that ran for only a part of the questions is left out.
     """
-    label_by_id = dict(zip(map(id, lists.stages), label_stages(lists.stages), strict=True))
+    label_by_id = dict(zip(map(id, result.stages), label_stages(result.stages), strict=True))
 
     def combine(stage: RetrieverStage) -> StageMetrics:
-        parts = list(stage.iter_stages())
-        child_files = {path for part in parts[:-1] for path in part.files}
-        size_by_path = {path: size for part in parts for path, size in part.files.items()}
-        milliseconds = [costs.stages.get(label_by_id[id(part)], 0.0) for part in parts]
+        stages = list(stage.iter_stages())
+        child_files = {path for substage in stages[:-1] for path in substage.files}
+        size_by_path = {path: size for substage in stages for path, size in substage.files.items()}
+        milliseconds = [costs.stages.get(label_by_id[id(substage)], 0.0) for substage in stages]
         return StageMetrics(
             name=label_by_id[id(stage)],
-            values=lists.values[label_by_id[id(stage)]],
+            values=result.values[label_by_id[id(stage)]],
             milliseconds=milliseconds[-1],
             search_milliseconds=sum(milliseconds),
             total_milliseconds=sum(milliseconds) + costs.encoding(stage),
@@ -276,17 +276,17 @@ def combine_metrics(lists: StageRankings, costs: StageTimings) -> RetrieverMetri
             total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )
 
-    *_, final_stage = lists.stages
+    *_, final_stage = result.stages
     complete_stages = [
-        stage for stage in lists.stages if _count_values(lists.values[label_by_id[id(stage)]]) == len(lists.outcomes)
+        stage for stage in result.stages if _count_values(result.values[label_by_id[id(stage)]]) == len(result.outcomes)
     ]
     return RetrieverMetrics(
-        lists.expression,
+        result.expression,
         tuple(map(combine, complete_stages)),
         costs.encoding(final_stage),
         _count_encoder_bytes(final_stage),
         costs.n_queries,
-        lists.outcomes,
+        result.outcomes,
     )
 
 

@@ -133,8 +133,8 @@ class ChatReply:
         token_log_p = self.log_likelihoods
         if token_log_p is None or self.has_reasoning:
             return None
-        missing_tokens = 0 if self.usage is None else self.usage[1] - len(token_log_p)
-        return sum(token_log_p) if missing_tokens <= (self.reason == "stop") else None
+        n_missing = 0 if self.usage is None else self.usage[1] - len(token_log_p)
+        return sum(token_log_p) if n_missing <= (self.reason == "stop") else None
 
     def add_event(self, data: str) -> str:
         """Add one event, or a whole reply; return the new text, except an end that may be part of
@@ -145,12 +145,12 @@ class ChatReply:
             StreamedError: the event contains an error from the endpoint.
             KeyError, TypeError, AttributeError: the event violates the protocol.
         """
-        value = parse_json(data)
-        if error := value.get("error"):
+        event = parse_json(data)
+        if error := event.get("error"):
             raise StreamedError(error)
-        self._record_usage(value.get("usage"))
+        self._record_usage(event.get("usage"))
         # The last event of some servers has `usage` but no `choices`.
-        choices = value.get("choices") if self.reason or self.usage else value["choices"]
+        choices = event.get("choices") if self.reason or self.usage else event["choices"]
         if not choices:
             return ""
         choice = choices[0]

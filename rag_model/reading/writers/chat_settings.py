@@ -14,8 +14,8 @@ CHAT_TEMPLATE_TOKENS = 32  # maximum tokens of a chat template around two messag
 _DEFAULT_NEW_TOKENS = 4_096  # models that reason generate some thousand tokens before the answer
 _REPLY_BYTES_PER_TOKEN = 1_024  # bytes of a stream per token; an event with one token has about 300
 _NUMBER_FIELDS = ("context", "concurrency", "tries", "whole_seconds", "first_seconds", "connect_seconds")
-_FLAGS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-_EXPECTED = {
+_BOOLEANS = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+_EXPECTED_VALUES = {
     "logprobs": "yes or no",
     "temperature": "a number, or `default`",
     "prices": "two prices such as 0.15,0.60",
@@ -54,10 +54,8 @@ class ChatSettings:
     # Maximum tokens of an answer with its reasoning; None: 4,096 or, if less, a quarter of the
     # context.
     max_new_tokens: int | None = None
-    temperature: float | None = (
-        # sampling temperature, 0 for greedy decoding; None: not sent, for models that reject it
-        0.0
-    )
+    # Sampling temperature, 0 for greedy decoding; None: not sent, for models that reject it.
+    temperature: float | None = 0.0
     top_p: float = 1.0  # probability mass of the most likely tokens to draw from
     seed: int | None = None  # random seed; most endpoints do not guarantee equal answers
     # Name of the field for `max_new_tokens`; OpenAI's reasoning models require
@@ -103,8 +101,8 @@ class ChatSettings:
             )
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ, **given: Any) -> Self:
-        """Read the settings from the environment; `given` settings take precedence.
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, **overrides: Any) -> Self:
+        """Read the settings from the environment; `overrides` settings take precedence.
 
         The variables are BOOKWHEEL_LLM_CONTEXT, _CONCURRENCY, _TRIES, _WHOLE_SECONDS,
         _FIRST_SECONDS, _CONNECT_SECONDS, _LENGTH_FIELD, _LOGPROBS (yes or no), _TEMPERATURE (a
@@ -120,7 +118,7 @@ class ChatSettings:
             variable = f"{LLM_PREFIX}{name.upper()}"
             if text := environment.get(variable, "").strip():
                 values[name] = _parse_value(variable, name, types[name], text)
-        return cls(**{**values, **given})
+        return cls(**{**values, **overrides})
 
     @property
     def token_limit(self) -> int:
@@ -161,10 +159,10 @@ def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:
         if name == "tokenizer":
             return Path(text)
         if name == "logprobs":
-            return _FLAGS[text.lower()]
+            return _BOOLEANS[text.lower()]
         if name == "length_field":
             return {choice: choice for choice in ("max_tokens", "max_completion_tokens")}[text]
         return int(text) if field_type is int else float(text)
     except (ValueError, KeyError) as error:
-        expected_value = _EXPECTED.get(name, "a number")
+        expected_value = _EXPECTED_VALUES.get(name, "a number")
         raise UsageError(f"{variable} is {text!r}: set it to {expected_value}") from error

@@ -120,18 +120,18 @@ class EndpointWriter:
         self._loop.close(self._chat.close)
 
     def _check_prompt_lengths(self, prompts: Sequence[Prompt]) -> None:
-        longest_prompt = max(self._count_prompt_tokens(prompts), default=0)
-        if longest_prompt > self.max_prompt_tokens:
+        n_tokens = max(self._count_prompt_tokens(prompts), default=0)
+        if n_tokens > self.max_prompt_tokens:
             raise UsageError(
-                f"a prompt of {longest_prompt} tokens is longer than the {self.max_prompt_tokens} "
+                f"a prompt of {n_tokens} tokens is longer than the {self.max_prompt_tokens} "
                 f"that {self.id} "
                 "has room for: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
                 "BOOKWHEEL_LLM_TOKENIZER for an exact count"
             )
 
     def _count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
-        sizes = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
-        return [system + user for system, user in zip(sizes[::2], sizes[1::2], strict=True)]
+        counts = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
+        return [system + user for system, user in zip(counts[::2], counts[1::2], strict=True)]
 
     async def _complete_all(
         self, prompts: Sequence[Prompt], reports_text: bool, put_text: Callable[[int, str], None]
@@ -173,12 +173,12 @@ class EndpointWriter:
         """Return a problem if the endpoint counted far fewer tokens than the prompt has, else
         None.
         """
-        minimum = _count_min_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
-        if reply.usage is None or reply.usage[0] >= _MIN_READ_SHARE * minimum:
+        min_tokens = _count_min_tokens(prompt) if self._tokenizer is None else self._count_prompt_tokens([prompt])[0]
+        if reply.usage is None or reply.usage[0] >= _MIN_READ_SHARE * min_tokens:
             return None
         return AnswerProblem(
             "prompt_truncated",
-            f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {minimum}: give its server "
+            f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {min_tokens}: give its server "
             "a larger context, or set BOOKWHEEL_LLM_CONTEXT to the server's context",
         )
 

@@ -164,13 +164,13 @@ class LocalWriter:
         # log p(z|x) of the single context is 0.
         log_prior = torch.zeros(len(batch_prompts), 1, device=contexts.tokens.device)
         seeds = [derive_seed(self.decoding.sampling, prompt.user) for prompt in batch_prompts]
-        decoded_answer = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
-        for row, answer in enumerate(decoded_answer):
+        decoded_answers = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
+        for row, answer in enumerate(decoded_answers):
             emit(row, answer.tokens, is_last=True)
         prompt_tokens = contexts.mask.sum(1).tolist()
         return [
             _to_completion(generator, answer, n_prompt_tokens)
-            for answer, n_prompt_tokens in zip(decoded_answer, prompt_tokens, strict=True)
+            for answer, n_prompt_tokens in zip(decoded_answers, prompt_tokens, strict=True)
         ]
 
     def _encode_prompts(self, prompts: Sequence[Prompt], max_new_tokens: int) -> tuple[Generator, Contexts]:
@@ -180,20 +180,20 @@ class LocalWriter:
         Each context leaves room for `max_new_tokens`.
         """
         for prompt in prompts:
-            if (tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._get_max_context_tokens(
+            if (n_tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._get_max_context_tokens(
                 max_new_tokens
             ):
                 limit = max(0, self._get_max_context_tokens(max_new_tokens))
                 raise UsageError(
-                    f"a prompt has {tokens} tokens, and {self.id} accepts {limit} before an answer "
+                    f"a prompt has {n_tokens} tokens, and {self.id} accepts {limit} before an answer "
                     f"of {max_new_tokens}: give fewer or shorter passages, or request a shorter "
                     "answer"
                 )
         generator: Generator = replace(
             self._generator, prompt_template=self._build_template(prompts[0].system, max_new_tokens)
         )
-        users = [prompt.user.strip() for prompt in prompts]
-        return generator, generator.encode_contexts(users, [[CLOSED_BOOK.passage]] * len(users))
+        user_messages = [prompt.user.strip() for prompt in prompts]
+        return generator, generator.encode_contexts(user_messages, [[CLOSED_BOOK.passage]] * len(user_messages))
 
     def _count_prompt_tokens(self, prompt: Prompt, max_new_tokens: int) -> int:
         template = self._build_template(prompt.system, max_new_tokens)

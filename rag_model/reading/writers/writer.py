@@ -17,7 +17,7 @@ from rag_model.reading.answer import AnswerProblem, TokenUsage
 from rag_model.reading.reader import StopCheck, TextCallback
 
 # Opening and closing marks of reasoning at the beginning of a text.
-_BLOCKS = (
+_REASONING_MARKS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
@@ -30,7 +30,7 @@ _BLOCKS = (
     ("<|channel|>", "final<|message|>"),
     ("<|start|>", "final<|message|>"),
 )
-_MAX_MARK = max(len(closing) for _, closing in _BLOCKS)
+_MAX_MARK_LENGTH = max(len(closing) for _, closing in _REASONING_MARKS)
 _END_MARKS = re.compile(r"\s*<\|(?:end|return)\|>\s*\Z")
 # Channels of gpt-oss whose marks the server has removed.
 _BARE_CHANNELS = re.compile(r"\Aanalysis(?=[^a-z\s]).*?assistantfinal", re.DOTALL)
@@ -134,16 +134,16 @@ class ReasoningFilter:
             if self._closing_mark:
                 _, mark, rest = self._pending.partition(self._closing_mark)
                 if not mark:
-                    self._pending = self._pending[-_MAX_MARK:]
+                    self._pending = self._pending[-_MAX_MARK_LENGTH:]
                     return ""
                 self._pending, self._closing_mark = rest, ""
-            start = self._pending.lstrip()
-            block = next((block for block in _BLOCKS if start.startswith(block[0])), None)
-            if block is None:
+            beginning = self._pending.lstrip()
+            marks = next((marks for marks in _REASONING_MARKS if beginning.startswith(marks[0])), None)
+            if marks is None:
                 break
             self.has_reasoning = True
-            self._pending, self._closing_mark = start.removeprefix(block[0]), block[1]
-        if any(opening.startswith(start) for opening, _ in _BLOCKS):
+            self._pending, self._closing_mark = beginning.removeprefix(marks[0]), marks[1]
+        if any(opening.startswith(beginning) for opening, _ in _REASONING_MARKS):
             return ""  # an opening mark may follow
         self._is_answering = True
         return self.end()
@@ -166,7 +166,7 @@ def remove_reasoning(text: str) -> tuple[str, bool]:
     answer = reasoning.feed(text) + reasoning.end()
     unopened_ends = [
         answer.index(closing) + len(closing)
-        for opening, closing in _BLOCKS
+        for opening, closing in _REASONING_MARKS
         if closing in answer and opening not in answer.partition(closing)[0]
     ]
     if bare_channels := _BARE_CHANNELS.match(answer):

@@ -7,8 +7,8 @@ answers y'_i of the model that is served now:
     same       = 1/n sum [y'_i = y_i]                                   (in SQuAD's normal form)
     difference = 1/n sum (log p_now(y_i|x_i) - log p_then(y_i|x_i)) / |y_i|      nats a token
 
-`difference` is computed for the recorded answers, even if the model gives other answers now. Below 0,
-the recorded answers have become less likely, which may show a change before an answer changes. A
+`difference` is computed for the recorded answers, even if the model gives other answers now. Below
+0, the recorded answers have become less likely, which may show a change before an answer changes. A
 remote model does not give the likelihood of a given text, so it has only `same`.
 
 The first model of a service is the reference. The reference's answers are kept in a file in the

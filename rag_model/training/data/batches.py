@@ -81,8 +81,8 @@ def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
     ]
     # b times (m,) -> (b, m)
-    ignored = torch.stack([torch.isin(keys, passage_keys(passages).to(keys.device)) for passages in known_passages])
-    return ignored.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
+    is_excluded = torch.stack([torch.isin(keys, passage_keys(passages).to(keys.device)) for passages in known_passages])
+    return is_excluded.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     Raises:
         InputError: a score is not finite.
     """
-    shortened = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
-    scorable = [example for example in shortened if example.positives and example.negatives]
+    short_examples = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
+    scorable = [example for example in short_examples if example.positives and example.negatives]
     batch = build_list_batch(scorable, n_negatives, None)
     questions, passages = batch.pairs()
     all_scores = teacher.scores(
@@ -169,5 +169,5 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     }
     return [
         replace(example, scores=scores_by_example[example.id]) if example.id in scores_by_example else example
-        for example in shortened
+        for example in short_examples
     ]

@@ -35,7 +35,7 @@ from rag_model.evaluation.questions import check_unique_ids, read_questions
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
 
-_CHUNK = 1 << 20  # characters read at a time
+_CHUNK_SIZE = 1 << 20  # characters read at a time
 _MAX_VALUE_LENGTH = 1 << 26  # characters of one value
 _NOUN = "training examples"
 _DECODER = json.JSONDecoder()
@@ -82,8 +82,8 @@ def _open_text(url: str, noun: str) -> Iterator[TextIO]:
         raise InputError(f"{url} cannot be read as {noun} ({format_error(error)}): check the file") from error
 
 
-def _iter_lines(file: TextIO, name: str, n_blank_lines: int, head: str) -> Iterator[tuple[str, Any]]:
-    first_line = [head + file.readline(_MAX_VALUE_LENGTH)]
+def _iter_lines(file: TextIO, name: str, n_blank_lines: int, first_character: str) -> Iterator[tuple[str, Any]]:
+    first_line = [first_character + file.readline(_MAX_VALUE_LENGTH)]
     lines = chain(filter(None, first_line), iter(partial(file.readline, _MAX_VALUE_LENGTH), ""))
     for number, line in enumerate(limit_blank_lines(lines, name), start=1 + n_blank_lines):
         if line.strip():
@@ -117,7 +117,7 @@ class _ArrayReader:
 
     def _decode_value(self, location: str) -> Any:
         """Decode the next value; read more text until it is complete."""
-        size = _CHUNK
+        size = _CHUNK_SIZE
         while True:
             try:
                 value, end = _DECODER.raw_decode(self._text, self._position)
@@ -136,7 +136,7 @@ class _ArrayReader:
             self._advance(_BLANKS.match(self._text, self._position).end())  # type: ignore[union-attr]
             if self._position < len(self._text):
                 return self._text[self._position]
-            if not self._read_more(_CHUNK):
+            if not self._read_more(_CHUNK_SIZE):
                 raise InputError(f"{self._describe_location()}: the array has no end: fetch the file again")
 
     def _read_more(self, size: int) -> bool:

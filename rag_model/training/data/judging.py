@@ -38,8 +38,8 @@ from rag_model.training.data.blocks import ScoreBlock, score_blocks
 from rag_model.training.data.examples import Example, build_passage
 
 # questions per block: with 100 passages each, minutes on one core for 135 million weights
-_BLOCK = 4
-_BATCH = 8  # passages of one question that a generator judges in one batch
+_BLOCK_SIZE = 4
+_BATCH_SIZE = 8  # passages of one question that a generator judges in one batch
 VERSION = 1  # increase it when the same pairs would get different scores
 _CHANCE_AGREEMENT = 0.5  # probability that a random score orders a right and a wrong passage
 _MIN_QUESTIONS = 5  # a confidence interval over fewer questions is meaningless
@@ -202,7 +202,7 @@ class JudgeBlock(ScoreBlock):
 
 def iter_judged(
     store: Store,
-    retrieved: Iterable[tuple[Example, Sequence[Passage]]],
+    passage_lists: Iterable[tuple[Example, Sequence[Passage]]],
     gold_answers: Mapping[str, tuple[str, ...]],
     settings: JudgeSettings,
     generator: Callable[[], TransformersGenerator],
@@ -216,7 +216,7 @@ def iter_judged(
 
     Args:
         store: gets the blocks and the verdicts.
-        retrieved: the examples with their passages.
+        passage_lists: the examples with their passages.
         gold_answers: the gold answers by question.
         settings: settings of the judge.
         generator: loads the generator; only called if a block is not recorded yet.
@@ -227,19 +227,19 @@ def iter_judged(
     Raises:
         InputError: a score is not finite.
     """
-    examples, blocks, remaining_pairs = list[Example](), list[JudgeBlock](), iter(retrieved)
-    while group := list(islice(remaining_pairs, _BLOCK)):
+    examples, blocks, remaining_pairs = list[Example](), list[JudgeBlock](), iter(passage_lists)
+    while pairs := list(islice(remaining_pairs, _BLOCK_SIZE)):
         questions = [
-            [example.question, gold_answers[example.question], [*map(asdict, passages)]] for example, passages in group
+            [example.question, gold_answers[example.question], [*map(asdict, passages)]] for example, passages in pairs
         ]
         content = {"settings": asdict(settings), "questions": questions}
         blob = store.blobs.put_bytes(json.dumps(content, ensure_ascii=False).encode())
         # The generator reads each passage twice: it generates an answer, and scores the gold one.
-        blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in group)))
-        examples += [example for example, _ in group]
+        blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
+        examples += [example for example, _ in pairs]
 
     def report(n_finished: int, _: int) -> None:
-        on_progress(min(n_finished * _BLOCK, len(examples)), len(examples))
+        on_progress(min(n_finished * _BLOCK_SIZE, len(examples)), len(examples))
 
     verdicts_by_block = score_blocks(store, blocks, lambda: put_generator(store, generator()), runner, report)
     load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
@@ -257,7 +257,7 @@ def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]
     Raises:
         InputError: a score is not finite.
     """
-    return judge_pairs(judge, [(question, passage) for passage in passages], _BATCH)
+    return judge_pairs(judge, [(question, passage) for passage in passages], _BATCH_SIZE)
 
 
 def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_size: int) -> list[Verdict]:

@@ -123,7 +123,7 @@ class PassageMemory:
             )
         self._partition = Partition(part.rows for part in snapshot.parts)
         # mapped, not read
-        self._parts = [snapshot.embeddings(part.name) for part in snapshot.parts]
+        self._part_vectors = [snapshot.embeddings(part.name) for part in snapshot.parts]
 
     def retrieve(self, questions: Sequence[str], query_vectors: Vectors, k: int) -> RetrievedBatch:
         """Retrieve the best `k` passages of each question; `query_vectors` is (b, d) float32.
@@ -164,9 +164,9 @@ class PassageMemory:
     def fetch_vectors(self, rows: npt.NDArray[np.int64]) -> Vectors:
         """Return (…, d) float32 vectors of (…) int64 global rows; parts are read in row order."""
         unique_rows, inverse = np.unique(rows, return_inverse=True)
-        unique_vectors = np.empty((len(unique_rows), self._parts[0].shape[1]), np.float32)
+        unique_vectors = np.empty((len(unique_rows), self._part_vectors[0].shape[1]), np.float32)
         for part_index, span, part_rows in self._partition.split(unique_rows):
-            unique_vectors[span] = self._parts[part_index][part_rows]
+            unique_vectors[span] = self._part_vectors[part_index][part_rows]
         return unique_vectors[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
 
     def _pad_hits(self, hits: Sequence[Hit], k: int) -> list[Hit]:
@@ -235,8 +235,8 @@ def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) 
         [position for position, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
         for hits, text in zip(candidates.hits, statements, strict=True)
     ]
-    remaining = [index for index, positions in enumerate(kept_positions) if positions]
-    n_kept = min((len(kept_positions[index]) for index in remaining), default=0)
-    hits = [[candidates.hits[index][position] for position in kept_positions[index][:n_kept]] for index in remaining]
-    vectors = [candidates.vectors[index][kept_positions[index][:n_kept]] for index in remaining]
-    return remaining, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])
+    indexes = [index for index, positions in enumerate(kept_positions) if positions]
+    n_kept = min((len(kept_positions[index]) for index in indexes), default=0)
+    hits = [[candidates.hits[index][position] for position in kept_positions[index][:n_kept]] for index in indexes]
+    vectors = [candidates.vectors[index][kept_positions[index][:n_kept]] for index in indexes]
+    return indexes, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])

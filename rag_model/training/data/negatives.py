@@ -128,10 +128,10 @@ def select_candidates(example: Example, checks: Checks, settings: MiningSettings
     """
     candidates = np.flatnonzero(~checks["is_own"])
     checks, positives = checks[candidates], list[int]()
-    is_named, answers = checks["is_on_named_page"], checks["text_answers"]
-    is_excluded = is_named | answers | checks["title_answers"] | checks["is_positive"]
+    is_named, has_answer = checks["is_on_named_page"], checks["text_answers"]
+    is_excluded = is_named | has_answer | checks["title_answers"] | checks["is_positive"]
     if not example.positives and settings.find_positives:
-        criteria = (criterion for criterion in (is_named & answers, is_named, answers) if criterion.any())
+        criteria = (criterion for criterion in (is_named & has_answer, is_named, has_answer) if criterion.any())
         positives = [int(criterion.argmax()) for criterion in criteria][:1]
         is_excluded |= np.isin(checks["hash"], checks["hash"][positives])
     negatives = settings.skip + np.flatnonzero(~is_excluded[settings.skip :])[: settings.negatives]
@@ -143,7 +143,7 @@ class SearchTask(RecordedTask):
     """A block of questions to search in a BM25 index."""
 
     questions: BlobRef  # JSON list
-    count: int  # number of questions
+    n_questions: int
     index: BlobRef
     entry: Mapping[str, Any]  # manifest entry of the index
     n: int  # number of passages in the corpus
@@ -165,7 +165,7 @@ class SearchTask(RecordedTask):
 
     def estimate_seconds(self) -> float:
         """Return the estimated seconds of the search."""
-        return self.count * self.n * _SEARCH_SECONDS
+        return self.n_questions * self.n * _SEARCH_SECONDS
 
     @property
     def memory_bytes(self) -> int:
@@ -187,18 +187,18 @@ class CheckTask(PartTask):
     def compute(self, store: Store) -> str:
         """Return the checks of each candidate, as hex digits."""
         arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
-        numbers, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
+        questions, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, starts = np.unique(rows, return_index=True)
-        checker_by_question = {number: CandidateChecker(*arguments[number]) for number in np.unique(numbers).tolist()}
+        checker_by_question = {q: CandidateChecker(*arguments[q]) for q in np.unique(questions).tolist()}
         with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
             passages = chain.from_iterable(
                 zip(*(column.to_pylist() for column in batch), strict=True) for batch in batches
             )
             checks = [
-                checker_by_question[number].check(*passage)
-                for passage, passage_numbers in zip(passages, np.split(numbers, starts[1:]), strict=True)
-                for number in passage_numbers.tolist()
+                checker_by_question[q].check(*passage)
+                for passage, passage_questions in zip(passages, np.split(questions, starts[1:]), strict=True)
+                for q in passage_questions.tolist()
             ]
         return np.array(checks, CHECKS).tobytes().hex()
 
@@ -228,11 +228,11 @@ def mine_passages(
         on_progress: called with the number of finished tasks and of all tasks.
     """
     checks = _check_candidates(examples, rows, snapshot, runner, lambda done, total: on_progress(done, 2 * total))
-    choices = list[tuple[list[int], list[int]]]()
+    selections = list[tuple[list[int], list[int]]]()
     for example, example_rows, example_checks in zip(examples, rows, checks, strict=True):
         positives, negatives = select_candidates(example, example_checks[example_rows >= 0], settings)
-        choices.append((example_rows[positives].tolist(), example_rows[negatives].tolist()))
-    chosen_rows = sorted({row for choice in choices for row in chain(*choice)})
+        selections.append((example_rows[positives].tolist(), example_rows[negatives].tolist()))
+    chosen_rows = sorted({row for selection in selections for row in chain(*selection)})
     passages = read_passages(snapshot, chosen_rows, runner, lambda done, total: on_progress(total + done, 2 * total))
     return [
         replace(
@@ -240,7 +240,7 @@ def mine_passages(
             positives=tuple(passages[row] for row in positives) or example.positives,
             negatives=tuple(passages[row] for row in negatives),
         )
-        for example, (positives, negatives) in zip(examples, choices, strict=True)
+        for example, (positives, negatives) in zip(examples, selections, strict=True)
     ]
 
 
@@ -256,9 +256,9 @@ def _check_candidates(
     checkers = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
     positions = np.argsort(rows, axis=None, kind="stable")
     positions = positions[np.count_nonzero(rows < 0) :]
-    numbers, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
+    questions, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
     for part, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
-        np.save(candidates := io.BytesIO(), np.array([numbers[span], local_rows], np.int32), allow_pickle=False)
+        np.save(candidates := io.BytesIO(), np.array([questions[span], local_rows], np.int32), allow_pickle=False)
         file = files[passages_path(snapshot.parts[part].name)]
         tasks.append(CheckTask(file, checkers, store.blobs.put_bytes(candidates.getvalue())))
         spans.append(span)

@@ -72,7 +72,7 @@ class CachedPairScorer:
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
-        spans = [slice(first, first + self._block) for first in range(0, len(questions), self._block)]
+        spans = [slice(start, start + self._block) for start in range(0, len(questions), self._block)]
         pairs = [(list(questions[span]), list(titles[span]), list(texts[span])) for span in spans]
         keys = [digest_json([self._identity, *block_pairs]) for block_pairs in pairs]
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class WorkerPairScorer:
             InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
         n_pairs = len(questions)
-        spans = [slice(first, first + self.block) for first in range(0, n_pairs, self.block)]
+        spans = [slice(start, start + self.block) for start in range(0, n_pairs, self.block)]
         blocks = put_blocks(partial(self._put_block, questions, titles, texts), spans)
 
         def report(n_finished: int, _: int) -> None:

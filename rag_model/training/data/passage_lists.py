@@ -22,8 +22,8 @@ from rag_model.training.data.texts import passages_overlap
 
 STAGE = "lists"
 VERSION = 1  # increase it when the same inputs would give different lists
-_AT_ONCE = 256  # number of examples per search
-_READ_AT_ONCE = 4_096  # examples whose passages are in memory at the same time
+_SEARCH_BATCH = 256  # number of examples per search
+_READ_BATCH = 4_096  # examples whose passages are in memory at the same time
 _EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
 NO_SCORES = AnswerScores((), 0)  # of a list that no generator has scored
 _NO_ROW = -1  # padding after the end of a list
@@ -99,9 +99,9 @@ class PassageLister:
     def _retrieve_rows(self, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
         rows = np.full((len(examples), k), _NO_ROW, np.int64)
         depth = k + (_EXTRA_CANDIDATES if any(example.source for example in examples) else 0)
-        for start in range(0, len(examples), _READ_AT_ONCE):
-            group = examples[start : start + _READ_AT_ONCE]
-            batches = [group[first : first + _AT_ONCE] for first in range(0, len(group), _AT_ONCE)]
+        for start in range(0, len(examples), _READ_BATCH):
+            group = examples[start : start + _READ_BATCH]
+            batches = [group[i : i + _SEARCH_BATCH] for i in range(0, len(group), _SEARCH_BATCH)]
             candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
             pairs = zip(group, candidates, strict=True)
             needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}

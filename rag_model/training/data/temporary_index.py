@@ -124,13 +124,13 @@ def build_temporary_index(
 
 def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:
     """Write the bags of each part's passages; return the paths of the files."""
-    spec, size, row_paths = read_bag_spec(folder), read_vocabulary_size(folder), list[Path]()
+    spec, vocabulary_size, row_paths = read_bag_spec(folder), read_vocabulary_size(folder), list[Path]()
     tokenizer = load_tokenizer(folder, spec.max_length)
-    encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, size))
-    for number, text in enumerate(texts):
+    encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, vocabulary_size))
+    for number, text_path in enumerate(texts):
         row_paths.append(workdir / f"{number}.sparse")
-        with SparseWriter(row_paths[-1], size, 1) as writer:
-            for batch in PassageFile(text).iter_batches(["title", "text"]):
+        with SparseWriter(row_paths[-1], vocabulary_size, 1) as writer:
+            for batch in PassageFile(text_path).iter_batches(["title", "text"]):
                 writer.write(encoder.encode_passages(*(column.to_pylist() for column in batch.columns)))
     return row_paths
 

@@ -28,7 +28,7 @@ from rag_model.training.data.memory import read_passages
 
 Rows = npt.NDArray[np.int64]  # rows of passages in the snapshot
 _WORD = re.compile(r"\S+")
-_AT_ONCE, _MAX_AT_ONCE = 1_024, 16_384  # minimum and maximum of passages read at a time
+_MIN_BATCH, _MAX_BATCH = 1_024, 16_384  # minimum and maximum of passages read at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,14 @@ class TextSplit:
     dev: Rows
 
     @classmethod
-    def hold_out(cls, rows: Rows, dev: int) -> "TextSplit":
-        """Hold out `dev` evenly spaced rows, at most half of them; a single row is in both sets."""
-        count = min(dev, len(rows) // 2)
-        if not count:
+    def hold_out(cls, rows: Rows, n_dev: int) -> "TextSplit":
+        """Hold out `n_dev` evenly spaced rows, at most half of them; a single row is in both
+        sets.
+        """
+        n_held_out = min(n_dev, len(rows) // 2)
+        if not n_held_out:
             return cls(rows, rows)
-        dev_rows = np.unique(np.linspace(0, len(rows) - 1, count, dtype=np.int64))
+        dev_rows = np.unique(np.linspace(0, len(rows) - 1, n_held_out, dtype=np.int64))
         return cls(np.delete(rows, dev_rows), rows[dev_rows])
 
 
@@ -90,17 +92,17 @@ def sentences_in(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-def inverse_cloze(passage: Passage, removed: float, rng: random.Random) -> tuple[str, Passage] | None:
+def inverse_cloze(passage: Passage, removal_probability: float, rng: random.Random) -> tuple[str, Passage] | None:
     """Return (a random sentence as the question, the passage); None for a single sentence.
 
-    With probability `removed` the sentence is removed from the passage, so that matching words
-    alone does not suffice; otherwise it stays, so that matching words is learned as well.
+    With probability `removal_probability` the sentence is removed from the passage, so that
+    matching words alone does not suffice; otherwise it stays, so that matching words is learned as well.
     """
     spans = sentences_in(passage.text)
     if len(spans) < 2:
         return None
     start, end = rng.choice(spans)
-    if rng.random() >= removed:
+    if rng.random() >= removal_probability:
         return passage.text[start:end], passage
     other_text = " ".join((passage.text[:start] + passage.text[end:]).split())
     return passage.text[start:end], replace(passage, text=other_text, hash=Passage.hash_of(passage.title, other_text))
@@ -112,9 +114,9 @@ def draw_text_examples(
     """Return up to `count` random passages, each with its beginning x and its continuation y.
 
     Passages are not repeated. x is the first `n_tokens` tokens of the text, y the next `n_tokens`
-    or fewer; both are slices of the text, one after the other. A text of `n_tokens` tokens or fewer is
-    skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50 tokens
-    and the chunk's last 50.
+    or fewer; both are slices of the text, one after the other. A text of `n_tokens` tokens or fewer
+    is skipped, so there may be fewer examples. Lin et al. 2023, appendix B, take the first 50
+    tokens and the chunk's last 50.
 
     `tokenizer` is a fast tokenizer of transformers. `runner` reads the passages on workers; if
     None, this process reads them. Equal arguments give equal examples.
@@ -122,7 +124,7 @@ def draw_text_examples(
     examples = list[tuple[Passage, str, str]]()
     order = np.random.default_rng(seed).permutation(snapshot.n)
     while len(order) and len(examples) < count:
-        rows, order = np.split(order, [min(_MAX_AT_ONCE, max(_AT_ONCE, count - len(examples)))])
+        rows, order = np.split(order, [min(_MAX_BATCH, max(_MIN_BATCH, count - len(examples)))])
         passages = read_passages(snapshot, np.sort(rows).tolist(), runner)
         examples += _iter_splits([passages[row] for row in rows.tolist()], tokenizer, n_tokens)
     return examples[:count]

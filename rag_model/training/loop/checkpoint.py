@@ -39,7 +39,7 @@ from rag_model.errors import InputError, ResourceError, UsageError
 from rag_model.untrusted_text import parse_json
 
 _WEIGHTS, _OPTIMIZER, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
-_NAME = re.compile(r"step-(\d{8,})")
+_STEP_NAME = re.compile(r"step-(\d{8,})")
 _BEST_NAME = re.compile(r"best-\d{1,12}")
 _MAX_STEPS = 10**12
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -188,7 +188,7 @@ def _create_corrupt_error(folder: Path, reason: str) -> InputError:
 
 def list_checkpoints(root: Path) -> list[Path]:
     """List the checkpoints in `root`, newest first, damaged ones included."""
-    folder_by_step = {int(match[1]): path for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))}
+    folder_by_step = {int(match[1]): path for path in root.glob("step-*") if (match := _STEP_NAME.fullmatch(path.name))}
     return [folder_by_step[step] for step in sorted(folder_by_step, reverse=True)]
 
 
@@ -243,9 +243,9 @@ def _list_moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) ->
 def _load_moments(moments: Mapping[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     index_by_name = {name: index for index, name in enumerate(_list_parameter_names(module, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
-    for path, value in moments.items():
-        name, _, key = path.rpartition("/")
-        state.setdefault(index_by_name[name], {})[key] = value
+    for path, tensor in moments.items():
+        name, _, moment_name = path.rpartition("/")
+        state.setdefault(index_by_name[name], {})[moment_name] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
@@ -297,18 +297,18 @@ class TrainingFolder:
         return None
 
     def save_and_prune(
-        self, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState, count: int
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, state: TrainerState, n_kept: int
     ) -> None:
-        """Write a checkpoint; keep the last `count` with their best weights, and delete others."""
+        """Write a checkpoint; keep the last `n_kept` with their best weights, and delete others."""
         save_checkpoint(self.checkpoints, module, optimizer, state)
         paths = list_checkpoints(self.checkpoints)
         incomplete_folders = [
             path for folder in (self.path, self.checkpoints) for path in folder.glob(f"{TEMPORARY_PREFIX}*/")
         ]
         # A killed process leaves incomplete folders.
-        for path in [*paths[count:], *incomplete_folders]:
+        for path in [*paths[n_kept:], *incomplete_folders]:
             shutil.rmtree(path)
-        referenced_names = {name for path in paths[:count] for name in _list_best_folders(path)}
+        referenced_names = {name for path in paths[:n_kept] for name in _list_best_folders(path)}
         for path in self.path.glob("best-*"):
             if path.name not in referenced_names:
                 shutil.rmtree(path)
@@ -342,9 +342,9 @@ class Journal:
         self._file = path.open("a", encoding="utf-8")
         tensorboard_folder = folder / "tensorboard"
         # Without a TensorBoard folder, another machine wrote the rows.
-        undrawn_rows = [] if tensorboard_folder.exists() else rows
+        missing_rows = [] if tensorboard_folder.exists() else rows
         self._board = SummaryWriter(str(tensorboard_folder), purge_step=step + 1)
-        for row in undrawn_rows:
+        for row in missing_rows:
             values = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
             self._add_scalars(row["kind"], row["step"], values)
 

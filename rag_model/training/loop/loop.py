@@ -57,7 +57,7 @@ from rag_model.training.loop.processes import (
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
 ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
-_NEVER = 1e30  # a gradient norm that clips nothing
+_NO_CLIPPING = 1e30  # maximum gradient norm that is never reached
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
@@ -75,26 +75,26 @@ class ForwardSplitter:
 
     def __init__(self, module: nn.Module) -> None:
         """Store the module; its models are unchanged until the first `halve`."""
-        self._module, self._parts, self._largest_batch = module, 1, 0
+        self._module, self._n_parts, self._largest_batch = module, 1, 0
         self._is_running_part = False
 
     def halve(self) -> bool:
         """Run each forward pass in twice as many parts; return False if parts cannot be smaller."""
-        if self._parts == 1:
+        if self._n_parts == 1:
             # The size of a batch that failed in its first pass is unknown.
             self._largest_batch = 2
             for model in self._module.modules():
                 if _is_transformers_model(model):
                     model.forward = self._wrap_forward(model.forward)
-        elif self._parts >= self._largest_batch:
+        elif self._n_parts >= self._largest_batch:
             return False
-        self._parts *= 2
+        self._n_parts *= 2
         return any(map(_is_transformers_model, self._module.modules()))
 
     @property
-    def parts(self) -> int:
+    def n_parts(self) -> int:
         """Number of parts of a forward pass."""
-        return self._parts
+        return self._n_parts
 
     def _wrap_forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(forward)
@@ -104,7 +104,7 @@ class ForwardSplitter:
             if n_rows == 1 or self._is_running_part or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             self._largest_batch = max(self._largest_batch, n_rows)
-            size = ceil(n_rows / self._parts)
+            size = ceil(n_rows / self._n_parts)
             run_part = partial(self._run_part, forward)
             parts = [slice(start, start + size) for start in range(0, n_rows, size)]
             outputs = [
@@ -147,13 +147,13 @@ def _take_rows(value: Any, n_rows: int, part: slice) -> Any:
 
 def _concatenate(outputs: list[Any]) -> Any:
     """Concatenate the outputs of parts by rows; drop outputs that are no tensors, like a cache."""
-    first = outputs[0]
-    if isinstance(first, Tensor):
+    first_output = outputs[0]
+    if isinstance(first_output, Tensor):
         return torch.cat(outputs)
-    if isinstance(first, Mapping):  # a transformers `ModelOutput`
-        fields = {name: _concatenate([output[name] for output in outputs]) for name in first}
-        return type(first)(**fields)
-    if isinstance(first, tuple):
+    if isinstance(first_output, Mapping):  # a transformers `ModelOutput`
+        fields = {name: _concatenate([output[name] for output in outputs]) for name in first_output}
+        return type(first_output)(**fields)
+    if isinstance(first_output, tuple):
         return tuple(_concatenate(list(elements)) for elements in zip(*outputs, strict=True))
     return None
 
@@ -291,7 +291,7 @@ class _Trainer(Generic[Batch]):
         self.prepared_optimizer = self.accelerator.prepare_optimizer(self.optimizer)
         copy_weights_of_first(self.task.module)
         self.splitter = ForwardSplitter(self.task.module)
-        self.epoch = (0, self.task.batches(0))
+        self.epoch = (0, self.task.batches(0))  # number, batches
         if not self.epoch[1]:
             raise UsageError(
                 "there is nothing to train on: an epoch has no batch; give more examples or smaller batches"
@@ -328,7 +328,7 @@ class _Trainer(Generic[Batch]):
             self.prepared_optimizer.zero_grad()
             torch.cuda.empty_cache()
         own_values, names = values_and_names
-        max_norm = self.settings.max_gradient_norm or _NEVER
+        max_norm = self.settings.max_gradient_norm or _NO_CLIPPING
         gradient_norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), max_norm)
         # (batches of all processes, 1 + measures)
         values = self.accelerator.gather(own_values)
@@ -350,7 +350,7 @@ class _Trainer(Generic[Batch]):
         torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
         self.loss_module.train()
         measure_rows, names = list[Tensor](), list[str]()
-        can_repeat, n_parts = None, self.splitter.parts
+        can_repeat, n_parts = None, self.splitter.n_parts
         try:
             for batch in batches:
                 loss, measures = self.loss_module(batch)
@@ -372,11 +372,11 @@ class _Trainer(Generic[Batch]):
                 f"the GPU's memory does not hold step {step}: use a smaller batch_size with a larger "
                 "accumulation, or end other programs on this GPU"
             )
-        if self.splitter.parts > n_parts:
+        if self.splitter.n_parts > n_parts:
             _log.warning(
                 "step %d does not fit into the GPU's memory: forward passes run in %d parts from now on",
                 step,
-                self.splitter.parts,
+                self.splitter.n_parts,
             )
         return None
 
@@ -397,8 +397,8 @@ class _Trainer(Generic[Batch]):
 
         With fp16, gradients may overflow while the loss scale is being searched.
         """
-        nonfinite = ~losses.isfinite()
-        if not nonfinite.any() and (norm.isfinite() or self.accelerator.scaler is not None):
+        nonfinite_mask = ~losses.isfinite()
+        if not nonfinite_mask.any() and (norm.isfinite() or self.accelerator.scaler is not None):
             return
         batch_ids = gather_object([list(self.task.ids(batch)) for batch in batches])
         if (weight_name := _find_nonfinite_weight(self.task.module)) is not None:
@@ -407,11 +407,11 @@ class _Trainer(Generic[Batch]):
                 "the model again, and train in another folder"
             )
         reported_ids = [
-            ids for ids, is_nonfinite in zip(batch_ids, nonfinite.tolist(), strict=True) if is_nonfinite
+            ids for ids, is_nonfinite in zip(batch_ids, nonfinite_mask.tolist(), strict=True) if is_nonfinite
         ] or batch_ids
         description = (
-            f"loss of step {step} is {losses[nonfinite][0]:g}"
-            if nonfinite.any()
+            f"loss of step {step} is {losses[nonfinite_mask][0]:g}"
+            if nonfinite_mask.any()
             else f"gradient of step {step} is {norm:g}"
         )
         example_ids = [example_id for ids in reported_ids for example_id in ids]

@@ -322,17 +322,17 @@ class Colbert(Objective[ColbertTraining]):
             **({"teach": 2 * estimate_weight_bytes(teacher)} if teacher else {}),
         }
         n_tokens = recipe.batch_size * recipe.question_length + n_passages * recipe.passage_length
-        ranked_count = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
+        n_ranked = min(job.settings.negatives.ranked, job.snapshot.n) + len(job.examples["dev"])
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
-        passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one to recompute
-        step_operations = passes * (n_tokens * model.operations_per_token + 2.0 * n_similarities / 4 * recipe.dim)
-        scored_pairs = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
-        teacher_operations = count_teacher_operations(*scored_pairs, teacher) if teacher else 0.0
+        n_passes = TRAINING_PASSES + (n_passages > recipe.passages_at_once)  # one to recompute
+        step_operations = n_passes * (n_tokens * model.operations_per_token + 2.0 * n_similarities / 4 * recipe.dim)
+        pair_counts = len(job.examples["train"]), 1 + recipe.count_negatives(has_teacher=True)
+        teacher_operations = count_teacher_operations(*pair_counts, teacher) if teacher else 0.0
         return TrainingCosts(
             stage_bytes,
             n_batches,
             step_operations,
-            ranked_count * recipe.passage_length * model.operations_per_token,
+            n_ranked * recipe.passage_length * model.operations_per_token,
             preparation_operations=teacher_operations,
         )
 

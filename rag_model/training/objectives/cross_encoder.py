@@ -110,15 +110,15 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of scoring the pairs of a batch, and of mining."""
         recipe, model = job.settings.cross_encoder, models[PART]
-        pairs, tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
-        stages = {
-            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(pairs, tokens),
+        n_pairs, n_tokens = recipe.batch_size * (1 + recipe.negatives), QUESTION_TOKENS + PASSAGE_TOKENS
+        stage_bytes = {
+            "train": TRAINED_COPIES * estimate_weight_bytes(model) + model.estimate_activation_bytes(n_pairs, n_tokens),
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),
         }
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         n_evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
-        pair = tokens * model.operations_per_token
-        return TrainingCosts(stages, n_batches, TRAINING_PASSES * pairs * pair, n_evaluated_pairs * pair)
+        per_pair = n_tokens * model.operations_per_token
+        return TrainingCosts(stage_bytes, n_batches, TRAINING_PASSES * n_pairs * per_pair, n_evaluated_pairs * per_pair)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

@@ -111,9 +111,9 @@ class LeadCountTask(PartTask):
         """Return the number of leads, the first and the last page, and whether row 0 is a lead."""
         path = store.blobs.get_local_path(self.file)
         with PassageFile(path) as file:
-            first, last = (passage.page_id for passage in file.read_rows([0, file.n_rows - 1]))
+            first_page, last_page = (passage.page_id for passage in file.read_rows([0, file.n_rows - 1]))
         rows = [row for row, _, _ in _iter_leads(path)]
-        return {"leads": len(rows), "first": first, "last": last, "starts_with_lead": rows[:1] == [0]}
+        return {"leads": len(rows), "first": first_page, "last": last_page, "starts_with_lead": rows[:1] == [0]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,31 +446,29 @@ class End2EndObjective(Objective[End2EndTraining]):
         rag, reconstruction = settings.rag, settings.reconstruction
         rag_job = Job(job.store, job.snapshot, job.origins, RagTraining(settings.loop, rag), job.examples)
         rag_costs = RagObjective(settings.end2end.marginal, "").costs(rag_job, models)
-        statement_count = 0 if reconstruction.statements == NONE else reconstruction.batch_size
-        k, candidate_count = min(rag.k, job.snapshot.n), min(settings.candidates, job.snapshot.n)
-        n_contexts = (rag.batch_size + statement_count) * k
+        n_statements = 0 if reconstruction.statements == NONE else reconstruction.batch_size
+        k, n_candidates = min(rag.k, job.snapshot.n), min(settings.candidates, job.snapshot.n)
+        n_contexts = (rag.batch_size + n_statements) * k
         extra_bytes = TRAINED_COPIES * estimate_weight_bytes(passage) + passage.estimate_activation_bytes(
             n_contexts, PASSAGE_TOKENS
         )
-        extra_bytes += generator.estimate_activation_bytes(statement_count * k, PROMPT_TOKENS + _STATEMENT_TOKENS)
+        extra_bytes += generator.estimate_activation_bytes(n_statements * k, PROMPT_TOKENS + _STATEMENT_TOKENS)
         passage_operations = PASSAGE_TOKENS * passage.operations_per_token
-        rerank_operations = (
-            passage_operations * (rag.batch_size + statement_count) * candidate_count * (candidate_count > k)
-        )
+        rerank_operations = passage_operations * (rag.batch_size + n_statements) * n_candidates * (n_candidates > k)
         step_operations = rag_costs.step_operations + TRAINING_PASSES * (
             n_contexts * passage_operations
-            + statement_count * k * generator.operations_per_token * (PROMPT_TOKENS + _STATEMENT_TOKENS)
+            + n_statements * k * generator.operations_per_token * (PROMPT_TOKENS + _STATEMENT_TOKENS)
         )
-        steps = settings.loop.count_steps(rag_costs.batches, 1)
+        n_steps = settings.loop.count_steps(rag_costs.batches, 1)
         return replace(
             rag_costs,
             stage_bytes={**rag_costs.stage_bytes, "train": rag_costs.stage_bytes["train"] + extra_bytes},
             step_operations=step_operations + rerank_operations,
             evaluation_operations=rag_costs.evaluation_operations
-            + passage_operations * len(job.examples["dev"]) * candidate_count,
+            + passage_operations * len(job.examples["dev"]) * n_candidates,
             rebuild_operations=passage_operations * job.snapshot.n,
             # one at the end, for the published weights
-            rebuilds=settings.moving.count_rebuilds(steps) + 1,
+            rebuilds=settings.moving.count_rebuilds(n_steps) + 1,
         )
 
 

@@ -38,7 +38,7 @@ from rag_model.training.objectives.task_bases import BiEncoder, GroupRecipe, Ran
 GoalName = Literal["average_rank", "Success@20"]
 LOOP = LoopSettings(epochs=1, learning_rate=1e-4, warmup_share=0.1, weight_decay=0.01, max_gradient_norm=1.0)
 """Lee et al. 2019, section 8: 1e-4 with BERT's optimizer; 100,000 steps of 4,096 sentences."""
-_DEV = -1  # replaces the epoch, so that each evaluation draws the same sentences
+_DEV_EPOCH = -1  # replaces the epoch, so that each evaluation draws the same sentences
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class IctTask(TextTask):
         super().__init__(snapshot, np.arange(snapshot.n), recipe, digests)
         self.module = encoders
         self.goal = Goal.of(recipe.goal)
-        sentences, passages = self.draw_pairs(TextBatch(_DEV, tuple(self._split.dev.tolist())))
+        sentences, passages = self.draw_pairs(TextBatch(_DEV_EPOCH, tuple(self._split.dev.tolist())))
         examples = [
             Example(passage.id, sentence, positives=(passage,))
             for sentence, passage in zip(sentences, passages, strict=True)
@@ -159,16 +159,16 @@ class IctObjective(Objective[IctTraining]):
         """Return the costs of encoding the sentences and passages of a batch."""
         recipe, question, passage = job.settings.ict, models["question"], models["passage"]
         b, n = recipe.batch_size, job.snapshot.n
-        activations = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(
+        activation_bytes = question.estimate_activation_bytes(b, QUESTION_TOKENS) + passage.estimate_activation_bytes(
             b, PASSAGE_TOKENS
         )
         pair_operations = (
             QUESTION_TOKENS * question.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
         )
-        dev_count = min(recipe.dev_texts, max(1, n // 2))
-        evaluation = dev_count * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
-        stages = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activations}
-        return TrainingCosts(stages, max(1, (n - dev_count) // b), TRAINING_PASSES * b * pair_operations, evaluation)
+        n_dev = min(recipe.dev_texts, max(1, n // 2))
+        evaluation = n_dev * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
+        stage_bytes = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
+        return TrainingCosts(stage_bytes, max(1, (n - n_dev) // b), TRAINING_PASSES * b * pair_operations, evaluation)
 
 
 ICT = IctObjective()

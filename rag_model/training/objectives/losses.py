@@ -50,8 +50,8 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
         return gathered_bytes.bool(), start
     sizes = exchange_counts(len(rows))
     # (n, ...) -> (max n, ...)
-    padded = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
-    gathered = _AllGather.apply(padded)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
+    padded_rows = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
+    gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
     # (sum of n, ...)
     gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
     return gathered_rows, sum(sizes[: processes.index])
@@ -162,9 +162,9 @@ def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor | None)
     return nn.functional.cross_entropy(scores, gold), accuracy
 
 
-def pad_lists(flat: Tensor, lengths: Sequence[int]) -> Tensor:
+def pad_lists(flat_scores: Tensor, lengths: Sequence[int]) -> Tensor:
     """Split (n,) concatenated scores into (b, l) scores of lists, padded with -inf."""
-    lists = list(torch.split(flat, list(lengths)))
+    lists = list(torch.split(flat_scores, list(lengths)))
     # b times (l,) -> (b, l)
     return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf)
 

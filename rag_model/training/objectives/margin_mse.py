@@ -66,8 +66,8 @@ class MarginMseTraining:
     """Settings of a MarginMSE training."""
 
     # code: github.com/sebastian-hofstaetter/matchmaker, config/train/defaults.yaml;
-    # schedule = "constant" instead of a rate that is lowered when the dev measure stagnates, because
-    # a rate that depends on the step alone lets a run resume exactly
+    # schedule = "constant" instead of a rate that is lowered when the dev measure stagnates,
+    # because a rate that depends on the step alone lets a run resume exactly
     loop: LoopSettings = LOOP
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)

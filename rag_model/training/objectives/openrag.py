@@ -74,8 +74,8 @@ from rag_model.training.origins import InitialModels, NamedModels
 GoalName = Literal["right", "nll"]
 LOOP = LoopSettings(epochs=10)
 """Learning rate and clipping are SiDR's; the number of epochs is this project's choice."""
-_AT_ONCE = 256  # questions per search
-_READ_AT_ONCE = 1_024  # questions whose passages are in memory at the same time
+_SEARCH_BATCH = 256  # questions per search
+_READ_BATCH = 1_024  # questions whose passages are in memory at the same time
 _ONLINE_BATCH = 32  # (question, passage) pairs that a generator judges in one batch
 
 
@@ -155,8 +155,8 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         Raises:
             UsageError: no dev example has an answer.
         """
-        self._answered = [example for example in dev if example.answers][: recipe.answered or None]
-        if not self._answered:
+        self._answered_examples = [example for example in dev if example.answers][: recipe.answered or None]
+        if not self._answered_examples:
             raise UsageError("no dev example has an answer to select the best weights with: give one with answers")
         super().__init__(pair, pools, dev, recipe, (), digests)
         self._pools, self._online = pools, online
@@ -213,7 +213,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         training data are described by `questions` with both pools, `all_right`, `all_wrong`, and
         the `agreement` of label and score.
         """
-        examples = self._answered
+        examples = self._answered_examples
         ranked_passages = self.rank_proposals([example.question for example in examples])
         answerable = [pair for pair in zip(examples, ranked_passages, strict=True) if pair[1]]
         verdicts = self._judge_pairs([(example.question, proposals[0]) for example, proposals in answerable])
@@ -396,9 +396,9 @@ class OpenRag(Objective[OpenRagTraining]):
         pair_tokens = PROMPT_TOKENS + (2 * len(judge.choices) or judge.max_new_tokens)
         # For each pair the generator generates an answer, and scores the gold one.
         pair_operations = 2.0 * pair_tokens * generator.operations_per_token
-        proposed_count = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
+        n_proposed = recipe.batch_size * min(recipe.proposed, job.snapshot.n)
         online_operations = (
-            proposed_count * (pair_operations / 2 + PASSAGE_TOKENS * count_token_operations(models[PASSAGE]))
+            n_proposed * (pair_operations / 2 + PASSAGE_TOKENS * count_token_operations(models[PASSAGE]))
             if recipe.online
             else 0.0
         )
@@ -460,9 +460,9 @@ def _iter_judged(
     settings, loop = job.settings.judge, job.settings.loop
     digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
     block = partial(JudgeBlock, identity=digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
-    gold_answers, retrieved = collect_gold_answers(train, settings), _iter_retrieved(job, train)
+    gold_answers, passage_lists = collect_gold_answers(train, settings), _iter_retrieved(job, train)
     load = partial(_load_generator, job)
-    return iter_judged(job.store, retrieved, gold_answers, settings, load, block, job.runner, job.on_progress)
+    return iter_judged(job.store, passage_lists, gold_answers, settings, load, block, job.runner, job.on_progress)
 
 
 def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iterator[tuple[Example, Sequence[Passage]]]:
@@ -475,14 +475,14 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
         check_queries([example.question for example in train])
 
     def find_rows(first: int) -> Rows:
-        questions = [example.question for example in train[first : first + _AT_ONCE]]
+        questions = [example.question for example in train[first : first + _SEARCH_BATCH]]
         if retriever is None:
             return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
         return retriever.find(Queries(questions), min(depth, retriever.most)).rows
 
-    for first in range(0, len(train), _READ_AT_ONCE):
-        batch = train[first : first + _READ_AT_ONCE]
-        rows = np.concatenate([find_rows(start) for start in range(first, first + len(batch), _AT_ONCE)])
+    for first in range(0, len(train), _READ_BATCH):
+        batch = train[first : first + _READ_BATCH]
+        rows = np.concatenate([find_rows(start) for start in range(first, first + len(batch), _SEARCH_BATCH)])
         passages = read_passages(job.snapshot, np.unique(rows[rows >= 0]).tolist(), job.runner)
         for example, example_rows in zip(batch, rows.tolist(), strict=True):
             yield example, [passages[row] for row in example_rows if row >= 0]

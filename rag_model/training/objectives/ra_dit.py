@@ -125,19 +125,19 @@ def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
     )
 
 
-def _build_retriever_task(job: Job[RaDitTraining], tuned: Path | None, on_progress: OnProgress) -> RetrieverTask:
+def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on_progress: OnProgress) -> RetrieverTask:
     """Load the question encoder, draw plain texts, retrieve passages, and score them once.
 
-    `tuned` is the model of LM-ft. This model answers dev questions, and it scores passages if the
-    recipe says so.
+    `tuned_folder` is the model of LM-ft. This model answers dev questions, and it scores passages
+    if the recipe says so.
     """
     settings = job.settings
     question = _load_question_encoder(job, settings.loop)
     lister, shared_recipe, recipe = _open_lister(job, question), settings.ra_dit, settings.retriever
     dev = DevSet(lister.memory, job.examples["dev"], shared_recipe)
     frozen_dtype = choose_frozen_dtype(settings.loop)
-    load_answering_generator = partial(_load_generator, job, tuned, frozen_dtype)
-    scoring_model = tuned if recipe.scored_by == "tuned" else None
+    load_answering_generator = partial(_load_generator, job, tuned_folder, frozen_dtype)
+    scoring_model = tuned_folder if recipe.scored_by == "tuned" else None
     labelled_lists = lister.retrieve_lists(_list_answered(job.examples["train"]), max(shared_recipe.k, settings.lm.k))
     text_lists = lister.retrieve_lists(_draw_texts(job, len(labelled_lists)), shared_recipe.k)
     dev_lists = lister.retrieve_lists(_list_answered(dev.examples), shared_recipe.k)
@@ -187,26 +187,26 @@ def _digest_generator(job: Job[RaDitTraining], tuned: Path | None) -> str:
     return job.digests.get("generator") or job.origins.digests()["generator"] if tuned is None else digest_folder(tuned)
 
 
-def _load_generator(job: Job[RaDitTraining], tuned: Path | None, dtype: str = "float32") -> Any:
+def _load_generator(job: Job[RaDitTraining], tuned_folder: Path | None, dtype: str = "float32") -> Any:
     """Load the generator of LM-ft, or the initial one."""
     device = "cpu" if job.settings.loop.cpu else None
-    if tuned is not None:
-        return load_rag(tuned, device=device, dtype=dtype).generator
+    if tuned_folder is not None:
+        return load_rag(tuned_folder, device=device, dtype=dtype).generator
     return load_generator(job.origins.names["generator"], device=device, dtype=dtype)
 
 
 def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
     recipe, question, generator = job.settings.lm, models["question"], models["generator"]
-    context_count, tokens = recipe.batch_size * min(recipe.k, job.snapshot.n), PROMPT_TOKENS + ANSWER_TOKENS
+    n_contexts, n_tokens = recipe.batch_size * min(recipe.k, job.snapshot.n), PROMPT_TOKENS + ANSWER_TOKENS
     weight_bytes = (
         estimate_weight_bytes(question)
         + TRAINED_COPIES * estimate_weight_bytes(generator)
         + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
     n_batches = max(1, -(-len(_list_answered(job.examples["train"])) // recipe.batch_size))
-    step_operations = TRAINING_PASSES * context_count * tokens * generator.operations_per_token
+    step_operations = TRAINING_PASSES * n_contexts * n_tokens * generator.operations_per_token
     return TrainingCosts(
-        {"lm": weight_bytes + estimate_reading_bytes(generator, context_count)},
+        {"lm": weight_bytes + estimate_reading_bytes(generator, n_contexts)},
         n_batches,
         step_operations,
         _count_evaluation_operations(job, generator),
@@ -217,9 +217,9 @@ def _estimate_lm_costs(job: Job[RaDitTraining], models: Mapping[str, Architectur
 def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
     """Return the costs of R-ft, including the generator's scores before it."""
     recipe, question, generator = job.settings.retriever, models["question"], models["generator"]
-    labelled_count, k = len(_list_answered(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
-    example_count = labelled_count + min(job.settings.count_texts(labelled_count), job.snapshot.n)
-    scored_count, tokens = (example_count + len(job.examples["dev"])) * k, PROMPT_TOKENS + 2 * recipe.text_tokens
+    n_labelled, k = len(_list_answered(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
+    n_examples = n_labelled + min(job.settings.count_texts(n_labelled), job.snapshot.n)
+    n_scored, n_tokens = (n_examples + len(job.examples["dev"])) * k, PROMPT_TOKENS + 2 * recipe.text_tokens
     activations = question.estimate_activation_bytes(recipe.batch_size, max(QUESTION_TOKENS, 2 * recipe.text_tokens))
     weight_bytes = (
         estimate_weight_bytes(generator)
@@ -233,8 +233,8 @@ def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Arch
     step = (
         TRAINING_PASSES * recipe.batch_size * max(QUESTION_TOKENS, recipe.text_tokens) * question.operations_per_token
     )
-    scoring_operations = scored_count * tokens * generator.operations_per_token
-    n_batches = max(1, -(-example_count // recipe.batch_size))
+    scoring_operations = n_scored * n_tokens * generator.operations_per_token
+    n_batches = max(1, -(-n_examples // recipe.batch_size))
     return TrainingCosts(
         stages, n_batches, step, _count_evaluation_operations(job, generator), preparation_operations=scoring_operations
     )

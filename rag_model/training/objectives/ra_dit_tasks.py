@@ -43,7 +43,7 @@ from rag_model.training.data.passage_lists import PassageList
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.losses import mean_over_processes
-from rag_model.training.objectives.rag import measure_retrieved
+from rag_model.training.objectives.rag import measure_retrieval
 
 Preference = Literal["probability", "mean_log_probability"]
 Stages = Literal["both", "lm", "retriever"]
@@ -60,7 +60,7 @@ steps. Both stages use the same dev examples: the paper's (appendix D) are at mo
 """
 PassageLists = tuple[PassageList, ...]
 _UNIFORM_SHARE = 0.99  # a target is uniform if its entropy exceeds this share of log k
-_AT_ONCE = 256  # lists evaluated together
+_BATCH = 256  # lists evaluated together
 _log = logging.getLogger(__name__)
 
 
@@ -136,10 +136,10 @@ class RaDitTraining:
     lm: LmRecipe = field(default_factory=LmRecipe)
     retriever: RetrieverRecipe = field(default_factory=RetrieverRecipe)
 
-    def count_texts(self, labelled: int) -> int:
+    def count_texts(self, n_labelled: int) -> int:
         """Return the number of plain texts for a number of questions with answers."""
         share = self.retriever.text_share
-        return round(labelled * share / (1 - share))
+        return round(n_labelled * share / (1 - share))
 
 
 class DevSet:
@@ -167,15 +167,15 @@ class DevSet:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
         """
         questions = [example.question for example in self.examples]
-        retrieved = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
+        retrieval = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieved(self.examples, retrieved, self._memory.snapshot.n, limits)
-        return {"nll": sum(self.losses(generator, retrieved)) / len(questions), **success, **collapse_stats}
+        success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
+        return {"nll": sum(self.losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
 
     @torch.no_grad()
-    def losses(self, generator: Generator, retrieved: RetrievedBatch) -> list[float]:
+    def losses(self, generator: Generator, retrieval: RetrievedBatch) -> list[float]:
         """Return -log p(y|x) of each question's first answer, given passages and inner products."""
-        rows = zip(self.examples, retrieved.hits, retrieved.passages, strict=True)
+        rows = zip(self.examples, retrieval.hits, retrieval.passages, strict=True)
         nlls = list[float]()
         for example, hits, passages in rows:
             targets = generator.encode_targets([example.answers[0]])
@@ -401,8 +401,8 @@ class RetrieverTask(StageTask):
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`, and `kl` and `target_entropy` of the dev lists."""
         kl_losses, target_entropies = list[Tensor](), list[Tensor]()
-        for start in range(0, len(self._dev_lists), _AT_ONCE):
-            batch = self._dev_lists[start : start + _AT_ONCE]
+        for start in range(0, len(self._dev_lists), _BATCH):
+            batch = self._dev_lists[start : start + _BATCH]
             vectors = self._question.encode_questions([scored_list.text for scored_list in batch])
             question_vectors = torch.from_numpy(vectors)
             losses, entropies, _ = self._compute_losses(question_vectors, batch)
@@ -450,8 +450,8 @@ class RetrieverTask(StageTask):
     def _warn_if_uniform(self) -> None:
         """Warn if most targets are uniform, because the encoder would unlearn to choose."""
         is_uniform = list[bool]()
-        for start in range(0, len(self._train), _AT_ONCE):
-            examples = self._train[start : start + _AT_ONCE]
+        for start in range(0, len(self._train), _BATCH):
+            examples = self._train[start : start + _BATCH]
             batch = [example for example in examples if len(example.scores.log_p) > 1]
             if batch:
                 target, mask = self.compute_target(batch)

@@ -65,7 +65,7 @@ RetrievalTiming = Literal["batch", "once"]
 AnswerTargets = Literal["each", "first"]
 GoalName = Literal["nll", "EM", "F1"]
 FrozenPart = Literal["none", "question", "generator"]
-_AT_ONCE = 256  # questions
+_SEARCH_BATCH = 256  # questions
 ANSWER_TOKENS = 25
 _LOGITS_COPIES = 4  # copies of the logits: logits, their logarithms, and the gradients of both
 LOOP = LoopSettings(
@@ -136,8 +136,8 @@ class RagTraining:
     rag: RagRecipe = field(default_factory=RagRecipe)
 
 
-def measure_retrieved(
-    examples: Sequence[Example], retrieved: RetrievedBatch, n: int, limits: CollapseLimits | None
+def measure_retrieval(
+    examples: Sequence[Example], retrieval: RetrievedBatch, n: int, limits: CollapseLimits | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return `Success@k`, and the measures `distinct` and `spread` of `CollapseStats`.
 
@@ -146,14 +146,14 @@ def measure_retrieved(
     Raises:
         CollapsedError: the passages exceed `limits`.
     """
-    collapse = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieved.hits], n)
+    collapse = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieval.hits], n)
     if limits is not None:
         collapse.check(limits)
     has_answer = [
         any(AnswerMatcher(example.answers).match(hit.passage.text) for hit in hits)
-        for example, hits in zip(examples, retrieved.hits, strict=True)
+        for example, hits in zip(examples, retrieval.hits, strict=True)
     ]
-    success = {f"Success@{len(retrieved.hits[0])}": sum(has_answer) / len(has_answer)}
+    success = {f"Success@{len(retrieval.hits[0])}": sum(has_answer) / len(has_answer)}
     return success, {"distinct": float(collapse.distinct), "spread": collapse.spread}
 
 
@@ -303,7 +303,7 @@ class RagTask:
         retrieval = self._retrieve_questions([pair.example.question for pair in self._dev])
         examples = [pair.example for pair in self._dev]
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieved(examples, retrieval, self._snapshot.n, limits)
+        success, collapse_stats = measure_retrieval(examples, retrieval, self._snapshot.n, limits)
         answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieval.hits, self._recipe.seed)
         return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse_stats}
 
@@ -317,17 +317,17 @@ class RagTask:
         Raises:
             CollapsedError: the answers ignore the passages, and the recipe refuses that.
         """
-        answered_count = min(self._recipe.answered, len(self._dev))
+        n_answered = min(self._recipe.answered, len(self._dev))
         if self._recipe.refuse_collapse and "unchanged" in measures:
-            CollapseStats(answered_count, 0.0, 0, 1.0, measures["unchanged"]).check(self._recipe.limits)
+            CollapseStats(n_answered, 0.0, 0, 1.0, measures["unchanged"]).check(self._recipe.limits)
 
     def _retrieve_initial_hits(self) -> dict[str, list[RankedRow]]:
         """Retrieve the passages of all training questions with the initial encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
         rows_by_question: dict[str, list[RankedRow]] = {}
-        for start in range(0, len(questions), _AT_ONCE):
+        for start in range(0, len(questions), _SEARCH_BATCH):
             for question, hits in zip(
-                batch := questions[start : start + _AT_ONCE], self._retrieve_questions(batch).hits, strict=True
+                batch := questions[start : start + _SEARCH_BATCH], self._retrieve_questions(batch).hits, strict=True
             ):
                 rows_by_question[question] = [(hit.row, hit.score) for hit in hits]
         return rows_by_question
@@ -341,7 +341,7 @@ class RagTask:
     def _retrieve_questions(self, questions: Sequence[str]) -> RetrievedBatch:
         return self._memory.retrieve(questions, self._question.encode_questions(questions), self._recipe.k)
 
-    def _compute_logits(self, question_vectors: Tensor, retrieved: RetrievedBatch) -> Tensor:
+    def _compute_logits(self, question_vectors: Tensor, retrieval: RetrievedBatch) -> Tensor:
         """Return the (b, k) float32 logits of p(z|x).
 
         The logits are inner products, with gradient to the questions, or the retriever's scores.
@@ -349,39 +349,38 @@ class RagTask:
         passages.
         """
         if self._recipe.weighed_by == "scores":
-            return torch.tensor([[hit.score for hit in hits] for hits in retrieved.hits]).to(question_vectors)
+            return torch.tensor([[hit.score for hit in hits] for hits in retrieval.hits]).to(question_vectors)
         # sums like `retrieve.dense.inner_products`
-        vectors = self._get_passage_vectors(retrieved).to(question_vectors)
-        return (
-            (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
-        )  # (b, k, d) * (b, 1, d) -> (b, k)
+        vectors = self._get_passage_vectors(retrieval).to(question_vectors)
+        # (b, k, d) * (b, 1, d) -> (b, k)
+        return (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
 
-    def _get_passage_vectors(self, retrieved: RetrievedBatch) -> Tensor:
+    def _get_passage_vectors(self, retrieval: RetrievedBatch) -> Tensor:
         """Return (b, k, d) passage vectors: those of the snapshot, without gradient.
 
         If a passage encoder is trained, they are computed by it, with gradient.
         """
         if self.module.passage is None:
-            return torch.from_numpy(retrieved.vectors)
-        passages, positions = index_passages(passage for passages in retrieved.passages for passage in passages)
-        rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieved.passages])
+            return torch.from_numpy(retrieval.vectors)
+        passages, positions = index_passages(passage for passages in retrieval.passages for passage in passages)
+        rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieval.passages])
         return self.module.passage.embed_passages(passages)[rows]  # (m, d) -> (b, k, d)
 
-    def _encode_inputs(self, batch: Sequence[QuestionAnswer], retrieved: RetrievedBatch) -> tuple[Contexts, Targets]:
+    def _encode_inputs(self, batch: Sequence[QuestionAnswer], retrieval: RetrievedBatch) -> tuple[Contexts, Targets]:
         generator = self.module.generator
-        contexts = generator.encode_contexts([pair.example.question for pair in batch], retrieved.passages)
+        contexts = generator.encode_contexts([pair.example.question for pair in batch], retrieval.passages)
         return contexts, generator.encode_targets([pair.answer for pair in batch])
 
-    def _compute_nll(self, retrieved: RetrievedBatch) -> float:
+    def _compute_nll(self, retrieval: RetrievedBatch) -> float:
         """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
         size, total_nll = self._recipe.batch_size, 0.0
         for start in range(0, len(self._dev), size):
             window = slice(start, start + size)
-            batch, retrieved_part = self._dev[window], RetrievedBatch(retrieved.hits[window], retrieved.vectors[window])
+            batch, part = self._dev[window], RetrievedBatch(retrieval.hits[window], retrieval.vectors[window])
             question_vectors = self.module.embed_questions([pair.example.question for pair in batch])
             reader_inputs = (
-                self._compute_logits(question_vectors, retrieved_part),
-                *self._encode_inputs(batch, retrieved_part),
+                self._compute_logits(question_vectors, part),
+                *self._encode_inputs(batch, part),
             )
             total_nll -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
         return total_nll / len(self._dev)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -66,8 +66,8 @@ LOOP = LoopSettings(
     max_gradient_norm=1.0,
 )
 """Guu et al. 2020, appendix: 3e-5 with BERT's optimizer (Devlin et al. 2019: decay .01, norm 1)."""
-_DEV = -1  # replaces the epoch, so that each evaluation draws the same masks
-_LOGITS = 3  # copies of the logits at masks: logits, their exponentials, and a gradient
+_DEV_EPOCH = -1  # replaces the epoch, so that each evaluation draws the same masks
+_LOGITS_COPIES = 3  # copies of the logits at masks: logits, their exponentials, and a gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,16 @@ class RealmTraining:
     realm: RealmRecipe = field(default_factory=RealmRecipe)
     # paper: a new index about every 500 steps
     moving: MovingSettings = field(default_factory=MovingSettings)
+
+
+class BatchLikelihoods(NamedTuple):
+    """The probabilities, the candidates and the number of masks of a batch."""
+
+    log_y: Tensor  # (b,) log p(y|x)
+    log_p: Tensor  # (b, c, m) log p(y_j|z,x)
+    log_prior: Tensor  # (b, c) log p(z|x)
+    candidates: Candidates
+    n_masks: int
 
 
 class RealmTask(TextTask):
@@ -197,17 +207,16 @@ class RealmTask(TextTask):
         `utility` is the retrieval utility in nats per text, `null_prior` is p(null|x),
         `prior_entropy` is in nats, and `candidates` is the number of retrieved passages per text.
         """
-        log_y, log_p, log_prior, candidates, mask_count = self._compute_likelihoods(batch)
+        log_y, log_p, log_prior, candidates, n_masks = self._compute_likelihoods(batch)
         candidate_mask = torch.from_numpy(candidates.mask).to(log_prior.device)
         masked_log_prior = log_prior.detach().masked_fill(~candidate_mask, 0)
         return (
-            compute_nll(log_y, mask_count, self._recipe.marginal),
+            compute_nll(log_y, n_masks, self._recipe.marginal),
             {
                 "utility": compute_utility(log_y, log_p).mean().detach(),
                 "null_prior": masked_log_prior[:, 0].exp().mean(),
-                "prior_entropy": -(masked_log_prior.exp() * masked_log_prior)
-                .sum(1)
-                .mean(),  # 1 times 0 without a candidate
+                # 1 times 0 without a candidate
+                "prior_entropy": -(masked_log_prior.exp() * masked_log_prior).sum(1).mean(),
                 "candidates": float(candidates.mask[:, 1:].sum(1).mean()),
             },
         )
@@ -219,14 +228,16 @@ class RealmTask(TextTask):
         collapse, `distinct` and `spread` of the candidates.
         """
         size, rows = self._recipe.batch_size, self._split.dev.tolist()
-        batches = [TextBatch(_DEV, tuple(rows[start : start + size])) for start in range(0, len(rows), size)]
-        likelihoods = [self._compute_likelihoods(batch) for batch in batches]
-        ids = [[passage.id for passage in passages[1:]] for result in likelihoods for passages in result[3].passages]
+        batches = [TextBatch(_DEV_EPOCH, tuple(rows[start : start + size])) for start in range(0, len(rows), size)]
+        results = [self._compute_likelihoods(batch) for batch in batches]
+        ids = [
+            [passage.id for passage in passages[1:]] for result in results for passages in result.candidates.passages
+        ]
         collapse = measure_collapse(ids, self._snapshot.n)
         sums = {
-            "nll": sum(-result[0].sum().item() for result in likelihoods),
-            "utility": sum(compute_utility(result[0], result[1]).sum().item() for result in likelihoods),
-            "null_prior": sum(result[2][:, 0].exp().sum().item() for result in likelihoods),
+            "nll": sum(-result.log_y.sum().item() for result in results),
+            "utility": sum(compute_utility(result.log_y, result.log_p).sum().item() for result in results),
+            "null_prior": sum(result.log_prior[:, 0].exp().sum().item() for result in results),
         }
         means = {name: value / len(rows) for name, value in sums.items()}
         return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
@@ -262,11 +273,7 @@ class RealmTask(TextTask):
             return [None] * len(rows)
         return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(rows)]
 
-    def _compute_likelihoods(self, batch: TextBatch) -> tuple[Tensor, Tensor, Tensor, Candidates, int]:
-        """Return the probabilities, the candidates, and the number of masks of a batch.
-
-        The probabilities are (b,) log p(y|x), (b, c, m) log p(y_j|z,x), and (b, c) log p(z|x).
-        """
+    def _compute_likelihoods(self, batch: TextBatch) -> BatchLikelihoods:
         texts = self.mask_batch(batch)
         query_vectors = self.module.embed_texts(texts)  # (b, d)
         query_array = query_vectors.detach().float().cpu().numpy()
@@ -277,7 +284,7 @@ class RealmTask(TextTask):
         )
         log_p = self.module.log_p(texts, candidates, self._recipe.passage_tokens)
         log_y = compute_log_marginal(log_prior, log_p, self._recipe.marginal)
-        return log_y, log_p, log_prior, candidates, sum(len(text.targets) for text in texts)
+        return BatchLikelihoods(log_y, log_p, log_prior, candidates, sum(len(text.targets) for text in texts))
 
 
 class RealmObjective(Objective[RealmTraining]):
@@ -319,11 +326,11 @@ class RealmObjective(Objective[RealmTraining]):
         """Return the costs of encoding texts and candidates, and of reading their pairs."""
         recipe, question, passage, reader = job.settings.realm, models["question"], models["passage"], models[MASKED_LM]
         b, n = recipe.batch_size, job.snapshot.n
-        n_pairs, tokens = b * min(recipe.candidates, n), recipe.question_tokens + recipe.passage_tokens
+        n_pairs, n_tokens = b * min(recipe.candidates, n), recipe.question_tokens + recipe.passage_tokens
         trained_models = [reader] if recipe.freeze_encoders else [question, passage, reader]
         activation_bytes = (
-            reader.estimate_activation_bytes(n_pairs, tokens)
-            + _LOGITS * FLOAT32_BYTES * n_pairs * recipe.most_masks * reader.vocabulary
+            reader.estimate_activation_bytes(n_pairs, n_tokens)
+            + _LOGITS_COPIES * FLOAT32_BYTES * n_pairs * recipe.most_masks * reader.vocabulary
         )
         if not recipe.freeze_encoders:
             activation_bytes += question.estimate_activation_bytes(
@@ -332,20 +339,20 @@ class RealmObjective(Objective[RealmTraining]):
         weight_bytes = estimate_weight_bytes(question, passage, reader) + (TRAINED_COPIES - 1) * estimate_weight_bytes(
             *trained_models
         )
-        forward = n_pairs * (tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token)
+        forward = n_pairs * (n_tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token)
         forward += b * recipe.question_tokens * question.operations_per_token
-        dev_count = min(recipe.dev_texts, max(1, n // 2))
+        n_dev = min(recipe.dev_texts, max(1, n // 2))
         stages = {"train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)}
-        n_batches, rebuild_operations = max(1, (n - dev_count) // b), PASSAGE_TOKENS * passage.operations_per_token * n
-        steps = job.settings.loop.count_steps(n_batches, 1)
+        n_batches, rebuild_operations = max(1, (n - n_dev) // b), PASSAGE_TOKENS * passage.operations_per_token * n
+        n_steps = job.settings.loop.count_steps(n_batches, 1)
         return TrainingCosts(
             stages,
             n_batches,
             TRAINING_PASSES * forward,
-            dev_count / b * forward,
+            n_dev / b * forward,
             rebuild_operations=rebuild_operations,
-            rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(steps)
-            + 1,  # one at the end, for the published weights
+            # one at the end, for the published weights
+            rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(n_steps) + 1,
         )
 
 

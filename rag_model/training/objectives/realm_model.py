@@ -66,10 +66,10 @@ class MaskingLimits:
 
 def mask_text(
     text: str,
-    pieces: "Encoding",
+    encoding: "Encoding",
     spans: Sequence[Span] | None,
     rng: random.Random,
-    tokens: MaskedLMTokenizer,
+    tokenizer: MaskedLMTokenizer,
     limits: MaskingLimits,
 ) -> MaskedText:
     """Mask wordpieces of a text, and cut it to a window around them.
@@ -78,14 +78,14 @@ def mask_text(
     if there is no other, and are masked in part. With `spans` None, a share of the window's
     wordpieces is masked, at least one.
     """
-    n_pieces, window, max_masks = len(pieces.ids), limits.window, limits.max_masks
-    masks = _choose_span(pieces, spans, rng, max_masks) if spans is not None else []
+    n_pieces, window, max_masks = len(encoding.ids), limits.window, limits.max_masks
+    masks = _choose_span(encoding, spans, rng, max_masks) if spans is not None else []
     start = _find_window_start(masks, n_pieces, window) if masks else rng.randint(0, max(0, n_pieces - window))
     end = min(start + window, n_pieces)
     if spans is None:
         n_masks = min(max_masks, max(1, round(limits.share * (end - start))), end - start)
         masks = sorted(rng.sample(range(start, end), n_masks))
-    return _build_masked_text(text, pieces, (start, end), [index for index in masks if start <= index < end], tokens)
+    return _build_masked_text(text, encoding, (start, end), [i for i in masks if start <= i < end], tokenizer)
 
 
 def words_of(text: str) -> str:
@@ -93,12 +93,12 @@ def words_of(text: str) -> str:
     return " ".join(_WORDS.findall(text.casefold()))
 
 
-def _choose_span(pieces: "Encoding", spans: Sequence[Span], rng: random.Random, max_masks: int) -> list[int]:
+def _choose_span(encoding: "Encoding", spans: Sequence[Span], rng: random.Random, max_masks: int) -> list[int]:
     """Draw one of the spans, and return the indexes of its wordpieces."""
     piece_lists = [
         [
             index
-            for index, (piece_start, piece_end) in enumerate(pieces.offsets)
+            for index, (piece_start, piece_end) in enumerate(encoding.offsets)
             if piece_start < span[1] and span[0] < piece_end
         ]
         for span in spans
@@ -115,27 +115,27 @@ def _find_window_start(masks: Sequence[int], n_pieces: int, window: int) -> int:
 
 
 def _build_masked_text(
-    text: str, pieces: "Encoding", window: Span, masks: Sequence[int], tokens: MaskedLMTokenizer
+    text: str, encoding: "Encoding", window: Span, masks: Sequence[int], tokenizer: MaskedLMTokenizer
 ) -> MaskedText:
     start, end = window
     if start >= end:
         return MaskedText((), text, (), (), ())
-    ids = list(pieces.ids[start:end])
-    targets = tuple(pieces.ids[index] for index in masks)
+    ids = list(encoding.ids[start:end])
+    targets = tuple(encoding.ids[index] for index in masks)
     for index in masks:
-        ids[index - start] = tokens.mask_id
-    question_parts, position = [], pieces.offsets[start][0]
+        ids[index - start] = tokenizer.mask_id
+    question_parts, position = [], encoding.offsets[start][0]
     for index in masks:
-        piece_start, piece_end = pieces.offsets[index]
-        question_parts += [text[position:piece_start], f" {tokens.mask_token} "]
+        piece_start, piece_end = encoding.offsets[index]
+        question_parts += [text[position:piece_start], f" {tokenizer.mask_token} "]
         position = piece_end
-    question_parts.append(text[position : pieces.offsets[end - 1][1]])
+    question_parts.append(text[position : encoding.offsets[end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
-    giveaway_words = _find_clues(text, pieces, masks)
-    return MaskedText(giveaway_words, masked_question, tuple(ids), tuple(index - start for index in masks), targets)
+    clues = _find_clues(text, encoding, masks)
+    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in masks), targets)
 
 
-def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
+def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
     """Return the words around each run of masks; a passage that holds them reveals the masks."""
     runs: list[list[int]] = []
     for index in masks:
@@ -143,11 +143,11 @@ def _find_clues(text: str, pieces: "Encoding", masks: Sequence[int]) -> tuple[st
             runs[-1].append(index)
         else:
             runs.append([index])
-    giveaway_words = []
+    clues = []
     for run in runs:
-        first, last = max(0, run[0] - _CLUE_SIZE), min(len(pieces.ids), run[-1] + 1 + _CLUE_SIZE)
-        giveaway_words.append(words_of(text[pieces.offsets[first][0] : pieces.offsets[last - 1][1]]))
-    return tuple(dict.fromkeys(giveaway_word for giveaway_word in giveaway_words if giveaway_word))
+        start, end = max(0, run[0] - _CLUE_SIZE), min(len(encoding.ids), run[-1] + 1 + _CLUE_SIZE)
+        clues.append(words_of(text[encoding.offsets[start][0] : encoding.offsets[end - 1][1]]))
+    return tuple(dict.fromkeys(clue for clue in clues if clue))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class CandidateRetriever:
 
 def _reveals_masks(passage: Passage, source: Passage, text: MaskedText) -> bool:
     passage_words = words_of(passage.text)
-    return passages_overlap(source, passage) or any(giveaway_word in passage_words for giveaway_word in text.clues)
+    return passages_overlap(source, passage) or any(clue in passage_words for clue in text.clues)
 
 
 def compute_log_prior(scores: Tensor, mask: Tensor, temperature: float = 1.0) -> Tensor:
@@ -229,17 +229,17 @@ def compute_log_marginal(log_prior: Tensor, log_p: Tensor, marginal: Marginal) -
     return (log_prior[:, :, None] + log_p).logsumexp(1).sum(1)  # (b, c, m) -> (b, m) -> (b,)
 
 
-def compute_nll(log_y: Tensor, mask_count: int, marginal: Marginal) -> Tensor:
+def compute_nll(log_y: Tensor, n_masks: int, marginal: Marginal) -> Tensor:
     """Return the loss of a batch: the mean of -log p(y|x) over the texts or masks of all processes.
 
     `sequence` averages over the texts, as the paper's expectation over x; `token` over the masks of
     the batch, as the authors' code does (google-research/language, language/realm/model.py:
     `reduce_sum(log_p * mlm_weights) / reduce_sum(mlm_weights)`).
 
-    `log_y` (b,) is the result of `compute_log_marginal`; `mask_count` is the number of masks of the
+    `log_y` (b,) is the result of `compute_log_marginal`; `n_masks` is the number of masks of the
     b texts.
     """
-    return mean_over_processes(-log_y.sum(), len(log_y) if marginal == "sequence" else mask_count)
+    return mean_over_processes(-log_y.sum(), len(log_y) if marginal == "sequence" else n_masks)
 
 
 def compute_utility(log_y: Tensor, log_p: Tensor) -> Tensor:
@@ -336,8 +336,8 @@ class Realm(nn.Module):
     def _tokenize_passages(self, candidates: Candidates, max_pieces: int) -> dict[str, list[int]]:
         """Return the wordpieces of each passage's text, cut to `max_pieces`, by hash."""
         texts_by_hash = {passage.hash: passage.text for passages in candidates.passages for passage in passages}
-        pieces = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
-        return {digest: encoding.ids[:max_pieces] for digest, encoding in zip(texts_by_hash, pieces, strict=True)}
+        encodings = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))
+        return {digest: encoding.ids[:max_pieces] for digest, encoding in zip(texts_by_hash, encodings, strict=True)}
 
     def _join_pair(self, text: MaskedText, passage: Sequence[int]) -> MaskedInput:
         tokenizer = self.reader.tokenizer

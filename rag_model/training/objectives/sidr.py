@@ -58,9 +58,10 @@ from rag_model.training.objectives.task_bases import ContrastTask, GroupRecipe, 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
 BAG = "bag_"  # prefix of measures by bags
 LOOP = LoopSettings(epochs=80, warmup_share=0.0125)
-"""The authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, 1 warm-up; rate,
-decay and clipping are the defaults of `LoopSettings`."""
-_ROWS = 6  # numbers per text and term: weights, heaviest terms, bag, and their gradients
+"""The authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, 1 warm-up;
+rate, decay and clipping are the defaults of `LoopSettings`."""
+# numbers per text and term: weights, heaviest terms, bag, and their gradients
+_NUMBERS_PER_TERM = 6
 WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) bool: the bag
 
 
@@ -75,8 +76,8 @@ class SidrRecipe(GroupRecipe):
     terms: int = 768
     question_length: int = 128  # tokens, for a new encoder; code: max_len 128
     passage_length: int = 256  # tokens, for a new encoder; code: max_len 256
-    # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9; weights
-    # in bytes instead of float weights, because the index is a quarter of the size
+    # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9;
+    # weights in bytes instead of float weights, because the index is a quarter of the size
     scale: int = 8
     temperature: float = 1.0  # divides the scores; code: 1
     both_ways: bool = True  # also find the question of each passage among all; code: sym_loss True
@@ -99,13 +100,13 @@ class SidrTraining:
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
 
 
-def keep_terms(weights: Tensor, bag: Tensor, count: int) -> Tensor:
-    """Keep the (b, V) weights of each text's `count` heaviest terms and its bag; zero others.
+def keep_terms(weights: Tensor, bag: Tensor, n_terms: int) -> Tensor:
+    """Keep the (b, V) weights of each text's `n_terms` heaviest terms and its bag; zero others.
 
     `weights` (b, V), `bag` (b, V) bool. The kept weights have a gradient.
     """
     # (b, count)
-    heaviest_terms = weights.detach().topk(min(count, weights.shape[1]), dim=1).indices
+    heaviest_terms = weights.detach().topk(min(n_terms, weights.shape[1]), dim=1).indices
     return weights.where(bag.scatter(1, heaviest_terms, True), 0)
 
 
@@ -300,8 +301,8 @@ class SidrPair(nn.Module):
         )
         rows = torch.arange(len(query_terms), device=terms.device)[:, None].expand(terms.shape)
         indexes = torch.stack([rows.flatten(), terms.flatten().long()])
-        size = len(query_terms), len(self.passage.model.terms)
-        return torch.sparse_coo_tensor(indexes, weights.flatten(), size, check_invariants=True).coalesce()
+        shape = len(query_terms), len(self.passage.model.terms)
+        return torch.sparse_coo_tensor(indexes, weights.flatten(), shape, check_invariants=True).coalesce()
 
 
 class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
@@ -383,7 +384,7 @@ class Sidr(MiningObjective[SidrTraining]):
 
 
 def estimate_sidr_costs(
-    job: Job[Any], recipe: SidrRecipe, ranked_count: int, models: Mapping[str, Architecture]
+    job: Job[Any], recipe: SidrRecipe, n_ranked: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
     """Return the costs of the term weights of a batch: products of every token with every term."""
     question, passage = models["question"], models["passage"]
@@ -395,12 +396,12 @@ def estimate_sidr_costs(
     activation_bytes += (
         FLOAT32_BYTES
         * passage.vocabulary
-        * (_ROWS * (n_passages + recipe.batch_size) + PASSAGE_TOKENS + 2 * passage.hidden)
+        * (_NUMBERS_PER_TERM * (n_passages + recipe.batch_size) + PASSAGE_TOKENS + 2 * passage.hidden)
     )
     forward_operations = recipe.batch_size * QUESTION_TOKENS * count_token_operations(
         question
     ) + n_passages * PASSAGE_TOKENS * count_token_operations(passage)
-    pool_size = min(ranked_count, job.snapshot.n) + len(job.examples["dev"])
+    pool_size = min(n_ranked, job.snapshot.n) + len(job.examples["dev"])
     n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
         {"train": TRAINED_COPIES * estimate_weight_bytes(*trained_models) + activation_bytes},

@@ -63,7 +63,7 @@ from rag_model.training.objectives.objective import (
 from rag_model.training.origins import TEACHER
 
 CUTOFFS = (1, 5, 20)  # passages
-_AT_ONCE = 256  # questions scored together
+_SCORE_BATCH = 256  # questions scored together
 B = TypeVar("B", DprBatch, ListBatch)
 M = TypeVar("M", bound=nn.Module)
 
@@ -97,8 +97,8 @@ class RankingEvaluator:
         """
         # (b, d) @ (d, m) -> (b, m)
         return self.evaluate_scores(
-            question_vectors[start : start + _AT_ONCE] @ passage_vectors.T
-            for start in range(0, len(question_vectors), _AT_ONCE)
+            question_vectors[start : start + _SCORE_BATCH] @ passage_vectors.T
+            for start in range(0, len(question_vectors), _SCORE_BATCH)
         )
 
     def evaluate_scores(self, blocks: Iterable[Vectors]) -> Measures:
@@ -161,9 +161,9 @@ def measure_success(answer_ranks: Sequence[int | None], depth: int = CUTOFFS[-1]
 
 def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
     """Return the rank, from 1, of the first passage that answers the question, or None."""
-    answers, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
+    answer_matcher, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
     for rank, passage in enumerate(ranked_passages, start=1):
-        if answers.match(passage.text) if example.answers else passage.hash in positive_hashes:
+        if answer_matcher.match(passage.text) if example.answers else passage.hash in positive_hashes:
             return rank
     return None
 
@@ -209,7 +209,9 @@ class GroupTask(ABC, Generic[B, M, R]):
         self.check_data()
 
     def check_data(self) -> None:
-        """Check the examples, of which `train` has only the complete ones; raise if they do not fit."""
+        """Check the examples, of which `train` has only the complete ones; raise if they do not
+        fit.
+        """
 
     @cached_property
     def _ranking_evaluator(self) -> RankingEvaluator:
@@ -316,7 +318,9 @@ class PairRecipe(GroupRecipe):
 def pair_costs(
     job: Job[Any], mining: NegativesRecipe, recipe: PairRecipe, n_negatives: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
-    """Return the costs of encoding a batch; each question has a positive and `n_negatives` negatives."""
+    """Return the costs of encoding a batch; each question has a positive and `n_negatives`
+    negatives.
+    """
     question = models["question"]
     passage = models.get("passage", question)
     trained_models = [question] if recipe.shared or recipe.freeze_passages else [question, passage]
@@ -329,14 +333,17 @@ def pair_costs(
         + activation_bytes,
         "mine": estimate_mining_bytes(job.snapshot, mining),
     }
-    forward = (
+    forward_operations = (
         recipe.batch_size * QUESTION_TOKENS * question.operations_per_token
         + n_passages * PASSAGE_TOKENS * passage.operations_per_token
     )
-    ranked_count = min(mining.ranked, job.snapshot.n) + len(job.examples["dev"])
+    n_ranked = min(mining.ranked, job.snapshot.n) + len(job.examples["dev"])
     n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
-        stages, n_batches, TRAINING_PASSES * forward, ranked_count * PASSAGE_TOKENS * passage.operations_per_token
+        stages,
+        n_batches,
+        TRAINING_PASSES * forward_operations,
+        n_ranked * PASSAGE_TOKENS * passage.operations_per_token,
     )
 
 
@@ -418,9 +425,11 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     return CachedPairScorer(teacher, identity, job.work, job.on_progress) if job.work else teacher
 
 
-def count_teacher_operations(examples: int, passages: int, teacher: Architecture) -> float:
-    """Return the floating-point operations to score `passages` passages for each of `examples`."""
-    return examples * passages * (QUESTION_TOKENS + PASSAGE_TOKENS) * teacher.operations_per_token
+def count_teacher_operations(n_examples: int, n_passages: int, teacher: Architecture) -> float:
+    """Return the floating-point operations to score `n_passages` passages for each of
+    `n_examples`.
+    """
+    return n_examples * n_passages * (QUESTION_TOKENS + PASSAGE_TOKENS) * teacher.operations_per_token
 
 
 class BiEncoder(nn.Module):

@@ -190,7 +190,7 @@ def test_a_token_opens_the_door(
     ("reply", "words"),
     [
         (Reply(200, b"<html>"), "did not send a bookwheel reply"),
-        (Reply(200, b"[]"), "the whole is not an object"),
+        (Reply(200, b"[]"), "the reply is not an object"),
         (Reply(200, b'{"snapshot": "s"}'), "results is missing"),
         (Reply(200, b'{"snapshot": 1, "results": []}'), "snapshot is not of type str"),
         (

@@ -21,7 +21,7 @@ from rag_model.retrieve.expression import Call
 from rag_model.retrieve.factory import build_retriever, open_retriever, plan_retriever
 from rag_model.retrieve.indexes import scores_are_products
 from rag_model.retrieve.models import PairScorerCache
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest, select_files
@@ -207,7 +207,7 @@ def test_one_index_is_opened_once(snapshot: Snapshot, encoder: Encoder) -> None:
 class Reversed(SnapshotRetriever):
     """A way of finding of somebody else's: the worst of a leg first."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: ChildRetriever) -> None:
         super().__init__(leg.retriever.snapshot, f"reversed({leg.name})")
         self._leg = leg
 

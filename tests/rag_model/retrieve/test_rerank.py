@@ -7,7 +7,7 @@ from rag_model.errors import UsageError
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.retrieve.factory import plan_retriever
 from rag_model.retrieve.rerank import MaxSimRetriever
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_bert
@@ -59,7 +59,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 
 def made(snapshot: Snapshot, depth: int, rounds: int, leg_depth: int | None = None) -> tuple[MaxSimRetriever, Scores]:
     scores = Scores()
-    leg = Leg(First(snapshot, "first"), leg_depth)
+    leg = ChildRetriever(First(snapshot, "first"), leg_depth)
     return MaxSimRetriever(leg, scores, Ring(), depth, rounds), scores
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from rag_model.encoders.encoder import Encoder
 from rag_model.retrieve.factory import open_retriever, open_retrievers
-from rag_model.retrieve.retriever import Leg, Queries, RankedRows, SnapshotRetriever, StageTimer
+from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever, StageTimer
 from rag_model.store.versions.snapshot import Snapshot
 from tests.fixtures.tiny import save_cross_encoder
 
@@ -67,7 +67,7 @@ def test_a_stage_reads_the_files_of_its_index(snapshot: Snapshot, encoder: Encod
 class Neighbours(SnapshotRetriever):
     """Adds a list of its own making to what a leg found."""
 
-    def __init__(self, leg: Leg) -> None:
+    def __init__(self, leg: ChildRetriever) -> None:
         super().__init__(leg.retriever.snapshot, f"near({leg.name})")
         self._leg = leg
 
@@ -80,7 +80,7 @@ class Neighbours(SnapshotRetriever):
 
 def test_a_list_that_a_retriever_made_on_the_way_is_a_stage(snapshot: Snapshot, encoder: Encoder) -> None:
     watch = StageTimer()
-    retriever = Neighbours(Leg(open_retriever(snapshot, "hnsw", encoder=encoder)))
+    retriever = Neighbours(ChildRetriever(open_retriever(snapshot, "hnsw", encoder=encoder)))
     watch.time_batch(retriever, Queries(ASKED, watch), 3)
     assert [(stage.name, stage.ranked.rows.shape[1]) for stage in watch.stages] == [
         ("hnsw", 3),

@@ -17,7 +17,7 @@ from rag_model.evaluation.answers.ablation import (
     open_book,
 )
 from rag_model.evaluation.answers.collapse import unchanged_share
-from rag_model.evaluation.answers.readings import Reading, read_answers
+from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
 from rag_model.retrieve.hits import Hit
@@ -27,7 +27,7 @@ CITIES = ["Paris", "Rome", "Oslo", "Bonn", "Kyiv"]
 
 
 def answered(condition: Condition) -> list[Reading]:
-    return read_answers(LastWord(), condition.questions, condition.hits)
+    return produce_readings(LastWord(), condition.questions, condition.hits)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from rag_model.errors import StoreError
 from rag_model.evaluation.answers.ablation import Condition
 from rag_model.evaluation.answers.examination import AnswerCache
-from rag_model.evaluation.answers.readings import Reading, read_answers
+from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit
@@ -29,7 +29,7 @@ def condition(make_hits) -> Condition:
 def test_answers_are_made_once(store: Store, condition: Condition) -> None:
     first, told = LastWord(), []
     made = AnswerCache(store, first, INPUTS)(condition, lambda done, total: told.append((done, total)))
-    assert made == read_answers(LastWord(), condition.questions, condition.hits)
+    assert made == produce_readings(LastWord(), condition.questions, condition.hits)
     assert told == [(32, N), (64, N), (N, N)]
 
     class Never(LastWord):

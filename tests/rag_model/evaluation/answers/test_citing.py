@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from rag_model.evaluation.answers.readings import Reading, read_answers
+from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.answers.scores import estimate_measures, measure_citations, score_answer
 from rag_model.evaluation.questions import Question
 from rag_model.reading.answer import Answer, ContextEntry, SupportingPassage, TokenUsage
@@ -34,7 +34,7 @@ def say(make_hits):
             support = tuple(SupportingPassage(hit) for hit in hits)
             return [Answer(questions[0], self.text, None, support, usage=TokenUsage(9, 3), context=context)]
 
-    return lambda text, asked=ASKED: read_answers(Says(text), [asked], [hits])[0]
+    return lambda text, asked=ASKED: produce_readings(Says(text), [asked], [hits])[0]
 
 
 @pytest.mark.parametrize(
