@@ -68,6 +68,20 @@ class Decoded(NamedTuple):
     ranks: npt.NDArray[np.uint32]  # first posting at or after the rows of each word of `bits`
 
 
+class _Scratch(NamedTuple):
+    """Arrays that all queries of a call reuse: for the rows of a window, and for the terms of a query."""
+
+    sums: Ints  # sum of each row in the window; 0 between windows
+    touched_rows: npt.NDArray[np.uint32]  # rows of the window with a sum above 0
+    window_rows: npt.NDArray[np.uint32]  # candidates, by their position in the window
+    scores: Ints  # score of each candidate so far
+    order: Ints  # terms by ascending bound
+    bounds: Ints  # largest score in the window of each term
+    reach: Ints  # sum of the lowest bounds, by their number
+    begins: Ints  # first posting of each term in the window
+    ends: Ints  # end of these postings
+
+
 @compiled
 def _decode_list(data, lists, lengths, entry, weighting, rows, contributions):
     """Decode a list; return its largest contribution, or `DAMAGED`."""
@@ -102,28 +116,28 @@ def _write_top_bounds(contributions, max_contribution, tops):
 
 
 @compiled
-def _write_windows(rows, contributions, first, starts, peaks):
+def _write_windows(rows, contributions, list_begin, starts, peaks):
     """Store the first posting of each window and its largest contribution.
 
-    The list begins at `first`.
+    The list begins at `list_begin`.
     """
     posting = 0
     for window in range(len(starts)):
-        starts[window], peaks[window] = first + posting, 0
+        starts[window], peaks[window] = list_begin + posting, 0
         while posting < len(rows) and rows[posting] >> SHIFT == window:
             peaks[window] = max(peaks[window], contributions[posting])
             posting += 1
 
 
 @compiled
-def _write_bits(rows, first, bits, ranks):
+def _write_bits(rows, list_begin, bits, ranks):
     """Store the bits of a list's rows, and for each word its first posting.
 
-    The list begins at `first`.
+    The list begins at `list_begin`.
     """
     posting = 0
     for word in range(len(bits)):
-        bits[word], ranks[word] = 0, first + posting
+        bits[word], ranks[word] = 0, list_begin + posting
         while posting < len(rows) and rows[posting] >> 6 == word:
             bits[word] |= np.uint64(1) << np.uint64(rows[posting] & 63)
             posting += 1
@@ -168,9 +182,9 @@ class DecodedLists:
 
     def decode_list(self, file: PostingsFile, entry: Ints) -> bool:
         """Decode a list of a file; return whether it is valid."""
-        first, number = self._used[0], len(self._number_by_offset)
-        end = first + int(entry[0])
-        rows, contributions = self.arrays.rows[first:end], self.arrays.contributions[first:end]
+        begin, number = self._used[0], len(self._number_by_offset)
+        end = begin + int(entry[0])
+        rows, contributions = self.arrays.rows[begin:end], self.arrays.contributions[begin:end]
         max_contribution = _decode_list(
             file.lists, file.layout.lists_bytes, file.lengths, entry, self.weighting, rows, contributions
         )
@@ -181,7 +195,7 @@ class DecodedLists:
             self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
         _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
         n = file.layout.n
-        self.arrays.offsets[number] = first, end, self._add_windows(n, rows, contributions), self._add_bits(n, rows)
+        self.arrays.offsets[number] = begin, end, self._add_windows(n, rows, contributions), self._add_bits(n, rows)
         self._used[0], self._number_by_offset[int(entry[1])] = end, number
         return True
 
@@ -239,8 +253,8 @@ def _add_and_track(rows, contributions, first, end, begin, factor, sums, touched
 
     Return the number of touched rows.
     """
-    for posting in range(first, end):
-        row = np.int64(rows[posting]) - begin
+    for posting in range(begin, end):
+        row = np.int64(rows[posting]) - first_row
         previous_sum = sums[row]
         touched_rows[n_rows] = row
         n_rows += previous_sum == 0
@@ -268,7 +282,7 @@ def _take_promising(sums, touched_rows, n_rows, threshold, ids, scores):
 def _add_by_bits(contributions, row_bitmap, ranks, first_word, last_posting, factor, threshold, ids, scores, n_rows):
     """Add a list, by its bits, to the scores of rows.
 
-    Keep the rows above `threshold` and return their number.
+    Keep the candidates above `threshold` and return their number.
     """
     n_above = 0
     for i in range(n_rows):
@@ -283,17 +297,17 @@ def _add_by_bits(contributions, row_bitmap, ranks, first_word, last_posting, fac
 
 
 @compiled
-def _add_to_sums(rows, contributions, first, end, begin, factor, sums):
-    """Add the postings of a window, whose first row is `begin`, to its sums."""
-    for posting in range(first, end):
-        sums[np.int64(rows[posting]) - begin] += score_units(factor, contributions[posting])
+def _add_to_sums(rows, contributions, begin, end, first_row, factor, sums):
+    """Add the postings [begin, end) of a window, whose first row is `first_row`, to its sums."""
+    for posting in range(begin, end):
+        sums[np.int64(rows[posting]) - first_row] += score_units(factor, contributions[posting])
 
 
 @compiled
 def _add_sums(sums, threshold, ids, scores, n_rows):
     """Add the window's sums to the scores of rows.
 
-    Keep the rows above `threshold` and return their number.
+    Keep the candidates above `threshold` and return their number.
     """
     n_above = 0
     for i in range(n_rows):
@@ -305,42 +319,40 @@ def _add_sums(sums, threshold, ids, scores, n_rows):
 
 
 @compiled
-def _clear_sums(rows, first, end, begin, sums):
-    """Reset the sums of a window's postings."""
-    for posting in range(first, end):
-        sums[np.int64(rows[posting]) - begin] = 0
+def _clear_sums(rows, begin, end, first_row, sums):
+    """Reset the sums of the postings [begin, end) of a window, whose first row is `first_row`."""
+    for posting in range(begin, end):
+        sums[np.int64(rows[posting]) - first_row] = 0
 
 
 @compiled
 def _compute_first_threshold(tops, list_numbers, factors, k):
     """Return a score that at least k passages exceed."""
-    top, threshold = 0, np.int64(0)
-    while 1 << top < k:
-        top += 1
-    if top < TOPS:
+    column, threshold = 0, np.int64(0)  # column of `tops`
+    while 1 << column < k:
+        column += 1
+    if column < TOPS:
         for i in range(len(list_numbers)):
-            threshold = max(threshold, np.int64(factors[i] * tops[list_numbers[i], top]) - 1)
+            threshold = max(threshold, np.int64(factors[i] * tops[list_numbers[i], column]) - 1)
     return threshold
 
 
 @compiled
-def _bound_lists(lists, list_numbers, factors, window, window_begins, window_ends, bounds):
+def _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds):
     """Find the postings of each list in a window, and the upper bound of their scores."""
     for i in range(len(list_numbers)):
         window_offset, peak = lists.offsets[list_numbers[i], WINDOWS_BEGIN], np.float32(0)
         if window_offset >= 0:
-            window_begins[i], window_ends[i] = (
-                lists.starts[window_offset + window],
-                lists.starts[window_offset + window + 1],
-            )
+            begins[i] = lists.starts[window_offset + window]
+            ends[i] = lists.starts[window_offset + window + 1]
             peak = lists.peaks[window_offset + window]
         else:  # a short list: continue after the last window
-            posting, end = window_ends[i], lists.offsets[list_numbers[i], POSTINGS_END]
-            window_begins[i] = posting
-            while posting < end and lists.rows[posting] >> SHIFT == window:
+            posting, list_end = ends[i], lists.offsets[list_numbers[i], POSTINGS_END]
+            begins[i] = posting
+            while posting < list_end and lists.rows[posting] >> SHIFT == window:
                 peak = max(peak, lists.contributions[posting])
                 posting += 1
-            window_ends[i] = posting
+            ends[i] = posting
         bounds[i] = score_units(factors[i], peak) if peak > 0 else np.int64(0)
 
 
@@ -359,103 +371,79 @@ def _count_optional(bounds, order, reach, threshold):
 
 
 @compiled
-def _complete_scores(lists, list_numbers, factors, begin, n_optional, threshold, n_candidates, scratch):
+def _complete_scores(lists, list_numbers, factors, first_row, n_optional, threshold, n_candidates, scratch):
     """Add the non-essential lists to the scores of the candidates.
 
     Return the number of candidates left.
     """
-    rows, contributions, offsets, _, _, _, row_bitmap, ranks = lists
-    score_sums, _, ids, scores, order, bounds, reach, window_begins, window_ends = scratch
+    order, bounds, reach, begins, ends = scratch.order, scratch.bounds, scratch.reach, scratch.begins, scratch.ends
+    sums, window_rows, scores = scratch.sums, scratch.window_rows, scratch.scores
+    rows, contributions, offsets, bits, ranks = lists.rows, lists.contributions, lists.offsets, lists.bits, lists.ranks
     n_remaining = n_optional
     while n_remaining and n_candidates and bounds[order[n_remaining - 1]]:
-        list_index = order[n_remaining - 1]
-        first_word = offsets[list_numbers[list_index], BITS_BEGIN]
-        if first_word >= 0 and n_candidates < window_ends[list_index] - window_begins[list_index]:
+        i = order[n_remaining - 1]
+        first_word = offsets[list_numbers[i], BITS_BEGIN]
+        if first_word >= 0 and n_candidates < ends[i] - begins[i]:
             n_remaining -= 1
-            first_word += begin >> 6
-            last_posting, min_score = (
-                offsets[list_numbers[list_index], POSTINGS_END] - 1,
-                threshold - reach[n_remaining],
-            )
+            first_word += first_row >> 6
+            last_posting = offsets[list_numbers[i], POSTINGS_END] - 1
+            min_score = threshold - reach[n_remaining]
             n_candidates = _add_by_bits(
-                contributions,
-                row_bitmap,
-                ranks,
-                first_word,
-                last_posting,
-                factors[list_index],
-                min_score,
-                ids,
-                scores,
+                contributions, bits, ranks, first_word, last_posting, factors[i], min_score, window_rows, scores,
                 n_candidates,
-            )
+            )  # fmt: skip
             continue
-        group_end, postings_read = n_remaining, 0
+        group_end, n_read = n_remaining, 0
         # Short lists are added together.
-        while n_remaining and postings_read < n_candidates and bounds[order[n_remaining - 1]]:
-            list_index = order[n_remaining - 1]
-            n_postings = window_ends[list_index] - window_begins[list_index]
-            if offsets[list_numbers[list_index], BITS_BEGIN] >= 0 and n_candidates < n_postings:
+        while n_remaining and n_read < n_candidates and bounds[order[n_remaining - 1]]:
+            i = order[n_remaining - 1]
+            n_postings = ends[i] - begins[i]
+            if offsets[list_numbers[i], BITS_BEGIN] >= 0 and n_candidates < n_postings:
                 break
-            _add_to_sums(
-                rows,
-                contributions,
-                window_begins[list_index],
-                window_ends[list_index],
-                begin,
-                factors[list_index],
-                score_sums,
-            )
-            n_remaining, postings_read = n_remaining - 1, postings_read + n_postings
-        n_candidates = _add_sums(score_sums, threshold - reach[n_remaining], ids, scores, n_candidates)
+            _add_to_sums(rows, contributions, begins[i], ends[i], first_row, factors[i], sums)
+            n_remaining, n_read = n_remaining - 1, n_read + n_postings
+        n_candidates = _add_sums(sums, threshold - reach[n_remaining], window_rows, scores, n_candidates)
         for slot in range(n_remaining, group_end):
-            _clear_sums(rows, window_begins[order[slot]], window_ends[order[slot]], begin, score_sums)
+            _clear_sums(rows, begins[order[slot]], ends[order[slot]], first_row, sums)
     return n_candidates
 
 
 @compiled
 def _search_query(lists, list_numbers, factors, n, best_scores, best_rows, scratch):
     """Find the best rows of a query; return their number."""
-    score_sums, touched_rows, ids, scores, order, bounds, reach, window_begins, window_ends = scratch
-    k, t, size = len(best_scores), len(list_numbers), 0
+    order, bounds, reach, begins, ends = scratch.order, scratch.bounds, scratch.reach, scratch.begins, scratch.ends
+    sums, touched_rows, window_rows, scores = scratch.sums, scratch.touched_rows, scratch.window_rows, scratch.scores
+    rows, contributions = lists.rows, lists.contributions
+    k, t, n_hits = len(best_scores), len(list_numbers), 0
     threshold = _compute_first_threshold(lists.tops, list_numbers, factors, k)
     for i in range(t):
-        order[i], window_ends[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
+        order[i], ends[i] = i, lists.offsets[list_numbers[i], POSTINGS_BEGIN]
     for window in range((n + WINDOW - 1) >> SHIFT):
-        begin, n_candidates = window << SHIFT, 0
-        _bound_lists(lists, list_numbers, factors, window, window_begins, window_ends, bounds)
+        first_row, n_touched = window << SHIFT, 0
+        _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds)
         _sort_by_bound(bounds, order, t)
         n_optional = _count_optional(bounds, order[:t], reach, threshold)
-        for i in range(n_optional, t):
-            j = order[i]
-            n_candidates = _add_and_track(
-                lists.rows,
-                lists.contributions,
-                window_begins[j],
-                window_ends[j],
-                begin,
-                factors[j],
-                score_sums,
-                touched_rows,
-                n_candidates,
+        for slot in range(n_optional, t):
+            i = order[slot]
+            n_touched = _add_and_track(
+                rows, contributions, begins[i], ends[i], first_row, factors[i], sums, touched_rows, n_touched
             )
-        n_candidates = _take_promising(
-            score_sums, touched_rows, n_candidates, threshold - reach[n_optional], ids, scores
-        )
+        min_sum = threshold - reach[n_optional]
+        n_candidates = _take_promising(sums, touched_rows, n_touched, min_sum, window_rows, scores)
         n_candidates = _complete_scores(
-            lists, list_numbers, factors, begin, n_optional, threshold, n_candidates, scratch
+            lists, list_numbers, factors, first_row, n_optional, threshold, n_candidates, scratch
         )
         for i in range(n_candidates):
-            score, row = scores[i], begin + np.int64(ids[i])
+            score, row = scores[i], first_row + np.int64(window_rows[i])
             if score > threshold and (
-                size < k or score > best_scores[0] or (score == best_scores[0] and row < best_rows[0])
+                n_hits < k or score > best_scores[0] or (score == best_scores[0] and row < best_rows[0])
             ):
-                size = push_hit(best_scores, best_rows, size, k, score, row)
-        if size == k:
+                n_hits = push_hit(best_scores, best_rows, n_hits, k, score, row)
+        if n_hits == k:
             # Rows ascend from window to window, so an equal score ranks lower.
             threshold = max(threshold, best_scores[0])
-    sort_hits(best_scores, best_rows, size)
-    return size
+    sort_hits(best_scores, best_rows, n_hits)
+    return n_hits
 
 
 @compiled
@@ -475,15 +463,17 @@ def search_all(lists, list_numbers, factors, ends, n, best_scores, best_rows, si
     begin, max_terms = 0, 0
     for query in range(len(ends)):
         max_terms, begin = max(max_terms, ends[query] - begin), ends[query]
-    score_sums, touched_rows = np.zeros(WINDOW, np.int64), np.empty(WINDOW + 1, np.uint32)
-    ids, scores = np.empty(WINDOW + 1, np.uint32), np.empty(WINDOW + 1, np.int64)
-    order, bounds, reach = (
+    scratch = _Scratch(
+        np.zeros(WINDOW, np.int64),
+        np.empty(WINDOW + 1, np.uint32),
+        np.empty(WINDOW + 1, np.uint32),
+        np.empty(WINDOW + 1, np.int64),
         np.empty(max_terms, np.int64),
         np.empty(max_terms, np.int64),
         np.zeros(max_terms + 1, np.int64),
+        np.zeros(max_terms, np.int64),
+        np.zeros(max_terms, np.int64),
     )
-    window_begins, window_ends = np.zeros(max_terms, np.int64), np.zeros(max_terms, np.int64)
-    scratch = score_sums, touched_rows, ids, scores, order, bounds, reach, window_begins, window_ends
     begin = 0
     for query in range(len(ends)):
         end = ends[query]
