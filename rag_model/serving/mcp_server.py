@@ -138,8 +138,8 @@ async def _call_snapshot(service: Service, arguments: NoArguments) -> dict[str, 
 
 def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
     with service.slot.acquire() as loaded:
-        located = locate_passage(loaded.snapshot, passage_id)
-        passage = located.passage
+        located_passage = locate_passage(loaded.snapshot, passage_id)
+        passage = located_passage.passage
         attribution = Attribution.from_corpus(loaded.snapshot.manifest.content.corpus)
         return {
             "snapshot": loaded.id,
@@ -147,8 +147,8 @@ def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
             "url": attribution.url(passage),
             "revised": format_iso(passage.revised),
             "licence": attribution.credit_line(passage),
-            "previous": located.previous,
-            "next": located.next,
+            "previous": located_passage.previous,
+            "next": located_passage.next,
         }
 
 
@@ -252,13 +252,13 @@ def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
 
 
 async def _serve_mcp(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
-    async with stdio_server() as (read, write), anyio.create_task_group() as tasks:
+    async with stdio_server() as (read_stream, write_stream), anyio.create_task_group() as tasks:
         service = Service(target, settings)
         service.start()
         try:
             tasks.start_soon(_end_by_signal, service)
             server = create_mcp_server(service)
-            await server.run(read, write, server.create_initialization_options())
+            await server.run(read_stream, write_stream, server.create_initialization_options())
         finally:
             service.close()
             tasks.cancel_scope.cancel()
@@ -300,9 +300,9 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
         )
     rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]
     passage_by_row = dict(zip(rows, snapshot.passages(rows), strict=True))
-    page = passage_by_row[row].page_id
+    page_id = passage_by_row[row].page_id
     previous_id, next_id = (
-        neighbour.id if (neighbour := passage_by_row.get(row + step)) and neighbour.page_id == page else None
+        neighbour.id if (neighbour := passage_by_row.get(row + step)) and neighbour.page_id == page_id else None
         for step in (-1, 1)
     )
     return LocatedPassage(row, passage_by_row[row], previous_id, next_id)

@@ -120,13 +120,13 @@ class Service:
         Raises:
             BookwheelError: See `search`.
         """
-        size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
-        if len(queries) <= size:
+        chunk_size = max(1, self.settings.batch_questions // _CHUNKS_IN_BATCH)
+        if len(queries) <= chunk_size:
             with self._reserve_core():
                 return await self._search_when_queue_has_room(
                     self._search_batcher, queries, k, retriever, client, loaded
                 )
-        chunks = [queries[start : start + size] for start in range(0, len(queries), size)]
+        chunks = [queries[start : start + chunk_size] for start in range(0, len(queries), chunk_size)]
         chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
         remaining_chunks = deque(range(len(chunks)))
 
@@ -148,7 +148,7 @@ class Service:
         ]
         try:
             await asyncio.gather(*tasks)
-            return [hits for one_chunk in chunk_hits for hits in one_chunk]
+            return [hits for hits_in_chunk in chunk_hits for hits in hits_in_chunk]
         finally:
             for task in tasks:
                 task.cancel()

@@ -138,7 +138,7 @@ class WorkerLink:
         Differences of up to an eighth are ignored, so that a busy worker need not wait for others.
         """
         self._numbers[1 + self.index] = n_connections
-        return any(other_count + other_count // _TOLERANCE_DIVISOR < n_connections for other_count in self._numbers[1:])
+        return any(n_others + n_others // _TOLERANCE_DIVISOR < n_connections for n_others in self._numbers[1:])
 
     def send(self, kind: str, **values: Any) -> None:
         """Send a message; it is lost if the supervisor has ended."""
@@ -201,33 +201,33 @@ class Supervisor:
 
     def __init__(
         self,
-        count: int,
+        n_workers: int,
         serve: Callable[[WorkerLink], None],
         listeners: tuple[socket.socket, socket.socket | None],
         on_listening: Callable[[], None],
         on_ready: Callable[[], None],
     ) -> None:
-        """Prepare `count` workers.
+        """Prepare `n_workers` workers.
 
         Args:
-            count: Number of workers.
+            n_workers: Number of workers.
             serve: Serves in a worker until a signal arrives. `serve` must be a function of a
                 module, because the worker imports it.
             listeners: The listening sockets of the service and of its health port.
             on_listening: Called once the first worker accepts connections.
             on_ready: Called once all workers serve the first snapshot.
         """
-        self._count, self._serve, self._listeners = count, serve, listeners
+        self._n_workers, self._serve, self._listeners = n_workers, serve, listeners
         self._on_listening, self._on_ready = on_listening, on_ready
-        self._numbers = _SPAWN_CONTEXT.RawArray("Q", 1 + count)
+        self._numbers = _SPAWN_CONTEXT.RawArray("Q", 1 + n_workers)
         self._workers: dict[int, _Worker] = {}
         self._restart_times: dict[int, float] = {}
-        self._restart_pauses = dict.fromkeys(range(count), _FIRST_PAUSE)
+        self._restart_pauses = dict.fromkeys(range(n_workers), _FIRST_PAUSE)
         self._failed_starts = 0
         self._has_listened = self._was_ready = False
         self._stop_time: float | None = None
         self._first_error: BookwheelError | None = None
-        self._open_count = 0
+        self._open_number = 0
         # `open` message, and indexes of the workers that have not opened its snapshot
         self._opening: tuple[Message, set[int]] | None = None
         self._current: Message | None = None  # `open` message of the current snapshot
@@ -245,7 +245,7 @@ class Supervisor:
         try:
             with temporary_folder("metrics") as folder:
                 self._metrics_folder = folder
-                for index in range(self._count):
+                for index in range(self._n_workers):
                     self._start(index, is_restarted=False)
                 while self._workers or (self._stop_time is None and self._restart_times):
                     self._step()
@@ -263,7 +263,7 @@ class Supervisor:
         link = WorkerLink(
             index, worker_end, self._listeners, self._numbers, self._metrics_folder, is_restarted=is_restarted
         )
-        cores = max(1, count_cores() // self._count)
+        cores = max(1, count_cores() // self._n_workers)
         process = _SPAWN_CONTEXT.Process(target=_run_worker, args=(self._serve, link, cores), name=f"worker {index}")
         process.start()
         worker_end.close()
@@ -272,8 +272,8 @@ class Supervisor:
             worker.send({**self._current, "is_served": True})
         if index and self._state is not None:
             worker.send(self._state)
-        ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]
-        self._send_to(self._workers, {"kind": "processes", "ids": ids})
+        process_ids = [os.getpid(), *(worker.process.pid for worker in self._workers.values())]
+        self._send_to(self._workers, {"kind": "processes", "ids": process_ids})
 
     def _step(self) -> None:
         """Wait briefly, then handle the messages and deaths of workers."""
@@ -288,13 +288,13 @@ class Supervisor:
         if not self._was_ready and self._numbers[0]:
             self._was_ready = True
             self._on_ready()
-        now = time.monotonic()
+        current_time = time.monotonic()
         if self._stop_time is not None:
-            if now > self._stop_time + _STOP_SECONDS:
+            if current_time > self._stop_time + _STOP_SECONDS:
                 for worker in self._workers.values():
                     worker.process.kill()
             return
-        for index in [index for index, restart_time in self._restart_times.items() if now >= restart_time]:
+        for index in [index for index, restart_time in self._restart_times.items() if current_time >= restart_time]:
             del self._restart_times[index]
             self._start(index, is_restarted=self._was_ready)
 
@@ -322,9 +322,9 @@ class Supervisor:
             case "failed":
                 self._handle_failure(sender, error_from_dict(message["error"], message["message"]))
             case "open":
-                self._open_count += 1
-                opening = {**message, "number": max(self._open_count, self._numbers[0] + 1)}
-                self._open_count = opening["number"]
+                self._open_number += 1
+                opening = {**message, "number": max(self._open_number, self._numbers[0] + 1)}
+                self._open_number = opening["number"]
                 self._opening = opening, set(self._list_nonleaders())
                 self._send_to(self._list_nonleaders(), opening)
                 self._finish_opening()
@@ -405,17 +405,17 @@ def _describe_exit(exit_code: int) -> str:
 
 
 def supervise(
-    count: int,
+    n_workers: int,
     serve: Callable[[WorkerLink], None],
     address: tuple[str, int, int | None],
     on_listening: Callable[[str, str | None], None],
     on_ready: Callable[[str, str | None], None],
     scheme: str = "http",
 ) -> None:
-    """Serve from `count` processes until a signal arrives.
+    """Serve from `n_workers` processes until a signal arrives.
 
     Args:
-        count: Number of processes that answer.
+        n_workers: Number of processes that answer.
         serve: Serves in a worker; see `Supervisor`.
         address: Host, port, and the port for health checks, or None for none.
         on_listening: Called with the URLs of both ports once connections are accepted.
@@ -435,5 +435,5 @@ def supervise(
             health_listener = stack.enter_context(open_listener(host, health_port, "--health-port"))
         urls = format_url(listener, scheme), None if health_listener is None else format_url(health_listener)
         Supervisor(
-            count, serve, (listener, health_listener), partial(on_listening, *urls), partial(on_ready, *urls)
+            n_workers, serve, (listener, health_listener), partial(on_listening, *urls), partial(on_ready, *urls)
         ).run()

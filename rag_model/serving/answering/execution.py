@@ -75,8 +75,8 @@ def search_batch(
     reply_by_position: dict[int, SearchResult | BookwheelError] = {}
     with ExitStack() as stack:
         if any(request.loaded is None for request in requests):
-            current = stack.enter_context(slot.acquire())
-        snapshots = [request.loaded or current for request in requests]
+            current_snapshot = stack.enter_context(slot.acquire())
+        snapshots = [request.loaded or current_snapshot for request in requests]
         keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
         for (_, retriever), positions in _group_positions(list(keys)).items():
             group = [requests[position] for position in positions]
@@ -121,10 +121,10 @@ def answer_batch(
                 "bookwheel.batch": len(batch_answers),
             }
             notify(add_answer_stages, group, start_ns, attributes)
-            answers = iter(batch_answers)
+            remaining_answers = iter(batch_answers)
             for position in positions:
                 reply_by_position[position] = AnswerResult(
-                    loaded.id, model, [next(answers) for _ in requests[position].questions]
+                    loaded.id, model, [next(remaining_answers) for _ in requests[position].questions]
                 )
         return [reply_by_position[position] for position in range(len(requests))]
 
@@ -138,13 +138,13 @@ def _search_with_retriever(
     """Search with one retriever: encode all questions together, and search once for each `k`."""
     start_time, start_ns = time.perf_counter(), time.time_ns()
     queries = Queries(_list_questions(requests))
-    starts = [0, *accumulate(len(request.questions) for request in requests)]
+    first_rows = [0, *accumulate(len(request.questions) for request in requests)]
     reply_by_position: dict[int, SearchResult | BookwheelError] = {}
     for k, positions in _group_positions([request.k for request in requests]).items():
         if _are_abandoned(requests[position] for position in positions):
             reply_by_position.update(dict.fromkeys(positions, ClientGoneError("the client has disconnected")))
             continue
-        rows = [row for position in positions for row in range(starts[position], starts[position + 1])]
+        rows = [row for position in positions for row in range(first_rows[position], first_rows[position + 1])]
         try:
             hits = iter(loaded.search(queries if len(rows) == len(queries) else queries.subset(rows), k, retriever))
         except UsageError as error:  # no such retriever, or it returns fewer than k passages
@@ -174,13 +174,13 @@ def _describe_batch(
     seconds: float,
 ) -> SearchBatch | None:
     """Describe the successful requests of a batch to observers; None if all were refused."""
-    answered_pairs = [
+    answered = [
         (request, reply) for request, reply in zip(requests, replies, strict=True) if isinstance(reply, SearchResult)
     ]
-    if not answered_pairs:
+    if not answered:
         return None
     vectors = queries.find_vectors(loaded.question_encoder)
-    if vectors is not None and len(answered_pairs) < len(requests):
+    if vectors is not None and len(answered) < len(requests):
         vectors = vectors[
             [
                 isinstance(result, SearchResult)
@@ -191,10 +191,10 @@ def _describe_batch(
     return SearchBatch(
         loaded=loaded,
         retriever=loaded.retrievers[0] if retriever is None else retriever,
-        questions=_list_questions([request for request, _ in answered_pairs]),
+        questions=_list_questions([request for request, _ in answered]),
         vectors=vectors,
-        ks=[request.k or len(hits) for request, reply in answered_pairs for hits in reply.hits],
-        hits=[hits for _, reply in answered_pairs for hits in reply.hits],
+        ks=[request.k or len(hits) for request, reply in answered for hits in reply.hits],
+        hits=[hits for _, reply in answered for hits in reply.hits],
         encode_seconds=queries.encoding_seconds,
         search_seconds=seconds - queries.encoding_seconds,
     )

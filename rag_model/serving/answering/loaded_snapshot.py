@@ -53,7 +53,7 @@ _LIBRARY_BYTES = 450_000_000  # a process with torch and faiss, without an encod
 _INDEX_FOLDER = "index/"
 _WARM_UP_QUERIES = 3  # searched before the snapshot is served
 _WARM_UP_K = 5
-_INDEX_EXPLANATIONS = {
+_EXPLANATION_BY_KIND = {
     "exact": "by meaning: compares the question with every passage",
     "hnsw": "by meaning, along a graph of near passages: fast",
     "ivf": "by meaning, in lists of compressed vectors: little memory",
@@ -61,7 +61,7 @@ _INDEX_EXPLANATIONS = {
     "impact": "by learned weights of words, also of related ones",
     "tokens": "by meaning, word by word",
 }
-_FUNCTION_EXPLANATIONS = {
+_EXPLANATION_BY_FUNCTION = {
     "rrf": "joins the rankings of {}",
     "interpolate": "joins the scores of {}",
     "rerank": "a model reads the best passages of {} and orders them again",
@@ -101,8 +101,8 @@ def _get_machine_bytes() -> int | None:
 def _get_container_bytes() -> int | None:
     with suppress(OSError, ValueError, IndexError):  # memory.max is "max" if there is no limit
         limit_bytes, used_bytes = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        reclaimable = int((_CGROUP / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
-        return limit_bytes - used_bytes + reclaimable
+        reclaimable_bytes = int((_CGROUP / "memory.stat").read_text().partition("\ninactive_file ")[2].split()[0])
+        return limit_bytes - used_bytes + reclaimable_bytes
     return None
 
 
@@ -280,8 +280,8 @@ class LoadedSnapshot:
             load_encoder = _create_encoder_loader(snapshot, settings, previous)
             if not settings.in_memory:
                 mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
-                first = plan_retriever(snapshot, available.retrievers[0]).index_names
-                opened_files = _list_index_files(snapshot, available.indexes if settings.retrievers else first)
+                first_indexes = plan_retriever(snapshot, available.retrievers[0]).index_names
+                opened_files = _list_index_files(snapshot, available.indexes if settings.retrievers else first_indexes)
                 page_in(map(snapshot.path, opened_files), sum(mapped_files.values()))
             context = RetrieverContext(snapshot, load_encoder, scorers, mmap=not settings.in_memory)
             return cls(served_ref, available, context, settings, model)
@@ -337,9 +337,9 @@ class LoadedSnapshot:
         """
         if self.is_ranged:
             return None
-        default = self._retrievers[self._default_retriever]
-        if isinstance(default, IndexRetriever) and default.query_type in ("vectors", "text"):
-            return default.index, default.parameters
+        default_retriever = self._retrievers[self._default_retriever]
+        if isinstance(default_retriever, IndexRetriever) and default_retriever.query_type in ("vectors", "text"):
+            return default_retriever.index, default_retriever.parameters
         return None
 
     def search(self, queries: Queries, k: int | None, retriever: str | None = None) -> list[list[Hit]]:
@@ -480,9 +480,9 @@ class LoadedSnapshot:
             return self._retrievers[expression]
 
     def _open_for_request(self, expression: str) -> SnapshotRetriever:
-        built = self._build_for_request(self._context, expression)
-        self._context.open(built.needs)
-        return built.retriever
+        built_retriever = self._build_for_request(self._context, expression)
+        self._context.open(built_retriever.needs)
+        return built_retriever.retriever
 
     def _build_for_request(
         self, context: RetrieverContext, expression: str, *, products: bool = False
@@ -615,16 +615,16 @@ def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
 def explain_retriever(snapshot: Snapshot, expression: str) -> str:
     """Return a line for the search page on how a retriever works, with its recall if measured."""
     tree, indexes = parse(expression), snapshot.manifest.content.indexes
-    if isinstance(tree, Call) and tree.name in _FUNCTION_EXPLANATIONS:
+    if isinstance(tree, Call) and tree.name in _EXPLANATION_BY_FUNCTION:
         children = [str(child) for child in tree.arguments if isinstance(child, Word | Call)]
         children = children[:1] if tree.name in ("rerank", "maxsim", "where") else children
-        return _FUNCTION_EXPLANATIONS[tree.name].format(" and ".join(children))
+        return _EXPLANATION_BY_FUNCTION[tree.name].format(" and ".join(children))
     name = tree.name if isinstance(tree, Call) else tree.with_depth()[0]
     index_entry = indexes.get(name, {})
     kind = index_entry.get("kind", name) if isinstance(index_entry, dict) else name
-    line = _INDEX_EXPLANATIONS.get(kind, f"by an index of the kind {kind}")
+    explanation = _EXPLANATION_BY_KIND.get(kind, f"by an index of the kind {kind}")
     measure, recall = _get_recall(snapshot, name)
-    return f"{line}; {measure} {recall:.3f}" if recall is not None else line
+    return f"{explanation}; {measure} {recall:.3f}" if recall is not None else explanation
 
 
 def list_passage_kinds(snapshot: Snapshot) -> tuple[str, ...]:

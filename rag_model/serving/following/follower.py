@@ -169,7 +169,7 @@ class RefFollower(FollowerThread):
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
-        self._check_time = 0.0  # when to look at the store again during a pull; monotonic clock
+        self._next_check_time = 0.0  # when to look at the store again during a pull; monotonic clock
         self.problem = ""  # why the last poll of the store failed; empty: it succeeded
 
     @property
@@ -297,12 +297,12 @@ class RefFollower(FollowerThread):
         if is_missing and not self._has_served:
             self._on_fatal(error)
         try:
-            numbers = [] if self._store is None else self._store.refs.list_numbers(self._target_ref.ref)
+            move_numbers = [] if self._store is None else self._store.refs.list_numbers(self._target_ref.ref)
         except BookwheelError:
-            numbers = []
-        if numbers:
+            move_numbers = []
+        if move_numbers:
             self._record_poll("")
-            self._refuse(None, ServedRef(self._target_ref.ref, numbers[-1], "", ""), error, final=False)
+            self._refuse(None, ServedRef(self._target_ref.ref, move_numbers[-1], "", ""), error, is_final=False)
         else:
             self._record_poll(str(error))
             if self._slot.current is None and isinstance(error, _PERMANENT_ERRORS):
@@ -367,10 +367,10 @@ class RefFollower(FollowerThread):
             _LOG.info("the pull of snapshot %s is interrupted: %s", served_ref.snapshot[:12], reason)
             self._wake()
         except BookwheelError as error:
-            self._refuse(target, served_ref, error, final=isinstance(error, _PERMANENT_ERRORS))
+            self._refuse(target, served_ref, error, is_final=isinstance(error, _PERMANENT_ERRORS))
         except BaseException as error:  # a panic of a native library is not an Exception
             _LOG.exception("snapshot %s can't be opened", served_ref.snapshot[:12])
-            self._refuse(target, served_ref, error, final=False)
+            self._refuse(target, served_ref, error, is_final=False)
 
     def _serve_from_store(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
@@ -425,7 +425,7 @@ class RefFollower(FollowerThread):
         model = current.model if current is not None else None
         if target.model is not None and (model is None or model.id != target.model):
             model = self._load_model(store, target.model)
-        report = pull(
+        pull_report = pull(
             store,
             target.served_ref.snapshot,
             self._target_ref.dest,
@@ -435,7 +435,7 @@ class RefFollower(FollowerThread):
             accept=lambda folder: self._run_trials(folder, content, available.indexes),
             on_progress=lambda done, total: self._check_pull(store, target, current),
         )
-        return report.path, model
+        return pull_report.path, model
 
     def _run_trials(self, folder: Path, content: Content, indexes: Sequence[str]) -> None:
         if self._settings.run_trials:
@@ -506,9 +506,9 @@ class RefFollower(FollowerThread):
         """
         if self._stop_event.is_set():
             raise FollowerStoppedError("the service is shutting down")
-        if time.monotonic() < self._check_time:
+        if time.monotonic() < self._next_check_time:
             return
-        self._check_time = time.monotonic() + self._settings.poll_seconds
+        self._next_check_time = time.monotonic() + self._settings.poll_seconds
         with suppress(StoreError):  # a store that does not answer makes the pull itself fail
             if store.takedowns.list_replaced() != self.taken_down:
                 raise _PullInterruptedError("snapshots were taken down")
@@ -522,7 +522,7 @@ class RefFollower(FollowerThread):
         served_ref: ServedRef,
         error: BaseException,
         *,
-        final: bool,
+        is_final: bool,
     ) -> None:
         previous_version = self._refused_version
         tries = previous_version[1].tries + 1 if previous_version is not None and previous_version[0] == target else 1
@@ -536,15 +536,15 @@ class RefFollower(FollowerThread):
             mask_secrets(reason),
             refused_at,
             tries,
-            final,
+            is_final,
         )
         pause = self._settings.poll_seconds * 2.0 ** min(tries, 30)
-        self._retry_time = float("inf") if final else time.monotonic() + min(pause, self._settings.retry_seconds)
+        self._retry_time = float("inf") if is_final else time.monotonic() + min(pause, self._settings.retry_seconds)
         if previous_version is None or previous_version[1].reason != refusal.reason:
             _LOG.error("%s@%d is refused: %s", served_ref.ref, served_ref.number, refusal.reason)
         self._refused_version = target, refusal
         notify(self._observer.on_refused, refusal)
-        if final and self._slot.current is None and isinstance(error, BookwheelError):
+        if is_final and self._slot.current is None and isinstance(error, BookwheelError):
             self._on_fatal(error)
 
 

@@ -117,8 +117,8 @@ def _read_verdict(verdict_file: Path) -> str | None:
 
 def _write_verdict(verdict_file: Path, failure: str) -> None:
     # If the record cannot be written, the trial runs again.
-    with suppress(OSError), atomic_write(verdict_file) as temporary:
-        temporary.write_text(json.dumps({"died": failure}))
+    with suppress(OSError), atomic_write(verdict_file) as temporary_path:
+        temporary_path.write_text(json.dumps({"died": failure}))
 
 
 def try_snapshot(folder: Path, content: Content, indexes: Sequence[str]) -> None:
@@ -200,9 +200,8 @@ def _draw_weighted_terms(snapshot: Snapshot, name: str, index: Any, generator: n
     return np.stack([terms, generator.random(terms.shape)], axis=2).astype(np.float32)
 
 
-_TRIAL_QUERIES: dict[
-    RepresentationType, Callable[[Snapshot, str, Any, np.random.Generator], Any]
-] = {  # by the representation that an index is built over
+# functions that make queries, by the representation that an index is built over
+_TRIAL_QUERIES: dict[RepresentationType, Callable[[Snapshot, str, Any, np.random.Generator], Any]] = {
     "text": _read_queries,
     "vectors": _draw_vectors,
     "tokens": _draw_token_vectors,
@@ -245,7 +244,7 @@ def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
     _run_model_trial(dest, _MODEL_KINDS[reader], folder, trial_inputs, sum(path.stat().st_size for path in files))
 
 
-def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_bytes: int) -> None:
+def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_file_bytes: int) -> None:
     arguments = {"kind": kind, "folder": str(folder)}
     run_trial(
         dest,
@@ -255,8 +254,8 @@ def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_b
         lambda: run_in_child(
             __name__,
             arguments,
-            seconds=_MODEL_SECONDS + n_bytes / _MODEL_BYTES_PER_SECOND,
-            memory=_MODEL_MEMORY + _WEIGHT_COPIES * n_bytes,
+            seconds=_MODEL_SECONDS + n_file_bytes / _MODEL_BYTES_PER_SECOND,
+            memory=_MODEL_MEMORY + _WEIGHT_COPIES * n_file_bytes,
         ),
         record_success=True,
     )

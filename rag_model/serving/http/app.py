@@ -94,9 +94,10 @@ from rag_model.serving.service import Service
 
 EVENT_STREAM_TYPE = "text/event-stream"
 # These headers keep proxies from buffering the stream.
-_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _MAX_LOOP_QUERIES = 64  # queries of a reply that the event loop formats, in under 1 ms
-_STATUS_OK, _STATUS_CLIENT_CLOSED = 200, 499
+_STATUS_OK = 200
+_CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the metrics show it
 _ZERO_QUALITY = re.compile(r"q=0(\.0*)?")  # in an Accept header: the media type is not acceptable
 
 # returns the HTTP status of an error, and its message
@@ -114,7 +115,6 @@ _STATUS_BY_ERROR: tuple[tuple[type[BookwheelError], int], ...] = (  # the first 
     (StoreError, 503),  # a range of a snapshot cannot be read from its store
     (ResourceError, 503),  # the disk of the cache of ranges is full
 )
-_CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the metrics show it
 _RETRY_AFTER = {429: "1", 503: "2"}  # seconds
 _CONTENT_SECURITY_POLICY = "; ".join(
     [
@@ -154,7 +154,7 @@ class AnswerStream(StreamingResponse):
         self._status = _STATUS_OK
         self.on_end: Callable[[int], None] = lambda status: None  # receives the final HTTP status
         self._events = self._iter_events(first_updates)
-        super().__init__(self._events, media_type=EVENT_STREAM_TYPE, headers=_HEADERS)
+        super().__init__(self._events, media_type=EVENT_STREAM_TYPE, headers=_STREAM_HEADERS)
 
     @classmethod
     async def start(cls, service: Service, request: AnswerRequest, client: str, explain_error: ErrorExplainer) -> Self:
@@ -181,7 +181,7 @@ class AnswerStream(StreamingResponse):
             with cancel_on_disconnect(scope["state"]):
                 await self.stream_response(send)
         except ClientDisconnect:
-            self._status = _STATUS_CLIENT_CLOSED
+            self._status = _CLIENT_CLOSED_REQUEST
         finally:
             self._task.cancel()
             await self._events.aclose()
@@ -466,7 +466,7 @@ def _read_page_file(kind: str) -> Response:
 
 async def _handle_request(
     service: Service,
-    verb: str,
+    endpoint: str,
     request: Request,
     read: Callable[[bytes], _QueryT],
     run: Callable[[_QueryT], Awaitable[bytes | AnswerStream]],
@@ -477,7 +477,7 @@ async def _handle_request(
 
     Args:
         service: The service.
-        verb: The endpoint's name in the metrics.
+        endpoint: The endpoint's name in the metrics.
         request: The request.
         read: Parses and checks the body.
         run: Returns the reply's body, or a stream of it.
@@ -485,7 +485,7 @@ async def _handle_request(
         max_bytes: Maximum size of the body; None means that of the settings.
     """
     start_time, question_count = time.perf_counter(), 0
-    trace = None if service.tracer is None else service.tracer.start(verb, request.headers)
+    trace = None if service.tracer is None else service.tracer.start(endpoint, request.headers)
     CURRENT_TRACE.set(trace)
     try:
         body = await _read_body(request, max_bytes or service.settings.max_body_bytes, service.settings.body_seconds)
@@ -495,7 +495,7 @@ async def _handle_request(
         with cancel_on_disconnect(request.scope["state"]):
             content = await run(query)
         if isinstance(content, AnswerStream):
-            content.on_end = lambda status: _record_reply(service, verb, status, question_count, start_time, trace)
+            content.on_end = lambda status: _record_reply(service, endpoint, status, question_count, start_time, trace)
             return content
         response = Response(content, media_type=media_type)
     except ClientDisconnect:
@@ -504,16 +504,16 @@ async def _handle_request(
         response = create_error_reply(error.status, str(error), {"Connection": "close"})
     except Exception as error:
         response = create_error_reply(*_explain_error(error))
-    _record_reply(service, verb, response.status_code, question_count, start_time, trace)
+    _record_reply(service, endpoint, response.status_code, question_count, start_time, trace)
     return response
 
 
 def _record_reply(
-    service: Service, verb: str, status: int, question_count: int, start_time: float, trace: RequestTrace | None
+    service: Service, endpoint: str, status: int, question_count: int, start_time: float, trace: RequestTrace | None
 ) -> None:
     if trace is not None:
         notify(trace.end, status, question_count)
-    notify(service.observer.on_reply, verb, status, question_count, time.perf_counter() - start_time)
+    notify(service.observer.on_reply, endpoint, status, question_count, time.perf_counter() - start_time)
 
 
 def _get_client(request: Request) -> str:
@@ -542,25 +542,25 @@ def _explain_error(error: Exception) -> tuple[int, str]:
 
 async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Read a request's body within the limits of size and time."""
-    too_large = _BodyError(413, f"the body is larger than {max_bytes} bytes: ask fewer questions at once")
+    size_error = _BodyError(413, f"the body is larger than {max_bytes} bytes: ask fewer questions at once")
     if request.scope["state"].get("is_body_complete"):  # the fast path needs no timer
         message = await request.receive()
         if message["type"] != "http.request":
             raise ClientDisconnect
         complete_body: bytes = message["body"]
         if len(complete_body) > max_bytes:
-            raise too_large
+            raise size_error
         return complete_body
     content_length = request.headers.get("content-length", "0")
     if content_length.isdecimal() and int(content_length) > max_bytes:
-        raise too_large
+        raise size_error
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > max_bytes:
-                    raise too_large
+                    raise size_error
     except TimeoutError as error:
         raise _BodyError(408, f"the body did not arrive within {seconds:g} s: send it at once") from error
     return bytes(body)

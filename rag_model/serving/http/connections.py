@@ -21,7 +21,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rag_model.serving.settings import ServiceSettings
 
-_Base: Any = AutoHTTPProtocol  # the protocol of httptools if installed, else of h11
+_BaseProtocol: Any = AutoHTTPProtocol  # the protocol of httptools if installed, else of h11
 _MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a long reply
 _CHECK_SECONDS = 1.0  # time between two checks of how much a client has read
 _PARSE_BYTES = 16_384  # bytes parsed between two checks of the number of pipelined requests
@@ -87,30 +87,30 @@ class _BufferedTransport:
         data = b"".join(chunks)
         self._transport.write(data)
         self._total_written += len(data)
-        if self._timer is None and (unsent := self._transport.get_write_buffer_size()):
-            self._start_deadline(unsent)
+        if self._timer is None and (unsent_bytes := self._transport.get_write_buffer_size()):
+            self._start_deadline(unsent_bytes)
 
-    def _start_deadline(self, unsent: int) -> None:
+    def _start_deadline(self, unsent_bytes: int) -> None:
         self._required_bytes = self._total_written
-        self._deadline = self._loop.time() + self._seconds + unsent / _MIN_BYTES_PER_SECOND
+        self._deadline = self._loop.time() + self._seconds + unsent_bytes / _MIN_BYTES_PER_SECOND
         self._timer = self._loop.call_later(min(_CHECK_SECONDS, self._seconds), self._check_deadline)
 
     def _check_deadline(self) -> None:
         """Abort the connection if its client is too slow; check again while bytes are unsent."""
-        self._timer, unsent = None, self._transport.get_write_buffer_size()
-        is_late = self._total_written - unsent < self._required_bytes and self._loop.time() >= self._deadline
-        if unsent and (is_late or self._exceeds_limit()):
+        self._timer, unsent_bytes = None, self._transport.get_write_buffer_size()
+        is_late = self._total_written - unsent_bytes < self._required_bytes and self._loop.time() >= self._deadline
+        if unsent_bytes and (is_late or self._exceeds_limit()):
             self.abort()
-        elif unsent and self._total_written - unsent >= self._required_bytes:
-            self._start_deadline(unsent)
-        elif unsent:
+        elif unsent_bytes and self._total_written - unsent_bytes >= self._required_bytes:
+            self._start_deadline(unsent_bytes)
+        elif unsent_bytes:
             self._timer = self._loop.call_later(min(_CHECK_SECONDS, self._seconds), self._check_deadline)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
 
-class _LimitedProtocol(_Base):  # type: ignore[misc]
+class _LimitedProtocol(_BaseProtocol):  # type: ignore[misc]
     """An HTTP protocol with limits; `app._read_body` limits request bodies."""
 
     head_seconds = write_seconds = 10.0
@@ -121,7 +121,7 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
     _timer: asyncio.TimerHandle | None = None
     _overhead_bytes = 0  # bytes of the current request without its body
     # httptools reports body bytes; h11 has its own limits
-    _counts_body_bytes = hasattr(_Base, "on_body")
+    _counts_body_bytes = hasattr(_BaseProtocol, "on_body")
     _last_received = 0.0  # when the client last sent something (the loop's clock)
     _client_key = ""
     _has_head = False  # whether the head of the current request is complete; trailers come later
@@ -202,8 +202,8 @@ class _LimitedProtocol(_Base):  # type: ignore[misc]
         super().on_response_complete()
 
     def _refuse_long_request(self) -> None:
-        limits = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
-        self._refuse_request(431, f"a request has at most {limits} besides its body: send fewer, or shorter ones")
+        limits_text = f"{_MAX_OVERHEAD_BYTES >> 10} KiB and {_MAX_HEADERS} headers"
+        self._refuse_request(431, f"a request has at most {limits_text} besides its body: send fewer, or shorter ones")
 
     def _refuse_request(self, status: int, detail: str) -> None:
         """Reply to the request that is being read, and close; abort during another reply."""

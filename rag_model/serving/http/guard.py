@@ -180,11 +180,11 @@ class RequestGuard:
             return _MISSING_TOKEN
         return _check_content_type(scope["path"], content_type or b"") if scope["method"] == "POST" else None
 
-    def _check_host(self, host: bytes, host_count: int, is_read: bool) -> Rejection | None:
+    def _check_host(self, host: bytes, host_count: int, is_read_request: bool) -> Rejection | None:
         if host_count > 1:
             return _SEVERAL_HOSTS
         if self._is_allowed_host(host.lower()) or (
-            self._allows_any_host and not (is_read and not self._cannot_be_another_site(host.lower()))
+            self._allows_any_host and not (is_read_request and not self._cannot_be_another_site(host.lower()))
         ):
             return None
         return _WRONG_HOST if host else _MISSING_HOST

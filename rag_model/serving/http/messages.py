@@ -60,7 +60,7 @@ _DESCRIPTIONS: dict[type, dict[str, str]] = {
     replies.ReadHit: _HIT_DESCRIPTIONS,
     LegHit: {"rank": "Position in its list, from 1.", "score": "The child retriever's score."},
 }
-_SCHEMA_NAMES: dict[type, str] = {  # where they differ from the records' names
+_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # where they differ from the records' names
     replies.QueryResult: "Result",
     replies.ReadHit: "ReadPassage",
     replies.AnswerToken: "Token",
@@ -185,20 +185,20 @@ class RetrieveOptions:
 @functools.cache
 def create_model(record_type: type) -> type[BaseModel]:
     """Create the pydantic model that describes and checks the JSON of a record."""
-    definitions: dict[str, Any] = {}
+    model_fields: dict[str, Any] = {}
     for field in replies.list_json_fields(record_type):
         hint = _to_json_hint(field.hint)
         description = field.description or _DESCRIPTIONS.get(record_type, {}).get(field.name)
         if field.is_omittable:
-            definitions[field.name] = (
+            model_fields[field.name] = (
                 hint | None,
                 Field(None, description=description, exclude_if=lambda value: value is None),
             )
         else:
-            definitions[field.name] = (hint, Field(description=description))
-    name = _SCHEMA_NAMES.get(record_type, record_type.__name__)
+            model_fields[field.name] = (hint, Field(description=description))
+    name = _SCHEMA_NAME_BY_RECORD.get(record_type, record_type.__name__)
     summary = (record_type.__doc__ or "").partition("\n")[0]
-    return pydantic.create_model(name, __doc__=summary, **definitions)
+    return pydantic.create_model(name, __doc__=summary, **model_fields)
 
 
 def _to_json_hint(hint: Any) -> Any:

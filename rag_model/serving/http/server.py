@@ -224,7 +224,7 @@ class ServiceServer(uvicorn.Server):
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
         self._on_ready, self._was_ready = on_ready, False
-        self._link, self._stop_count = link, 0  # number of handled stop signals of the supervisor
+        self._link, self._n_handled_signals = link, 0  # number of handled stop signals of the supervisor
 
     def stop_if(self, should_stop: Callable[[], bool]) -> None:
         """Let the server stop once `should_stop` returns True; it is called ten times a second."""
@@ -235,8 +235,8 @@ class ServiceServer(uvicorn.Server):
         link = self._link
         await super().startup(sockets if link is None else [])
         if link is not None:
-            factory = _create_protocol_factory(self.config, self.server_state, self.lifespan.state)
-            connect = partial(asyncio.get_running_loop().connect_accepted_socket, factory, ssl=self.config.ssl)
+            protocol_factory = _create_protocol_factory(self.config, self.server_state, self.lifespan.state)
+            connect = partial(asyncio.get_running_loop().connect_accepted_socket, protocol_factory, ssl=self.config.ssl)
             # uvicorn closes the acceptors together with asyncio's servers.
             acceptors: list[Any] = [
                 _SharedSocketAcceptor(sock, connect, self._has_more_connections) for sock in sockets or ()
@@ -262,8 +262,8 @@ class ServiceServer(uvicorn.Server):
             self._on_ready()
         if self._link is not None:
             self._has_more_connections()
-            for signal_number in self._link.stop_signals[self._stop_count :]:
-                self._stop_count += 1
+            for signal_number in self._link.stop_signals[self._n_handled_signals :]:
+                self._n_handled_signals += 1
                 self.handle_exit(signal_number, None)
         if time.monotonic() >= self._exit_time or self._should_stop():
             self.should_exit = True
@@ -274,12 +274,12 @@ class ServiceServer(uvicorn.Server):
     async def _listen_for_health(self, health: HealthPort) -> None:
         config = create_uvicorn_config(health.app, self._service.settings, _HEALTH_CONNECTIONS, _HEALTH_CONNECTIONS)
         config.load()
-        factory = _create_protocol_factory(config, self._health_state, {})
-        self.servers.append(await asyncio.get_running_loop().create_server(factory, sock=health.socket))
+        protocol_factory = _create_protocol_factory(config, self._health_state, {})
+        self.servers.append(await asyncio.get_running_loop().create_server(protocol_factory, sock=health.socket))
 
-    def _has_more_connections(self, pending: int = 0) -> bool:
+    def _has_more_connections(self, n_pending: int = 0) -> bool:
         """Publish this worker's number of connections; return whether another worker has fewer."""
-        n_connections = len(self.server_state.connections) + pending
+        n_connections = len(self.server_state.connections) + n_pending
         return self._link is not None and self._link.record_connections(n_connections)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

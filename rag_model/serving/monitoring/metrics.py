@@ -81,8 +81,8 @@ class ServedSnapshotInfo:
         """Read the values from a manifest, whose content is not trusted."""
         gate_metrics = manifest.metrics.get(index)
         gate_metrics = gate_metrics if isinstance(gate_metrics, dict) else {}
-        mean = next((name for name in gate_metrics if re.fullmatch(r"recall@\d+", name)), "")
-        recalls = _parse_share(gate_metrics.get(mean)), _parse_share(gate_metrics.get(f"{mean}_p5"))
+        recall_name = next((name for name in gate_metrics if re.fullmatch(r"recall@\d+", name)), "")
+        recalls = _parse_share(gate_metrics.get(recall_name)), _parse_share(gate_metrics.get(f"{recall_name}_p5"))
         return cls(
             manifest.id,
             served_ref.ref,
@@ -146,22 +146,22 @@ class ScrapeState:
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
     text = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
-    ratio = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
+    ratio_metric = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
     for trend in trends:
-        ratio.add_metric([trend.measure, trend.index], trend.ratio)
-    if ratio.samples:
-        yield ratio
+        ratio_metric.add_metric([trend.measure, trend.index], trend.ratio)
+    if ratio_metric.samples:
+        yield ratio_metric
 
 
 def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:
     text = "Distinct passages among all hits of the window's distinct questions."
-    distinct = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", text, labels=["verb"])
+    distinct_metric = GaugeMetricFamily("bookwheel_retrieval_distinct_ratio", text, labels=["verb"])
     text = "Entropy of the hits over passages: 0 = all questions share their passages, 1 = uniform."
-    spread = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", text, labels=["verb"])
+    spread_metric = GaugeMetricFamily("bookwheel_retrieval_spread_ratio", text, labels=["verb"])
     for verb, collapse in collapse_by_verb.items():
-        distinct.add_metric([verb], collapse.distinct / (collapse.questions * collapse.k) if collapse.k else 0.0)
-        spread.add_metric([verb], collapse.spread)
-    return iter((distinct, spread))
+        distinct_metric.add_metric([verb], collapse.distinct / (collapse.questions * collapse.k) if collapse.k else 0.0)
+        spread_metric.add_metric([verb], collapse.spread)
+    return iter((distinct_metric, spread_metric))
 
 
 def _compute_age(now: float, event_time: float | None) -> float | None:
@@ -438,19 +438,19 @@ class _ProcessesCollector(Collector):
         self._link = link
 
     def collect(self) -> Iterator[Metric]:
-        totals: dict[str, Metric] = {}
-        ids = self._link.process_ids
-        for process_id in ids:
+        total_by_name: dict[str, Metric] = {}
+        process_ids = self._link.process_ids
+        for process_id in process_ids:
             for metric in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
                 value = metric.samples[0].value
-                if metric.name not in totals:
-                    totals[metric.name] = metric
+                if metric.name not in total_by_name:
+                    total_by_name[metric.name] = metric
                     continue
-                sample = totals[metric.name].samples[0]
-                total = min(sample.value, value) if "start_time" in metric.name else sample.value + value
-                totals[metric.name].samples[0] = sample._replace(value=total)
-        yield from totals.values()
-        yield GaugeMetricFamily("bookwheel_workers", "Running processes that answer.", value=len(ids) - 1)
+                sample = total_by_name[metric.name].samples[0]
+                total_value = min(sample.value, value) if "start_time" in metric.name else sample.value + value
+                total_by_name[metric.name].samples[0] = sample._replace(value=total_value)
+        yield from total_by_name.values()
+        yield GaugeMetricFamily("bookwheel_workers", "Running processes that answer.", value=len(process_ids) - 1)
 
 
 class _ScrapeCollector(Collector):

@@ -7,9 +7,9 @@ answers y'_i of the model that is served now:
     same       = 1/n sum [y'_i = y_i]                                   (in SQuAD's normal form)
     difference = 1/n sum (log p_now(y_i|x_i) - log p_then(y_i|x_i)) / |y_i|      nats a token
 
-`difference` is computed for the recorded answers, even if the model gives other answers now. Below
-0, the recorded answers have become less likely, which may show a change before an answer changes. A
-remote model does not give the likelihood of a given text, so it has only `same`.
+`difference` is computed for the recorded answers, even if the model gives other answers now. If it
+is negative, the recorded answers have become less likely, which may show a change before an answer
+changes. A remote model does not give the likelihood of a given text, so it has only `same`.
 
 The first model of a service is the reference. The reference's answers are kept in a file in the
 folder of the pulled snapshots, so that a later process compares with the same answers. Other
@@ -45,7 +45,7 @@ from rag_model.untrusted_text import parse_json
 _LOG = logging.getLogger(__name__)
 MAX_PROBES = 32  # a model of 135 million parameters answers them in half a minute on one core
 MIN_PROBES = 10  # with fewer probes, one changed answer would look like drift
-_BATCH = 8  # questions between two checks whether another model is served
+_BATCH_QUESTIONS = 8  # questions between two checks whether another model is served
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ def ask_probes(
     reader: Any = model.create_likelihood_reader() if model.is_local else model.create_uncited_reader()
     answers: list[Answer] = []
     likelihoods: list[float | None] = []
-    for start in range(0, len(questions), _BATCH):
+    for start in range(0, len(questions), _BATCH_QUESTIONS):
         if should_stop():
             raise StoppedError("another model is served")
-        batch = questions[start : start + _BATCH]
+        batch = questions[start : start + _BATCH_QUESTIONS]
         batch_answers = reader.answer_from(batch, [()] * len(batch), AnswerCallbacks(should_stop))
         texts = [answer.plain for answer in batch_answers]
         if recorded_answers is not None:
-            texts = [answer.text for answer in recorded_answers[start : start + _BATCH]]
+            texts = [answer.text for answer in recorded_answers[start : start + _BATCH_QUESTIONS]]
         answers += batch_answers
         text_rows = [row for row, text in enumerate(texts) if text and model.is_local]
         likelihood_by_row = dict(
@@ -287,7 +287,7 @@ class ProbeMonitor:
             return
         rows = [{"question": q, **asdict(answer)} for q, answer in zip(self._questions, answers, strict=True)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as temporary:
+        with atomic_write(path) as temporary_path:
             text = json.dumps({"model": model, "answers": rows}, ensure_ascii=False, indent=1)
-            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary_path.write_text(text + "\n", encoding="utf-8")
         _LOG.info("recorded the answers of model %s to %d probe questions in %s", model, len(rows), path)

@@ -129,8 +129,8 @@ class ExactVectorSearch:
         Raises:
             BookwheelError: The vectors were not pulled, or cannot be read.
         """
-        entries = snapshot.manifest.content.indexes
-        metric: Metric = (entries.get(index) or next(iter(entries.values()), {})).get("metric", "ip")
+        index_entries = snapshot.manifest.content.indexes
+        metric: Metric = (index_entries.get(index) or next(iter(index_entries.values()), {})).get("metric", "ip")
         files = [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts if part.rows]
         return cls([ExactIndex([file], metric) for file in files]) if files else None
 
@@ -147,9 +147,9 @@ class ExactVectorSearch:
         depth = min(self._first_rows[-1], max(len(query.rows) for query in queries) + _EXTRA_RANKS)
         scores = np.empty((len(queries), 0), np.float32)
         rows = np.empty((len(queries), 0), np.int64)
-        for start, part in zip(self._first_rows, self._parts, strict=False):
+        for offset, part in zip(self._first_rows, self._parts, strict=False):
             part_scores, part_rows = part.search(vectors, min(depth, part.n))
-            scores, rows = select_top_k(np.hstack([scores, part_scores]), np.hstack([rows, part_rows + start]), depth)
+            scores, rows = select_top_k(np.hstack([scores, part_scores]), np.hstack([rows, part_rows + offset]), depth)
             if not pause():
                 return None
         recalls = [
