@@ -76,8 +76,8 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
 
 
 def limit_threads(n_threads: int) -> None:
-    """Limit each numeric library of this process to `n_threads` threads, whether it is loaded already
-    or not.
+    """Limit each numeric library of this process to `n_threads` threads, whether it is loaded
+    already or not.
     """
     # A GPU has only one worker; with one thread, its tokenizer would be slower than the GPU.
     os.environ |= dict.fromkeys(_VARIABLES, str(n_threads))

@@ -183,8 +183,8 @@ def detect_precision(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def one_worker_per_gpu(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
-    """Return flags that start one local worker for each of `n_gpus` GPUs; the given flags if `n_gpus`
-    is 0.
+    """Return flags that start one local worker for each of `n_gpus` GPUs; the given flags if
+    `n_gpus` is 0.
 
     Two processes on one GPU would take turns and each hold a model and a memory cache. A number of
     workers below `n_gpus` in Beam's flags is kept.

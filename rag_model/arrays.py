@@ -117,7 +117,9 @@ def view_windows(array: NDArray[Any], width: int) -> NDArray[np.void]:
 
 
 def gather_windows(array: NDArray[Any], starts: Rows, width: int) -> NDArray[Any]:
-    """Return copies, (m, width), of the `width` items of a contiguous array from each of (m,) `starts` on."""
+    """Return copies, (m, width), of the `width` items of a contiguous array from each of (m,)
+    `starts` on.
+    """
     return view_windows(array, width)[starts].view(array.dtype).reshape(-1, width)
 
 

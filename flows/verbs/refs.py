@@ -113,8 +113,8 @@ def log(*, store: StoreUrl, ref: str = "latest", common: Common | None = None) -
 
     A deleted ref keeps its log.
 
-    A snapshot that a takedown replaced is shown as its replacement. With `--trust` the list says who
-    signed each move; `show` says who signed the snapshot.
+    A snapshot that a takedown replaced is shown as its replacement. With `--trust` the list says
+    who signed each move; `show` says who signed the snapshot.
 
     Args:
         ref: The ref whose moves to list; `model:NAME` for a ref of models.

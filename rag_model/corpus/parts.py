@@ -23,7 +23,8 @@ TARGET_PARTS = 16  # number of parts of a dump, within the limits above
 _MAX_TEMPLATE_GAP = 1 << 18  # maximum bytes without templates that are read to save a slice
 # Puts a local file where workers can read it, and returns the URL.
 StageFile = Callable[[Path], str]
-# Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by machine.
+# Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by
+# machine.
 COMPRESSION_RATIO = 4
 
 

@@ -1,9 +1,9 @@
 """Deltas of passage files: the new rows, and the positions of the unchanged rows in a base file.
 
 The changes of a month are in nearly every row group, and row groups are compressed as a whole, so a
-pull would fetch nearly the whole file for a few new rows. A client that has the base file writes the
-target file itself from the delta. Equal rows give equal bytes with the same Parquet library; the
-digest verifies the result.
+pull would fetch nearly the whole file for a few new rows. A client that has the base file writes
+the target file itself from the delta. Equal rows give equal bytes with the same Parquet library;
+the digest verifies the result.
 
 A delta is a Parquet file of the new rows, in row order. The metadata of the delta describes the
 rows of the target file as runs, `[[first, count], …]`: a run is `count` consecutive rows of the

@@ -396,7 +396,8 @@ class PassageFile:
         if table is None:
             self._check_pages([group], leaves)
             with self._translate_errors():
-                # With threads, 1,024 passages take more than twice the CPU time, and longer on two cores.
+                # With threads, 1,024 passages take more than twice the CPU time, and longer on two
+                # cores.
                 table = self._dictionary_file.read_row_group(group, stored_columns, use_threads=False)
             if self._group_cache is not None:
                 self._group_cache.add(key, table, table.nbytes)
@@ -440,7 +441,9 @@ class PassageFile:
         return max((sum(self._checked_leaves[group, leaf] for leaf in leaves) for group in groups), default=0)
 
     def _select_file(self, n_rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
-        """Return the file without dictionaries, which is faster, if the largest rows fit in memory."""
+        """Return the file without dictionaries, which is faster, if the largest rows fit in
+        memory.
+        """
         fits_flat = n_rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
         return self._file if fits_flat else self._dictionary_file
 

@@ -98,7 +98,9 @@ def plan_dump(
 
 
 def find_dump_properties(pattern: str) -> str | None:
-    """Return the URL of the table of page properties next to the files of a wiki's export, or None."""
+    """Return the URL of the table of page properties next to the files of a wiki's export, or
+    None.
+    """
     if is_wiki_site(pattern):
         return None
     return next(filter(None, map(find_properties_file, find_dump_files(pattern).urls[:1])), None)

@@ -163,7 +163,9 @@ class _RemoteBatch(Generic[RowsT]):
         return self._build_rows(*_read_values(batch))
 
     def _map_lists(self) -> tuple[npt.NDArray[np.uint8], pa.ListArray]:
-        """Return the bytes of the batch, with zeros except for the metadata, and the lists in them."""
+        """Return the bytes of the batch, with zeros except for the metadata, and the lists in
+        them.
+        """
         data = np.zeros(self._size, np.uint8)  # memory is only taken where bytes are written
         data[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
         message = pa.ipc.read_message(pa.py_buffer(data))

@@ -72,10 +72,11 @@ class _Column:
 
 
 class _TextDictionary:
-    """The texts of a dictionary page; each follows its length in 4 bytes, and the last may be incomplete.
+    """The texts of a dictionary page; each follows its length in 4 bytes, and the last may be
+    incomplete.
 
-    A page has about a thousand texts, and a search reads a few of them, so they are located when they
-    are read.
+    A page has about a thousand texts, and a search reads a few of them, so they are located when
+    they are read.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -258,7 +259,9 @@ def _list_cut_sizes(page: _Page) -> range:
 
 
 def _list_block_ends(data: bytes, page: _Page) -> list[int]:
-    """Return the ends of the blocks of a page's Zstandard frame. Source: RFC 8878, section 3.1.1."""
+    """Return the ends of the blocks of a page's Zstandard frame. Source: RFC 8878, section
+    3.1.1.
+    """
     descriptor = data[page.start + 4]
     is_single_segment, size_code = descriptor >> 5 & 1, descriptor >> 6
     offset = page.start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
@@ -336,7 +339,9 @@ def _decompress(data: bytes, page: _Page) -> bytes:
 
 
 def _list_text_ends(data: bytes, start: int = 0) -> list[int]:
-    """Return the ends of the complete texts from `start` on; 4 bytes before a text are its length."""
+    """Return the ends of the complete texts from `start` on; 4 bytes before a text are its
+    length.
+    """
     ends, size, read_length = list[int](), len(data), _LENGTH.unpack_from
     while start + 4 <= size:
         start += 4 + read_length(data, start)[0]

@@ -1,4 +1,5 @@
-"""Find the compressed bytes of the one file in a `.7z` archive, so that they can be decoded as a stream.
+"""Find the compressed bytes of the one file in a `.7z` archive, so that they can be decoded as a
+stream.
 
 The header of an archive may demand gigabytes, so a child process parses it within limits. The file
 itself is decoded by the standard library: LZMA, LZMA2 and bzip2, which `7z` and Wikimedia use.

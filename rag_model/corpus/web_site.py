@@ -83,7 +83,9 @@ class _PageVersion:
 
 @dataclass(frozen=True, slots=True)
 class SiteFiles:
-    """The folder of a site's pages, and the numbers of listed pages that were dropped, by reason."""
+    """The folder of a site's pages, and the numbers of listed pages that were dropped, by
+    reason.
+    """
 
     folder: Path
     dropped: Mapping[str, int]
@@ -284,7 +286,9 @@ class _SiteClient:
     def _fetch(
         self, url: str, max_bytes: int, headers: Mapping[str, str] | None = None
     ) -> tuple[int, httpx.Headers, bytes | None]:
-        """Return the status, the headers and the body of a reply; None for a body that is too large."""
+        """Return the status, the headers and the body of a reply; None for a body that is too
+        large.
+        """
         return retry(url, lambda: self._send(url, max_bytes, headers or {}), lambda: self._has_answered, self._sleep)
 
     def _send(self, url: str, max_bytes: int, headers: Mapping[str, str]) -> tuple[int, httpx.Headers, bytes | None]:
@@ -384,7 +388,8 @@ def _is_rule(line: str) -> bool:
 
 
 def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind (`url` or `sitemap`), address and `lastmod` of each entry; entities are not expanded.
+    """Yield the kind (`url` or `sitemap`), address and `lastmod` of each entry; entities are not
+    expanded.
 
     Raises:
         InputError: The file is not a sitemap.

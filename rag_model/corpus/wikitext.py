@@ -1,8 +1,8 @@
 """Convert wikitext to plain text by section, as a reader sees it.
 
-**The parser is `markup.scanner`, chosen by measurement.** `tests/benchmarks/bench_chunking.py` reads
-the real extract (96 articles, 5.7 MB) and 190 template cases. One core; MB of wikitext per second,
-residues of markup in the text, template cases with missing words:
+**The parser is `markup.scanner`, chosen by measurement.** `tests/benchmarks/bench_chunking.py`
+reads the real extract (96 articles, 5.7 MB) and 190 template cases. One core; MB of wikitext per
+second, residues of markup in the text, template cases with missing words:
 
 | | MB/s | residue | holes |
 | --- | --- | --- | --- |
@@ -116,7 +116,9 @@ class Links:
 
 
 def _is_title(target: str) -> bool:
-    """Return whether the target of a link can be a title; otherwise MediaWiki shows its brackets."""
+    """Return whether the target of a link can be a title; otherwise MediaWiki shows its
+    brackets.
+    """
     match = _INVALID_TITLE.search(target)
     if match is None or match[0][:1] not in ("%", "&"):
         return match is None

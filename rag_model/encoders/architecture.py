@@ -169,8 +169,8 @@ class Architecture:
         return 2.0 * max(0, self.parameters - self.vocabulary * self.hidden)
 
     def estimate_activation_bytes(self, n_texts: int, n_tokens: int) -> int:
-        """Estimate the activation bytes of a float32 backward pass over `n_texts` texts of `n_tokens`
-        tokens.
+        """Estimate the activation bytes of a float32 backward pass over `n_texts` texts of
+        `n_tokens` tokens.
 
         In 16 bits a layer keeps s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022, "Reducing
         Activation Recomputation in Large Transformer Models", equation 2). Three times that, plus

@@ -78,8 +78,8 @@ class PairTokenizer:
         )
 
     def pad_batch(self, pairs: "Sequence[Encoding]", multiple: int = 1) -> PairBatch:
-        """Pad encoded pairs to the length of the longest one, rounded up to a multiple of `multiple`
-        tokens, but not beyond `max_length`.
+        """Pad encoded pairs to the length of the longest one, rounded up to a multiple of
+        `multiple` tokens, but not beyond `max_length`.
         """
         width = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
         ids, is_token = pad_rows([pair.ids for pair in pairs], width, self.pad_id)

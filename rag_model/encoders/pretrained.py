@@ -170,7 +170,8 @@ def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype",
 def load_weights(
     auto_class: Any, folder: Path, noun: str, dtype: "torch.dtype", advice: str = _FETCH_AGAIN, **arguments: Any
 ) -> tuple[Any, list[str]]:
-    """Load a model like `load_pretrained`; return also the names of the tensors that the folder lacks.
+    """Load a model like `load_pretrained`; return also the names of the tensors that the folder
+    lacks.
 
     Raises:
         InputError: for the same reasons as `load_pretrained`.
@@ -188,7 +189,9 @@ def refuse_missing_tensors(noun: str, folder: Path, names: Sequence[str]) -> Non
 
 
 def check_body_is_complete(model: Any, folder: Path, missing_tensors: Sequence[str]) -> None:
-    """Raise an `InputError` if tensors of a model's body are missing; a missing head can be trained."""
+    """Raise an `InputError` if tensors of a model's body are missing; a missing head can be
+    trained.
+    """
     names = [name for name in missing_tensors if name.startswith(f"{model.base_model_prefix}.")]
     refuse_missing_tensors("model", folder, [name for name in names if not is_pooler(name)])
 

@@ -158,7 +158,8 @@ class TrainableCrossEncoder(nn.Module):
         batch.
         """
         titles, texts = [passage.title for passage in passages], [passage.text for passage in passages]
-        # A GPU selects kernels for each new length, so batches of many lengths train slowly at first.
+        # A GPU selects kernels for each new length, so batches of many lengths train slowly at
+        # first.
         multiple = training_length_multiple(next(self.parameters()).device)
         return self._model.forward(self._tokens.pad_batch(self._tokens.encode(questions, titles, texts), multiple))
 

@@ -107,9 +107,9 @@ def store_encoder(
 ) -> StoredEncoder:
     """Resolve the encoder `name`, and store the files that workers and readers need.
 
-    A name is a folder, a hub name, `openai:MODEL` of a model behind an endpoint, or `model:NAME` of a
-    DPR model in the store `models` (default: `store`). `pins` holds the commits of hub names that a
-    parent was built with.
+    A name is a folder, a hub name, `openai:MODEL` of a model behind an endpoint, or `model:NAME` of
+    a DPR model in the store `models` (default: `store`). `pins` holds the commits of hub names that
+    a parent was built with.
 
     Raises:
         InputError: the encoder is not found, or one of its files is missing or corrupt.

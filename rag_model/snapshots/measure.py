@@ -236,7 +236,9 @@ def read_sample(
 
 
 def encode_queries(snapshot: Snapshot, sentences: Sequence[str], representation: str) -> Vectors:
-    """Return the question encoder's vectors of sentences: (q, d), (q, l, d) or (q, l, 2) float32."""
+    """Return the question encoder's vectors of sentences: (q, d), (q, l, d) or (q, l, 2)
+    float32.
+    """
     encoder = load_any_encoder(snapshot.folder(question_encoder_path(representation)))
     return encoder.encode_questions(list(sentences))
 

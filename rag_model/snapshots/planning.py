@@ -96,8 +96,8 @@ def plan_parts(
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
-        UsageError: the type of a file is unknown, the files are of several types, or the recipe asks
-            for structures that no page of this type has.
+        UsageError: the type of a file is unknown, the files are of several types, or the recipe
+            asks for structures that no page of this type has.
     """
     boundaries = parent.part_boundaries(recipe) if parent else None
     mirror = None

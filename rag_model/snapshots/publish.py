@@ -96,8 +96,8 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
 def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefMove]:
     """Record the replacement of a snapshot, move its refs, and return the moves.
 
-    `replacement` is the id of an existing snapshot, or "" to delete the refs. An interrupted earlier
-    run is resumed. A move is signed only if the ref's previous move, the snapshot and the
+    `replacement` is the id of an existing snapshot, or "" to delete the refs. An interrupted
+    earlier run is resumed. A move is signed only if the ref's previous move, the snapshot and the
     replacement are signed.
 
     Raises:

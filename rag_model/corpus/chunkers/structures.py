@@ -70,7 +70,9 @@ def group_rows(structure: Structure, max_words: int, heading: str = "") -> Itera
 
 
 def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
-    """Return the head lines that fit into their share of a passage; the first that does not is cut."""
+    """Return the head lines that fit into their share of a passage; the first that does not is
+    cut.
+    """
     words_left, head = int(max_words * _HEAD_SHARE), list[str]()
     for line in filter(None, lines):
         line_start = _split_row(line, words_left)[0] if words_left > 0 else ""

@@ -1,4 +1,5 @@
-"""Office files: Word and OpenDocument texts by headings, presentations by slides, workbooks by sheets.
+"""Office files: Word and OpenDocument texts by headings, presentations by slides, workbooks by
+sheets.
 
 The files are zipped XML, so a small file may unpack to gigabytes. The sizes that the archive
 declares are checked first, and `zipfile` reads no more bytes than declared. The libraries run in a

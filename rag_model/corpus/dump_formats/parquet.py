@@ -153,7 +153,9 @@ def _select_columns(names: Sequence[str], wanted_names: Collection[str]) -> list
 
 
 def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
-    """Convert records to the columns of `Parquet.read_columns`; the texts of sections are joined."""
+    """Convert records to the columns of `Parquet.read_columns`; the texts of sections are
+    joined.
+    """
     rows = [record[:4] for record in records]  # without metadata
     ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]

@@ -29,7 +29,8 @@ _Cell = tuple[int, int]  # row and column
 # Row, subrow and column of a text; no line separates the subrows of a row.
 _TextKey = tuple[int, int, int]
 _Transform = Callable[[float, float], tuple[float, float]]
-# Maps the rotation of a page to the transform into the coordinates that a reader sees, with y downwards.
+# Maps the rotation of a page to the transform into the coordinates that a reader sees, with y
+# downwards.
 _ROTATIONS: dict[int, _Transform] = {
     0: lambda x, y: (x, -y),
     90: lambda x, y: (y, x),

@@ -55,8 +55,8 @@ from rag_model.corpus.source import basename, describe_slice, get_size, read_sli
 from rag_model.errors import InputError
 
 # (id, title, text or sections, time of the last change in seconds since 1970, UTC, or None). A
-# section is (heading, text). The metadata of a document may follow (`corpus.metadata.metadata_to_dict`),
-# or {"page_id": …} for a passage.
+# section is (heading, text). The metadata of a document may follow
+# (`corpus.metadata.metadata_to_dict`), or {"page_id": …} for a passage.
 Record = (
     tuple[str, str, str, int | None]
     | tuple[str, str, str, int | None, dict[str, Any]]

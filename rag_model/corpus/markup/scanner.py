@@ -235,7 +235,9 @@ class TemplateCall(NamedTuple):
         return self.language in ("en", "")
 
     def get(self, *keys: str) -> str:
-        """Return the value of the first of these parameters that is not empty, or the empty string."""
+        """Return the value of the first of these parameters that is not empty, or the empty
+        string.
+        """
         return next((value for key in keys if (value := self.params.get(key))), "")
 
     def is_on(self, key: str) -> bool:

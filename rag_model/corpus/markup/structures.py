@@ -1,9 +1,9 @@
 """Tables, infoboxes and long lists of wikitext and of HTML, as rows of text.
 
 A grid is built from cells with their attributes, whatever markup they come from: a spanned value is
-repeated in each row, a hidden cell is dropped, and rows of header cells at the top name the columns.
-Nested tables and lists become part of their cell. Each pass is linear in the length of the text:
-unclosed markup is searched for once, and a budget bounds the text that spans repeat.
+repeated in each row, a hidden cell is dropped, and rows of header cells at the top name the
+columns. Nested tables and lists become part of their cell. Each pass is linear in the length of the
+text: unclosed markup is searched for once, and a budget bounds the text that spans repeat.
 """
 
 import re

@@ -69,7 +69,9 @@ class Decoded(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """Arrays that all queries of a call reuse: for the rows of a window, and for the terms of a query."""
+    """Arrays that all queries of a call reuse: for the rows of a window, and for the terms of a
+    query.
+    """
 
     sums: Ints  # sum of each row in the window; 0 between windows
     touched_rows: npt.NDArray[np.uint32]  # rows of the window with a sum above 0
@@ -524,8 +526,8 @@ class DecodedListCache:
             may_decode: False only searches lists that are decoded already, and reads no file.
 
         Returns:
-            The number of hits of each query, (q,); None if a list is damaged, or must be decoded but
-            may not be.
+            The number of hits of each query, (q,); None if a list is damaged, or must be decoded
+            but may not be.
         """
         with self._lock:
             if not may_decode and not self._are_decoded(entries, weighting):

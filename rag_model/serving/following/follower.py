@@ -169,7 +169,8 @@ class RefFollower(FollowerThread):
         self._refused_version: tuple[_TargetVersion | None, Refusal] | None = None
         self._has_served = False  # whether any version was served since the start
         self._retry_time = 0.0  # when to retry the refused version; monotonic clock
-        self._next_check_time = 0.0  # when to look at the store again during a pull; monotonic clock
+        # when to look at the store again during a pull; monotonic clock
+        self._next_check_time = 0.0
         self.problem = ""  # why the last poll of the store failed; empty: it succeeded
 
     @property

@@ -224,7 +224,8 @@ class ServiceServer(uvicorn.Server):
         self._exit_time = float("inf")  # monotonic clock
         self._should_stop: Callable[[], bool] = lambda: False
         self._on_ready, self._was_ready = on_ready, False
-        self._link, self._n_handled_signals = link, 0  # number of handled stop signals of the supervisor
+        # number of handled stop signals of the supervisor
+        self._link, self._n_handled_signals = link, 0
 
     def stop_if(self, should_stop: Callable[[], bool]) -> None:
         """Let the server stop once `should_stop` returns True; it is called ten times a second."""
