@@ -423,7 +423,7 @@ def _find_previous_sample(store: Store, parent: Content | None, recipe: GateReci
 
 
 def _sample_queries(
-    snapshot: Snapshot, recipe: GateRecipe, launch: Launch, previous: QuerySample | None
+    snapshot: Snapshot, recipe: GateRecipe, launch: Launch, previous_sample: QuerySample | None
 ) -> QuerySample:
     """Sample sentences of a snapshot, whose passages are ranked on workers."""
     files = snapshot.manifest.content.files
@@ -440,7 +440,7 @@ def _sample_queries(
         "sample", rank_part, tasks, launch, None, lambda task: task.row_count / _RANKED_PER_SECOND, memoised=True
     )
     candidates = [(np.array(report["keys"], np.uint64), np.array(report["rows"], np.int64)) for report in reports]
-    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed, previous)
+    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed, previous_sample)
 
 
 def _store_queries(

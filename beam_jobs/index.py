@@ -160,13 +160,13 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
     return replace(trained_build, parent_rows=reuse.parent_rows, parent_shards=reuse.shards)
 
 
-def _with_trained(build: IndexInProgress, trained: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
+def _with_trained(build: IndexInProgress, trained_blob: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
     """Return the record for the jobs after training, without the reused training, which names the
     files of all parts.
 
     Each task of these jobs carries the record, and there are as many tasks as parts.
     """
-    return replace(build, trained=trained, training_fit=training_fit, reused=None)
+    return replace(build, trained=trained_blob, training_fit=training_fit, reused=None)
 
 
 def _with_note(build: IndexInProgress, note: str) -> IndexInProgress:

@@ -193,7 +193,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
 
 
 def _redact_training(
-    build: IndexInProgress, reused: ReusedTraining, redacted_parts: BlobRef, store: Store
+    build: IndexInProgress, reused_training: ReusedTraining, redacted_parts: BlobRef, store: Store
 ) -> IndexStageResult:
     """Remove the traces of removed vectors from a trained file, unless recorded."""
     plan, kind = build.plan, get_kind(build.plan.kind)
@@ -211,13 +211,13 @@ def _redact_training(
         if isinstance(kind, ShardUpdatingKind):
             # A damaged trained file is replaced by a new one.
             with suppress(InputError, StoreError):
-                trained = store.blobs.get_local_path(reused.blob)
-                return kind.redact(plan, trained, rows, iter_removed(), out)
+                trained_path = store.blobs.get_local_path(reused_training.blob)
+                return kind.redact(plan, trained_path, rows, iter_removed(), out)
         return kind.train(plan, rows, out) | {"reason": "the earlier trained file is damaged"}
 
     # The ids are recorded without their prefixes, so that `gc` does not take them for references
     # and keep the removed vectors.
-    old_ids = [ref.id.partition(":")[2] for ref in (reused.blob, *(part.old for part in parts))]
+    old_ids = [ref.id.partition(":")[2] for ref in (reused_training.blob, *(part.old for part in parts))]
     inputs = {"vectors": build.rows.id, "redacted": old_ids}
     result = _run_once(store, "redact_training", index_inputs(plan), write_file, **inputs)
     reason = result.stats.get("reason")
@@ -251,8 +251,8 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
             for new, old in reused.changed_parts
         ]
         unchanged_files = _open_row_files(store, reused.unchanged_parts)
-        trained = store.blobs.get_local_path(reused.blob)
-        training_fit = get_kind(plan.kind).fit(plan, trained, reused.stats.losses, changed_parts, unchanged_files)
+        trained_path = store.blobs.get_local_path(reused.blob)
+        training_fit = get_kind(plan.kind).fit(plan, trained_path, reused.stats.losses, changed_parts, unchanged_files)
         return StageResult({}, asdict(training_fit))
 
     changed_parts = [[new.id, [ref.id for ref in old]] for new, old in reused.changed_parts]
@@ -288,9 +288,9 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
     return asdict(_run_once(store, "scatter", piece_inputs(plan), write_file, **inputs))
 
 
-def _get_scatter_inputs(rows: BlobRef, trained: BlobRef, number: int) -> dict[str, Any]:
+def _get_scatter_inputs(rows: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
     """Return the inputs that determine a part's piece, except the plan."""
-    return {"vectors": rows.id, "trained": trained.id, "number": number}
+    return {"vectors": rows.id, "trained": trained_blob.id, "number": number}
 
 
 def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:

@@ -124,7 +124,7 @@ def check_groups(
     file: pq.ParquetFile,
     columns: Collection[str],
     size: int,
-    first: int = 0,
+    first_row: int = 0,
     end: int | None = None,
 ) -> int:
     """Check columns with `check_pages` in the row groups that contain rows of [first, end).
@@ -140,7 +140,7 @@ def check_groups(
     check_footer(file.metadata, size)
     max_row_bytes = 0
     with open_random_access(source) as read:
-        for group, _, _ in _list_groups(file, first, end):
+        for group, _, _ in _list_groups(file, first_row, end):
             chunks = map(file.metadata.row_group(group).column, leaves)
             max_row_bytes = max(max_row_bytes, sum(check_pages(read, chunks, FREE_BYTES + MAX_EXPANSION * size)))
     return max_row_bytes
@@ -152,17 +152,17 @@ def open_parquet(source: Path | IO[bytes], *, pre_buffer: bool = False, **option
 
 
 def iter_row_range(
-    file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first: int = 0, end: int | None = None
+    file: pq.ParquetFile, batch_rows: int, columns: Sequence[str], first_row: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows [first, end) in order, each batch of one row group; reads no other row
     groups.
     """
-    for group, start, stop in _list_groups(file, first, end):
+    for group, start, stop in _list_groups(file, first_row, end):
         next_row, end_row = start, stop if end is None else min(stop, end)
         # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
         # threads are used, because each would hold on to memory that it freed.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
-            skip_count, next_row = max(first - next_row, 0), next_row + len(batch)
+            skip_count, next_row = max(first_row - next_row, 0), next_row + len(batch)
             selected_rows = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end_row, 0), 0))
             if len(selected_rows):
                 yield selected_rows

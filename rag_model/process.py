@@ -260,8 +260,8 @@ def report_cpu_seconds(seconds: float) -> None:
     _reported_cpu_seconds.append(seconds)
 
 
-def limit_by_environment(available: int, variable: str, description: str) -> int:
-    """Return the smaller of `available` and an environment variable; an empty variable is ignored.
+def limit_by_environment(n_available: int, variable: str, description: str) -> int:
+    """Return the smaller of `n_available` and an environment variable; an empty variable is ignored.
 
     Raises:
         UsageError: The variable is not a whole number of at least 1; `description` says what it
@@ -269,10 +269,10 @@ def limit_by_environment(available: int, variable: str, description: str) -> int
     """
     text = os.environ.get(variable)
     if not text:
-        return available
+        return n_available
     with suppress(ValueError):
         if (limit := int(text)) > 0:
-            return min(limit, available)
+            return min(limit, n_available)
     raise UsageError(f"{variable} is {text!r}: set it to a {description}, at least 1, or unset it")
 
 

@@ -59,7 +59,7 @@ def propose_most_likely(beams: int) -> ProposeTokens:
 
 def beam_search(
     generator: Generator,
-    prefilled: tuple[Tensor, State],
+    prefill_result: tuple[Tensor, State],
     log_prior: Tensor,
     settings: DecodingSettings,
     propose: ProposeTokens,
@@ -74,7 +74,7 @@ def beam_search(
 
     Args:
         generator: computes the next logits from a state.
-        prefilled: the result of `generator.prefill`: (g d, v) logits and the state, which is not
+        prefill_result: the result of `generator.prefill`: (g d, v) logits and the state, which is not
             changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
         settings: decoding settings; `beams`, `token_limit` and `length_penalty` are used.
@@ -86,9 +86,9 @@ def beam_search(
     """
     steps_per_read = GPU_BLOCK if log_prior.is_cuda else 1
     if settings.beams == 1 and steps_per_read > 1 and not getattr(generator, "reads_tokens", False):
-        return search_greedily(generator, prefilled, log_prior, settings, propose, steps_per_read)
-    logits, state = prefilled
-    del prefilled
+        return search_greedily(generator, prefill_result, log_prior, settings, propose, steps_per_read)
+    logits, state = prefill_result
+    del prefill_result
     beams = [[Hypothesis((), 0.0, ())] for _ in log_prior]
     answers: list[list[Hypothesis]] = [[] for _ in log_prior]
     while any(beams):
@@ -173,7 +173,7 @@ def _propose_columns(
 
 def search_greedily(
     generator: Generator,
-    prefilled: tuple[Tensor, State],
+    prefill_result: tuple[Tensor, State],
     log_prior: Tensor,
     settings: DecodingSettings,
     propose: ProposeTokens,
@@ -187,7 +187,7 @@ def search_greedily(
     Raises:
         InputError: the logits of a group are NaN or -infinity.
     """
-    logits, state = prefilled
+    logits, state = prefill_result
     d, device, forbidden_token = log_prior.shape[1], log_prior.device, _get_forbidden_token(generator)
     answers = [Hypothesis((), 0.0, ()) for _ in log_prior]
     live_groups, prior = list(range(len(answers))), log_prior

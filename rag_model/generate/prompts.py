@@ -98,11 +98,11 @@ def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized
     """
     prefix, suffix = _split_added_tokens(tokenized_text)
     segments = list(pairwise([0, *cuts, len(text)]))
-    encodings = tokenizer([text[first:end] for first, end in segments], add_special_tokens=False, verbose=False)
+    encodings = tokenizer([text[start:end] for start, end in segments], add_special_tokens=False, verbose=False)
     ids, offsets = list(prefix), [(0, 0)] * len(prefix)
-    for (start, _), encoding in zip(segments, encodings.encodings, strict=True):
+    for (segment_start, _), encoding in zip(segments, encodings.encodings, strict=True):
         ids += encoding.ids
-        offsets += [(start + first, start + end) for first, end in encoding.offsets]
+        offsets += [(segment_start + start, segment_start + end) for start, end in encoding.offsets]
     added = [1] * len(prefix) + [0] * (len(ids) - len(prefix)) + [1] * len(suffix)
     return TokenizedText([*ids, *suffix], [*offsets, *[(0, 0)] * len(suffix)], added)
 
@@ -110,12 +110,9 @@ def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized
 def _split_added_tokens(tokenized_text: TokenizedText) -> tuple[list[int], list[int]]:
     """Return the tokens that the tokenizer added before and after a text."""
     text_positions = [position for position, added in enumerate(tokenized_text.added) if not added]
-    first, last = (
-        (text_positions[0], text_positions[-1])
-        if text_positions
-        else (len(tokenized_text.ids), len(tokenized_text.ids))
-    )
-    return tokenized_text.ids[:first], tokenized_text.ids[last + 1 :]
+    if not text_positions:
+        return tokenized_text.ids, []
+    return tokenized_text.ids[: text_positions[0]], tokenized_text.ids[text_positions[-1] + 1 :]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,9 +93,9 @@ def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
     99.
     """
     for match in _RANGE.finditer(bracket):
-        first, last = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
-        max_number = last if last <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first - 1
-        yield from (number for number in range(max(1, first), max_number + 1))
+        first_number, last_number = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
+        max_number = last_number if last_number <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first_number - 1
+        yield from (number for number in range(max(1, first_number), max_number + 1))
 
 
 def _iter_sentence_spans(text: str) -> Iterator[tuple[int, int]]:

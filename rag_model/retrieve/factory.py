@@ -223,24 +223,24 @@ class InstalledRetriever(SnapshotRetriever):
         return CALLS.wrong_plugin_error(self._call_name, problem, expected)
 
 
-def _find_row_problem(ranked: RankedRows, n_queries: int, k: int, n: int) -> str:
+def _find_row_problem(ranked_rows: RankedRows, n_queries: int, k: int, n: int) -> str:
     """Return a description of the first problem in the rows and scores, or an empty string."""
-    arrays = {"rows": (ranked.rows, np.integer), "scores": (ranked.scores, np.floating)}
-    if ranked.products is not None:
-        arrays["products"] = (ranked.products, np.floating)
+    arrays = {"rows": (ranked_rows.rows, np.integer), "scores": (ranked_rows.scores, np.floating)}
+    if ranked_rows.products is not None:
+        arrays["products"] = (ranked_rows.products, np.floating)
     for name, (array, number_type) in arrays.items():
         if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, number_type):
             return f"{name} that are not an array of {number_type.__name__} numbers"
-        if array.ndim != 2 or len(array) != n_queries or array.shape[1] > k or array.shape != ranked.rows.shape:
+        if array.ndim != 2 or len(array) != n_queries or array.shape[1] > k or array.shape != ranked_rows.rows.shape:
             return f"{name} of shape {array.shape} for {n_queries} queries"
-    is_hit = ranked.rows >= 0
-    if (ranked.rows < -1).any() or (ranked.rows >= n).any():
+    is_hit = ranked_rows.rows >= 0
+    if (ranked_rows.rows < -1).any() or (ranked_rows.rows >= n).any():
         return f"a row outside the {n:,} rows of the snapshot"
     if (is_hit[:, 1:] & ~is_hit[:, :-1]).any():
         return "a row after -1, although -1 ends the rows of a query"
-    if any(len(np.unique(rows[hits])) < hits.sum() for rows, hits in zip(ranked.rows, is_hit, strict=True)):
+    if any(len(np.unique(rows[hits])) < hits.sum() for rows, hits in zip(ranked_rows.rows, is_hit, strict=True)):
         return "a row twice for one query"
-    return "" if np.isfinite(ranked.scores[is_hit]).all() else "a score that is not finite"
+    return "" if np.isfinite(ranked_rows.scores[is_hit]).all() else "a score that is not finite"
 
 
 class RetrieverFactory:

@@ -113,9 +113,9 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
     return _pad_lists(row_lists, score_lists)
 
 
-def _iter_lists(ranked: RankedRows) -> Iterator[tuple[Rows, Scores]]:
+def _iter_lists(ranked_rows: RankedRows) -> Iterator[tuple[Rows, Scores]]:
     """Yield (rows, scores) of each query."""
-    for rows, scores in zip(ranked.rows, ranked.scores, strict=True):
+    for rows, scores in zip(ranked_rows.rows, ranked_rows.scores, strict=True):
         yield rows[rows >= 0], scores[rows >= 0].astype(np.float64)
 
 

@@ -179,15 +179,15 @@ class MaxSimRetriever(SnapshotRetriever):
             candidates = np.concatenate([candidates, neighbours])
         return candidates, scores
 
-    def _find_neighbours(self, ranked: Rows, candidates: Rows, capacity: int) -> Rows:
-        """Return up to `capacity` neighbours of the `ranked` rows that are not in `candidates`.
+    def _find_neighbours(self, ranked_rows: Rows, candidates: Rows, capacity: int) -> Rows:
+        """Return up to `capacity` neighbours of the `ranked_rows` rows that are not in `candidates`.
 
         The neighbours of the best row come first.
         """
         if self._graph is None or capacity < 1:
             return np.empty(0, np.int64)
         # (m, w) -> (m * w,)
-        links = self._graph.bottom(ranked[:capacity]).reshape(-1).astype(np.int64)
+        links = self._graph.bottom(ranked_rows[:capacity]).reshape(-1).astype(np.int64)
         links = links[(links >= 0) & (links < self.snapshot.n)]
         links = links[~np.isin(links, candidates)]
         _, positions = np.unique(links, return_index=True)

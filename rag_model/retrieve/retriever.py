@@ -231,8 +231,8 @@ class SnapshotRetriever(ABC):
         self.check_depth(k)
         if not len(queries):
             return []
-        ranked, start_time = self.find(queries, k), time.perf_counter()
-        hits = self.build_hits(ranked)
+        ranked_rows, start_time = self.find(queries, k), time.perf_counter()
+        hits = self.build_hits(ranked_rows)
         queries.record_reading(time.perf_counter() - start_time)
         return hits
 

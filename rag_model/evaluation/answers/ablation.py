@@ -271,5 +271,5 @@ def _iter_extra_costs(
 
 
 def _join_words(parts: Sequence[str]) -> str:
-    *leading, last = parts
-    return f"{', '.join(leading)} and {last}" if leading else last
+    *leading_parts, last_part = parts
+    return f"{', '.join(leading_parts)} and {last_part}" if leading_parts else last_part

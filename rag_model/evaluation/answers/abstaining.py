@@ -86,11 +86,11 @@ def area_under_curve(points: Sequence[CoveragePoint]) -> float:
     return (points[0].coverage * points[0].risk + math.fsum(trapezoids)) / points[-1].coverage
 
 
-def choose_threshold(scored: Sequence[ScoredAnswer], measure: str, risk: float) -> AbstentionReport:
+def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk: float) -> AbstentionReport:
     """Choose a signal and a threshold with at most this risk, over the questions that have
     `measure`.
     """
-    curves, areas = _compute_curves(scored, measure)
+    curves, areas = _compute_curves(scored_answers, measure)
     for signal in sorted(areas, key=areas.__getitem__):
         if allowed_points := [point for point in curves[signal] if point.risk <= risk]:
             operating_point = max(allowed_points, key=lambda point: point.coverage)
@@ -100,9 +100,9 @@ def choose_threshold(scored: Sequence[ScoredAnswer], measure: str, risk: float) 
     return AbstentionReport(curves, areas, None, None, risk)
 
 
-def measure_threshold(scored: Sequence[ScoredAnswer], deciding_measure: str, threshold: Threshold) -> AbstentionReport:
+def measure_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, threshold: Threshold) -> AbstentionReport:
     """Measure the coverage and the risk of a given threshold on these questions."""
-    curves, areas = _compute_curves(scored, deciding_measure)
+    curves, areas = _compute_curves(scored_answers, measure)
     points = [point for point in curves.get(threshold.signal, ()) if point.minimum_score >= threshold.least]
     operating_point = CoveragePoint(threshold.least, points[-1].coverage, points[-1].risk) if points else None
     return AbstentionReport(curves, areas, threshold, operating_point, None)
@@ -130,9 +130,9 @@ def describe_abstention(report: AbstentionReport) -> str:
 
 
 def _compute_curves(
-    scored: Sequence[ScoredAnswer], measure: str
+    scored_answers: Sequence[ScoredAnswer], measure: str
 ) -> tuple[dict[Signal, list[CoveragePoint]], dict[Signal, float]]:
-    answers = [answer for answer in scored if measure in answer.measures]
+    answers = [answer for answer in scored_answers if measure in answer.measures]
     is_correct = [answer.measures[measure] for answer in answers]
     curves: dict[Signal, list[CoveragePoint]] = {}
     for signal in SIGNALS:

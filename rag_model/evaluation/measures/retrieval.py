@@ -53,7 +53,7 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
     return ranking[:k].count(True) / len(sets) if sets else 0.0
 
 
-def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
+def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
     """Return the item at each rank.
 
     The item is True for a complete set, False for a page outside of all sets, and n for the
@@ -61,7 +61,7 @@ def _rank_evidence(ranked: Sequence[str], sets: Sequence[frozenset[str]]) -> lis
     """
     ranking: list[bool | int] = []
     missing_pages = [set(evidence_set) for evidence_set in sets]
-    for page in ranked:
+    for page in ranked_pages:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
         incomplete_sets = [n for n, missing in enumerate(missing_pages, start=2) if page in missing]

@@ -74,7 +74,7 @@ def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
     write_user_file(path, (json.dumps(_result_to_json(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
 
-def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
+def write_answers(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
     """Write one JSON object per question, with its answer, measures and passages.
 
     The keys are `id`, `question`, `answers`, `prediction`, `memory` (the source of the answer:
@@ -83,14 +83,14 @@ def write_answers(scored: Sequence[ScoredAnswer], path: Path) -> None:
     (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
     `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
     """
-    write_user_file(path, (json.dumps(_answer_to_json(answer), ensure_ascii=False) + "\n" for answer in scored))
+    write_user_file(path, (json.dumps(_answer_to_json(answer), ensure_ascii=False) + "\n" for answer in scored_answers))
 
 
-def write_kilt(scored: Sequence[ScoredAnswer], path: Path) -> None:
+def write_kilt(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
     """Write KILT's prediction file: each answer with the pages of its passages, best page first."""
     rows = (
         {"id": answer.question.id, "output": [{"answer": answer.reading.answer, "provenance": _kilt_pages(answer)}]}
-        for answer in scored
+        for answer in scored_answers
     )
     write_user_file(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

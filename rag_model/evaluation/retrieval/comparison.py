@@ -325,7 +325,7 @@ class _Candidate:
     quality: Estimate
 
 
-def advise_retriever(snapshot: Snapshot, measured: Sequence[RetrieverMetrics], measure: str) -> str:
+def advise_retriever(snapshot: Snapshot, retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> str:
     """Return one sentence: that the corpus fits into a prompt, or which retriever to use.
 
     The candidates are the retrievers and their stages.
@@ -337,7 +337,7 @@ def advise_retriever(snapshot: Snapshot, measured: Sequence[RetrieverMetrics], m
             "and fits a prompt: answer from all of it first, and keep a retriever only if that is "
             "worse or too slow"
         )
-    return recommend_retriever(measured, measure)
+    return recommend_retriever(retriever_metrics, measure)
 
 
 def count_prompt_words(snapshot: Snapshot) -> int | None:
