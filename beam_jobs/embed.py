@@ -69,7 +69,7 @@ class EmbedTask:
         stats, space = chunk_result.stats, encoder.space
         reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
         n_new_passages = round(stats.rows * (1 - reused_share))
-        # imported passages have no digest of their values, so use that of their file
+        # imported passages have no digest of their values, so use the digest of their file
         rows_digest = stats.digest or chunk_result.passages.id
         fields = (
             chunk_result.passages,

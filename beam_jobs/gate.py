@@ -248,7 +248,7 @@ def measure_indexes(
 ) -> dict[str, IndexMeasurement]:
     """Measure all indexes of a snapshot on workers; return the measurements by index.
 
-    Neighbours are derived from those of `parent`, if it has been measured with the same settings.
+    The parent's neighbours are updated, if `parent` has been measured with the same settings.
 
     Raises:
         BookwheelError: as for `run_job`.

@@ -248,7 +248,7 @@ def _wait_and_exit(lease: Path) -> None:
 
 
 def resolve_options(form_options: Sequence[str]) -> tuple[str, ...]:
-    """Return the Beam options of a deployment's run: the operator's, then those of the form.
+    """Return the Beam options of a deployment's run: the operator's options, then the form's.
 
     If an option is set twice, Beam takes the last value. Options that were resolved before are
     returned unchanged.

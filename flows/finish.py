@@ -225,7 +225,7 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
 def train_indexes(
     build: Build, parent_indexes: Mapping[str, ParentIndex], on_progress: OnProgress
 ) -> list[IndexInProgress]:
-    """Derive indexes from those of the parent; train the others, or reuse the parent's training."""
+    """Derive indexes from the parent's; train the others, or reuse the parent's training."""
     store, launch = build.store, build.launch
     rows, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
@@ -254,7 +254,7 @@ def measure_indexes(
 ) -> SnapshotMetrics:
     """Compare every index with exact search, check its file, and measure the gate's questions.
 
-    Exact neighbours are derived from those of the parent.
+    The parent's exact neighbours are updated.
     """
     merge_stats_by_index, recipe = {index.name: index.stats for index in built_indexes}, build.recipe.gate
     with Snapshot.from_manifest(build.store, manifest) as snapshot:

@@ -70,7 +70,7 @@ def watch(
     most: RunLimits | None = None,
     hours: float | None = None,
 ) -> WatchOutcome:
-    """Rebuild the snapshot if there is a newer complete dump than that of `ref`, by its file name.
+    """Rebuild the snapshot if there is a newer complete dump than `ref`'s, by its file name.
 
     With the address of a wiki itself, rebuild it if the wiki's pages changed.
 

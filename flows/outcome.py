@@ -145,7 +145,7 @@ class CompareOutcome:
         return next(iter(self.standings))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the first retriever's metrics as JSON values; with several, also those of each.
+        """Return the first retriever's metrics as JSON values; with several, also each one's.
 
         `retrievers` has the metrics by expression, `compared` all results by expression.
         """

@@ -136,7 +136,7 @@ plan_without_writing = stage(plan_dry_run, "plan_without_writing")
 def plan_dump(
     store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent, on_progress: ProgressReporter
 ) -> Plan:
-    """Plan the parts: those of the parent, and new ones for new pages."""
+    """Plan the parts: the parent's, and new ones for new pages."""
     plan = plan_parts(store, dump, recipe, limit, parent, say=on_progress.say)
     if advice := describe_missing_prose(plan, recipe):
         on_progress.say(advice)

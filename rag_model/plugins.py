@@ -1,4 +1,4 @@
-"""Plugin registries: look up built-in objects and those of installed packages by name.
+"""Plugin registries: look up the objects that are built in or in installed packages, by name.
 
 A package registers an object through an entry point of a group
 (`[project.entry-points."bookwheel.index_kinds"]` in its `pyproject.toml`). Installed packages are

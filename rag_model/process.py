@@ -261,7 +261,8 @@ def report_cpu_seconds(seconds: float) -> None:
 
 
 def limit_by_environment(n_available: int, variable: str, description: str) -> int:
-    """Return the smaller of `n_available` and an environment variable; an empty variable is ignored.
+    """Return the smaller of `n_available` and an environment variable; an empty variable is
+    ignored.
 
     Raises:
         UsageError: The variable is not a whole number of at least 1; `description` says what it

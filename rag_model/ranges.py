@@ -295,7 +295,7 @@ class RangeCache:
                     raise
 
     def load_later(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]]) -> None:
-        """Load ranges in the background, after those of earlier calls.
+        """Load ranges in the background, after the ranges of earlier calls.
 
         Failures are not reported, because a search that needs the ranges loads them itself.
         """

@@ -153,7 +153,7 @@ def is_exception_or_panic(error: BaseException) -> bool:
 class GuardedTokenizer:
     """A tokenizer that splits texts in a child process, with bounded time and memory.
 
-    Other attributes are those of the wrapped tokenizer. Encodings have plain lists.
+    It has all other attributes of the wrapped tokenizer. Encodings have plain lists.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:

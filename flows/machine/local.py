@@ -76,7 +76,7 @@ class StartedProcess:
     """One process that `up` started."""
 
     name: str
-    pid: int  # process id, which is also that of its process group
+    pid: int  # process id, which is also the id of its process group
     began: str  # start by the kernel's clock; a later process with the same pid has another
 
 
@@ -259,7 +259,7 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
 
 
 def _choose_dump(downloads: str) -> str:
-    """Return the dump for a first run: that of the demo, or else a pattern for downloaded dumps."""
+    """Return the dump for a first run: the demo's, or else a pattern for downloaded dumps."""
     if dump := os.environ.get("BOOKWHEEL_DUMP"):
         return dump
     with suppress(BookwheelError):

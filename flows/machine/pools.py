@@ -95,7 +95,7 @@ def start_run(
             parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
             machine is requested.
-        most: the most memory, cores and GPUs for the run; by default those of this machine.
+        most: the most memory, cores and GPUs for the run; by default this machine's.
         hours: the intended duration, approximately: a longer run gets more cores, or a GPU. By
             default 6, or the shortest possible if runs share this machine.
 

@@ -26,7 +26,7 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
 
     Args:
         out: the file to build.
-        folder: the folder of the store; None: that of `out`.
+        folder: the folder of the store; None: the folder of `out`.
         work_bytes: disk space for the store.
         out_bytes: disk space for `out`.
 

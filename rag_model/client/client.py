@@ -110,7 +110,7 @@ class Client:
                 behind a proxy.
             token: Bearer token; None: `BOOKWHEEL_TOKEN` of the environment, if it is set.
             settings: Timeouts and retries.
-            tls: Trusted certificates; None: those of the machine or of `SSL_CERT_FILE`.
+            tls: Trusted certificates; None: the machine's, or those in `SSL_CERT_FILE`.
             pause: Function that waits for a number of seconds between two attempts.
 
         Raises:

@@ -1,10 +1,10 @@
 """Percentile bootstrap confidence intervals of metrics over questions.
 
-The method is that of Efron & Tibshirani 1993, chapter 13: resample the questions with replacement,
-compute the statistic for each resample, and take the middle 95 % of the values as the interval.
-The resamples depend only on a seed, so that a report is reproducible. Two models on the same
-questions are compared question by question, because the interval of the mean difference is narrower
-than two separate intervals.
+The method is described by Efron & Tibshirani 1993, chapter 13: resample the questions with
+replacement, compute the statistic for each resample, and take the middle 95 % of the values as the
+interval. The resamples depend only on a seed, so that a report is reproducible. Two models on the
+same questions are compared question by question, because the interval of the mean difference is
+narrower than two separate intervals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -71,7 +71,7 @@ class GateRecipe:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
-    """The properties of a snapshot that the gate compares with those of its parent."""
+    """The properties of a snapshot that the gate compares with its parent's."""
 
     passages: int  # number of passages
     space: str | None  # digest of the encoder space; None: no embeddings

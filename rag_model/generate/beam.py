@@ -74,8 +74,8 @@ def beam_search(
 
     Args:
         generator: computes the next logits from a state.
-        prefill_result: the result of `generator.prefill`: (g d, v) logits and the state, which is not
-            changed.
+        prefill_result: the result of `generator.prefill`: (g d, v) logits and the state, which is
+            not changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
         settings: decoding settings; `beams`, `token_limit` and `length_penalty` are used.
         propose: function that selects the candidates for the next token.

@@ -49,7 +49,7 @@ class MarginalReader(RetrievingReader):
         """Create a reader.
 
         Args:
-            retriever: a retriever whose inner products are those of the question encoder of `rag`,
+            retriever: a retriever that computes inner products with the question encoder of `rag`,
                 as p(z|x) requires; for a model that weights passages by scores, the retriever with
                 which it was trained. None: only `answer_from` can be called.
             rag: the model; its settings choose RAG-Sequence or RAG-Token and the number of

@@ -112,7 +112,7 @@ def load_reading_model(store: Store | None, model_id: str, reader: ReaderName, a
     Raises:
         StoreError: a file of the model is missing or damaged.
         InputError: the model is incomplete or corrupt.
-        RefusedError: the passage space that the model records differs from that of `asks`.
+        RefusedError: the passage space that the model records differs from the space of `asks`.
         UsageError: `asks` is given, but the model has no question encoder.
     """
     folder = find_model_folder(store, model_id)

@@ -43,7 +43,7 @@ class RetrieverNeeds:
     indexes: tuple[str, ...] = ()  # names of indexes that are searched or scored
     graphs: tuple[str, ...] = ()  # names of HNSW indexes whose links are read
     vectors: tuple[str, ...] = ()  # representations whose vectors are read by row
-    # representations whose question encoder is used, besides those of `indexes`
+    # representations whose question encoder is used, besides the representations of `indexes`
     encoders: tuple[str, ...] = ()
     models: tuple[str, ...] = ()  # names of cross-encoders
 

@@ -26,7 +26,7 @@ class IndexRetriever(SnapshotRetriever):
     """A `Retriever` over one index of the snapshot, of any kind; the context opens it."""
 
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
-        """Search `index` with `parameters`, which override those of the snapshot."""
+        """Search `index` with `parameters`, which override the snapshot's."""
         super().__init__(context.snapshot, index)
         self.index = index  # name of the index; unlike `name`, without search parameters
         self.parameters: Mapping[str, float] = parameters or {}

@@ -180,7 +180,8 @@ class MaxSimRetriever(SnapshotRetriever):
         return candidates, scores
 
     def _find_neighbours(self, ranked_rows: Rows, candidates: Rows, capacity: int) -> Rows:
-        """Return up to `capacity` neighbours of the `ranked_rows` rows that are not in `candidates`.
+        """Return up to `capacity` neighbours of the `ranked_rows` rows that are not in
+        `candidates`.
 
         The neighbours of the best row come first.
         """

@@ -61,7 +61,7 @@ class Queries:
         self.texts = texts
         self.timer = timer
         self.encoding_seconds = 0.0  # sum over all encoders
-        self.reading_seconds = 0.0  # time to read the passages of hits, including those of subsets
+        self.reading_seconds = 0.0  # time to read the passages of hits, also in subsets
         self.used_encoders: list[QuestionEncoder] = []  # one entry per call of `vectors`
         self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's `id()`
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []

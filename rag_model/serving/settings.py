@@ -34,7 +34,7 @@ class ServiceSettings:
     # answer from the store by ranges until the snapshot is pulled
     from_store: bool = False
     pull: bool = True  # False, with `from_store`: pull nothing, and always answer by ranges
-    # maximum size of the ranges on disk; None means that of the cache of blobs
+    # maximum size of the ranges on disk; None means the limit of the cache of blobs
     cache_bytes: int | None = None
     # memory limit of the processes, their encoders and the served indexes; None means no limit
     memory_bytes: int | None = None

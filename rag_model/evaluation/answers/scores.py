@@ -5,7 +5,7 @@ patterns (CuratedTREC), labels (FEVER), texts (MS MARCO), or clues, which are qu
 a given entity (Jeopardy). Spans and patterns add grounding measures, texts and clues
 add BLEU and n-gram diversity. Questions with evidence add KILT's measures.
 
-The citation measures are those of ALCE (Gao et al. 2023, section 3):
+The citation measures are ALCE's (Gao et al. 2023, section 3):
 
 * `cited`: the share of answers with a citation, over the answers with a statement.
 * `citation-recall`: the share of statements that their cited entries together support. A statement

@@ -268,7 +268,7 @@ def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str],
 
 
 def _find_question_words(words: Sequence[str], position: int) -> list[int]:
-    """Return the position of a question word, and that of the next word if it belongs to it."""
+    """Return the position of a question word, and of the next word if it belongs to it."""
     word = words[position].lower()
     if word not in _QUESTION_WORDS:
         return []

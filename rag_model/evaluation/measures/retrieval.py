@@ -45,8 +45,8 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
     """Return the share of evidence sets that are complete within the first k ranks; 0.0 without
     evidence.
 
-    An evidence set has one rank, that of its last page. A page that is in no set has its own rank.
-    Equal sets count once.
+    An evidence set has one rank, the rank of its last page. A page that is in no set has its own
+    rank. Equal sets count once.
     """
     sets = list(dict.fromkeys(evidence))
     ranking = _rank_evidence(distinct_pages(pages), sets)

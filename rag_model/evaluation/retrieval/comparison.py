@@ -36,7 +36,7 @@ from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
 MAX_SHARED_STEMS = 2  # stems that a question with low overlap shares with its passage
-# Lucene's English stop words and those of questions, which a question may share with any passage.
+# Lucene's English stop words, and question words, which a question may share with any passage.
 _QUESTION_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
     "there these they this to was will with did do does from had has have how many much s were "

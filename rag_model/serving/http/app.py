@@ -482,7 +482,7 @@ async def _handle_request(
         read: Parses and checks the body.
         run: Returns the reply's body, or a stream of it.
         media_type: Type of the reply.
-        max_bytes: Maximum size of the body; None means that of the settings.
+        max_bytes: Maximum size of the body; None means the limit of the settings.
     """
     start_time, question_count = time.perf_counter(), 0
     trace = None if service.tracer is None else service.tracer.start(endpoint, request.headers)

@@ -397,7 +397,7 @@ class QualityMonitor:
     """Monitors one snapshot at a time. Thread-safe; `record_` methods take microseconds."""
 
     def __init__(self, settings: MonitorSettings | None = None, questions: Sequence[str] = ()) -> None:
-        """Start the thread; drift is the distance from `questions`, those of the evaluation.
+        """Start the thread; drift is the distance from `questions`, the evaluation's questions.
 
         Raises:
             UsageError: There are too few questions to measure drift.

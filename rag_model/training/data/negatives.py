@@ -251,7 +251,7 @@ def _check_candidates(
     runner: TaskRunner | None,
     on_progress: OnProgress,
 ) -> Checks:
-    """Return the (q, k) checks of the retrieved passages; those of row -1 are undefined."""
+    """Return the (q, k) checks of the retrieved passages; the checks of row -1 are undefined."""
     store, files = snapshot.store, snapshot.manifest.content.files
     checkers = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
     positions = np.argsort(rows, axis=None, kind="stable")
@@ -277,7 +277,7 @@ class NegativesRecipe:
     # retriever expression of the search `snapshot`; not set: the snapshot's default
     retriever: str | None = None
     mining: MiningSettings = field(default_factory=MiningSettings)
-    # passages of the snapshot that are ranked for dev questions, besides those of the dev set
+    # passages of the snapshot that are ranked for dev questions, besides the dev set's passages
     ranked: int = 10_000
 
     def __post_init__(self) -> None:

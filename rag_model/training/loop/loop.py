@@ -12,7 +12,7 @@ does not fit into the memory of one process is repeated by all.
 `ForwardSplitter` runs a forward pass in parts that are recomputed, so that a step fits into memory.
 Only the outputs of a part are kept; the backward pass computes the part again, with the same
 dropout. The loss sees all rows together, as in GradCache (Gao et al. 2021), so the gradient of a
-contrastive loss is that of the whole batch, up to rounding.
+contrastive loss equals the loss of the whole batch, up to rounding.
 """
 
 import logging

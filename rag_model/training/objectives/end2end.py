@@ -192,7 +192,7 @@ def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class End2EndRecipe:
-    """Settings of end-to-end RAG besides those of RAG."""
+    """Settings of end-to-end RAG besides RAG's settings."""
 
     marginal: Variant = "token"  # RAG-Token or RAG-Sequence; code: rag_token
     # retrieved passages that the current encoder reranks to k; 0: k, as in the paper

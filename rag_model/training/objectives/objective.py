@@ -105,7 +105,7 @@ class ModelDescription:
 class TrainingCosts:
     """Estimated costs of a training, computed from sizes alone."""
 
-    stage_bytes: Mapping[str, int]  # memory of each stage, without that of a bare process
+    stage_bytes: Mapping[str, int]  # memory of each stage, without the memory of a bare process
     batches: int  # batches per epoch, in one process; 1 or more
     step_operations: float  # floating-point operations of a batch, forward and backward
     evaluation_operations: float  # operations of one evaluation

@@ -83,7 +83,9 @@ class RaDit(Objective[RaDitTraining]):
         return {"both": (lm, retriever), LM: (lm,), RETRIEVER: (retriever,)}[job.settings.ra_dit.stages]
 
     def costs(self, job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
-        """Return the costs of the last stage, with those of LM-ft before it, and of the scoring."""
+        """Return the costs of the last stage, including the costs of LM-ft before it and of the
+        scoring.
+        """
         lm, retriever = _estimate_lm_costs(job, models), _estimate_retriever_costs(job, models)
         if job.settings.ra_dit.stages == LM:
             return lm

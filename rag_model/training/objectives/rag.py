@@ -356,7 +356,7 @@ class RagTask:
         return (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)
 
     def _get_passage_vectors(self, retrieval: RetrievedBatch) -> Tensor:
-        """Return (b, k, d) passage vectors: those of the snapshot, without gradient.
+        """Return the snapshot's vectors of the passages, (b, k, d), without gradient.
 
         If a passage encoder is trained, they are computed by it, with gradient.
         """

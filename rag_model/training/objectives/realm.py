@@ -143,7 +143,7 @@ class RealmTask(TextTask):
         index: Callable[[MovingIndexHooks], MovingIndex] | None = None,
         runner: TaskRunner | None = None,
     ) -> None:
-        """Choose the texts, which stay those of `snapshot` when the index moves.
+        """Choose texts of `snapshot`, which stay the same when the index moves.
 
         `digests` are the digests of the initial models' files. `index` builds the moving index,
         with the settings `moving`, from the hooks of this task; without it `snapshot` is searched
