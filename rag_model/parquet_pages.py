@@ -48,7 +48,7 @@ _MAX_DEPTH = 8  # nested structs; a page header has three levels
 
 
 class PagesError(ValueError):
-    """The pages of a column are invalid or too large; the message starts with a verb."""
+    """Pages are invalid, or decode to more bytes than allowed; the message starts with a verb."""
 
 
 # (header bytes, page type, decoded bytes, stored bytes, number of values, encoding). Creating an

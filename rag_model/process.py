@@ -570,7 +570,7 @@ def check_disk(folder: Path, size: int, work: str, other: str) -> None:
         other: an alternative to freeing space, the end of the error message.
 
     Raises:
-        ResourceError: there is too little free space.
+        ResourceError: less than `size` bytes are free.
     """
     free_bytes = shutil.disk_usage(folder).free
     if size > free_bytes:

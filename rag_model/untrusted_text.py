@@ -59,7 +59,7 @@ def limit_blank_lines(lines: Iterable[Line], name: str) -> Iterator[Line]:
     A compressed file of a few kilobytes may contain hundreds of millions of blank lines.
 
     Raises:
-        InputError: There are too many blank lines.
+        InputError: There are more blank lines than 65,536 plus 16 for each line with text.
     """
     blank_lines_left = _MAX_BLANK_LINES
     for line in lines:

@@ -32,7 +32,7 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
 
     Raises:
         UsageError: the folder contains something else, or another run uses it.
-        ResourceError: there is too little disk.
+        ResourceError: the disk has less free space than the work needs.
     """
     work_folder = (folder or out.parent).resolve() / f"{out.name}.work"
     _check_disk(work_folder, work_bytes, out, out_bytes)

@@ -56,7 +56,7 @@ def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
     """Return the questions given as arguments, then those of a file; `-` is standard input.
 
     Raises:
-        UsageError: there are none.
+        UsageError: no question is given.
     """
     questions = [*arguments]
     if file:

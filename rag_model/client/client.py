@@ -54,7 +54,7 @@ class ClientSettings:
         """Check the values.
 
         Raises:
-            UsageError: A number is not finite, or is too small.
+            UsageError: A number is not finite, or is below its minimum.
         """
         for name in (field.name for field in fields(self)):
             value, minimum = getattr(self, name), 1 if name in {"tries", "max_reply_bytes"} else 0

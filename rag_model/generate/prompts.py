@@ -270,7 +270,7 @@ def tokenize_prompts(
     tokenized as ordinary text.
 
     Raises:
-        UsageError: a prompt is too long even without passage, title and question.
+        UsageError: a prompt exceeds the maximum length even without passage, title and question.
     """
     tokenized_prompts = tokenize_untrusted(
         tokenizer,

@@ -77,8 +77,8 @@ class CausalGenerator(_TransformerGenerator):
         """Tokenize each question with each of its k passages.
 
         Raises:
-            UsageError: the number of passages differs between questions, or the template alone is
-                too long.
+            UsageError: the number of passages differs between questions, or the template alone
+                exceeds the maximum length.
         """
         prompts, k = render_prompts(self.prompt_template, questions, passages)
         max_length = min(self.prompt_template.max_length, self.max_tokens - self.prompt_template.max_answer)
@@ -197,8 +197,8 @@ class Seq2SeqGenerator(_TransformerGenerator):
         """Tokenize each question with each of its k passages.
 
         Raises:
-            UsageError: the number of passages differs between questions, or the template alone is
-                too long.
+            UsageError: the number of passages differs between questions, or the template alone
+                exceeds the maximum length.
         """
         prompts, k = render_prompts(self.prompt_template, questions, passages)
         token_rows = tokenize_prompts(self.tokenizer, prompts, min(self.prompt_template.max_length, self.max_tokens))

@@ -98,7 +98,7 @@ class ConcatReader(RetrievingReader):
         """Return the context of a prompt that fits into the budget and the writer's maximum.
 
         Raises:
-            UsageError: there is no room for a passage.
+            UsageError: no passage fits into the prompt.
         """
         bare_prompt = Prompt(self.settings.system(closed=False), self.settings.user(" ", question))
         capacity = (

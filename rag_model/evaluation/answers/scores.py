@@ -177,7 +177,7 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
     evidence.
 
     Raises:
-        InputError: a pattern is malformed or takes too long.
+        InputError: a pattern is malformed, or exceeds the time limit of a match.
         MissingExtraError: a package that a measure of this kind needs is not installed.
     """
     values = {name: compute(reading.answer, question.answers) for name, compute in answer_functions(kind).items()}

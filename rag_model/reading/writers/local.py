@@ -102,7 +102,7 @@ class LocalWriter:
         beams the whole text at its end.
 
         Raises:
-            UsageError: a prompt is too long.
+            UsageError: a prompt is longer than the model accepts.
             StoppedError: `should_stop` returned True.
         """
         completion_by_position: dict[int, Completion] = {}
@@ -118,7 +118,8 @@ class LocalWriter:
         forcing.
 
         Raises:
-            UsageError: the numbers of texts and prompts differ, or a pair is too long.
+            UsageError: the numbers of texts and prompts differ, or a pair is longer than the model
+                accepts.
         """
         if len(prompts) != len(texts):
             raise UsageError(f"{len(prompts)} prompts and {len(texts)} texts: give one text per prompt")

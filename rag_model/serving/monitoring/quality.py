@@ -262,7 +262,7 @@ class MonitorSettings:
 
 @dataclass(frozen=True, slots=True)
 class QualityMetrics:
-    """The current quality metrics; None if there are too few questions, or if not measurable."""
+    """The current quality metrics; None with fewer questions than `min_samples`, or if not measurable."""
 
     # collapse by verb, since a model may search with its own encoder
     collapse: Mapping[str, CollapseStats] = field(default_factory=dict)
@@ -400,7 +400,7 @@ class QualityMonitor:
         """Start the thread; drift is the distance from `questions`, the evaluation's questions.
 
         Raises:
-            UsageError: There are too few questions to measure drift.
+            UsageError: There are fewer than 20 questions, and at least one.
         """
         if 0 < len(questions) < MIN_QUESTIONS:
             raise UsageError(
