@@ -45,6 +45,6 @@ def test_a_template_may_refuse_messages() -> None:
 )
 def test_a_hostile_template_is_one_sentence(template: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if "took" in words:
-        monkeypatch.setattr("rag_model.chat_template._SECONDS", 2.0)
+        monkeypatch.setattr("rag_model.chat_template._MAX_SECONDS", 2.0)
     with pytest.raises((InputError, TemplateRefusalError), match=rf"^[^\n]*{words}[^\n]*$"):
         render_chat_template(template, MESSAGES, TOKENS)

@@ -70,7 +70,7 @@ def test_intervals_repeat_and_lie_within_the_values(values: list[float], seed: i
 
 def test_blocks_draw_what_one_draw_would(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = estimate_mean(VALUES)
-    monkeypatch.setattr("rag_model.evaluation.bootstrap._BLOCK", 1000)
+    monkeypatch.setattr("rag_model.evaluation.bootstrap._BLOCK_SIZE", 1000)
     assert estimate_mean(VALUES) == whole
 
 

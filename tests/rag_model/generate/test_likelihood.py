@@ -173,7 +173,7 @@ def test_logits_are_gone_through_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     targets = torch.arange(8).view(2, 4)
     found = []
     for values in (1 << 20, 25, 1):
-        monkeypatch.setattr(likelihood, "_CPU_VALUES", values)
+        monkeypatch.setattr(likelihood, "_MAX_CPU_LOGITS", values)
         given = logits.clone().requires_grad_()
         log_p, totals = target_log_p(given, targets, totals=True)
         (log_p.exp() + totals / 50).sum().backward()

@@ -171,7 +171,7 @@ def test_values_of_an_array_come_as_json_reads_them(given_values: list[Any]) -> 
 
 
 def test_a_long_array_is_read_piece_by_piece_and_its_lines_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rag_model.training.data.examples._CHUNK", 7)
+    monkeypatch.setattr("rag_model.training.data.examples._CHUNK_SIZE", 7)
     rows = [{"n": n, "text": "é" * n} for n in range(40)]
     text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]"
     assert list(iter_json_values(io.StringIO(text), "x")) == [(f"x, line {row['n'] + 2}", row) for row in rows]
