@@ -94,7 +94,7 @@ def hurried() -> Iterator[None]:
         yield
 
 
-_template_child = ChildWorker(chat_template.__name__, None, memory=chat_template._MEMORY)
+_template_child = ChildWorker(chat_template.__name__, None, memory=chat_template._MAX_MEMORY)
 
 
 def _call_shared_child(module: str, value: Any, *, seconds: float, memory: int) -> Any:

@@ -250,50 +250,52 @@ def _sort_by_bound(bounds, order, n_lists):
 
 
 @compiled
-def _add_and_track(rows, contributions, first, end, begin, factor, sums, touched_rows, n_rows):
-    """Add the postings of a window, whose first row is `begin`, to its sums.
+def _add_and_track(rows, contributions, begin, end, first_row, factor, sums, touched_rows, n_touched):
+    """Add the postings [begin, end) of a window, whose first row is `first_row`, to its sums.
 
     Return the number of touched rows.
     """
     for posting in range(begin, end):
         row = np.int64(rows[posting]) - first_row
         previous_sum = sums[row]
-        touched_rows[n_rows] = row
-        n_rows += previous_sum == 0
+        touched_rows[n_touched] = row
+        n_touched += previous_sum == 0
         sums[row] = previous_sum + score_units(factor, contributions[posting])
-    return n_rows
+    return n_touched
 
 
 @compiled
-def _take_promising(sums, touched_rows, n_rows, threshold, ids, scores):
+def _take_promising(sums, touched_rows, n_touched, threshold, window_rows, scores):
     """Store the touched rows with a sum above `threshold`, and reset all sums.
 
     Return the number of stored rows.
     """
     n_above = 0
-    for i in range(n_rows):
+    for i in range(n_touched):
         row = np.int64(touched_rows[i])
         score = sums[row]
         sums[row] = 0
-        ids[n_above], scores[n_above] = row, score
+        window_rows[n_above], scores[n_above] = row, score
         n_above += score > threshold
     return n_above
 
 
 @compiled
-def _add_by_bits(contributions, row_bitmap, ranks, first_word, last_posting, factor, threshold, ids, scores, n_rows):
-    """Add a list, by its bits, to the scores of rows.
+def _add_by_bits(
+    contributions, bits, ranks, first_word, last_posting, factor, threshold, window_rows, scores, n_candidates
+):
+    """Add a list, by its bits, to the scores of the candidates.
 
     Keep the candidates above `threshold` and return their number.
     """
     n_above = 0
-    for i in range(n_rows):
-        row = np.int64(ids[i])
-        word, bit = row_bitmap[first_word + (row >> 6)], _1 << np.uint64(row & 63)
+    for i in range(n_candidates):
+        row = np.int64(window_rows[i])
+        word, bit = bits[first_word + (row >> 6)], _1 << np.uint64(row & 63)
         posting = np.int64(ranks[first_word + (row >> 6)]) + _count_bits(word & (bit - _1))
-        score_units_added = score_units(factor, contributions[min(posting, last_posting)])
-        score = scores[i] + (score_units_added if word & bit else np.int64(0))
-        ids[n_above], scores[n_above] = row, score
+        added_units = score_units(factor, contributions[min(posting, last_posting)])
+        score = scores[i] + (added_units if word & bit else np.int64(0))
+        window_rows[n_above], scores[n_above] = row, score
         n_above += score > threshold
     return n_above
 
@@ -306,16 +308,16 @@ def _add_to_sums(rows, contributions, begin, end, first_row, factor, sums):
 
 
 @compiled
-def _add_sums(sums, threshold, ids, scores, n_rows):
-    """Add the window's sums to the scores of rows.
+def _add_sums(sums, threshold, window_rows, scores, n_candidates):
+    """Add the window's sums to the scores of the candidates.
 
     Keep the candidates above `threshold` and return their number.
     """
     n_above = 0
-    for i in range(n_rows):
-        row = np.int64(ids[i])
+    for i in range(n_candidates):
+        row = np.int64(window_rows[i])
         score = scores[i] + sums[row]
-        ids[n_above], scores[n_above] = row, score
+        window_rows[n_above], scores[n_above] = row, score
         n_above += score > threshold
     return n_above
 
