@@ -50,15 +50,15 @@ def finetune(
     if print_settings:
         text = render_settings(objective)
         return Reply({"kind": objective.name, "settings": text}, text.rstrip())
-    example_options = ("train", "dev") if objective.takes_examples else ()
-    required_options = {"--store": store, **{f"--{name}": arguments[name] for name in example_options}}
+    examples = ("train", "dev") if objective.takes_examples else ()
+    required_options = {"--store": store, **{f"--{name}": arguments[name] for name in examples}}
     if store is None or None in required_options.values():
         missing_options = [name for name, value in required_options.items() if value is None]
         raise UsageError(f"{' and '.join(missing_options)} {'is' if len(missing_options) == 1 else 'are'} required")
     arguments |= {"store": store, "work": str(work) if work else None}
     # Only the first process reports to a server, which then shows one run for the training.
-    is_first_process = os.environ.get("RANK", "0") == "0"
-    outcome = run_flow(finetune_flow, **arguments) if is_first_process else finetune_flow.fn(**arguments)
+    is_leader = os.environ.get("RANK", "0") == "0"
+    outcome = run_flow(finetune_flow, **arguments) if is_leader else finetune_flow.fn(**arguments)
     if outcome is None:
         return None
     return Reply(asdict(outcome), "\n".join(_format_outcome(outcome)))

@@ -303,7 +303,8 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
 
 @compiled
 def _follow_segments(chain: Any, size: Any, first_position: Any, segment_symbols: Any, out: Any) -> Any:
-    """Write the symbols along the chain from `first_position`, with runs expanded; return their number.
+    """Write the symbols along the chain from `first_position`, with runs expanded; return their
+    number.
 
     Return -1 if `out` is full. `chain` is a permutation of `size` positions, so each position is in
     one segment, and a row of `segment_symbols` has room for all of them.

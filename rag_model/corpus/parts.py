@@ -108,10 +108,11 @@ def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
 def assemble_parts(
     kind: SourceKind, runs: Sequence[PageRun], starts: Sequence[int], last_page: int, part_format: str = ""
 ) -> tuple[Part, ...]:
-    """Return the parts that start at `starts` and cover the ids up to `last_page`, with their slices.
+    """Return the parts that start at `starts` and cover the ids up to `last_page`, with their
+    slices.
 
-    `runs` are sorted by first page; a start beyond `last_page` gives no part. Adjacent streams of a file
-    are joined to one slice. `part_format` is the `Part.format` of the parts.
+    `runs` are sorted by first page; a start beyond `last_page` gives no part. Adjacent streams of a
+    file are joined to one slice. `part_format` is the `Part.format` of the parts.
     """
     starts = [start for start in starts if start <= last_page] or [0]
     ends = [start - 1 for start in starts[1:]] + [last_page]

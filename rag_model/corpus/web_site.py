@@ -256,7 +256,9 @@ class _SiteClient:
         self._delay = float(min(self._robots.crawl_delay("bookwheel") or 0, _MAX_DELAY))
 
     def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
-        """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that it lists."""
+        """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that
+        it lists.
+        """
         queue, seen_sitemaps, n_pages = [self._origin + self._start_path], {self._origin + self._start_path}, 0
         while queue:
             sitemap = queue.pop(0)

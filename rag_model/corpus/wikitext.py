@@ -134,10 +134,10 @@ def _decode_title(target: str) -> str:
 def find_link_spans(prose: str, expanded_text: str, clean: Callable[[str], str]) -> tuple[tuple[int, int], ...]:
     """Return the (start, end) characters of the words of links in `prose`, ascending and disjoint.
 
-    `prose` is what `clean` returns for `expanded_text` without marks. The section is cleaned again with the
-    marks. The marks can change the result (a space before and a space after a mark are not merged),
-    so links in changed lines are skipped, as are links in templates. In real articles nearly all
-    lines are the same with and without the marks.
+    `prose` is what `clean` returns for `expanded_text` without marks. The section is cleaned again
+    with the marks. The marks can change the result (a space before and a space after a mark are not
+    merged), so links in changed lines are skipped, as are links in templates. In real articles
+    nearly all lines are the same with and without the marks.
     """
     if LINK_START not in expanded_text:
         return ()

@@ -170,7 +170,8 @@ def _create_session(file: Path, device: str | None) -> Any:
     options.enable_mem_pattern = False  # batches differ in shape
     options.log_severity_level = 3  # errors
     thread_setting = os.environ.get(_THREADS_VARIABLE, "")
-    options.intra_op_num_threads = int(thread_setting) if thread_setting.isdigit() else 0  # 0: all cores
+    # 0: all cores
+    options.intra_op_num_threads = int(thread_setting) if thread_setting.isdigit() else 0
     # Leave cores to other processes.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers = _choose_providers(device, runtime.get_available_providers())

@@ -92,8 +92,8 @@ class SparseModel(nn.Module):
 def top_terms(
     weights: Tensor, max_terms: int, n_units: int, max_units: int, always_kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return (the `max_terms` terms with the largest weights, their quantized weights), (b, c) int64
-    each, in descending order of weight.
+    """Return (the `max_terms` terms with the largest weights, their quantized weights), (b, c)
+    int64 each, in descending order of weight.
 
     A weight of 1 is `n_units` units, clipped at `max_units`; an entry with 0 units is empty. Terms
     of equal weight are in the order of their ids. `always_kept`, (b, V) bool, marks terms that are

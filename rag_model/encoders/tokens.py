@@ -492,7 +492,9 @@ def find_pad_id(tokenizer: "Tokenizer", folder: Path) -> int:
 
 
 def pad_rows(rows: Sequence[Sequence[int] | Rows | TokenIds], width: int, fill_id: int) -> tuple[Rows, Flags]:
-    """Return (b, `width`) int64 ids, padded at the end with `fill_id`, and the (b, `width`) mask of tokens."""
+    """Return (b, `width`) int64 ids, padded at the end with `fill_id`, and the (b, `width`)
+    mask of tokens.
+    """
     # (t,) < (b, 1) -> (b, t)
     is_token = np.arange(width) < np.array([len(row) for row in rows])[:, None]
     ids = np.full(is_token.shape, fill_id, np.int64)

@@ -133,7 +133,9 @@ class NeighborLists:
 
 
 def search_neighbors(index: ExactIndex, vectors: Vectors, width: int) -> NeighborLists:
-    """Return the `width` best rows of each query by exact search, or all rows if there are fewer."""
+    """Return the `width` best rows of each query by exact search, or all rows if there are
+    fewer.
+    """
     scores, rows = index.search(vectors, min(width, index.n))
     is_cut = width < index.n
     floor = scores[:, -1] if is_cut else np.full(len(vectors), -np.inf, np.float32)

@@ -17,10 +17,10 @@ A build runs four stages, each a function of files:
 A piece depends only on the trained file and its own part, never on the number of rows, so a rebuild
 reuses the pieces of unchanged parts. `IndexPlan.entry` is the index's entry in the manifest: its
 kind, representation, file and search settings. A takedown rebuilds an index from rows without the
-page and reuses nothing, unless the kind is a `DerivingKind` or a `ShardUpdatingKind`. A pull fetches
-the whole file, with two exceptions: if the entry has `row_bytes`, the file ends in one row of that
-many bytes per passage, and only new rows are fetched; if the kind is a `DerivingKind`, the puller
-derives the file itself.
+page and reuses nothing, unless the kind is a `DerivingKind` or a `ShardUpdatingKind`. A pull
+fetches the whole file, with two exceptions: if the entry has `row_bytes`, the file ends in one row
+of that many bytes per passage, and only new rows are fetched; if the kind is a `DerivingKind`, the
+puller derives the file itself.
 
 A kind implements three protocols: `IndexBuilder`, `IndexSearcher` and `IndexPlanner`. The planner
 is optional: all of its methods have defaults.
@@ -617,9 +617,9 @@ class ShardUpdatingKind(Protocol):
     def can_follow(self, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> bool:
         """Return whether `follow` can move a trained file of another plan to this one.
 
-        `parent_inputs` are the other plan's `IndexPlan.piece_inputs`. If so, the shards of its build
-        are updated. This plan may have more of them, which come last, or fewer: then the statistics
-        of `follow` have `previous_shards`, the number that each shard had before.
+        `parent_inputs` are the other plan's `IndexPlan.piece_inputs`. If so, the shards of its
+        build are updated. This plan may have more of them, which come last, or fewer: then the
+        statistics of `follow` have `previous_shards`, the number that each shard had before.
         """
         ...
 
@@ -633,8 +633,8 @@ class ShardUpdatingKind(Protocol):
     ) -> IndexStats:
         """Write a trained file without a trace of `removed` vectors, from an earlier one.
 
-        The shards of the earlier build are then updated. If the statistics have a `reason`, the file
-        was trained again for that reason, and the shards are built again.
+        The shards of the earlier build are then updated. If the statistics have a `reason`, the
+        file was trained again for that reason, and the shards are built again.
 
         Args:
             plan: the plan of the build without the vectors.

@@ -316,8 +316,8 @@ def default_search(text: str) -> dict[str, int]:
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but
     16 to 128 of them: codes alone lose more than further lists would find. With a refinement,
-    nprobe is 256, or more if there are many lists, and refine is 10: 10 k candidates are reranked. A
-    graph with a refinement reranks 5 k candidates.
+    nprobe is 256, or more if there are many lists, and refine is 10: 10 k candidates are reranked.
+    A graph with a refinement reranks 5 k candidates.
     """
     factory = parse_factory(text)
     if isinstance(factory, HnswSpec):

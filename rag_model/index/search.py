@@ -28,8 +28,8 @@ from rag_model.index.recipe import REFINE, check_search_parameters, search_param
 from rag_model.ranges import CachedFile
 
 _LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
-# A search by ranges reads the ids of only its hits, in an additional round of requests, if this saves
-# more bytes.
+# A search by ranges reads the ids of only its hits, in an additional round of requests, if this
+# saves more bytes.
 _MIN_SAVED_BYTES = 256 << 10
 _ID_BYTES = 8  # bytes of the id of an entry; the ids of a list follow its codes
 _MAX_CACHED_PARAMETERS = 64  # faiss parameter objects that an index keeps
@@ -214,7 +214,9 @@ class FaissFileIndex:
         return (np.where(rows < 0, np.float32(-np.inf), scores) if rows.min(initial=0) < 0 else scores), rows
 
     def _search_ranges(self, ranges: CachedFile, vectors: Vectors, k: int, settings: Any) -> tuple[Vectors, Rows]:
-        """Search inverted lists, of which the nearest ones are loaded first, in one or two rounds."""
+        """Search inverted lists, of which the nearest ones are loaded first, in one or two
+        rounds.
+        """
         assert self._lists is not None
         assert self._quantizer is not None
         if isinstance(self._index, faiss.IndexPreTransform):
@@ -271,7 +273,8 @@ class FaissFileIndex:
             return None
         nprobe = parameters["nprobe"]
         settings = faiss.SearchParametersIVF(nprobe=nprobe)
-        if isinstance(self._quantizer, faiss.IndexHNSW):  # with a smaller efSearch it finds fewer lists
+        # with a smaller efSearch it finds fewer lists
+        if isinstance(self._quantizer, faiss.IndexHNSW):
             ef_search = max(int(self._quantizer.hnsw.efSearch), nprobe)
             settings = faiss.SearchParametersIVF(
                 nprobe=nprobe, quantizer_params=faiss.SearchParametersHNSW(efSearch=ef_search)

@@ -221,8 +221,8 @@ def count_passages(
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
     `reused` counts the passages whose vectors came from the parent or an earlier run. `truncated`
-    counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files of a
-    folder that planning dropped, by reason.
+    counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files
+    of a folder that planning dropped, by reason.
     """
     dropped = Counter(dropped_files or {})
     for result in passages:

@@ -118,7 +118,8 @@ class Parquet(RecordFormat):
             ) from error
 
     def parse_batch(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[Record]:
-        """Yield the records of a batch that follows the first `n_rows_before` rows of the file `name`.
+        """Yield the records of a batch that follows the first `n_rows_before` rows of the file
+        `name`.
 
         Raises:
             InputError: A row is not a record.

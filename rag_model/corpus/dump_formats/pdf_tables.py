@@ -125,7 +125,8 @@ class _Grid:
         table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in rows]
         for (row, _), row_cells in zip(rows, table, strict=True):
             if row not in ruled_rows and sum(map(bool, row_cells)) == 1:
-                row_cells.sort(key=bool, reverse=True)  # the only text is a heading of the rows below
+                # the only text is a heading of the rows below
+                row_cells.sort(key=bool, reverse=True)
         has_columns = sum(sum(map(bool, row_cells)) > 1 for row_cells in table) > 1
         is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(texts)
         return _split_text_lines(table) if is_table else []

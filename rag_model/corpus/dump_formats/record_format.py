@@ -252,10 +252,10 @@ def write_bucket_parts(
     """Distribute records to parts by the hash of their ids; return the parts.
 
     Records keep their order. The parts cover equal ranges of hashes. The number of parts depends on
-    the weight of all records if these fit into memory, otherwise on `source_bytes`, the bytes of the
-    source; `part_weight` is the weight of one part, if given. With `parent_boundaries`, the parent's
-    parts are kept unless their mean weight exceeds twice that weight. Without records there are no
-    parts.
+    the weight of all records if these fit into memory, otherwise on `source_bytes`, the bytes of
+    the source; `part_weight` is the weight of one part, if given. With `parent_boundaries`, the
+    parent's parts are kept unless their mean weight exceeds twice that weight. Without records
+    there are no parts.
     """
     lines = map(_encode_record, records)
     batch = _take_batch(lines)
@@ -318,7 +318,8 @@ def _get_bucket_path(folder: Path, i: int) -> Path:
 
 
 def parse_document(row: Mapping[str, Any], location: str) -> Record:
-    """Return the record of an object with `id`, `_id` or `docid`, `title`, and `text` or `sections`.
+    """Return the record of an object with `id`, `_id` or `docid`, `title`, and `text` or
+    `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
     the title, perhaps in quotes, a line break and the text. `revised` is optional, as are

@@ -65,7 +65,8 @@ from rag_model.corpus.wiki_mirror import (
 from rag_model.errors import InputError
 
 _OVERLAP_SECONDS = 600  # last changes that are read again, because sites write some of them late
-_MIN_REMEMBERED_CHANGES = 20  # minimum number of last changes that are remembered, however old they are
+# minimum number of last changes that are remembered, however old they are
+_MIN_REMEMBERED_CHANGES = 20
 _LISTING_SECONDS = 24 * 3600  # maximum age of a listing of all pages
 _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
@@ -453,7 +454,9 @@ def _has_lost_changes(cursor: Cursor, events: _Events) -> bool:
 
 
 def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
-    """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last `_MIN_REMEMBERED_CHANGES`."""
+    """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last
+    `_MIN_REMEMBERED_CHANGES`.
+    """
     if not entries:
         return ()
     start = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS

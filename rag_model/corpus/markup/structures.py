@@ -101,7 +101,8 @@ def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str]
 def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
     """Clean several texts in one call of `clean`, which is faster; return one line per text."""
     cleaned_texts = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
-    if len(cleaned_texts) != len(texts):  # a tag or a hidden span reaches from one text into another
+    # a tag or a hidden span reaches from one text into another
+    if len(cleaned_texts) != len(texts):
         cleaned_texts = [clean(text) for text in texts]
     return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned_texts]
 

@@ -233,7 +233,9 @@ def _get_gpu(process: int) -> tuple[Any, int]:
 
 
 def train_kmeans_on_gpu(lists: FaissIndex) -> list[Any]:
-    """Make `lists.train` run k-means on the GPU; return objects that must live until training ends."""
+    """Make `lists.train` run k-means on the GPU; return objects that must live until training
+    ends.
+    """
     if not has_gpu():
         return []
     lists.clustering_index = create_flat_index(lists)
@@ -252,7 +254,9 @@ def create_flat_index(lists: FaissIndex) -> FaissIndex:
 
 
 class ListAssigner:
-    """Assigns vectors to lists: by the index's quantizer, or on a GPU by comparing all centroids."""
+    """Assigns vectors to lists: by the index's quantizer, or on a GPU by comparing all
+    centroids.
+    """
 
     def __init__(self, lists: FaissIndex) -> None:
         """Copy the centroids to the GPU, if there is one."""

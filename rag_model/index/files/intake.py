@@ -32,7 +32,8 @@ Block = npt.NDArray[Any]
 _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
 _FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, and their number
 InvalidRowPolicy = Literal["refuse", "drop"]
-PART_BYTES = 256 << 20  # float32 bytes per part; a scatter worker needs about four times as much memory
+# float32 bytes per part; a scatter worker needs about four times as much memory
+PART_BYTES = 256 << 20
 _BLOCK_BYTES = 4 << 20  # float32 bytes per block
 
 
@@ -155,7 +156,8 @@ class ParquetSource:
 
     @classmethod
     def open(cls, path: Path, column: str | None) -> Self:
-        """Read the footer, and the first row if the lists have variable size; `blocks` checks the other pages.
+        """Read the footer, and the first row if the lists have variable size; `blocks` checks the
+        other pages.
 
         Raises:
             InputError: the file is damaged, or has no such column.
@@ -182,8 +184,8 @@ class ParquetSource:
         return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
 
     def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield blocks of at most `max_rows` rows, (m, d), in order; read only the row groups that have
-        them.
+        """Yield blocks of at most `max_rows` rows, (m, d), in order; read only the row groups that
+        have them.
         """
         row = first
         try:
@@ -289,7 +291,9 @@ class VectorInput:
         return np.dtype(np.float16 if all(file.dtype == np.float16 for file in self.files) else np.float32)
 
     def split_rows(self, first: int, end: int) -> Iterator[tuple[VectorSource, int, int]]:
-        """Yield each file with rows in [first, end), and the range of these rows within the file."""
+        """Yield each file with rows in [first, end), and the range of these rows within the
+        file.
+        """
         start = 0
         for file in self.files:
             if first < start + file.n and start < end:

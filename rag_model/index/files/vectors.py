@@ -90,7 +90,9 @@ def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> l
 
 
 def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:
-    """Call a function that reads rows of a part for each part of `Partition.split`, many at a time."""
+    """Call a function that reads rows of a part for each part of `Partition.split`, many at a
+    time.
+    """
     with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
         return [*executor.map(function, parts)]
 
@@ -304,7 +306,8 @@ class RemoteVectorFiles:
 
 
 def build_row_outline(path: Path) -> dict[str, Any] | None:
-    """Return the shape, the type and the offset of the rows of a file, for readers of a few of them.
+    """Return the shape, the type and the offset of the rows of a file, for readers of a few of
+    them.
 
     Return None for a file that `RemoteVectorFiles` does not read.
     """

@@ -2,9 +2,9 @@
 
 k-means of a sample gives the centroids. Each vector belongs to its nearest cell. All pairs of a
 vector and another near cell are ordered by margin. The first `border` pairs per vector join that
-cell's graph too, and the next `linked` pairs per vector are linked into it without joining it: links
-lead from the vector to members of that cell and back, but it is no node of the cell's graph. Both
-kinds of pairs connect neighbouring graphs.
+cell's graph too, and the next `linked` pairs per vector are linked into it without joining it:
+links lead from the vector to members of that cell and back, but it is no node of the cell's graph.
+Both kinds of pairs connect neighbouring graphs.
 
 A part's piece holds its vectors sorted by cell, so that a cell's worker reads only its slice of
 every part. Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from

@@ -134,7 +134,8 @@ class CellGraph:
 def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
     """Pack links into keys of the same shape; sorted keys are nearest first. -1 is `NO_LINK`."""
     bits = np.ascontiguousarray(similarity).view(np.int32)
-    # Descending in the order of the floats: all bits but the sign of a positive number are inverted.
+    # Descending in the order of the floats: all bits but the sign of a positive number are
+    # inverted.
     descending_bits = bits ^ (~(bits >> 31) & np.int32(0x7FFF_FFFF))
     return join_links(descending_bits.view(np.uint32).astype(np.uint64) << np.uint64(32), links)
 

@@ -65,7 +65,9 @@ class CellQuality:
         return cls(degree, unreachable, recall)
 
     def explain_decay(self, built: "CellQuality") -> str | None:
-        """Return the reason to build the cell again, or None; `built` is the quality when it was built."""
+        """Return the reason to build the cell again, or None; `built` is the quality when it
+        was built.
+        """
         if self.degree < _MIN_DEGREE * built.degree:
             return f"its vectors have fewer links, {self.degree:.1f} instead of {built.degree:.1f}"
         if self.unreachable > built.unreachable + _MAX_UNREACHABLE:
@@ -76,7 +78,9 @@ class CellQuality:
 
 
 def _count_unreachable(targets: Links, entry: int) -> int:
-    """Return the number of nodes that no walk along (m, w) `targets` reaches, -1 where no link is."""
+    """Return the number of nodes that no walk along (m, w) `targets` reaches, -1 where no link
+    is.
+    """
     is_reached = np.zeros(len(targets) + 1, np.bool_)  # the last entry stands for no link
     is_reached[[entry, -1]] = True
     front = np.array([entry])
@@ -132,7 +136,8 @@ class CellHistory:
         return 1 - float(self.is_original.sum()) / n_members if n_members else 0.0
 
     def explain_rebuild(self, n_inserted: int) -> str | None:
-        """Return the reason to build the cell again instead of inserting `n_inserted` members, or None.
+        """Return the reason to build the cell again instead of inserting `n_inserted` members, or
+        None.
 
         Call it on the history after the update.
         """

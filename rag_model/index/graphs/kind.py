@@ -226,7 +226,8 @@ class GraphKind(VectorKind):
         previous: Opener,
         out: Path,
     ) -> IndexStats:
-        """Update the graph of an earlier build's cell, or build it again if too little is left of it.
+        """Update the graph of an earlier build's cell, or build it again if too little is left of
+        it.
 
         The result is a function of the slices and of the earlier shard.
 

@@ -64,7 +64,9 @@ def link_across_border(graph: CellGraph, members: Vectors, sources: Vectors, met
 
 
 def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric: Metric) -> ScoredLinks:
-    """Return the links of `sources`, (s, d) float32, to members that a search finds: (s, OUT_LINKS)."""
+    """Return the links of `sources`, (s, d) float32, to members that a search finds: (s,
+    OUT_LINKS).
+    """
     out: ScoredLinks = np.full((len(sources), OUT_LINKS), NO_LINK)
     if len(members):
         for first, end in iter_ranges(len(sources), _BLOCK):

@@ -292,7 +292,9 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
 
 
 def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
-    """Add the nearest of the links (p,) to the lists of `members`, (p,), that have room, in place."""
+    """Add the nearest of the links (p,) to the lists of `members`, (p,), that have room, in
+    place.
+    """
     is_new = np.empty(len(keys), np.bool_)
     for first, end in iter_ranges(len(keys)):
         targets = unpack_links(lists[members[first:end]])  # (b, 2M)
@@ -515,7 +517,9 @@ def _offer_new_members(
 
 @compiled
 def _group_by_target(targets: Any, n_targets: Any) -> Any:
-    """Return the positions in `targets` by target, without -1, and (n_targets + 1,) where each begins."""
+    """Return the positions in `targets` by target, without -1, and (n_targets + 1,) where each
+    begins.
+    """
     begins = np.zeros(n_targets + 2, np.int64)
     for target in targets:
         begins[target + 2] += target >= 0

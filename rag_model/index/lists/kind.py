@@ -48,8 +48,8 @@ from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
 from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
 from rag_model.ranges import pack_bounds
 
-# Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as a
-# whole, so their blocks may be large. Of a long list only the ids of hits may be read.
+# Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as
+# a whole, so their blocks may be large. Of a long list only the ids of hits may be read.
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 # Number of vectors from which a loss by codes is measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096
@@ -421,7 +421,9 @@ def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_by
 
 
 def _divide_into_blocks(sizes: Rows, n_rows: int) -> Rows:
-    """Return the first list of each block of at most `n_rows` vectors or of one list, and the end."""
+    """Return the first list of each block of at most `n_rows` vectors or of one list, and the
+    end.
+    """
     borders, block_rows = [0], 0
     for number, size in enumerate(sizes.tolist()):
         if block_rows and block_rows + size > n_rows:

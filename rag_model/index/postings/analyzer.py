@@ -90,7 +90,9 @@ def _compile_word_pattern() -> re.Pattern[str]:
 
 @lru_cache(maxsize=1)
 def _map_latin_variants() -> dict[int, str]:
-    """Return the base letter of each Latin small letter that Unicode does not decompose, by code."""
+    """Return the base letter of each Latin small letter that Unicode does not decompose, by
+    code.
+    """
     base_by_letter = {ord(letter): base for letter, base in _OTHER_LATIN_LETTERS.items()}
     for code in (code for first, end in _LATIN_BLOCKS for code in range(first, end)):
         match = _LATIN_VARIANT.fullmatch(unicodedata.name(chr(code), ""))

@@ -51,7 +51,9 @@ class PostingsKind(UntrainedKind, ABC):
         """Return the bytes of a passage in the index file."""
 
     def estimate(self, plan: IndexPlan, part_rows: int | None = None) -> ResourceEstimate:
-        """Estimate the resources of a build, whose workers hold a part (scatter) or a batch (merge)."""
+        """Estimate the resources of a build, whose workers hold a part (scatter) or a batch
+        (merge).
+        """
         part_size, size = part_rows or min(plan.n, 100_000), plan.n * self.bytes_per_passage(plan)
         bytes_by_stage = {
             "train": PROCESS_BYTES,
@@ -97,7 +99,9 @@ class PostingsKind(UntrainedKind, ABC):
         return 0
 
     def build_outline(self, path: Path) -> dict[str, Any]:
-        """Return the ranges that every search reads, and terms of the dictionary; see `RangedKind`."""
+        """Return the ranges that every search reads, and terms of the dictionary; see
+        `RangedKind`.
+        """
         from rag_model.index.postings.file import PostingsFile  # noqa: PLC0415
 
         file = PostingsFile(path)

@@ -46,9 +46,9 @@ NO_COMMON_SHIFT = np.int64(1) << 40  # larger than any difference of rows
 _ONE = np.uint64(1)
 Ints = npt.NDArray[np.int64]
 DONE, FULL, DAMAGED = range(3)  # status of `carry_over`
-# Elements of a state: the offset of the previous dictionary's next term, and the number of terms left
-# in it; of the term that was read last, the bytes, the postings, the begin and the end of its list,
-# and whether it has yet to be written; the index of the next new term.
+# Elements of a state: the offset of the previous dictionary's next term, and the number of terms
+# left in it; of the term that was read last, the bytes, the postings, the begin and the end of its
+# list, and whether it has yet to be written; the index of the next new term.
 NEXT_TERM, TERMS_LEFT, TERM_BYTES, DF, LIST_BEGIN, LIST_END, TERM_LOADED, NEXT_NEW = range(8)
 STATE_SIZE = 8
 

@@ -158,7 +158,9 @@ class PostingsFile:
         return self._ranges is None
 
     def find_terms(self, terms: list[bytes]) -> Ints:
-        """Return postings, begin and end of the list of each term, (t, 3); see `dictionary.find_terms`."""
+        """Return postings, begin and end of the list of each term, (t, 3); see
+        `dictionary.find_terms`.
+        """
         if not self._pivots or self._ranges is None:
             return find_terms(terms, self.dictionary, self.groups, self.layout.n_terms)
         numbers = [max(0, bisect_right(self._pivots, (term, 1 << 62)) - 1) for term in terms]
@@ -184,7 +186,9 @@ class PostingsFile:
             self._ranges.load(bounds[:, 0], bounds[:, 1] + PADDING)
 
     def load_lists_later(self, ranges: npt.ArrayLike) -> None:
-        """Load ranges of the posting lists, (m, 2), in the background; see `RangeCache.load_later`."""
+        """Load ranges of the posting lists, (m, 2), in the background; see
+        `RangeCache.load_later`.
+        """
         if self._ranges is not None and len(bounds := self.layout.lists_offset + np.asarray(ranges, np.int64)):
             self._ranges.cache.load_later([(self._ranges, bounds[:, 0], bounds[:, 1] + PADDING)])
 
@@ -194,7 +198,9 @@ class PostingsFile:
         return 0 if self._ranges is None else self._ranges.count_missing_bytes(begin + offset, end + offset)
 
     def list_pivots(self) -> list[list[Any]]:
-        """Return groups of the dictionary, about one for each 16 KiB: number, offset and term (hex)."""
+        """Return groups of the dictionary, about one for each 16 KiB: number, offset and term
+        (hex).
+        """
         pivots: list[list[Any]] = []
         for group, offset in enumerate(self.groups[:, 0].tolist()):
             if not pivots or offset >= pivots[-1][1] + _PIVOT_BYTES:

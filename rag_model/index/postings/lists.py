@@ -25,9 +25,10 @@ HEADER_BYTES = 9  # bytes of a block's header
 MAX_HEADER_WEIGHT = 255  # larger weights are recorded as this
 MAX_LENGTH = 65_535  # maximum recorded length of a passage
 MAX_POSTING_BYTES = 20  # upper bound, including headers and exceptions
-# Elements of a writer, the state of a list that is being written: the number of postings in the open
-# block; the row before the next posting; the largest weight and the shortest passage of the open block;
-# the OR of its gaps, and of its weights minus 1; the offsets of the next block and of the next header.
+# Elements of a writer, the state of a list that is being written: the number of postings in the
+# open block; the row before the next posting; the largest weight and the shortest passage of the
+# open block; the OR of its gaps, and of its weights minus 1; the offsets of the next block and of
+# the next header.
 OPEN_COUNT, PREVIOUS_ROW, MAX_WEIGHT, MIN_LENGTH, GAP_BITS, WEIGHT_BITS, BLOCK_OFFSET, HEADER_OFFSET = range(8)
 WRITER_SIZE = 8
 

@@ -121,7 +121,8 @@ class LuceneAnalyzer(Analyzer):
         stem = self._stem(word)
         ending_match = _DEPARTURE.search(word)
         if ending_match and stem == f"{word[: ending_match.end(1)]}i" and _has_measure(word[: ending_match.start()]):
-            # Stemming again applies Porter's later steps to `ble`; they do not change a word in `log`.
+            # Stemming again applies Porter's later steps to `ble`; they do not change a word in
+            # `log`.
             stem = self._stem(f"{stem[:-1]}e") if ending_match[1] == "bl" else stem[:-1]
         return stem.encode("utf-8", "replace")
 

@@ -56,7 +56,9 @@ DAMAGED = -1
 
 @compiled
 def contribution(weight, length, weighting):
-    """Return the contribution of a posting to a score per unit of the term's factor; see the module."""
+    """Return the contribution of a posting to a score per unit of the term's factor; see the
+    module.
+    """
     return np.float32(weight / (weighting.saturation * weight + weighting.fixed + weighting.slope * length))
 
 

@@ -13,8 +13,8 @@ If a passage that only has optional terms could be among the best, the second ro
 instead. The hits and scores are always the same as from `maxscore`.
 
 An optional list that later queries use again is downloaded step by step, up to a megabyte with each
-query. A query that needs no request does not wait for this download. The complete list is decoded and
-cached, which is faster than selecting blocks for each query.
+query. A query that needs no request does not wait for this download. The complete list is decoded
+and cached, which is faster than selecting blocks for each query.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ from rag_model.index.postings.maxscore import Weighting
 from rag_model.index.postings.packing import BLOCK
 
 _MIN_OPTIONAL_BYTES = 64 << 10  # a list with fewer bytes to download is required
-# The sum of the optional lists' factors is at most this share of the required lists' sum. A share of
-# 0.2 reads fewer bytes in the first round, but more in the second: over two million passages, an
+# The sum of the optional lists' factors is at most this share of the required lists' sum. A share
+# of 0.2 reads fewer bytes in the first round, but more in the second: over two million passages, an
 # estimated 1.25 instead of 1.08 MB for both.
 _MAX_OPTIONAL_SHARE = 0.1
 # maximum bytes of optional lists that a query downloads for later queries
@@ -41,7 +41,9 @@ Ranges = list[tuple[int, int]]  # (begin, end) offsets in the section of the lis
 
 
 class SelectiveSearch:
-    """The search of one query. Call the methods in order, and load the ranges that each of them returns."""
+    """The search of one query. Call the methods in order, and load the ranges that each of them
+    returns.
+    """
 
     def __init__(
         self, file: PostingsFile, lists: Ints, factors: npt.NDArray[np.float64], k: int, completed_ends: dict[int, int]

@@ -70,7 +70,8 @@ def compute_recall(
     query_offsets = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
         max(retrieved_rows.max(initial=0), exact_rows.max(initial=0)) + 2
     )
-    # The offsets make the rows of each query distinct, so that one call serves all queries: (q, k) -> (q,).
+    # The offsets make the rows of each query distinct, so that one call serves all queries: (q, k)
+    # -> (q,).
     is_hit = np.isin(retrieved_rows[:, :k] + query_offsets, (exact_rows + query_offsets)[is_correct])
     n_hits = is_hit.sum(axis=1)
     recalls: Recalls = np.minimum(n_hits / k, 1.0)

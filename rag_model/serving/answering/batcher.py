@@ -380,7 +380,7 @@ class Batcher(Generic[_Reply]):
         """Return whether no other request is queued or being processed."""
         return len(requests) == self._active_requests == 1 and not self._queue
 
-    def _wait_for_batch(self, worker_number: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
+    def _wait_for_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         """Wait for requests and return a batch; [] once closed and empty.
 
         The clients of the `last_batch_size` requests that this worker has just answered are
@@ -390,34 +390,34 @@ class Batcher(Generic[_Reply]):
             self._active_requests -= last_batch_size
             self._idle_workers += 1
             try:
-                requests = self._collect_batch(worker_number, last_batch_size)
+                requests = self._collect_batch(worker, last_batch_size)
                 self._active_requests += len(requests)
             finally:
                 self._idle_workers -= 1
             self._wake_worker()  # for the remaining requests
             return requests
 
-    def _collect_batch(self, worker_number: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
+    def _collect_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:
         requests: list[QueuedRequest[_Reply]] = []
         # Another worker may have taken the requests in the meantime.
         while not requests and (self._queue or not self._is_closing):
             while not self._has_enough(1):
-                self._sleep(worker_number, 1)
+                self._sleep(worker, 1)
             # An equal share for every worker keeps the batches at one size.
             min_requests = -(-(self._active_requests + last_batch_size) // self._worker_count)
             deadline = time.monotonic() + self._max_wait_seconds
             while not self._has_enough(min_requests) and (remaining_seconds := deadline - time.monotonic()) > 0:
-                self._sleep(worker_number, min_requests, remaining_seconds)
+                self._sleep(worker, min_requests, remaining_seconds)
             requests = self._pop_batch(min(self._batch_limit, -(-self._queue.question_count // self._idle_workers)))
         return requests
 
-    def _sleep(self, worker_number: int, min_requests: int, seconds: float | None = None) -> None:
+    def _sleep(self, worker: int, min_requests: int, seconds: float | None = None) -> None:
         self._wake_worker()  # the queue may hold enough for another worker
-        self._sleepers[worker_number] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
+        self._sleepers[worker] = sleeper = _Sleeper(min_requests, threading.Condition(self._lock))
         try:
             sleeper.condition.wait(seconds)
         finally:
-            if self._sleepers.pop(worker_number, None) is None:
+            if self._sleepers.pop(worker, None) is None:
                 self._waking_workers -= 1
 
     def _wake_worker(self) -> None:

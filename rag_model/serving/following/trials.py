@@ -244,7 +244,7 @@ def try_model(dest: Path, folder: Path, reader: ReaderName) -> None:
     _run_model_trial(dest, _MODEL_KINDS[reader], folder, trial_inputs, sum(path.stat().st_size for path in files))
 
 
-def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_file_bytes: int) -> None:
+def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_bytes: int) -> None:
     arguments = {"kind": kind, "folder": str(folder)}
     run_trial(
         dest,
@@ -254,8 +254,8 @@ def _run_model_trial(dest: Path, kind: str, folder: Path, trial_inputs: Any, n_f
         lambda: run_in_child(
             __name__,
             arguments,
-            seconds=_MODEL_SECONDS + n_file_bytes / _MODEL_BYTES_PER_SECOND,
-            memory=_MODEL_MEMORY + _WEIGHT_COPIES * n_file_bytes,
+            seconds=_MODEL_SECONDS + n_bytes / _MODEL_BYTES_PER_SECOND,
+            memory=_MODEL_MEMORY + _WEIGHT_COPIES * n_bytes,
         ),
         record_success=True,
     )

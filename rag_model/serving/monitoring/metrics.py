@@ -146,11 +146,11 @@ class ScrapeState:
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
     text = "Median of the last builds over that of earlier ones: recall, distances per query, or cost."
-    ratio_metric = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
+    gauge = GaugeMetricFamily("bookwheel_builds_trend_ratio", text, labels=["measure", "index"])
     for trend in trends:
-        ratio_metric.add_metric([trend.measure, trend.index], trend.ratio)
-    if ratio_metric.samples:
-        yield ratio_metric
+        gauge.add_metric([trend.measure, trend.index], trend.ratio)
+    if gauge.samples:
+        yield gauge
 
 
 def _build_collapse_metrics(collapse_by_verb: Mapping[str, CollapseStats]) -> Iterator[Metric]:

@@ -137,8 +137,8 @@ class ClosedBookChecker:
 
     def check(self, answer: Answer, stop: StopCheck) -> OverrideCheck:
         """Check the answer with `is_repeated`, and return the tokens of the closed-book answer."""
-        (closed_book_answer,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
-        return OverrideCheck(is_repeated(answer, closed_book_answer), closed_book_answer.usage)
+        (own_answer,) = self.reader.answer_from([answer.question], [()], AnswerCallbacks(stop))
+        return OverrideCheck(is_repeated(answer, own_answer), own_answer.usage)
 
 
 def can_check_overrides(model: ServedModel | None) -> bool:

@@ -262,7 +262,9 @@ class MonitorSettings:
 
 @dataclass(frozen=True, slots=True)
 class QualityMetrics:
-    """The current quality metrics; None with fewer questions than `min_samples`, or if not measurable."""
+    """The current quality metrics; None with fewer questions than `min_samples`, or if not
+    measurable.
+    """
 
     # collapse by verb, since a model may search with its own encoder
     collapse: Mapping[str, CollapseStats] = field(default_factory=dict)

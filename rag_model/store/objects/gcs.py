@@ -34,7 +34,9 @@ _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 class GCS(Bucket):
-    """The buckets that the environment's credentials can read; without credentials, public buckets."""
+    """The buckets that the environment's credentials can read; without credentials, public
+    buckets.
+    """
 
     protocol = ("gs", "gcs")
 

@@ -64,11 +64,15 @@ class HubApi(HfApi):  # type: ignore[misc]
         super().__init__(endpoint=os.environ.get("HF_ENDPOINT") or None, library_name="bookwheel")
 
     def close(self) -> None:
-        """Leave the connections open, because all users of the library in this process share them."""
+        """Leave the connections open, because all users of the library in this process share
+        them.
+        """
 
 
 class Hub(Bucket):
-    """The repositories that the environment's token can read; without a token, public repositories."""
+    """The repositories that the environment's token can read; without a token, public
+    repositories.
+    """
 
     protocol = "hf"
 
@@ -193,7 +197,9 @@ def translate_errors() -> Iterator[None]:
 
 @contextmanager
 def guard_request() -> Iterator[None]:
-    """Translate the errors of one request, including invalid settings and replies of other servers."""
+    """Translate the errors of one request, including invalid settings and replies of other
+    servers.
+    """
     try:
         with translate_errors():
             yield

@@ -77,7 +77,9 @@ class S3(S3FileSystem):  # type: ignore[misc]
 
 
 def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None:
-    """Raise an error for a reply that is not a `ListBucketResult`, which always has `IsTruncated`."""
+    """Raise an error for a reply that is not a `ListBucketResult`, which always has
+    `IsTruncated`.
+    """
     if http_response.status_code == 200 and "IsTruncated" not in parsed:
         raise not_a_listing_error(http_response.headers)
 

@@ -11,12 +11,12 @@ list. A splice begins with the numbers of steps and of literal bytes, eight byte
 rest is the steps, three numbers of eight bytes each (number of literal bytes, start and length of a
 stretch), and the literal bytes.
 
-*New rows of weighted terms* replace a splice for an inverted index of such terms, since each block of
-its postings begins with another posting after the first new row. The puller derives the index from
-its old one and these rows. The file has the numbers of runs, of new rows and of their terms, eight
-bytes each, and then, packed: the length of each run of rows, the first row of the base in it plus 1,
-or 0 for new rows; the number of terms of each new row; the distance of each term from the one before;
-and the weights. All but the weights are split into planes, the lowest bytes of all numbers first.
+*New rows of weighted terms* replace a splice for an inverted index of such terms, since each block
+of its postings begins with another posting after the first new row. The puller derives the index
+from its old one and these rows. The file has the numbers of runs, of new rows and of their terms,
+eight bytes each, and then, packed: the length of each run of rows, the first row of the base in it
+plus 1, or 0 for new rows; the number of terms of each new row; the distance of each term from the
+one before; and the weights. All but the weights are split into planes, the lowest bytes of all numbers first.
 
 Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian National University, 1996.
 """

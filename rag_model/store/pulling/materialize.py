@@ -57,7 +57,9 @@ def derive_nothing(
 
 
 class PullProgress:
-    """Count the bytes of all threads; if one thread fails, the others stop and keep partial files."""
+    """Count the bytes of all threads; if one thread fails, the others stop and keep partial
+    files.
+    """
 
     def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
         """Call `on_progress` with the number of bytes done and `total_bytes`."""
@@ -155,8 +157,8 @@ def materialize_snapshot(
     """Materialize the given files of a snapshot; return the number of bytes fetched.
 
     If another snapshot was pulled last, the passages are materialized first, because they determine
-    which vectors are on the local disk, and the indexes last, because embeddings have their vectors.
-    `mapped` also writes memory-mapped copies of the passages.
+    which vectors are on the local disk, and the indexes last, because embeddings have their
+    vectors. `mapped` also writes memory-mapped copies of the passages.
 
     Raises:
         StoreError: a blob is missing or damaged.

@@ -114,7 +114,8 @@ class _Block:
         )
 
     def place(self, is_inserted: Bools, is_removed: Bools) -> tuple[Bools, Bools]:
-        """Return masks of the slots that get a predicted number, and of the numbers that get a slot.
+        """Return masks of the slots that get a predicted number, and of the numbers that get a
+        slot.
 
         The numbers fill the slots in order. `is_inserted`, (s,), masks the slots that are taken,
         and `is_removed`, (p,), the numbers that are not used.

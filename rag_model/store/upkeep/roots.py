@@ -303,7 +303,9 @@ def _read_catalog_files(
 
 
 def list_manifest_ids(files: Iterable[StoredFile], folder: str) -> tuple[str, ...]:
-    """Return the sorted ids of the manifests among files that are in `folder`, such as snapshots."""
+    """Return the sorted ids of the manifests among files that are in `folder`, such as
+    snapshots.
+    """
     matches = [match for file in files if (match := MANIFEST_PATH.fullmatch(file.path))]
     return tuple(sorted(match[2] for match in matches if match[1] == folder))
 

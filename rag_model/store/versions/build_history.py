@@ -88,7 +88,9 @@ class CostForecast:
 
     @classmethod
     def fit(cls, costs: Sequence[tuple[int, float]]) -> Self:
-        """Fit (number of changed passages, cost) pairs by least squares; both terms are at least 0."""
+        """Fit (number of changed passages, cost) pairs by least squares; both terms are at
+        least 0.
+        """
         mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
         spread = sum((x - mean_x) ** 2 for x, _ in costs)
         slope = sum((x - mean_x) * (y - mean_y) for x, y in costs) / spread if spread else math.inf

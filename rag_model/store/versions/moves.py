@@ -29,10 +29,10 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (id, unique prefix, ref or `ref@number`); return the current move.
 
     If the environment has a key, the snapshot and the move are signed. So an owner who has no trust
-    file signs an existing snapshot by tagging it. A ref that already names the snapshot is moved only if
-    the environment has a key and no trusted key signed its current move. A stranger's move is never
-    signed, because the stranger wrote its note and history. `model:` before the snapshot, or before
-    both, selects models.
+    file signs an existing snapshot by tagging it. A ref that already names the snapshot is moved
+    only if the environment has a key and no trusted key signed its current move. A stranger's move
+    is never signed, because the stranger wrote its note and history. `model:` before the snapshot,
+    or before both, selects models.
 
     Raises:
         StoreError: there is no such snapshot.

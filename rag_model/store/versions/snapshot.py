@@ -407,7 +407,9 @@ class Snapshot:
         self.close()
 
     def _find_cached_passages(self, rows: Sequence[int]) -> dict[int, Passage]:
-        """Return the passages that were read before: decoding a part of a row group takes longer than a search."""
+        """Return the passages that were read before: decoding a part of a row group takes
+        longer than a search.
+        """
         with self._lock:
             cached_passages = ((row, self._passage_cache.find(row)) for row in rows)
             return {row: passage for row, passage in cached_passages if passage is not None}
@@ -463,7 +465,9 @@ class Snapshot:
             ranges.prefetch(byte_ranges)
 
     def _take_reader(self, part: PartEntry) -> PassageReader:
-        """Return the open reader of a part and mark it as the last used one; call it with the lock."""
+        """Return the open reader of a part and mark it as the last used one; call it with the
+        lock.
+        """
         reader = self._readers.pop(part.name, None) or self._open_reader(part)
         self._readers[part.name] = reader
         if len(self._readers) > _MAX_OPEN_PARTS:

@@ -11,9 +11,9 @@ only if a key of the file signed it, because readers delete replaced snapshots. 
 such a signature also keeps its pages out of new builds, but does not remove them from published
 snapshots.
 
-After the record is written, no build puts such a page into a passage, and no snapshot that contains one can
-be published. A ref's move to a retired snapshot is read as a move to its replacement. The id of a
-retired snapshot is not resolved: the error names the replacement.
+After the record is written, no build puts such a page into a passage, and no snapshot that contains
+one can be published. A ref's move to a retired snapshot is read as a move to its replacement. The
+id of a retired snapshot is not resolved: the error names the replacement.
 """
 
 import logging
