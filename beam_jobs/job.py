@@ -68,7 +68,7 @@ def run_job(
         new_reports = _run_in_process(function, remaining_tasks, store, report_remaining)
     else:
         import_beam(launch.flags)
-        from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - importing Beam takes a second
+        from beam_jobs.pipeline import run_on_workers  # noqa: PLC0415 - imports Beam, slowly
 
         new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, estimate_seconds)
     reports_by_number = dict(zip(unrecorded_numbers, new_reports, strict=True))

@@ -6,7 +6,7 @@ Command line:
     command: options, replies and output formats that verbs share.
 
 Builds:
-    reindex, add_index, import_library: build a snapshot from a dump, from another snapshot (with other
+    reindex, add_index, import_library: build a snapshot from a dump, another snapshot (with other
         indexes or another encoder), or from existing vectors.
     finish: the stages that all builds share, from the indexes to the ref.
     index: one index over vectors from files.

@@ -132,7 +132,7 @@ def create_table(
 ) -> None:
     """Write a table as an artifact of the run, and the link `title` to its report, if any."""
     if in_run():
-        from prefect.artifacts import create_table_artifact  # noqa: PLC0415 - takes most of a second
+        from prefect.artifacts import create_table_artifact  # noqa: PLC0415 - a slow import
 
         create_table_artifact(rows, key=key, description=description)
     if report:

@@ -152,7 +152,7 @@ def get_checked_flow() -> "type[Flow[..., Any]]":
     """Return the class of flows that refuse secrets among their parameters before a server records
     the run; imports Prefect.
     """
-    from prefect import Flow  # noqa: PLC0415 - takes most of a second, and the command line may not need it
+    from prefect import Flow  # noqa: PLC0415 - slow, and not always needed
 
     class CheckedFlow(Flow[Parameters, FlowResult]):
         def serialize_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -336,7 +336,7 @@ def in_run() -> bool:
 class StageClock:
     """Shows the progress of a flow's stages, one after another, and measures their times.
 
-    `cpu` counts the seconds of this process and of the processes and local workers that ended in a stage.
+    `cpu` counts the seconds of this process, and of processes and local workers that ended in it.
     """
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI

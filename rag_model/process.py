@@ -157,13 +157,13 @@ def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
 
 
 def configure_native_libraries() -> None:
-    """Make Arrow use the C library's allocator, and idle threads of OpenBLAS sleep, here and in child
-    processes.
+    """Make Arrow use the C library's allocator, and idle threads of OpenBLAS sleep, here and in
+    child processes.
 
-    Call it before Arrow and numpy are imported. Arrow's own allocator keeps the memory that a thread
-    freed, even after the thread has ended: `diff` of half a million passages used 340 MB instead of
-    200 MB. OpenBLAS's threads wait for the next product of matrices by spinning, for 70 ms of CPU
-    time. Variables that are already set are respected.
+    Call it before Arrow and numpy are imported. Arrow's own allocator keeps the memory that a
+    thread freed, even after the thread has ended: `diff` of half a million passages used 340 MB
+    instead of 200 MB. OpenBLAS's threads wait for the next product of matrices by spinning, for 70
+    ms of CPU time. Variables that are already set are respected.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the minimum

@@ -45,7 +45,7 @@ def release(
     Args:
         retriever: Retriever expression, as for `evaluate`; by default the snapshot's default
             retriever.
-        k: Passages per question that are measured, by default 20; with a model, that it answers from.
+        k: Passages per question that are measured, by default 20; or that the model reads.
         judge: How relevance is judged, as for `evaluate`.
         answers: The kind of the answers, as for `evaluate`.
         floor: A measure's minimum, below which the release is refused: `--floor Success@20=0.6`;

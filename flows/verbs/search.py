@@ -60,7 +60,7 @@ def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
     """
     questions = [*arguments]
     if file:
-        from rag_model.evaluation.questions import read_questions  # noqa: PLC0415 - most questions are arguments
+        from rag_model.evaluation.questions import read_questions  # noqa: PLC0415 - rarely needed
 
         questions += [question.text for question in read_questions(sys.stdin if file == "-" else file).questions]
     if not questions:

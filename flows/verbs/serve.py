@@ -177,7 +177,7 @@ def serve(
             "http" if tls_certificate is None else "https",
         )
         return
-    from rag_model.serving import run as serving  # noqa: PLC0415 - imports torch, which reads the variables above
+    from rag_model.serving import run as serving  # noqa: PLC0415 - torch reads the variables
 
     settings = serving.ServiceSettings(
         retrievers=choose_expressions(index, retriever),

@@ -206,7 +206,7 @@ def parse_reply(record_type: type[_Record], value: Any) -> _Record:
 
 def _parse_record(record_type: Any, value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{path or 'the reply'} is not an object")  # noqa: TRY004 - the fault of the JSON, not of the caller
+        raise ValueError(f"{path or 'the reply'} is not an object")  # noqa: TRY004 - a value
     values = {}
     for name, hint, is_required, *_ in list_json_fields(record_type):
         field_path = f"{path}.{name}" if path else name

@@ -58,7 +58,8 @@ ARTICLE_SCHEMA = pa.schema(
 )
 
 
-@dataclass(slots=True)  # `frozen` would take ten times as long, here and below: there is one per page
+# `frozen` would take ten times as long, here and below: there is one per page
+@dataclass(slots=True)
 class StoredArticle:
     """The passages of an article as consecutive rows of a passage file, with their digest."""
 

@@ -410,7 +410,9 @@ class PassageFile:
         return self._open_parquet(metadata=metadata, read_dictionary=list_text_paths(metadata, _TEXTS))
 
     def _open_parquet(self, **options: Any) -> pq.ParquetFile:
-        """Open the file; a local one is read without the threads that read ahead, which cost CPU time."""
+        """Open the file; a local one is read without the threads that read ahead, which cost
+        CPU time.
+        """
         read_ahead = not isinstance(self._source, Path)
         return pq.ParquetFile(self._source, page_checksum_verification=True, pre_buffer=read_ahead, **options)
 

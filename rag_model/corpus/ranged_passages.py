@@ -314,7 +314,7 @@ def _decode_group(
         data: bytes of the row group.
         columns: names of its columns, in order.
         n_complete_rows: number of first rows whose texts are in `data`.
-        text_cut: number of the cut, and the end of its texts in `data`; None if `data` has all texts.
+        text_cut: number of the cut, and the end of its texts in `data`; None if all are there.
     """
     decoded_columns, nbytes = dict[str, _Column](), 0
     for name, (dictionary_page, data_page) in _find_pages(data, columns).items():

@@ -287,19 +287,19 @@ def load_any_encoder(folder: Path, role: Role = "question", name: str = "") -> A
         MissingExtraError: the model extra is not installed.
     """
     if is_muvera_encoder(folder):
-        from rag_model.encoders.muvera import MuveraEncoder  # noqa: PLC0415 - imported for this kind only
+        from rag_model.encoders.muvera import MuveraEncoder  # noqa: PLC0415 - this kind only
 
         return MuveraEncoder.load(folder)
     if is_endpoint_encoder(folder):
-        from rag_model.encoders.endpoint_encoder import EndpointEncoder  # noqa: PLC0415 - imported for this kind only
+        from rag_model.encoders.endpoint_encoder import EndpointEncoder  # noqa: PLC0415 - this kind only
 
         return EndpointEncoder.load(folder)
     if is_token_encoder(folder):
-        from rag_model.encoders.token_encoder import TokenEncoder  # noqa: PLC0415 - imported for this kind only
+        from rag_model.encoders.token_encoder import TokenEncoder  # noqa: PLC0415 - this kind only
 
         return TokenEncoder.load(folder)
     if is_sparse_encoder(folder):
-        from rag_model.encoders.sparse_encoder import SparseEncoder  # noqa: PLC0415 - imported for this kind only
+        from rag_model.encoders.sparse_encoder import SparseEncoder  # noqa: PLC0415 - this kind only
 
         return SparseEncoder.load(folder)
     return Encoder.load(name or folder, role)
@@ -313,7 +313,7 @@ def load_passage_encoder(folder: Path) -> Union[AnyEncoder, "BagEncoder"]:
         MissingExtraError: the model extra is not installed.
     """
     if is_bag_encoder(folder):
-        from rag_model.encoders.bag import BagEncoder  # noqa: PLC0415 - imported for this kind only
+        from rag_model.encoders.bag import BagEncoder  # noqa: PLC0415 - this kind only
 
         return BagEncoder.load(folder)
     return load_any_encoder(folder, "passage")

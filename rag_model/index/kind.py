@@ -600,7 +600,7 @@ class PieceReusingKind(Protocol):
         `scatter` writes the same bytes.
 
         Raises:
-            InputError: for the same reasons as `scatter`, or a previous piece is missing or damaged.
+            InputError: as for `scatter`, or a previous piece is missing or damaged.
             ResourceError: for the same reasons as `scatter`.
         """
         ...
@@ -660,7 +660,7 @@ class ShardUpdatingKind(Protocol):
         alone. If the statistics have a `reason`, the shard was built again, for that reason.
 
         Raises:
-            InputError: for the same reasons as `shard`, or the previous shard is missing or damaged.
+            InputError: as for `shard`, or the previous shard is missing or damaged.
             ResourceError: for the same reasons as `shard`.
         """
         ...

@@ -3,5 +3,5 @@
 | module | content |
 | --- | --- |
 | `langchain`, `llamaindex`, `haystack` | a `BookwheelRetriever` for the framework |
-| `source` | the passages of a snapshot, a followed ref or a service, and the settings that choose between them |
+| `source` | the passages of a snapshot, a followed ref or a service, and their settings |
 """

@@ -15,7 +15,7 @@ from rag_model.integrations.source import LazySource, SourceSettings, build_meta
 os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
 require("haystack", "haystack")
 
-from haystack import Document, component, default_from_dict, default_to_dict  # noqa: E402 - after the settings above
+from haystack import Document, component, default_from_dict, default_to_dict  # noqa: E402 - see above
 from haystack.utils import Secret  # noqa: E402
 
 

@@ -137,7 +137,7 @@ def find_model_folder(store: Store | None, model_id: str) -> Path | None:
 
 
 def _open_endpoint_writer(model_id: str, settings: ReaderSettings) -> Writer:
-    from rag_model.reading.writers.chat_settings import ChatSettings  # noqa: PLC0415 - imports HTTP; only endpoints need it
+    from rag_model.reading.writers.chat_settings import ChatSettings  # noqa: PLC0415 - imports HTTP
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
     decoding = settings.decoding

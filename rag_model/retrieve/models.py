@@ -137,7 +137,7 @@ class PairScorerCache:
         """
         with self._lock:
             if name not in self._loaded:
-                from rag_model.encoders.cross_encoder import CrossEncoder  # noqa: PLC0415 - few searches use a reranker
+                from rag_model.encoders.cross_encoder import CrossEncoder  # noqa: PLC0415 - rarely used
 
                 folder = resolve_part_folder(self._open_store(name), name, CROSS_ENCODER)
                 self._loaded[name] = CrossEncoder.load(folder)

@@ -74,7 +74,7 @@ class SnapshotMetrics:
         cost, health.
 
         `distances` is the number of distance computations per query. `repaired` counts the graph
-        nodes that were unreachable before the repair; `unreachable` counts the nodes that still are.
+        nodes that were unreachable before the repair, `unreachable` the nodes that still are.
         """
         return {index: self._collect_index_metrics(index) for index in self.recalls}
 

@@ -52,7 +52,9 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """The file with which `gc` keeps the result; without one, `gc` keeps only recent results."""
+        """The file with which `gc` keeps the result; without one, `gc` keeps only recent
+        results.
+        """
         return None
 
     @property

@@ -1,7 +1,8 @@
 """The templates that a dump defines: aliases, boxes without text, and small bodies.
 
 A job reads the pages of the template namespace once (`read_templates`), and one table is made of
-the results (`merge_templates`). A page then resolves the names that no renderer of this package knows:
+the results (`merge_templates`). A page then resolves the names that no renderer of this package
+knows:
 
 * a redirect is resolved to its target; if a known name redirects to a local name, the local name is
   an alias of it (`Template:Convert` -> `রূপান্তর`), as is a template that only calls a known module

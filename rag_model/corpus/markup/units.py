@@ -3,8 +3,8 @@
 `units.tsv` has one line per unit: kind, codes, symbol, singular, plural, factor, default output,
 and an offset if there is one. Factors convert to metres, square metres, cubic metres, kilograms,
 metres per second, joules, watts, pascals, kelvins (and so on); only units of one kind are converted
-into each other. Metric prefixes, powers of ten (`e6acre`) and quotients (`kg/ha`) are not in the table.
-Sources: NIST SP 811, appendix B, for factors; Module:Convert/documentation for defaults.
+into each other. Metric prefixes, powers of ten (`e6acre`) and quotients (`kg/ha`) are not in the
+table. Sources: NIST SP 811, appendix B, for factors; Module:Convert/documentation for defaults.
 """
 
 import re

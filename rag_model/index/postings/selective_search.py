@@ -138,7 +138,7 @@ class SelectiveSearch:
     def rank(self, weighting: Weighting, scores: Ints, rows: Ints) -> int | None:
         """Fill in the best scores, in units, and rows, and return their number.
 
-        Return None if `find_candidates` returned all lists, which have to be searched with `maxscore`.
+        Return None if `find_candidates` returned all lists: they are searched with `maxscore`.
 
         Raises:
             InputError: the file is damaged.

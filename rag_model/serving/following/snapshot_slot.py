@@ -122,7 +122,9 @@ class SnapshotSlot:
     def release(
         self, loaded: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
     ) -> None:
-        """Release one hold of a snapshot; the last release frees it, in a function that `run` calls."""
+        """Release one hold of a snapshot; the last release frees it, in a function that `run`
+        calls.
+        """
         with self._lock:
             self._reader_counts[id(loaded)] -= 1
             if self._reader_counts[id(loaded)]:

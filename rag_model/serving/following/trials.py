@@ -279,7 +279,7 @@ def _run_model(arguments: Any) -> None:
 
 
 def _answer_questions(folder: Path, reader: ReaderName) -> None:
-    from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415 - they need torch, which the caller may lack
+    from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415 - needs torch
     from rag_model.reading.model import load_reading_model  # noqa: PLC0415
     from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
 

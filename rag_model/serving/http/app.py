@@ -32,7 +32,7 @@ An error is `{"detail": "one sentence"}` with one of these statuses:
 
 | event | data |
 | --- | --- |
-| `passages` | `snapshot`, `model`, and the `passages` of each question; it replaces all earlier events |
+| `passages` | `snapshot`, `model`, and `passages` of each question; replaces all earlier events |
 | `text` | `answer`, the index of a question, and new `text` at the end of its answer |
 | `answer` | the whole reply of `POST /answer`; the last event |
 | `error` | `detail`, one sentence, and the HTTP `status` of such an error; the last event |

@@ -258,8 +258,8 @@ class Blobs:
     ) -> bool:
         """Write a blob to a local path as `fetch` does, from the bytes that `iter_chunks` yields.
 
-        `iter_chunks(read, start)` yields the bytes from `start` on, in order, and reads bytes that it
-        does not have by `read(start, end)`. Returns False if the result has another digest; then
+        `iter_chunks(read, start)` yields the bytes from `start` on, in order, and reads bytes that
+        it does not have by `read(start, end)`. Returns False if the result has another digest; then
         `dest` is unchanged.
 
         Raises:

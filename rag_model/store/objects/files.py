@@ -285,7 +285,9 @@ class Files:
         return sorted(base for base in bases if base and not base.startswith("."))
 
     def list_numbers(self, folder: str) -> list[int]:
-        """Return the numbers of a folder's files that are named by eight digits, such as 00000001.json, ascending."""
+        """Return the numbers of a folder's files that are named by eight digits, such as
+        00000001.json, ascending.
+        """
         return sorted(int(match[1]) for match in map(_NUMBERED_FILE.fullmatch, self.list_names(folder)) if match)
 
     def read(self, path: str) -> bytes | None:
@@ -329,7 +331,9 @@ class Files:
             return self._read_bytes(path, start, end) if end > start else b""
 
     def iter_chunks(self, path: str, size: int, start: int = 0) -> Iterator[bytes]:
-        """Yield the bytes [start, size) in chunks of 16 MiB; three further chunks are prefetched."""
+        """Yield the bytes [start, size) in chunks of 16 MiB; three further chunks are
+        prefetched.
+        """
         starts = range(start, size, _CHUNK_BYTES)
         if self.is_local or len(starts) < 2:
             return (self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)) for offset in starts)

@@ -16,7 +16,8 @@ of its postings begins with another posting after the first new row. The puller 
 from its old one and these rows. The file has the numbers of runs, of new rows and of their terms,
 eight bytes each, and then, packed: the length of each run of rows, the first row of the base in it
 plus 1, or 0 for new rows; the number of terms of each new row; the distance of each term from the
-one before; and the weights. All but the weights are split into planes, the lowest bytes of all numbers first.
+one before; and the weights. All but the weights are split into planes, the lowest bytes of all
+numbers first.
 
 Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian National University, 1996.
 """

@@ -7,9 +7,9 @@ an older snapshot can still fetch the compressed graph of an index, which needs 
 | target | content of the delta |
 | --- | --- |
 | a passage file | new rows, and the base's row numbers of other rows (`corpus.passage_delta`) |
-| a faiss index | new links, or new codes in unchanged lists (`row_delta`), without the vectors at its end |
+| a faiss index | new links, or new codes in unchanged lists (`row_delta`), without its vectors |
 | an index that ends in vectors | the bytes before the vectors, compressed (no base) |
-| an inverted index of weighted terms | the terms of new rows, and the base's row numbers of others |
+| an inverted index of weighted terms | the terms of new rows, and the base's numbers of others |
 | another index, except BM25 | bytes that the base does not have (`delta_files`) |
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and

@@ -36,9 +36,9 @@ from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.snapshot import Snapshot
 
 # Writes an index file from local files (`retrieve.indexes`), or returns False if that is not
-# possible. It gets the previous snapshot, the new snapshot, the path of the file in them, a function
-# that returns the previous row of each passage, the delta with the weighted terms of new rows (or
-# None), and the file to write.
+# possible. It gets the previous snapshot, the new snapshot, the path of the file in them, a
+# function that returns the previous row of each passage, the delta with the weighted terms of new
+# rows (or None), and the file to write.
 DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path | None, Path], bool]
 _BLOCK_BYTES = 1 << 20  # bytes that are read at a time
 _THREADS = 4  # maximum number of files at a time; each has at most 64 MiB in memory
@@ -339,7 +339,9 @@ def _open_incomplete(manifest: Manifest, dest: Path) -> Snapshot:
 def _iter_with_head(
     head: Path | None, iter_chunks: ChunkSource, read: Callable[[int, int], bytes], start: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of `iter_chunks`, which reads ranges inside of the head from the file `head`."""
+    """Yield the bytes of `iter_chunks`, which reads ranges inside of the head from the file
+    `head`.
+    """
     head_bytes = head.stat().st_size if head else 0
 
     def read_range(first: int, end: int) -> bytes:

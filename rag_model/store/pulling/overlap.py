@@ -173,12 +173,15 @@ class PageRanges:
     def __init__(self, parts: Sequence[PartEntry]) -> None:
         """Index parts, which may overlap, in any order."""
         self._parts = parts
-        # item i is the maximum last page of parts[: i + 1]; below, the minimum first page of parts[i:]
+        # item i is the maximum last page of parts[: i + 1]; below, the minimum first page of
+        # parts[i:]
         self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
         self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
     def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
-        """Yield the number and entry of each part that overlaps the pages [first_page, last_page]."""
+        """Yield the number and entry of each part that overlaps the pages [first_page,
+        last_page].
+        """
         start = bisect_left(self._max_last_pages, first_page)
         end = bisect_right(self._min_first_pages, last_page)
         for part_number in range(start, end):

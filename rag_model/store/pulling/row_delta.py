@@ -309,7 +309,7 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
 def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots and of the removed predicted numbers of changed lists.
 
-    In most of these lists only new rows are inserted, and nothing is removed, so that is tried first.
+    In most of these lists new rows are inserted and none is removed, so that is tried first.
     """
     is_inserted, is_removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted_rows), np.bool_)
     is_wrong = _find_wrong_lists(block, slots, is_inserted, is_removed)

@@ -141,7 +141,9 @@ class Trend:
 
 
 def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
-    """Return the recorded builds, oldest first and the snapshot's last; a manifest may be hostile."""
+    """Return the recorded builds, oldest first and the snapshot's last; a manifest may be
+    hostile.
+    """
     if manifest is None:
         return ()
     rows = manifest.provenance.get(HISTORY)

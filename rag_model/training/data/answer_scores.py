@@ -114,7 +114,7 @@ def score_example(generator: Generator, example: ScoringExample) -> AnswerScores
     """Score one example. The passages of an example form one batch, so other examples do not change
     its scores.
 
-    The end token of an answer is scored; the end token of plain text is not, since the text goes on.
+    The end token of an answer is scored; that of plain text is not, since it goes on.
 
     Raises:
         InputError: a score is not finite.

@@ -96,7 +96,7 @@ def inverse_cloze(passage: Passage, removal_probability: float, rng: random.Rand
     """Return (a random sentence as the question, the passage); None for a single sentence.
 
     With probability `removal_probability` the sentence is removed from the passage, so that
-    matching words alone does not suffice; otherwise it stays, so that matching words is learned as well.
+    matching words alone does not suffice; otherwise it stays, so that matching is learned, too.
     """
     spans = sentences_in(passage.text)
     if len(spans) < 2:
