@@ -1,6 +1,8 @@
-"""What is wrong with an input is told in one sentence, with the right exit code, and nothing is half published."""
+"""What is wrong with an input is told in one sentence, with the right exit code, and nothing is half published.
 
-import bz2
+Of each kind of input there is an example; the others are in the tests of the modules that read them.
+"""
+
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,39 +21,6 @@ def truncated(folder: Path, dump: Path) -> Path:
     return folder / "cut.xml.bz2"
 
 
-def corrupt(folder: Path, dump: Path) -> Path:
-    data = bytearray(dump.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    (folder / "corrupt.xml.bz2").write_bytes(data)
-    return folder / "corrupt.xml.bz2"
-
-
-def empty(folder: Path, dump: Path) -> Path:
-    (folder / "empty.xml.bz2").touch()
-    return folder / "empty.xml.bz2"
-
-
-def empty_inside(folder: Path, dump: Path) -> Path:
-    (folder / "inside.xml.bz2").write_bytes(bz2.compress(b""))
-    return folder / "inside.xml.bz2"
-
-
-def without_pages(folder: Path, dump: Path) -> Path:
-    head = bz2.decompress(dump.read_bytes()).split(b"  <page>")[0]
-    (folder / "none.xml").write_bytes(head + b"</mediawiki>\n")
-    return folder / "none.xml"
-
-
-def other_xml(folder: Path, dump: Path) -> Path:
-    (folder / "feed.xml").write_text("<rss><channel><title>News</title></channel></rss>")
-    return folder / "feed.xml"
-
-
-def not_xml(folder: Path, dump: Path) -> Path:
-    (folder / "words.xml").write_text("These are words and no markup.\n" * 99)
-    return folder / "words.xml"
-
-
 def absent(folder: Path, dump: Path) -> Path:
     return folder / "absent.xml.bz2"
 
@@ -63,12 +32,6 @@ def of_no_kind(folder: Path, dump: Path) -> Path:
 
 DUMPS: list[tuple[Write, int, str]] = [
     (truncated, 1, "cut.xml.bz2"),
-    (corrupt, 1, "corrupt.xml.bz2"),
-    (empty, 1, "empty.xml.bz2"),
-    (empty_inside, 1, "inside.xml.bz2"),
-    (without_pages, 1, "none.xml"),
-    (other_xml, 1, "feed.xml"),
-    (not_xml, 1, "words.xml"),
     (absent, 1, "absent.xml.bz2"),
     (of_no_kind, 2, "photo.png"),
 ]
@@ -111,28 +74,12 @@ def test_an_index_of_another_dump(
     assert "index" in result.complaint
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_an_encoder_that_lacks_a_file(name: str, tmp_path: Path, unharmed: Path, tiny: Path, reindex: Any) -> None:
-    folder = tmp_path / "encoder"
-    folder.mkdir()
-    for path in tiny.iterdir():
-        if path.name != name:
-            (folder / path.name).symlink_to(path)
+def test_an_encoder_that_lacks_a_file(tmp_path: Path, unharmed: Path, tiny: Path, reindex: Any) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "encoder"))
+    (folder / "tokenizer.json").unlink()
     result = reindex(unharmed, encoder=folder)
     assert result.code == 1
     assert str(folder) in result.complaint
-
-
-def test_an_encoder_cut_short(tmp_path: Path, unharmed: Path, tiny: Path, reindex: Any) -> None:
-    folder = tmp_path / "encoder"
-    folder.mkdir()
-    for path in tiny.iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    result = reindex(unharmed, encoder=folder)
-    assert result.code == 1
-    assert str(weights) in result.complaint
 
 
 def test_no_encoder_of_that_name(unharmed: Path, reindex: Any) -> None:
@@ -143,17 +90,9 @@ def test_no_encoder_of_that_name(unharmed: Path, reindex: Any) -> None:
 
 RECIPES = {
     "a wrong factory": ('[index.hnsw]\nfactory = "HSNW32"', 2, "HSNW32"),
-    "a factory that does not fit": ('[index.ivfpq]\nfactory = "IVF4,PQ7"', 2, "PQ7"),
-    "a typo in a key": ("[chunk]\nchuncker = 'words'", 2, "did you mean 'chunker'?"),
-    "an unknown table": ("[chunks]\nwords = 3", 2, "did you mean 'chunk'?"),
-    "a wrong type": ('[chunk]\nwords = "many"', 2, "words must be a whole number, not 'many'"),
-    "an unknown chunker": ('[chunk]\nchunker = "verses"', 2, "verses"),
     "a wrong dtype": ('[encode]\ndtype = "int3"', 2, "choose one of float16, float32"),
     "an unknown field of the encoder": ("[encode.spec]\npoolling = 'cls'", 2, "poolling"),
     "no TOML": ("[chunk\n", 2, "is not TOML"),
-    "no index": ("[index]\n", 2, "names no index"),
-    "a share above 1": ("[gate]\nmax_passage_loss = 3", 2, "max_passage_loss"),
-    "parts of no bytes": ("part_bytes = 0", 2, "part_bytes"),
 }
 
 
@@ -172,17 +111,15 @@ def test_no_recipe_of_that_name(unharmed: Path, reindex: Any) -> None:
     assert "/nowhere.toml" in result.complaint
 
 
-@pytest.mark.parametrize("ref", ["../escape", "a/b", "", ".hidden"])
-def test_a_name_that_no_ref_can_have_is_told_before_the_work(ref: str, unharmed: Path, reindex: Any) -> None:
-    result = reindex(unharmed, ref=ref)
+def test_a_name_that_no_ref_can_have_is_told_before_the_work(unharmed: Path, reindex: Any) -> None:
+    result = reindex(unharmed, ref="../escape")
     assert result.code == 2
     assert "is not a ref name" in result.complaint
     assert "chunk" not in result.err
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_of_no_articles(limit: int, unharmed: Path, reindex: Any) -> None:
-    result = reindex(unharmed, limit=limit)
+def test_a_limit_of_no_articles(unharmed: Path, reindex: Any) -> None:
+    result = reindex(unharmed, limit=0)
     assert result.code == 2
     assert "limit" in result.complaint
 
@@ -239,20 +176,6 @@ def test_no_store(tmp_path: Path, bookwheel: Any) -> None:
         assert result.code == 1, argv
         assert "there is no bookwheel store" in result.complaint
     assert not list(tmp_path.iterdir())
-
-
-BOMB = b"""<!DOCTYPE mediawiki [<!ENTITY a "aaaaaaaaaaaaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;">
-<!ENTITY c "&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;"><!ENTITY d "&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;">]>"""
-
-
-def test_entities_are_never_expanded(
-    tmp_path: Path, unharmed: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
-) -> None:
-    bomb = tmp_path / "bomb.xml"
-    bomb.write_bytes(BOMB + export_xml(page_xml(1, "ENTITY").replace("ENTITY", "&d;")))
-    result = reindex(unharmed, dump=bomb)
-    assert result.code == 1
-    assert "bomb.xml" in result.complaint
 
 
 def test_hostile_markup_costs_its_page_and_no_more(
