@@ -196,11 +196,9 @@ def report_build(build: Build, manifest: Manifest, published: PublishResult, met
     seconds = build.clock.seconds
     results = build.passages, group_by_stage(build.embeddings)
     page = write_report(build.store, manifest, published, metrics, counts, *results, seconds)
-    number, gate_result = published.move.number if published.move else None, asdict(published.verdict)
+    number, gate = published.move.number if published.move else None, asdict(published.verdict)
     warnings = list_warnings(read_history(manifest))
-    outcome = BuildOutcome(
-        manifest.id, build.ref, number, counts, metrics.metrics(), gate_result, seconds, page, warnings
-    )
+    outcome = BuildOutcome(manifest.id, build.ref, number, counts, metrics.metrics(), gate, seconds, page, warnings)
     artifacts.show_build(outcome)
     return outcome
 
@@ -227,9 +225,9 @@ def train_indexes(
 ) -> list[IndexInProgress]:
     """Derive indexes from the parent's; train the others, or reuse the parent's training."""
     store, launch = build.store, build.launch
-    rows, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
+    rows, trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
-        index.start_index(store, name, plan, rows[plan.over], reused_trainings.get(name), parent_indexes.get(name))
+        index.start_index(store, name, plan, rows[plan.over], trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()
     ]
     return index.train(index.derive(builds, launch), launch, on_progress)

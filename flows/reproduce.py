@@ -262,7 +262,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     # an exact search, and indexes of anything but words, encode the question
     if EXACT in row.retriever or set(row_kind_by_index.values()) != {"text"}:
         operations += (architecture.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
-    token_indexes = [name for name, represents in row_kind_by_index.items() if represents == "tokens"]
+    token_indexes = [name for name, kind in row_kind_by_index.items() if kind == "tokens"]
     n_passages = _count_passages(plan, row.library)
     seconds = estimate_query_seconds(parse(row.retriever), n_passages, d, token_indexes)
     return WorkEstimate({}, {"evaluate": 0}, n_questions * operations, n_questions * seconds)

@@ -81,7 +81,7 @@ def _format_hits(question: str, hits: Sequence[Hit]) -> str:
     for hit in hits:
         passage = hit.passage
         title = format_title(passage.title, passage.section, format_day(passage.revised), passage.kind)
-        child_ranks = ", ".join(f"{child_hit.leg} {child_hit.rank}" for child_hit in hit.visible_legs)
+        child_ranks = ", ".join(f"{child.leg} {child.rank}" for child in hit.visible_legs)
         lines += [
             f"{hit.rank:3}. {hit.score:.3f}  {title}" + (f"  ({child_ranks})" if child_ranks else ""),
             *(f"     {line}" for line in passage.text.split("\n")),

@@ -210,14 +210,14 @@ def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questi
     n = retriever.snapshot.n
     hits = retriever.build_hits(RankedRows("", np.arange(n)[None], np.zeros((1, n), np.float32)))[0]
     try:
-        prompt_context = reader.build_context(max(questions, key=len), hits)
+        context = reader.build_context(max(questions, key=len), hits)
     except UsageError:
         return []
-    included_positions = {position for excerpt in prompt_context.excerpts for position in excerpt.places}
+    included_positions = {position for excerpt in context.excerpts for position in excerpt.places}
     is_missing = (
         position not in included_positions and bool(hit.passage.text.strip()) for position, hit in enumerate(hits)
     )
-    return [] if any(is_missing) or any(excerpt.cut for excerpt in prompt_context.excerpts) else hits
+    return [] if any(is_missing) or any(excerpt.cut for excerpt in context.excerpts) else hits
 
 
 class AnswerEvaluation:
