@@ -233,8 +233,8 @@ def chunk_part(
                 article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
         tally.check_quarantine(part, recipe)
     lengths = Counter[int]()
-    for words, count in writer.lengths.items():
-        lengths[words // LENGTH_BIN * LENGTH_BIN] += count
+    for words, n_passages in writer.lengths.items():
+        lengths[words // LENGTH_BIN * LENGTH_BIN] += n_passages
     if log is not None:
         article_log.save(log)
     if spans is not None and recipe.spans:
@@ -246,8 +246,8 @@ def chunk_part(
         dropped=dict(sorted(tally.dropped.items())),
         quarantined=tuple(tally.quarantined),
         newest_revision=format_iso(tally.newest_revision) or "",
-        words=sum(words * count for words, count in writer.lengths.items()),
-        lengths={str(length): count for length, count in sorted(lengths.items())},
+        words=sum(words * n_passages for words, n_passages in writer.lengths.items()),
+        lengths={str(length): n_passages for length, n_passages in sorted(lengths.items())},
         unknown_templates=dict(
             sorted(tally.unknown_templates.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNKNOWN_TEMPLATES]
         ),

@@ -230,10 +230,10 @@ def fetch_file(
     """
     with open_url(url, {"Range": "bytes=0-0"}) as response:
         size_header = response.headers.get("Content-Range") or response.headers.get("Content-Length") or ""
-    size = size_header.rpartition("/")[2]
-    if not size.isdecimal():
+    file_size = size_header.rpartition("/")[2]
+    if not file_size.isdecimal():
         raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
-    fetch_dump(PublishedDump("", (DumpFile(path.name, url, int(size), checksum),)), path.parent, on_progress)
+    fetch_dump(PublishedDump("", (DumpFile(path.name, url, int(file_size), checksum),)), path.parent, on_progress)
 
 
 def _report_total(on_progress: OnProgress, bytes_before: int, total_bytes: int, file_bytes: int) -> None:
@@ -261,8 +261,8 @@ def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump
         statuses = [jobs.get(name, {}) for name in job_names]
         if any(status.get("status") != "done" for status in statuses):
             return None
-        entries = [entry for status in statuses for entry in sorted(status["files"].items())]
-        files = tuple(_parse_file_entry(url, name, file_entry) for name, file_entry in entries)
+        file_entries = [entry for status in statuses for entry in sorted(status["files"].items())]
+        files = tuple(_parse_file_entry(url, name, file_entry) for name, file_entry in file_entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
@@ -272,16 +272,16 @@ def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump
     return PublishedDump(date, files)
 
 
-def _parse_file_entry(status_url: str, name: str, entry: Mapping[str, Any]) -> DumpFile:
+def _parse_file_entry(status_url: str, name: str, file_entry: Mapping[str, Any]) -> DumpFile:
     """Parse the entry of a file on a status page; its URL must be on the same server."""
-    url = urljoin(status_url, entry["url"])
+    url = urljoin(status_url, file_entry["url"])
     if not _FILE_NAME.fullmatch(name) or urlsplit(url)[:2] != urlsplit(status_url)[:2]:
         raise ValueError(f"unexpected file {name!r} at {url!r}")
-    algorithm = "sha1" if "sha1" in entry else "md5"
-    size, digest = int(entry["size"]), str(entry[algorithm]).lower()
-    if size < 1 or not _DIGEST_PATTERNS[algorithm].fullmatch(digest):
-        raise ValueError(f"unexpected size {size} or {algorithm} {digest!r} of {name!r}")
-    return DumpFile(name, url, size, (algorithm, digest))
+    algorithm = "sha1" if "sha1" in file_entry else "md5"
+    n_bytes, digest = int(file_entry["size"]), str(file_entry[algorithm]).lower()
+    if n_bytes < 1 or not _DIGEST_PATTERNS[algorithm].fullmatch(digest):
+        raise ValueError(f"unexpected size {n_bytes} or {algorithm} {digest!r} of {name!r}")
+    return DumpFile(name, url, n_bytes, (algorithm, digest))
 
 
 def _get_partial_path(folder: Path, file: DumpFile) -> Path:

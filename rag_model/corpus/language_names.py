@@ -74,7 +74,7 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
     names = get_names(code)
     month_name = names.months[month - 1] if names.months else str(month)
     if not (day and year):
-        return " ".join(part for part in (day, month_name, year) if part)
+        return " ".join(word for word in (day, month_name, year) if word)
     return (*names.date, "{day} {month} {year}")[0].format(day=day, month=month_name, number=month, year=year)
 
 
@@ -86,8 +86,8 @@ def list_switches() -> frozenset[str]:
 
 @cache
 def _read_table() -> dict[str, tuple[str, LanguageNames]]:
-    rows = (line.split("\t") for line in _TABLE.read_text(encoding="utf-8").splitlines())
+    table_rows = (line.split("\t") for line in _TABLE.read_text(encoding="utf-8").splitlines())
     return {
         code: (fallback, LanguageNames(*(tuple(column.split("|")) if column else () for column in columns)))
-        for code, fallback, *columns in rows
+        for code, fallback, *columns in table_rows
     }

@@ -79,10 +79,10 @@ def build_metadata(values: Mapping[str, Any]) -> Metadata:
 def parse_metadata(text: str) -> Metadata:
     """Parse the output of `format_metadata`; return empty metadata for any other text."""
     try:
-        values = json.loads(text)
+        json_fields = json.loads(text)
     except (ValueError, RecursionError):
         return Metadata()
-    return build_metadata(values) if isinstance(values, dict) else Metadata()
+    return build_metadata(json_fields) if isinstance(json_fields, dict) else Metadata()
 
 
 def format_metadata(metadata: Metadata) -> str:
@@ -92,13 +92,13 @@ def format_metadata(metadata: Metadata) -> str:
 
 def metadata_to_dict(metadata: Metadata) -> dict[str, Any]:
     """Return metadata as a dictionary of JSON values, without empty fields."""
-    values = {
+    json_fields = {
         "language": metadata.language,
         "wikidata": metadata.wikidata,
         "categories": list(metadata.categories),
         "aliases": list(metadata.aliases),
     }
-    return {name: value for name, value in values.items() if value}
+    return {name: field_value for name, field_value in json_fields.items() if field_value}
 
 
 def merge_metadata(metadata: Metadata, other: Metadata) -> Metadata:
@@ -240,17 +240,17 @@ def merge_redirects(parts: Iterable[Path], prefix: int, n_bits: int, out: Path, 
     for path in parts:
         table = _map_table(path)
         keys = _get_keys(table)
-        start = np.searchsorted(keys, np.uint64(first_key))
-        end = len(keys) if end_key >> _KEY_BITS else np.searchsorted(keys, np.uint64(end_key))
-        tables.append(table.slice(start, end - start))
+        start_row = np.searchsorted(keys, np.uint64(first_key))
+        end_row = len(keys) if end_key >> _KEY_BITS else np.searchsorted(keys, np.uint64(end_key))
+        tables.append(table.slice(start_row, end_row - start_row))
     # Grouping removes the duplicates of a page that is in the dump twice.
     table = pa.concat_tables(tables)
     if removed:
         removed_ids = pa.array(sorted(removed), pa.int64())
         table = table.filter(pc.invert(pc.is_in(table["page_id"], removed_ids)))
     table = table.group_by(_REDIRECT_SCHEMA.names).aggregate([])
-    order = [(name, "ascending") for name in _REDIRECT_SCHEMA.names]
-    _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(order), out)
+    sort_keys = [(name, "ascending") for name in _REDIRECT_SCHEMA.names]
+    _write_table(table.select(_REDIRECT_SCHEMA.names).sort_by(sort_keys), out)
 
 
 def write_items(chunks: Iterable[bytes], location: str, out: Path) -> int:
@@ -268,25 +268,25 @@ def write_items(chunks: Iterable[bytes], location: str, out: Path) -> int:
 
 
 def _iter_item_batches(chunks: Iterable[bytes], location: str) -> Iterator[pa.RecordBatch]:
-    rest, has_table, pairs = b"", False, list[tuple[int, int]]()
+    rest, has_table, page_items = b"", False, list[tuple[int, int]]()
     for chunk in chunks:
-        data, start = rest + chunk, 0
-        has_table = has_table or b"page_props" in data
-        for match in _PROPERTY.finditer(data):  # quotes inside a value are escaped
-            pairs.append((int(match[1]), int(match[2])))
-            start = match.end()
-        rest = data[max(start, len(data) - _MAX_PROPERTY_BYTES) :]
-        if len(pairs) >= _ITEM_BATCH_ROWS:
-            yield _to_batch(pairs)
-            pairs = []
+        unread_bytes, row_end = rest + chunk, 0
+        has_table = has_table or b"page_props" in unread_bytes
+        for match in _PROPERTY.finditer(unread_bytes):  # quotes inside a value are escaped
+            page_items.append((int(match[1]), int(match[2])))
+            row_end = match.end()
+        rest = unread_bytes[max(row_end, len(unread_bytes) - _MAX_PROPERTY_BYTES) :]
+        if len(page_items) >= _ITEM_BATCH_ROWS:
+            yield _to_batch(page_items)
+            page_items = []
     if not has_table:
         raise InputError(f"{location} has no table page_props: download it again, or remove it")
-    if pairs:
-        yield _to_batch(pairs)
+    if page_items:
+        yield _to_batch(page_items)
 
 
-def _to_batch(pairs: Sequence[tuple[int, int]]) -> pa.RecordBatch:
-    columns = zip(*pairs, strict=True)
+def _to_batch(page_items: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+    columns = zip(*page_items, strict=True)
     return pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=_ITEM_SCHEMA)
 
 
@@ -316,11 +316,11 @@ class PageTable:
             return ()
         key = _hash_title(title)
         table, keys = self._redirects[key >> self._shift]
-        start = int(np.searchsorted(keys, np.uint64(key)))
-        end = int(np.searchsorted(keys, np.uint64(key), "right"))
-        if start == end:
+        start_row = int(np.searchsorted(keys, np.uint64(key)))
+        end_row = int(np.searchsorted(keys, np.uint64(key), "right"))
+        if start_row == end_row:
             return ()
-        rows = table.slice(start, end - start)
+        rows = table.slice(start_row, end_row - start_row)
         # The oldest redirects are first, because these are the names that are used most.
         targets_and_aliases = zip(rows["title"].to_pylist(), rows["alias"].to_pylist(), strict=True)
         return select_aliases(title, _list_titles([alias for target, alias in targets_and_aliases if target == title]))

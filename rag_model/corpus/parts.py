@@ -66,25 +66,25 @@ def choose_starts(
     if parent_boundaries is not None:
         return _extend_starts(runs, part_weight, parent_boundaries)
     n_parts = max(1, round(total_weight / part_weight))
-    starts, done_weight = [0], 0
+    first_pages, done_weight = [0], 0
     for run in runs:
-        if done_weight * n_parts >= total_weight * len(starts) and run.slice.first_page > starts[-1]:
-            starts.append(run.slice.first_page)
+        if done_weight * n_parts >= total_weight * len(first_pages) and run.slice.first_page > first_pages[-1]:
+            first_pages.append(run.slice.first_page)
         done_weight += run.weight
-    return starts
+    return first_pages
 
 
 def _extend_starts(runs: Sequence[PageRun], target_weight: int, parent_boundaries: PartBoundaries) -> list[int]:
-    starts, weight_in_part = list(parent_boundaries.starts), 0
+    first_pages, weight_in_part = list(parent_boundaries.starts), 0
     for run in runs:
         first_page = run.slice.first_page
-        if first_page < starts[-1]:
+        if first_page < first_pages[-1]:
             continue
-        if first_page >= parent_boundaries.end and first_page > starts[-1] and weight_in_part >= target_weight:
-            starts.append(first_page)
+        if first_page >= parent_boundaries.end and first_page > first_pages[-1] and weight_in_part >= target_weight:
+            first_pages.append(first_page)
             weight_in_part = 0
         weight_in_part += run.weight
-    return starts
+    return first_pages
 
 
 def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
@@ -114,18 +114,18 @@ def assemble_parts(
     `runs` are sorted by first page; a start beyond `last_page` gives no part. Adjacent streams of a
     file are joined to one slice. `part_format` is the `Part.format` of the parts.
     """
-    starts = [start for start in starts if start <= last_page] or [0]
-    ends = [start - 1 for start in starts[1:]] + [last_page]
+    starts = [first_page for first_page in starts if first_page <= last_page] or [0]
+    last_pages = [first_page - 1 for first_page in starts[1:]] + [last_page]
     parts = []
     remaining_runs, overlapping_runs = iter(runs), list[PageRun]()
     next_run = next(remaining_runs, None)
-    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        overlapping_runs = [run for run in overlapping_runs if run.slice.last_page >= start]
+    for i, (first_page, end) in enumerate(zip(starts, last_pages, strict=True)):
+        overlapping_runs = [run for run in overlapping_runs if run.slice.last_page >= first_page]
         while next_run is not None and next_run.slice.first_page <= end:
             overlapping_runs.append(next_run)
             next_run = next(remaining_runs, None)
         slices = tuple(_join_slices(run.slice for run in overlapping_runs))
-        parts.append(Part(f"part-{i:05d}", kind, start, end, slices, is_ordered(overlapping_runs), part_format))
+        parts.append(Part(f"part-{i:05d}", kind, first_page, end, slices, is_ordered(overlapping_runs), part_format))
     return tuple(parts)
 
 

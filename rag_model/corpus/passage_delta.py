@@ -106,10 +106,10 @@ def compute_base_rows(delta: PassageFile, n_base: int, n_rows: int, *, by_text: 
     )
     if runs is None:
         raise InputError(f"the delta does not lead from {n_base} passages to {n_rows}: read the whole file")
-    firsts, counts = np.array(runs, np.int64).reshape(-1, 2).T
-    run_starts = np.cumsum(counts) - counts
+    firsts, run_lengths = np.array(runs, np.int64).reshape(-1, 2).T
+    run_starts = np.cumsum(run_lengths) - run_lengths
     base_row_of: Rows = np.arange(n_rows) + np.repeat(
-        np.where(firsts == _NEW_ROW, -2 * n_rows, firsts - run_starts), counts
+        np.where(firsts == _NEW_ROW, -2 * n_rows, firsts - run_starts), run_lengths
     )
     base_row_of[base_row_of < 0] = _NEW_ROW
     return base_row_of
@@ -131,11 +131,11 @@ def _select_fields(file: PassageFile, *, with_texts: bool) -> pa.Schema:
     return pa.schema([field for field in file.schema if (field.name in _TEXTS) == with_texts])
 
 
-def _write_rows(rows: pa.Table, out: Path, metadata: dict[str, str]) -> None:
+def _write_rows(table: pa.Table, out: Path, metadata: dict[str, str]) -> None:
     """Write rows in the same row groups as `PassageWriter`."""
-    with atomic_write(out) as temporary, open_passage_writer(temporary, rows.schema) as file:
-        for first in range(0, rows.num_rows, ROW_GROUP):
-            file.write_table(rows.slice(first, ROW_GROUP).combine_chunks(), row_group_size=ROW_GROUP)
+    with atomic_write(out) as temporary, open_passage_writer(temporary, table.schema) as file:
+        for first_row in range(0, table.num_rows, ROW_GROUP):
+            file.write_table(table.slice(first_row, ROW_GROUP).combine_chunks(), row_group_size=ROW_GROUP)
         if metadata:
             file.add_key_value_metadata(metadata)
 
@@ -173,35 +173,35 @@ def _compare_rows(left_rows: pa.Table, right_rows: pa.Table) -> Any:
 
 def _list_runs(base_row_of: Rows) -> list[Run]:
     """Return the runs of (n,) base rows, where -1 is a new row."""
-    starts, counts = find_runs(base_row_of)
-    return list(zip(base_row_of[starts].tolist(), counts.tolist(), strict=True))
+    run_starts, run_lengths = find_runs(base_row_of)
+    return list(zip(base_row_of[run_starts].tolist(), run_lengths.tolist(), strict=True))
 
 
 def _parse_runs(runs_json: bytes, n_base: int, n_rows: int, n_new: int | None = None) -> Sequence[Run] | None:
     """Parse and check the runs of a delta; None if they are invalid or do not fit the files."""
     try:
-        runs = [(first, count) for first, count in parse_json(runs_json)]
-        if not all(type(number) is int for run in runs for number in run):
+        runs = [(row, n) for row, n in parse_json(runs_json)]
+        if not all(type(row_or_count) is int for run in runs for row_or_count in run):
             return None
     except (ValueError, TypeError):
         return None
-    reused_ranges = [(first, first + count) for first, count in runs if first != _NEW_ROW]
+    reused_ranges = [(row, row + n) for row, n in runs if row != _NEW_ROW]
     is_ascending = all(
         first_range[1] <= second_range[0]
         for first_range, second_range in pairwise([(0, 0), *reused_ranges, (n_base, n_base)])
     )
     # Each base row is used at most once.
-    is_disjoint = is_ascending and all(first < end for first, end in reused_ranges)
-    new_counts = [count for first, count in runs if first == _NEW_ROW]
-    has_all_rows = sum(count for _, count in runs) == n_rows and n_new in (None, sum(new_counts))
+    is_disjoint = is_ascending and all(first_row < end_row for first_row, end_row in reused_ranges)
+    new_counts = [n for row, n in runs if row == _NEW_ROW]
+    has_all_rows = sum(n for _, n in runs) == n_rows and n_new in (None, sum(new_counts))
     return runs if is_disjoint and has_all_rows and min(new_counts, default=1) > 0 else None
 
 
 def _iter_slices(runs: Iterable[Run], base_rows: pa.Table, new_rows: pa.Table) -> Iterator[pa.Table]:
     n_new_used = 0
-    for first, count in runs:
-        if first == _NEW_ROW:
-            yield new_rows.slice(n_new_used, count)
-            n_new_used += count
+    for first_row, n_run_rows in runs:
+        if first_row == _NEW_ROW:
+            yield new_rows.slice(n_new_used, n_run_rows)
+            n_new_used += n_run_rows
         else:
-            yield base_rows.slice(first, count)
+            yield base_rows.slice(first_row, n_run_rows)

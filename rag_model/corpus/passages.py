@@ -157,9 +157,9 @@ class PassageWriter:
         """
         return f"{ALGORITHM}:{self._hasher.hexdigest()}"
 
-    def _count_rows(self, count: int, digest: bytes) -> None:
-        self._hasher.update(digest if count else b"")
-        self.rows += count
+    def _count_rows(self, n_passages: int, digest: bytes) -> None:
+        self._hasher.update(digest if n_passages else b"")
+        self.rows += n_passages
         if self.rows - self._written_rows >= ROW_GROUP:
             self._write_row_groups(ROW_GROUP)
 
@@ -172,25 +172,25 @@ class PassageWriter:
 
     def _flush_run(self) -> None:
         if self._run is not None:
-            (file, first, end), self._run = self._run, None
-            tables = file.iter_tables(first, end)
+            (file, first_row, end_row), self._run = self._run, None
+            tables = file.iter_tables(first_row, end_row)
             self._tables += [table if table.schema == self._schema else table.cast(self._schema) for table in tables]
 
     def _write_row_groups(self, min_rows: int) -> None:
         """Write the collected rows, but keep a last row group of fewer than `min_rows` rows."""
         self._flush_new_rows()
         self._flush_run()
-        rows = pa.concat_tables(self._tables)
+        table = pa.concat_tables(self._tables)
         self._tables.clear()
-        while rows.num_rows >= min_rows:
-            group = rows.slice(0, ROW_GROUP).combine_chunks()
+        while table.num_rows >= min_rows:
+            group = table.slice(0, ROW_GROUP).combine_chunks()
             self._file.write_table(group, row_group_size=ROW_GROUP)
-            lengths, counts = np.unique(group["n_words"].to_numpy(), return_counts=True)
-            self.lengths.update(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
+            lengths, length_counts = np.unique(group["n_words"].to_numpy(), return_counts=True)
+            self.lengths.update(dict(zip(lengths.tolist(), length_counts.tolist(), strict=True)))
             self._written_rows += group.num_rows
-            rows = rows.slice(ROW_GROUP)
-        if rows.num_rows:
-            self._tables.append(rows)
+            table = table.slice(ROW_GROUP)
+        if table.num_rows:
+            self._tables.append(table)
 
     def __enter__(self) -> Self:
         self._file = open_passage_writer(self._atomic_write.__enter__(), self._schema)
@@ -262,7 +262,7 @@ class PassageFile:
         group_sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         file_bytes = _get_size(source)
         self._max_decoded = FREE_BYTES + MAX_EXPANSION * file_bytes
-        is_possible = all(0 <= size <= _MAX_GROUP_ROWS for size in group_sizes) and self.n_rows <= file_bytes
+        is_possible = all(0 <= n_rows <= _MAX_GROUP_ROWS for n_rows in group_sizes) and self.n_rows <= file_bytes
         if sum(group_sizes) != self.n_rows or not is_possible:
             claim = f"claims {self.n_rows:,} rows in {file_bytes:,} bytes"
             raise InputError(f"{self._name} {claim}: build or pull it again")
@@ -343,8 +343,8 @@ class PassageFile:
             group = self._find_group(first)
             if self._last_group is None or self._last_group[0] != group:
                 self._last_group = group, self._read_group(group)
-            start = self._starts[group]
-            table = self._last_group[1].slice(first - start, end - first)
+            group_start = self._starts[group]
+            table = self._last_group[1].slice(first - group_start, end - first)
             yield table
             first += table.num_rows
 
@@ -378,11 +378,11 @@ class PassageFile:
         leaves = list_leaves(self._file.metadata, stored_columns)
         passage_by_row: dict[int, Passage] = {}
         for group in sorted(set(groups)):
-            start = self._starts[group]
+            group_start = self._starts[group]
             group_rows = sorted({row for row, row_group in zip(rows, groups, strict=True) if row_group == group})
             group_table = self._find_or_read_group(group, stored_columns, leaves)
             with self._translate_errors():
-                table = group_table.take(_build_row_array(group_rows, start))
+                table = group_table.take(_build_row_array(group_rows, group_start))
                 self._check_decoded(
                     sum(compute_decoded_size(chunk) for column in table.columns for chunk in column.chunks)
                 )
@@ -479,18 +479,18 @@ class PassageFile:
 
     def build_outline(self) -> dict[str, Any] | None:
         """Return the rows per group and the groups' byte ranges; None if group sizes differ."""
-        sizes = {end - start for start, end in pairwise(self._starts[:-1])}
-        group_rows = sizes.pop() if sizes else ROW_GROUP
-        if sizes or self._starts[-1] - self._starts[-2] > group_rows:
+        group_sizes = {end - start for start, end in pairwise(self._starts[:-1])}
+        group_rows = group_sizes.pop() if group_sizes else ROW_GROUP
+        if group_sizes or self._starts[-1] - self._starts[-2] > group_rows:
             return None
         return {"rows": group_rows, "ranges": [self._locate_group(group) for group in range(len(self._starts) - 1)]}
 
     def _locate_group(self, group: int) -> tuple[int, int]:
         metadata = self._file.metadata.row_group(group)
         chunks = [metadata.column(leaf) for leaf in list_leaves(self._file.metadata, self.schema.names)]
-        starts = list(map(find_column_start, chunks))
-        ends = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-        return min(starts), max(ends) + PAGE_HEADER_BYTES
+        chunk_starts = list(map(find_column_start, chunks))
+        chunk_ends = [start + chunk.total_compressed_size for start, chunk in zip(chunk_starts, chunks, strict=True)]
+        return min(chunk_starts), max(chunk_ends) + PAGE_HEADER_BYTES
 
     def close(self) -> None:
         """Close the file."""
@@ -579,9 +579,9 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
     data, offsets = _view_strings(texts)
     is_space = (data == 0x20) | (data - 0x09 < 5) | (data - 0x1C < 4)  # smaller bytes wrap around
     if data.max(initial=0) > 0x7F:
-        pairs = data[:-1].astype(np.uint16) << 8 | data[1:]
-        for pair, third_bytes in _WIDE_SPACES.items():
-            space_starts = np.flatnonzero(pairs == pair)
+        byte_pairs = data[:-1].astype(np.uint16) << 8 | data[1:]
+        for space_pair, third_bytes in _WIDE_SPACES.items():
+            space_starts = np.flatnonzero(byte_pairs == space_pair)
             if third_bytes:
                 space_starts = space_starts[np.isin(data[space_starts + 2], third_bytes)]
                 is_space[space_starts + 2] = True
@@ -592,18 +592,18 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
     first_bytes = offsets[:-1][is_filled]
     # a text starts a word even if the previous text ends with a letter
     starts_word[first_bytes] = ~is_space[first_bytes]
-    counts = np.zeros(len(texts), np.int32)
+    word_counts = np.zeros(len(texts), np.int32)
     if len(first_bytes):
-        counts[is_filled] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
-    return counts
+        word_counts[is_filled] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
+    return word_counts
 
 
 def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
     """Return `Passage.hash_of` for each row, from the canonical JSON of all rows at once."""
     columns = map(_escape_json, (titles, texts))
     pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(columns, ('","', '"]'), strict=True)), "")
-    data, offsets = _view_strings(pairs)
-    view, sha256 = data.data, hashlib.sha256
+    json_bytes, offsets = _view_strings(pairs)
+    view, sha256 = json_bytes.data, hashlib.sha256
     digests = b"".join([sha256(view[start:end]).digest()[:16] for start, end in pairwise(offsets.tolist())])
     hash_offsets = np.arange(len(pairs) + 1, dtype=np.int32) * 32
     buffers = [None, pa.py_buffer(hash_offsets), pa.py_buffer(digests.hex().encode())]
@@ -631,8 +631,8 @@ def _view_strings(strings: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray
 
 def _encode_row(row: Sequence[str | int | None]) -> bytes:
     """Return the row as a line of canonical JSON; the general encoder takes twice as long."""
-    values = ["null" if v is None else encode_basestring(v) if isinstance(v, str) else str(v) for v in row]
-    return f"[{','.join(values)}]\n".encode()
+    json_values = ["null" if v is None else encode_basestring(v) if isinstance(v, str) else str(v) for v in row]
+    return f"[{','.join(json_values)}]\n".encode()
 
 
 def _build_array(values: Sequence[Any], dtype: pa.DataType) -> pa.Array:
@@ -657,14 +657,14 @@ def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Re
         if name in columns and name not in batch.schema.names:
             field, default = FULL_SCHEMA.field(name), _DEFAULTS.get(name)
             n_rows = batch.num_rows
-            values = pa.nulls(n_rows, field.type) if name == DATE else pa.repeat(default, n_rows)
-            batch = pa.record_batch([*batch.columns, values], schema=batch.schema.append(field))
+            column = pa.nulls(n_rows, field.type) if name == DATE else pa.repeat(default, n_rows)
+            batch = pa.record_batch([*batch.columns, column], schema=batch.schema.append(field))
     return batch if batch.schema.names == list(columns) else batch.select(columns)
 
 
-def _build_row_array(rows: Iterable[int], start: int) -> pa.Array:
-    """Return an Arrow array of `rows` - `start`; converting a list would import pandas."""
-    offsets = np.fromiter(rows, np.int64) - start
+def _build_row_array(row_numbers: Iterable[int], first_row: int) -> pa.Array:
+    """Return an Arrow array of `row_numbers` - `first_row`; converting a list would import pandas."""
+    offsets = np.fromiter(row_numbers, np.int64) - first_row
     return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
 

@@ -144,8 +144,8 @@ class Passage:
     def hash_of(title: str, text: str) -> str:
         """Return the 32-hex-digit digest of a passage's title and text."""
         # These are the bytes of canonical JSON; the encoder itself takes three times as long.
-        pair = f"[{encode_basestring(title)},{encode_basestring(text)}]"
-        return hashlib.sha256(pair.encode()).hexdigest()[:32]
+        title_and_text = f"[{encode_basestring(title)},{encode_basestring(text)}]"
+        return hashlib.sha256(title_and_text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +229,10 @@ class Part:
 
     def to_json(self) -> dict[str, Any]:
         """Return the descriptor as JSON values."""
-        value = asdict(self)
+        part_dict = asdict(self)
         if not self.format:
-            del value["format"]  # plans of earlier versions have this form
-        return value
+            del part_dict["format"]  # plans of earlier versions have this form
+        return part_dict
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -257,10 +257,10 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
         parts = tuple(part.to_json() for part in self.parts)
-        value = {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
+        plan_dict = {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
         if self.template_parts is not None:  # plans of earlier versions lack them
-            value["template_parts"] = tuple(part.to_json() for part in self.template_parts)
-        return value | ({"dropped": dict(self.dropped)} if self.dropped else {})
+            plan_dict["template_parts"] = tuple(part.to_json() for part in self.template_parts)
+        return plan_dict | ({"dropped": dict(self.dropped)} if self.dropped else {})
 
     def compute_digest(self) -> str:
         """Return a digest of a site's pages: of the URLs of their files, which never change."""

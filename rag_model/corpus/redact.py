@@ -93,10 +93,10 @@ def _redact_vectors(source: Path, kept_rows: NDArray[np.int64], out: Path) -> No
             np.save(file, vectors[kept_rows], allow_pickle=False)
 
 
-def _copy_rows(source: RaggedFile[RowsT], rows: NDArray[np.int64], writer: RaggedWriter[RowsT]) -> None:
+def _copy_rows(source: RaggedFile[RowsT], row_numbers: NDArray[np.int64], writer: RaggedWriter[RowsT]) -> None:
     with writer:
-        for first in range(0, len(rows), BATCH_ROWS):
-            writer.write(source.take(rows[first : first + BATCH_ROWS]))
+        for first_row in range(0, len(row_numbers), BATCH_ROWS):
+            writer.write(source.take(row_numbers[first_row : first_row + BATCH_ROWS]))
 
 
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:

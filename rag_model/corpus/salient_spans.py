@@ -184,9 +184,9 @@ class SpanFile:
 
     def get_range(self, first: int, last: int) -> list[list[SalientSpan]]:
         """Return the spans of rows `first` to `last` (exclusive), one list per passage."""
-        start, end = np.searchsorted(self._spans[:, 0], [first, last])
+        start_span, end_span = np.searchsorted(self._spans[:, 0], [first, last])
         spans_by_row: list[list[SalientSpan]] = [[] for _ in range(first, last)]
-        for row, *span in self._spans[start:end].tolist():
+        for row, *span in self._spans[start_span:end_span].tolist():
             if first <= row < last:  # rows of a damaged file may be unordered
                 spans_by_row[row - first].append(SalientSpan(*span))
         return spans_by_row

@@ -119,8 +119,8 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
                 if info["type"] == "directory" and not problem:
                     folders.append(name)
                 else:
-                    size = int(info.get("size") or 0)
-                    entries.append(FolderEntry(fs.unstrip_protocol(name), _make_relative(name, root), size, problem))
+                    n_bytes = int(info.get("size") or 0)
+                    entries.append(FolderEntry(fs.unstrip_protocol(name), _make_relative(name, root), n_bytes, problem))
     except Exception as error:
         raise _read_error(pattern, error) from error
     return sorted(entries, key=lambda entry: entry.path)
@@ -161,12 +161,12 @@ def get_size(url: str) -> int:
     """
     try:
         fs, path = url_to_fs(url)
-        size = fs.size(path)
+        n_bytes = fs.size(path)
     except Exception as error:
         raise _read_error(url, error) from error
-    if size is None:
+    if n_bytes is None:
         raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
-    return int(size)
+    return int(n_bytes)
 
 
 def get_stamp(url: str) -> str | None:
@@ -311,13 +311,13 @@ def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: st
     Raises:
         InputError: As for `decode`.
     """
-    data, n_yielded = b"".join(chunks), 0
+    compressed, n_yielded = b"".join(chunks), 0
     try:
-        for block in bzip2.decode_streams(data):
+        for block in bzip2.decode_streams(compressed):
             n_yielded += len(block)
             yield block
     except bzip2.UnusualStreamError:
-        for decoded_bytes in decode([data], "bz2", source_name):
+        for decoded_bytes in decode([compressed], "bz2", source_name):
             yield decoded_bytes[n_yielded:]
             n_yielded = max(0, n_yielded - len(decoded_bytes))
 
@@ -404,10 +404,10 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
     # This check is first, because UTF-32's byte-order mark starts with UTF-16's.
     if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
         raise InputError(f"{source_name} is UTF-32: convert it to UTF-8")
-    pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
-    zero_counts = {pairs[0::2].count(0), pairs[1::2].count(0)}
+    byte_pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
+    zero_counts = {byte_pairs[0::2].count(0), byte_pairs[1::2].count(0)}
     # In Latin letters and markup, every other byte of UTF-16 is zero.
-    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or (pairs and zero_counts == {0, len(pairs) // 2}):
+    if head.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or (byte_pairs and zero_counts == {0, len(byte_pairs) // 2}):
         raise InputError(f"{source_name} is UTF-16: convert it to UTF-8")
 
 
@@ -508,9 +508,9 @@ class _ChunkFile(RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         self._rest = self._rest or next(filter(None, self._chunks), b"")
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
+        n_bytes = min(len(buffer), len(self._rest))
+        buffer[:n_bytes], self._rest = self._rest[:n_bytes], self._rest[n_bytes:]
+        return n_bytes
 
 
 def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
@@ -526,18 +526,18 @@ def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
         raise InputError(f"{source_name} is {state} ({problem}): {_DOWNLOAD_ADVICE}") from error
 
 
-def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, data: bytes) -> Iterator[bytes]:
-    yield decoder.decompress(data, MAX_DECODED_BYTES)
+def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, compressed: bytes) -> Iterator[bytes]:
+    yield decoder.decompress(compressed, MAX_DECODED_BYTES)
     while not (decoder.eof or decoder.needs_input):
         yield decoder.decompress(b"", MAX_DECODED_BYTES)
 
 
-def _drain_gzip(decoder: "zlib._Decompress", data: bytes) -> Iterator[bytes]:
+def _drain_gzip(decoder: "zlib._Decompress", compressed: bytes) -> Iterator[bytes]:
     while True:
-        decoded_bytes = decoder.decompress(data, MAX_DECODED_BYTES)
+        decoded_bytes = decoder.decompress(compressed, MAX_DECODED_BYTES)
         yield decoded_bytes
-        data = decoder.unconsumed_tail
-        if decoder.eof or not (data or len(decoded_bytes) == MAX_DECODED_BYTES):
+        compressed = decoder.unconsumed_tail
+        if decoder.eof or not (compressed or len(decoded_bytes) == MAX_DECODED_BYTES):
             return
 
 

@@ -333,8 +333,8 @@ class _SiteClient:
 
     def _load_versions(self) -> dict[str, _PageVersion]:
         try:
-            rows = json.loads(self._versions_file.read_bytes())
-            return {path: _PageVersion(**row) for path, row in rows.items()}
+            version_rows = json.loads(self._versions_file.read_bytes())
+            return {path: _PageVersion(**row) for path, row in version_rows.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}  # every page is fetched again
 

@@ -157,8 +157,8 @@ class WikiClient:
             yield check_object(reply.get("query", {}), self.url) | {"curtimestamp": reply.get("curtimestamp")}
             if "continue" not in reply:
                 return
-            pairs = check_object(reply["continue"], self.url).items()
-            next_continuation = {str(name): str(value) for name, value in pairs}
+            continue_fields = check_object(reply["continue"], self.url).items()
+            next_continuation = {str(name): str(parameter) for name, parameter in continue_fields}
             if next_continuation == continuation or not next_continuation:
                 raise InputError(f"{self.url} keeps returning the same results: check that it is a MediaWiki site")
             continuation = next_continuation
@@ -210,7 +210,7 @@ class WikiClient:
             "formatversion": "2",
             "maxlag": str(_MAX_LAG),
             **({"assert": "user"} if is_asserted else {}),
-            **{name: _join_values(value) for name, value in parameters.items()},
+            **{name: _join_values(parameter) for name, parameter in parameters.items()},
         }
         is_post = any(name in fields for name in ("lgtoken", "text")) or fields["action"] == "purge"
         for _ in range(MAX_REDIRECTS):
@@ -298,9 +298,9 @@ def check_object(value: Any, url: str) -> Reply:
     return value
 
 
-def _join_values(value: Any) -> str:
-    if isinstance(value, str | int):
-        return str(value)
-    texts = [str(item) for item in value]
+def _join_values(parameter: Any) -> str:
+    if isinstance(parameter, str | int):
+        return str(parameter)
+    texts = [str(item) for item in parameter]
     # No title contains `|`, but a malicious reply could smuggle one into the next request.
     return "\x1f" + "\x1f".join(texts) if any("|" in text for text in texts) else "|".join(texts)

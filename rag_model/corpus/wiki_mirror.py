@@ -144,15 +144,15 @@ class StagedMirror:
 def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page | None]) -> MirrorState:
     """Write changed pages, and remove those that are None; return the new state."""
     changes_by_block = defaultdict[int, dict[int, Page | None]](dict)
-    starts = [block.first_page for block in state.blocks]
+    first_pages = [block.first_page for block in state.blocks]
     for page_id in sorted(changes):
-        changes_by_block[max(0, bisect_right(starts, page_id) - 1)][page_id] = changes[page_id]
+        changes_by_block[max(0, bisect_right(first_pages, page_id) - 1)][page_id] = changes[page_id]
     blocks: list[Block] = []
     for i, block in enumerate(state.blocks or [None]):
         if i not in changes_by_block:
             blocks += [block] if block else []
             continue
-        old_pages = {page.page_id: data for page, data in read_block(mirror, block)} if block else {}
+        old_pages = {page.page_id: page_xml for page, page_xml in read_block(mirror, block)} if block else {}
         new_pages = dict(old_pages)
         for page_id, page in changes_by_block[i].items():
             if page is None:
@@ -180,7 +180,7 @@ def apply_stream(
 
 def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterator[Block]:
     """Write pages, in the order of their ids, as blocks of about equal size."""
-    total_bytes, position = sum(len(data) for _, data in pages), 0
+    total_bytes, position = sum(len(page_xml) for _, page_xml in pages), 0
     n_blocks, done_bytes = max(1, round(total_bytes / BLOCK_BYTES)), 0
     for i in range(1, n_blocks + 1):
         start = position
@@ -189,24 +189,24 @@ def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterato
             position += 1
         if position == start:
             continue
-        data = b"".join(data for _, data in pages[start:position])
-        blob, size = mirror.put(gzip.compress(data, 6, mtime=0))
-        yield Block(blob, size, pages[start][0], pages[position - 1][0], len(data), position - start)
+        block_xml = b"".join(page_xml for _, page_xml in pages[start:position])
+        blob_ref, blob_bytes = mirror.put(gzip.compress(block_xml, 6, mtime=0))
+        yield Block(blob_ref, blob_bytes, pages[start][0], pages[position - 1][0], len(block_xml), position - start)
 
 
 def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
     """Return the pages of a block with their XML."""
     byte_slice = to_slice(block, mirror.get_url(block))
-    location, data, parser = basename(byte_slice.url), bytearray(), PageParser(basename(byte_slice.url))
+    location, block_xml, parser = basename(byte_slice.url), bytearray(), PageParser(basename(byte_slice.url))
     pages_by_offset: list[tuple[int, Page]] = []
     for chunk in read_slice(byte_slice):
-        data += chunk
+        block_xml += chunk
         pages_by_offset += parser.feed(chunk)
-        if len(data) > block.xml_bytes:
+        if len(block_xml) > block.xml_bytes:
             raise InputError(f"{location} has more than {block.xml_bytes} bytes: it is damaged, restore it")
     parser.close()
-    ends = [offset for offset, _ in pages_by_offset[1:]] + [len(data)]
-    return [(page, bytes(data[offset:end])) for (offset, page), end in zip(pages_by_offset, ends, strict=True)]
+    ends = [offset for offset, _ in pages_by_offset[1:]] + [len(block_xml)]
+    return [(page, bytes(block_xml[offset:end])) for (offset, page), end in zip(pages_by_offset, ends, strict=True)]
 
 
 def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> MirrorState:

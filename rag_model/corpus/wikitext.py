@@ -162,8 +162,8 @@ def _iter_spans(line: str) -> Iterator[tuple[int, int]]:
     offset, open_text = 0, ""
     for piece in _MARKS.split(line):
         if piece == LINK_END and (words := open_text.strip()):
-            end = offset - (len(open_text) - len(open_text.rstrip()))
-            yield end - len(words), end
+            words_end = offset - (len(open_text) - len(open_text.rstrip()))
+            yield words_end - len(words), words_end
         open_text = "" if piece in (LINK_START, LINK_END) else piece
         offset += len(open_text)
 

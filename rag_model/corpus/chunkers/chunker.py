@@ -120,8 +120,8 @@ def settings_to_json(chunker: Chunker) -> dict[str, Any]:
     Raises:
         InputError: A file does not exist.
     """
-    values: dict[str, Any] = asdict(chunker)  # type: ignore[call-overload]
-    return values | {name: _digest_setting(chunker, name, path) for name, path in _list_paths(chunker).items()}
+    settings: dict[str, Any] = asdict(chunker)  # type: ignore[call-overload]
+    return settings | {name: _digest_setting(chunker, name, path) for name, path in _list_paths(chunker).items()}
 
 
 def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
@@ -144,8 +144,8 @@ def is_single_file(files: Mapping[str, Any]) -> bool:
 
 
 def _list_paths(chunker: Chunker) -> dict[str, Path]:
-    values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
-    return {name: value for name, value in values.items() if isinstance(value, Path)}
+    settings = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
+    return {name: setting for name, setting in settings.items() if isinstance(setting, Path)}
 
 
 def _digest_setting(chunker: Chunker, setting: str, path: Path) -> str:

@@ -100,12 +100,12 @@ class Recursive(Windows):
 
 def split_span(span: Span, words: ArticleWords, max_words: int) -> Iterator[Span]:
     """Split a span into spans of at most `max_words` words, in order."""
-    start, end = span
-    if end - start <= max_words:
-        if start < end:
+    start_word, end_word = span
+    if end_word - start_word <= max_words:
+        if start_word < end_word:
             yield span
         return
-    max_strength = max(words.breaks[start + 1 : end])
+    max_strength = max(words.breaks[start_word + 1 : end_word])
     small_pieces: list[Span] = []
     for piece in words.split_at(span, max_strength):
         if piece[1] - piece[0] <= max_words:
@@ -121,13 +121,13 @@ def join_spans(spans: Sequence[Span], max_words: int) -> Iterator[Span]:
     """Join neighbouring spans greedily as long as they have at most `max_words` words together."""
     if not spans:
         return
-    start, end = spans[0]
+    start_word, end_word = spans[0]
     for next_start, next_end in spans[1:]:
-        if next_end - start > max_words:
-            yield start, end
-            start = next_start
-        end = next_end
-    yield start, end
+        if next_end - start_word > max_words:
+            yield start_word, end_word
+            start_word = next_start
+        end_word = next_end
+    yield start_word, end_word
 
 
 @dataclass(frozen=True, slots=True)

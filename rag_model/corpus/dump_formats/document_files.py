@@ -130,9 +130,9 @@ class DocumentFiles(RecordFormat):
         """
         if get_size(url) > self.max_bytes:
             raise DroppedFileError("too_large")
-        data = b"".join(read_bytes(url))
+        file_bytes = b"".join(read_bytes(url))
         try:
-            document = self.parse(data, basename(path)) if data else ParsedFile([])
+            document = self.parse(file_bytes, basename(path)) if file_bytes else ParsedFile([])
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise DroppedFileError("damaged") from error  # one file must not stop a build
         if not document.sections:
@@ -299,18 +299,18 @@ def find_dump_files(pattern: str) -> DumpFiles:
         folder_files = find_dump_files(str(site.folder))
         return replace(folder_files, dropped=Counter(folder_files.dropped) + Counter(site.dropped))
     is_folder = bool(pattern.strip()) and not is_wiki_site(pattern)
-    entries = list_folder(pattern) if is_folder else None
-    if entries is None:
+    folder_entries = list_folder(pattern) if is_folder else None
+    if folder_entries is None:
         urls = drop_companions(expand_pattern(pattern))
         return DumpFiles(urls, "" if is_wiki_site(pattern) else _find_root_folder(pattern))
     formats = list_document_formats()
     dropped = Counter[str]()
     urls = []
-    for entry in entries:
-        if reason := _find_drop_reason(entry, formats):
+    for folder_entry in folder_entries:
+        if reason := _find_drop_reason(folder_entry, formats):
             dropped[reason] += 1
         else:
-            urls.append(entry.url)
+            urls.append(folder_entry.url)
     if not urls:
         raise _create_no_documents_error(pattern, dropped)
     return DumpFiles(urls, get_url(pattern), dropped)
@@ -336,18 +336,18 @@ def _find_root_folder(pattern: str) -> str:
     return get_url(literal_prefix.rpartition("/")[0] or ".")
 
 
-def _find_drop_reason(entry: FolderEntry, formats: Sequence["DocumentFiles"]) -> str:
-    if entry.problem:
-        return entry.problem
-    name = basename(entry.path)
+def _find_drop_reason(folder_entry: FolderEntry, formats: Sequence["DocumentFiles"]) -> str:
+    if folder_entry.problem:
+        return folder_entry.problem
+    name = basename(folder_entry.path)
     dump_format = next((candidate for candidate in formats if candidate.recognize(name, bytes)), None)
     if dump_format is None:
         return "unknown_format"
-    if entry.size > dump_format.max_bytes:
+    if folder_entry.size > dump_format.max_bytes:
         return "too_large"
     # fsspec would read `::` in a path as a separator of chained URLs.
-    is_valid = "::" not in entry.path and _SURROGATE.search(entry.path) is None
-    return "" if is_valid and len(_build_document_id(entry.path)) <= MAX_ID else "bad_name"
+    is_valid = "::" not in folder_entry.path and _SURROGATE.search(folder_entry.path) is None
+    return "" if is_valid and len(_build_document_id(folder_entry.path)) <= MAX_ID else "bad_name"
 
 
 def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
@@ -368,8 +368,8 @@ def _build_document_id(path: str) -> str:
 
 
 def _create_no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
-    reasons = ", ".join(f"{_DROP_REASONS.get(name, name)}: {count:,}" for name, count in sorted(dropped.items()))
-    formats = [entry.summary for name, entry in BUILT_IN_FORMATS.items() if has_document_files([name])]
+    reasons = ", ".join(f"{_DROP_REASONS.get(name, name)}: {n:,}" for name, n in sorted(dropped.items()))
+    formats = [dump_format.summary for name, dump_format in BUILT_IN_FORMATS.items() if has_document_files([name])]
     return InputError(
         f"{folder} has no documents ({reasons or 'it is empty'}): give {', '.join(formats)}, "
         "or a glob of dumps such as 'dumps/*.bz2'"

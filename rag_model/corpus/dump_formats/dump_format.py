@@ -140,7 +140,7 @@ BUILT_IN_FORMATS: Mapping[str, BuiltInFormat] = {
 FORMATS: Registry[DumpFormat] = Registry(
     "dump format",
     "bookwheel.dump_formats",
-    {name: f"{_PACKAGE}.{entry.target}" for name, entry in BUILT_IN_FORMATS.items()},
+    {name: f"{_PACKAGE}.{dump_format.target}" for name, dump_format in BUILT_IN_FORMATS.items()},
 )
 # Help text of the option --dump. It names no plugins, because looking them up takes time.
 DUMP_HELP = (
@@ -166,8 +166,8 @@ def list_summaries(*kinds: SourceKind) -> list[str]:
 
 def describe_formats(*kinds: SourceKind) -> str:
     """Return the accepted formats of these kinds (all by default) as one phrase."""
-    *other_summaries, last = list_summaries(*kinds)
-    return f"{', '.join(other_summaries)} or {last}"
+    *other_summaries, last_summary = list_summaries(*kinds)
+    return f"{', '.join(other_summaries)} or {last_summary}"
 
 
 def detect_format(url: str) -> str:
@@ -412,9 +412,9 @@ def _read_parquet_schema(url: str) -> bytes:
     """Return the first bytes of a Parquet file's footer, or nothing if the footer is damaged."""
     from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
-    size = source.get_size(url)
-    last_bytes = b"".join(source.read_bytes(url, max(0, size - 8), min(8, size)))
+    file_bytes = source.get_size(url)
+    last_bytes = b"".join(source.read_bytes(url, max(0, file_bytes - 8), min(8, file_bytes)))
     length = int.from_bytes(last_bytes[:4], "little")
-    if not (last_bytes.endswith(_PARQUET_MAGIC) and length <= size - 12):
+    if not (last_bytes.endswith(_PARQUET_MAGIC) and length <= file_bytes - 12):
         return b""
-    return b"".join(source.read_bytes(url, size - 8 - length, min(length, HEAD_BYTES)))
+    return b"".join(source.read_bytes(url, file_bytes - 8 - length, min(length, HEAD_BYTES)))

@@ -38,8 +38,8 @@ class JsonLines(RecordFormat):
         Raises:
             InputError: A line is not such an object.
         """
-        for number, row in iter_objects(url):
-            yield parse_document(row, f"line {number} of {basename(url)}")
+        for line_number, row in iter_objects(url):
+            yield parse_document(row, f"line {line_number} of {basename(url)}")
 
 
 def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -49,9 +49,9 @@ def iter_objects(url: str) -> Iterator[tuple[int, dict[str, Any]]]:
         InputError: The file is unreadable or has too many blank lines, or a line is not a JSON
             object.
     """
-    for number, line in enumerate(limit_blank_lines(read_lines(url), basename(url)), start=1):
+    for line_number, line in enumerate(limit_blank_lines(read_lines(url), basename(url)), start=1):
         if line.strip():
-            yield number, _parse_line(line, url, number)
+            yield line_number, _parse_line(line, url, line_number)
 
 
 def _parse_line(line: bytes, url: str, number: int) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class KiltPages(JsonLines):
         Raises:
             InputError: A line is not such a JSON object.
         """
-        for number, row in iter_objects(url):
-            location = f"line {number} of {basename(url)}"
+        for line_number, row in iter_objects(url):
+            location = f"line {line_number} of {basename(url)}"
             paragraphs = row.get("text")
             if not isinstance(paragraphs, list) or not all(isinstance(text, str) for text in paragraphs):
                 raise InputError(f"{location} has no list of paragraphs as its `text`: give KILT's pages unchanged")
@@ -123,8 +123,8 @@ class HotpotPages(JsonLines):
         Raises:
             InputError: A line is not such a JSON object.
         """
-        for number, row in iter_objects(url):
-            location = f"line {number} of {basename(url)}"
+        for line_number, row in iter_objects(url):
+            location = f"line {line_number} of {basename(url)}"
             text = row.get("text")
             paragraphs = [text] if _is_text_list(text) else text
             if not isinstance(paragraphs, list) or not all(map(_is_text_list, paragraphs)):

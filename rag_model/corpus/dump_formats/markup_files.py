@@ -92,8 +92,8 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _get_text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    return value if isinstance(value, str) else ""
+    field_text = fields.get(name)
+    return field_text if isinstance(field_text, str) else ""
 
 
 def _parse_time(value: object) -> int | None:
@@ -212,16 +212,16 @@ class HtmlPages(DocumentFiles):
         return ParsedFile(builder.finish())
 
 
-def _decode_html(data: bytes) -> str:
+def _decode_html(html_bytes: bytes) -> str:
     """Decode a page from UTF-8, or from the encoding that it declares."""
     try:
-        return decode_text(data)
+        return decode_text(html_bytes)
     except DroppedFileError:
-        declaration = _CHARSET.search(data[:_HEAD_BYTES])
+        declaration = _CHARSET.search(html_bytes[:_HEAD_BYTES])
         if declaration is None:
             raise
         try:
-            return clean_text(data.decode(declaration[1].decode()))
+            return clean_text(html_bytes.decode(declaration[1].decode()))
         except (LookupError, ValueError) as error:
             raise DroppedFileError("not_utf8") from error
 

@@ -94,8 +94,8 @@ _EXPORT_ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 _SUBJECT_NAMESPACES = ("", "user", "project", "file", "mediawiki", "template", "help", "category")
 CANONICAL_NAMESPACES: dict[str, int] = {
     **{"media": -2, "special": -1, "image": 6, "image talk": 7},
-    **{name: 2 * number for number, name in enumerate(_SUBJECT_NAMESPACES)},
-    **{f"{name} talk".strip(): 2 * number + 1 for number, name in enumerate(_SUBJECT_NAMESPACES)},
+    **{name: 2 * i for i, name in enumerate(_SUBJECT_NAMESPACES)},
+    **{f"{name} talk".strip(): 2 * i + 1 for i, name in enumerate(_SUBJECT_NAMESPACES)},
 }
 _DUMP_NAME = re.compile(r"(?P<stem>.*?)(?P<number>\d*)\.xml(?P<range>-p\d+p\d+)?\.bz2")
 _INDEX_NAME = re.compile(r".*-index\d*\.txt(-p\d+p\d+)?\.bz2")
@@ -138,15 +138,15 @@ def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: Ident
         InputError: As for `parse_pages`.
     """
     parser, is_regular = PageParser(location), True
-    for data in _split_elements(chunks):
-        element, key = data.lstrip(b" \t\r\n"), b""
+    for element_bytes in _split_elements(chunks):
+        element, key = element_bytes.lstrip(b" \t\r\n"), b""
         if is_regular:
             key, logged_page = identify(element)
             if logged_page is not None:
                 parser.begin_fragment()
                 yield logged_page
                 continue
-        pages = parser.feed(data)
+        pages = parser.feed(element_bytes)
         is_regular = is_regular and _is_plain_element(element) and len(pages) == 1 and parser.is_between_pages
         for _, page in pages:
             yield replace(page, key=key) if is_regular else page
@@ -162,20 +162,20 @@ def parse_namespace_pages(
     """
     # The pages of a mirror have `<redirect/>` without the target.
     tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect"] * redirects
-    for data in _split_elements(chunks):
-        start = max(data.find(b"<page>"), 0)
-        head = data[start : start + _NAMESPACE_HEAD]
-        if any(tag in head for tag in tags) and data.endswith(_PAGE_END):
+    for element_bytes in _split_elements(chunks):
+        page_start = max(element_bytes.find(b"<page>"), 0)
+        head = element_bytes[page_start : page_start + _NAMESPACE_HEAD]
+        if any(tag in head for tag in tags) and element_bytes.endswith(_PAGE_END):
             parser = PageParser(location)
             parser.begin_fragment()
             with suppress(InputError):  # the job that chunks the page reports it
-                pages = [page for _, page in parser.feed(data[start:])]
+                pages = [page for _, page in parser.feed(element_bytes[page_start:])]
                 yield from (page for page in pages if page.namespace in namespaces or (redirects and page.redirect))
 
 
-def _is_plain_element(data: bytes) -> bool:
-    is_element = data.startswith(b"<page>") and data.endswith(_PAGE_END)
-    return is_element and _NON_ELEMENT.search(data) is None
+def _is_plain_element(element_bytes: bytes) -> bool:
+    is_element = element_bytes.startswith(b"<page>") and element_bytes.endswith(_PAGE_END)
+    return is_element and _NON_ELEMENT.search(element_bytes) is None
 
 
 def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -265,16 +265,16 @@ class PageParser:
             self._parse(b"</mediawiki>")
         if self._paths:
             raise self._error("ends before its XML is complete", "it is truncated, download it again")
-        self._parse(b"", last=True)
+        self._parse(b"", is_last=True)
         # This frees megabytes in a reference cycle without waiting for the garbage collector.
         del self._expat
 
-    def _parse(self, data: bytes, *, last: bool = False) -> None:
+    def _parse(self, xml_bytes: bytes, *, is_last: bool = False) -> None:
         try:
-            self._expat.Parse(data, last)
+            self._expat.Parse(xml_bytes, is_last)
         except expat.ExpatError as error:
             raise self._error(f"is not well-formed XML ({error})", _EXPORT_ADVICE) from error
-        self._fed_bytes += len(data)
+        self._fed_bytes += len(xml_bytes)
         if self._fed_bytes - self._expat.CurrentByteIndex > MAX_TOKEN and self._expat.CurrentByteIndex >= 0:
             raise self._error(f"has an XML tag of more than {MAX_TOKEN >> 20} MiB", _EXPORT_ADVICE)
 
@@ -474,16 +474,16 @@ def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) ->
         InputError: The index is malformed, incomplete, or belongs to another dump.
     """
     streams = groupby(_read_entries(index_url, namespaces), itemgetter(0))
-    size = get_size(url)
+    file_bytes = get_size(url)
     run: PageRun | None = None
-    stream_entries = ((offset, list(entries)) for offset, entries in streams)
-    for (offset, entries), (end, _) in pairwise(chain(stream_entries, [(size, list[_IndexEntry]())])):
-        if not offset < end <= size:
+    stream_entries = ((offset, list(index_entries)) for offset, index_entries in streams)
+    for (offset, index_entries), (run_end, _) in pairwise(chain(stream_entries, [(file_bytes, list[_IndexEntry]())])):
+        if not offset < run_end <= file_bytes:
             raise InputError(
                 f"{basename(index_url)} places a stream at byte {offset} of {basename(url)}, "
                 f"past its end or its next stream: {_ADVICE}"
             )
-        is_first, run = run is None, _build_run(url, offset, end, entries)
+        is_first, run = run is None, _build_run(url, offset, run_end, index_entries)
         if is_first:
             _check_stream(run, index_url)
             _check_header(run, index_url)
@@ -493,10 +493,10 @@ def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) ->
     _check_stream(run, index_url)
 
 
-def _build_run(url: str, offset: int, end: int, entries: Sequence[_IndexEntry]) -> PageRun:
+def _build_run(url: str, offset: int, run_end: int, entries: Sequence[_IndexEntry]) -> PageRun:
     _, ids, are_templates = zip(*entries, strict=True)
-    byte_slice = Slice(url, offset, end - offset, "bz2", min(ids), max(ids))
-    return PageRun(byte_slice, end - offset, _is_increasing(ids), any(are_templates))
+    byte_slice = Slice(url, offset, run_end - offset, "bz2", min(ids), max(ids))
+    return PageRun(byte_slice, run_end - offset, _is_increasing(ids), any(are_templates))
 
 
 def _is_increasing(ids: Sequence[int]) -> bool:
@@ -599,13 +599,13 @@ def _iter_runs(url: str) -> Iterator[XmlRun]:
     buffer, buffer_offset, page_ids, has_templates = bytearray(), 0, list[int](), False
     for chunk in read_decoded(url):
         buffer += chunk
-        for start, page in parser.feed(chunk):
-            if page_ids and start - buffer_offset >= MIN_RUN_BYTES:
-                yield XmlRun(buffer_offset, bytes(buffer[: start - buffer_offset]), page_ids, has_templates)
+        for page_start, page in parser.feed(chunk):
+            if page_ids and page_start - buffer_offset >= MIN_RUN_BYTES:
+                yield XmlRun(buffer_offset, bytes(buffer[: page_start - buffer_offset]), page_ids, has_templates)
                 page_ids, has_templates = [], False
             if not page_ids:
-                del buffer[: start - buffer_offset]
-                buffer_offset = start
+                del buffer[: page_start - buffer_offset]
+                buffer_offset = page_start
             page_ids.append(page.page_id)
             has_templates = has_templates or defines_templates(page.title, page.namespace)
     parser.close()

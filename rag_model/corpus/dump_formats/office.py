@@ -81,15 +81,15 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
     etree, file = require("lxml.etree", extra="office"), BytesIO()
     with ZipFile(path) as source, ZipFile(file, "w") as target:
         for name in filter(re.compile(r"\.(xml|rels)$").search, source.namelist()):
-            data = source.read(name)
-            if b"vanish" in data:
-                root = etree.fromstring(data, etree.XMLParser(resolve_entities=False, no_network=True))
+            member_bytes = source.read(name)
+            if b"vanish" in member_bytes:
+                root = etree.fromstring(member_bytes, etree.XMLParser(resolve_entities=False, no_network=True))
                 runs = {hidden.getparent().getparent() for hidden in root.iter("{*}vanish") if _is_enabled(hidden)}
                 for run in runs:  # a set, because a run may contain the property twice
                     if etree.QName(run).localname == "r":
                         run.getparent().remove(run)
-                data = etree.tostring(root)
-            target.writestr(name, data)
+                member_bytes = etree.tostring(root)
+            target.writestr(name, member_bytes)
     return file
 
 
@@ -106,10 +106,10 @@ def _read_open_document(path: Path) -> ParsedFile:
 
 def _read_presentation(path: Path) -> ParsedFile:
     builder = SectionBuilder()
-    for number, slide in enumerate(require("pptx", extra="office").Presentation(str(path)).slides, start=1):
+    for slide_number, slide in enumerate(require("pptx", extra="office").Presentation(str(path)).slides, start=1):
         title = slide.shapes.title
         heading = title.text_frame.text if title is not None else ""
-        builder.start_section(1, f"{heading} (slide {number})" if heading.strip() else f"slide {number}")
+        builder.start_section(1, f"{heading} (slide {slide_number})" if heading.strip() else f"slide {slide_number}")
         for shape in slide.shapes:
             if title is None or shape.shape_id != title.shape_id:
                 _add_shape(builder, shape)

@@ -116,9 +116,9 @@ class PageFormat:
         runs.sort(key=lambda run: run.slice.first_page)
         if last_page is None:
             last_page = max(run.slice.last_page for run in runs)
-        starts = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
+        first_pages = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
         parts, template_parts = (
-            assemble_parts("wiki", page_runs, starts, last_page, request.part_format)
+            assemble_parts("wiki", page_runs, first_pages, last_page, request.part_format)
             for page_runs in (runs, select_template_runs(runs))
         )
         return Plan("wiki", siteinfo, parts, template_parts=tuple(part for part in template_parts if part.slices))

@@ -86,8 +86,8 @@ class PageLines(RenderedPages):
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
         """Yield (location for messages, JSON object) for each page."""
-        for number, row in iter_objects(url):
-            yield f"line {number} of {basename(url)}", row
+        for line_number, row in iter_objects(url):
+            yield f"line {line_number} of {basename(url)}", row
 
     def is_companion(self, name: str) -> bool:
         """Return False: there are no companion files."""
@@ -187,10 +187,10 @@ class EnterprisePages(PageLines):
         )
 
     def _read_text(self, row: Row, path: str, location: str) -> str:
-        value = _get_value(row, path)
-        if not isinstance(value, str):
+        text = _get_value(row, path)
+        if not isinstance(text, str):
             raise InputError(f"{location} has no string `{path}`: give {self.description}")
-        return value
+        return text
 
 
 class CirrusPages(PageLines):
@@ -287,16 +287,16 @@ def _build_siteinfo(dbname: str, language: str, base: str) -> Siteinfo:
 
 def _get_value(row: Row, path: str) -> Any:
     """Return the value at a path of keys, such as `version.identifier`, or None."""
-    value: Any = row
+    field_value: Any = row
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+        field_value = field_value.get(key) if isinstance(field_value, dict) else None
+    return field_value
 
 
 def _read_names(row: Row, field: str) -> list[str]:
     """Return the names in a list of strings, or of objects with a `name` or `title`."""
-    values = row.get(field)
-    entries = values if isinstance(values, list) else []
+    field_value = row.get(field)
+    entries = field_value if isinstance(field_value, list) else []
     names = (entry.get("name", entry.get("title")) if isinstance(entry, dict) else entry for entry in entries)
     return [name for name in names if isinstance(name, str)]
 
@@ -306,11 +306,11 @@ def _remove_namespace(name: str) -> str:
 
 
 def _read_number(row: Row, path: str, location: str, default: int | None = None) -> int:
-    value = _get_value(row, path)
-    value = default if value is None else value
-    if type(value) is not int or not 0 <= value <= _MAX_NUMBER:
-        raise InputError(f"{location} has {value!r:.40} as its `{path}`: give a whole number from 0")
-    return value
+    field_number = _get_value(row, path)
+    field_number = default if field_number is None else field_number
+    if type(field_number) is not int or not 0 <= field_number <= _MAX_NUMBER:
+        raise InputError(f"{location} has {field_number!r:.40} as its `{path}`: give a whole number from 0")
+    return field_number
 
 
 def _read_title(row: Row, name: str, location: str) -> str:
@@ -321,14 +321,14 @@ def _read_title(row: Row, name: str, location: str) -> str:
 
 
 def _read_time(row: Row, name: str, location: str) -> int | None:
-    value = row.get(name)
-    if value is None or value == "":
+    time_text = row.get(name)
+    if time_text is None or time_text == "":
         return None
     try:
-        return parse_seconds(value)
+        return parse_seconds(time_text)
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{location} has {value!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z"
+            f"{location} has {time_text!r:.40} as its `{name}`: give a time such as 2026-11-01T12:00:00Z"
         ) from error
 
 
@@ -360,8 +360,8 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
             last_batch = batch
         while len(files) > MAX_MERGED_FILES:
             files = [
-                _write_pages(_merge_and_delete(files[start : start + MAX_MERGED_FILES]), Path(folder))
-                for start in range(0, len(files), MAX_MERGED_FILES)
+                _write_pages(_merge_and_delete(files[start_file : start_file + MAX_MERGED_FILES]), Path(folder))
+                for start_file in range(0, len(files), MAX_MERGED_FILES)
             ]
         merged_pages = heapq.merge(_merge_and_delete(files), last_batch)
         for page_id, revisions in groupby(merged_pages, key=lambda page: page.page_id):
@@ -399,21 +399,21 @@ def _merge_and_delete(files: Sequence[Path]) -> Iterator[_SortedPage]:
 def _read_pages(path: Path) -> Iterator[_SortedPage]:
     with pa.CompressedInputStream(pa.OSFile(str(path)), "lz4") as file:
         while header := file.read(_HEADER.size):
-            page_id, negated_time, negated_rev_id, size = _HEADER.unpack(header)
-            yield _SortedPage(page_id, (negated_time, negated_rev_id), file.read(size))
+            page_id, negated_time, negated_rev_id, xml_bytes = _HEADER.unpack(header)
+            yield _SortedPage(page_id, (negated_time, negated_rev_id), file.read(xml_bytes))
 
 
 def _group_pages(pages: Iterable[tuple[int, bytes]]) -> Iterator[XmlRun]:
     """Yield runs of pages of at least `mediawiki.MIN_RUN_BYTES`; the last may be smaller."""
-    data, page_ids = bytearray(), list[int]()
+    run_xml, page_ids = bytearray(), list[int]()
     for page_id, xml in pages:
-        data += xml
+        run_xml += xml
         page_ids.append(page_id)
-        if len(data) >= mediawiki.MIN_RUN_BYTES:
-            yield XmlRun(0, bytes(data), page_ids)
-            data, page_ids = bytearray(), []
+        if len(run_xml) >= mediawiki.MIN_RUN_BYTES:
+            yield XmlRun(0, bytes(run_xml), page_ids)
+            run_xml, page_ids = bytearray(), []
     if page_ids:
-        yield XmlRun(0, bytes(data), page_ids)
+        yield XmlRun(0, bytes(run_xml), page_ids)
 
 
 ENTERPRISE, CIRRUS = EnterprisePages(), CirrusPages()

@@ -120,10 +120,10 @@ class _Grid:
                 texts[key].append("\n" if is_new_line else "" if last is None else " ")
             texts[key].append(characters[i].text)
             last_indices[key] = i
-        rows, columns = sorted({key[:2] for key in texts}), sorted({key[2] for key in texts})
-        n_cells = len({(first_cells[row, column], subrow) for row, subrow in rows for column in columns})
-        table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in rows]
-        for (row, _), row_cells in zip(rows, table, strict=True):
+        row_keys, columns = sorted({key[:2] for key in texts}), sorted({key[2] for key in texts})
+        n_cells = len({(first_cells[row, column], subrow) for row, subrow in row_keys for column in columns})
+        table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in row_keys]
+        for (row, _), row_cells in zip(row_keys, table, strict=True):
             if row not in ruled_rows and sum(map(bool, row_cells)) == 1:
                 # the only text is a heading of the rows below
                 row_cells.sort(key=bool, reverse=True)
@@ -177,8 +177,8 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
     for grid in grids:
         located_characters = ((i, grid.locate(character)) for i, character in prose.items() if character.text.strip())
         cell_by_character = {i: cell for i, cell in located_characters if cell}
-        if cell_by_character and (rows := grid.read_rows(characters, cell_by_character)):
-            tables[min(cell_by_character)] = rows
+        if cell_by_character and (table_rows := grid.read_rows(characters, cell_by_character)):
+            tables[min(cell_by_character)] = table_rows
             for i in cell_by_character:
                 del prose[i]
     if not tables:
@@ -302,12 +302,12 @@ def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     return [line for position in positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
 
 
-def _cluster_values(values: Iterable[float]) -> list[float]:
+def _cluster_values(coordinates: Iterable[float]) -> list[float]:
     """Return the first value of each group of near values, in order."""
     cluster_starts: list[float] = []
-    for value in sorted(values):
-        if not cluster_starts or value - cluster_starts[-1] > _TOLERANCE:
-            cluster_starts.append(value)
+    for coordinate in sorted(coordinates):
+        if not cluster_starts or coordinate - cluster_starts[-1] > _TOLERANCE:
+            cluster_starts.append(coordinate)
     return cluster_starts
 
 
@@ -320,7 +320,7 @@ def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds
 
     The gaps are between adjacent `gap_bounds`: the columns, if the lines are horizontal.
     """
-    middles = [(start + end) / 2 for start, end in pairwise(gap_bounds)]
+    middles = [(gap_start + gap_end) / 2 for gap_start, gap_end in pairwise(gap_bounds)]
     for line in lines:
         for gap in range(bisect(middles, line.start), bisect(middles, line.end)):
             yield bisect(positions, line.position) - 1, gap
@@ -332,7 +332,7 @@ def _split_text_lines(table: Rows) -> Rows:
     A table has no such lines if it has at least three columns and the cells of each row have the
     same number of text lines, which wrapped text rarely has.
     """
-    cell_lines = [[value.split("\n") for value in row] for row in table[1:]]
+    cell_lines = [[cell_text.split("\n") for cell_text in row] for row in table[1:]]
     if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in cell_lines):
         return table
     return [table[0], *([*text_row] for row in cell_lines for text_row in zip(*row, strict=True))]

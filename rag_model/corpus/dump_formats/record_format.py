@@ -180,10 +180,10 @@ def check_record(record_format: RecordFormat, record: object) -> None:
         )
 
 
-def _are_sections(value: object) -> bool:
-    return isinstance(value, list) and all(
+def _are_sections(sections: object) -> bool:
+    return isinstance(sections, list) and all(
         isinstance(section, tuple | list) and [isinstance(item, str) for item in section] == [True, True]
-        for section in value
+        for section in sections
     )
 
 
@@ -308,8 +308,8 @@ def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder
 def _build_part(kind: SourceKind, bucket: int, first_hash: int, last_hash: int, folder: Path, stage: StageFile) -> Part:
     path, slices = _get_bucket_path(folder, bucket), tuple[Slice, ...]()
     if path.exists():
-        size = path.stat().st_size
-        slices = (Slice(stage_file(stage, path), 0, size, "gzip", first_hash, last_hash),)
+        file_bytes = path.stat().st_size
+        slices = (Slice(stage_file(stage, path), 0, file_bytes, "gzip", first_hash, last_hash),)
     return Part(f"part-{bucket:05d}", kind, first_hash, last_hash, slices)
 
 

@@ -82,8 +82,8 @@ class SourceCode(DocumentFiles):
         grammar = getattr(require(module, extra="code"), function or "language")
         root = tree_sitter.Parser(tree_sitter.Language(grammar())).parse(text.encode()).root_node
         sections: list[tuple[str, str]] = []
-        for path, first, end in _split_lines(root, lines, 0, len(lines), ()):
-            section = "\n".join(lines[first:end]).strip("\n")
+        for path, first_line, end_line in _split_lines(root, lines, 0, len(lines), ()):
+            section = "\n".join(lines[first_line:end_line]).strip("\n")
             if sections and _CLOSING_BRACKETS.fullmatch(section):
                 sections[-1] = (sections[-1][0], f"{sections[-1][1]}\n{section}".strip("\n"))
             elif section.strip():
@@ -103,20 +103,20 @@ def _split_lines(
     # The head of a class does not belong to its first member.
     first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first
     for member in _find_definitions(node):
-        start = max(member.first, position)
-        if member.end <= start:
+        start_line = max(member.first, position)
+        if member.end <= start_line:
             continue
-        while start > max(position, first_member_row) and lines[start - 1].strip():
-            start -= 1
-        if path and start - position == 1 and position == first:
-            start = first  # a head of one line goes with the first member
-        if position < start:
-            yield path, position, start
+        while start_line > max(position, first_member_row) and lines[start_line - 1].strip():
+            start_line -= 1
+        if path and start_line - position == 1 and position == first:
+            start_line = first  # a head of one line goes with the first member
+        if position < start_line:
+            yield path, position, start_line
         member_path = (*path, member.name)
         if _CONTAINER_TYPES.fullmatch(member.node.type) and len(path) < _MAX_DEPTH:
-            yield from _split_lines(member.node, lines, start, member.end, member_path)
+            yield from _split_lines(member.node, lines, start_line, member.end, member_path)
         else:
-            yield member_path, start, member.end
+            yield member_path, start_line, member.end
         position = first_member_row = member.end
     if position < end:
         yield path, position, end
@@ -138,8 +138,8 @@ def _find_definitions(node: "Node") -> Iterator[_Definition]:
 
 def _is_definition(node: "Node") -> bool:
     if node.type == "variable_declarator":  # in JavaScript: `const f = () => {…}`
-        value = node.child_by_field_name("value")
-        return value is not None and "function" in value.type
+        assigned_node = node.child_by_field_name("value")
+        return assigned_node is not None and "function" in assigned_node.type
     return bool(_FUNCTION_TYPES.fullmatch(node.type) or _CONTAINER_TYPES.fullmatch(node.type))
 
 

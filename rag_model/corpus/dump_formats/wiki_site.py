@@ -175,9 +175,9 @@ class SiteFollower:
         runs = [self._build_run(page_id, page.size) for pages in self._list_pages() for page_id, page in pages.items()]
         return sorted(runs, key=lambda run: run.slice.first_page), events.siteinfo
 
-    def _build_run(self, page_id: int, size: int) -> PageRun:
-        byte_slice = Slice(self._client.url, 0, size, "none", page_id, page_id)
-        return PageRun(byte_slice, max(1, size // COMPRESSION_RATIO), True)
+    def _build_run(self, page_id: int, page_bytes: int) -> PageRun:
+        byte_slice = Slice(self._client.url, 0, page_bytes, "none", page_id, page_id)
+        return PageRun(byte_slice, max(1, page_bytes // COMPRESSION_RATIO), True)
 
     def _read_events(self, cursor: Cursor | None) -> _Events:
         """Read the siteinfo, and the changes since the cursor; without one, the last changes."""
@@ -202,7 +202,7 @@ class SiteFollower:
         all_logs = tuple(sorted(logs, key=lambda entry: (entry[1], entry[0])))
         if cursor is None:
             return _Events(siteinfo, licence, site_time, all_changes, all_logs)
-        seen_changes, seen_logs = {change.id for change in cursor.changes}, {entry[0] for entry in cursor.logs}
+        seen_changes, seen_logs = {change.id for change in cursor.changes}, {log_entry[0] for log_entry in cursor.logs}
         new_changes = [(change, row) for change, row in changes if change.id not in seen_changes]
         new_entries = [row for row, (log_id, _) in zip(log_entries, logs, strict=True) if log_id not in seen_logs]
         pages, titles, templates = self._collect_names(new_changes, new_entries)
@@ -226,7 +226,7 @@ class SiteFollower:
             params = row.get("params") if isinstance(row.get("params"), dict) else {}
             assert isinstance(params, dict)
             targets = {value for name, value in params.items() if name.endswith("title") and isinstance(value, str)}
-            namespaces = {row.get("ns"), *(value for name, value in params.items() if name.endswith("_ns"))}
+            namespaces = {row.get("ns"), *(parameter for name, parameter in params.items() if name.endswith("_ns"))}
             named_titles = {title for title in (row.get("title"), *targets) if isinstance(title, str) and title}
             if self._namespaces.isdisjoint(namespaces):
                 is_template = uses_html and not {_TEMPLATES, _MODULES}.isdisjoint(namespaces)
@@ -317,8 +317,8 @@ class SiteFollower:
         rev_id = self._read_number(revision or page, "revid" if revision else "lastrevid")
         revised = parse_seconds(_read_time(revision, self._client.url)) if revision else None
         touched = parse_seconds(_read_time(page, self._client.url, "touched")) if "touched" in page else 0
-        title, size = self._read_title(page), self._read_number(page, "length")
-        return _ListedPage(rev_id, revised, title, touched, size, _get_wikidata_item(page))
+        title, page_bytes = self._read_title(page), self._read_number(page, "length")
+        return _ListedPage(rev_id, revised, title, touched, page_bytes, _get_wikidata_item(page))
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
         """Yield complete pages by id; a site may split the properties of a page among replies."""
@@ -412,9 +412,9 @@ class SiteFollower:
         general_info = check_object(reply.get("general"), url)
         names: dict[str, int] = {}
         for namespace in check_object(reply.get("namespaces"), url).values():
-            number = self._read_number(check_object(namespace, url), "id", -(1 << 31))
+            namespace_id = self._read_number(check_object(namespace, url), "id", -(1 << 31))
             for name in (namespace.get("canonical"), namespace.get("name")):
-                names |= {name.lower(): number} if isinstance(name, str) else {}
+                names |= {name.lower(): namespace_id} if isinstance(name, str) else {}
         for alias in _get_rows(reply, "namespacealiases"):
             names |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
         wiki = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
@@ -459,11 +459,11 @@ def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) ->
     """
     if not entries:
         return ()
-    start = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS
+    start_seconds = parse_seconds(get_timestamp(entries[-1])) - _OVERLAP_SECONDS
     return tuple(
         entry
         for i, entry in enumerate(entries)
-        if i >= len(entries) - _MIN_REMEMBERED_CHANGES or parse_seconds(get_timestamp(entry)) >= start
+        if i >= len(entries) - _MIN_REMEMBERED_CHANGES or parse_seconds(get_timestamp(entry)) >= start_seconds
     )
 
 
@@ -503,12 +503,12 @@ def _get_revision(page: Reply) -> Reply | None:
 
 
 def _read_time(row: Reply | None, url: str, name: str = "timestamp") -> str:
-    value = (row or {}).get(name)
+    time_text = (row or {}).get(name)
     try:
-        parse_seconds(str(value))
+        parse_seconds(str(time_text))
     except ValueError as error:
-        raise InputError(f"{url} sends the time {value!r:.40}: check the wiki") from error
-    return str(value)
+        raise InputError(f"{url} sends the time {time_text!r:.40}: check the wiki") from error
+    return str(time_text)
 
 
 def _name_licence(rights: Reply) -> str:

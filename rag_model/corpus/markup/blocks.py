@@ -94,8 +94,8 @@ def strip_extensions(text: str) -> str:
 def _render_tag(text: str, opening: re.Match[str], unclosed_names: set[str]) -> tuple[str, int]:
     """Return (replacement, end) of the tag or comment that starts with `opening`."""
     if opening[1] is None:
-        end = text.find("-->", opening.end())
-        return "", len(text) if end < 0 else end + 3
+        comment_end = text.find("-->", opening.end())
+        return "", len(text) if comment_end < 0 else comment_end + 3
     name, attributes = opening[1].lower(), opening[2]
     if attributes.endswith("/"):
         return _TAG_RENDERERS[name](attributes, ""), opening.end()
@@ -135,13 +135,13 @@ def cut_tables(text: str) -> CutText:
         if not mark_pattern.search(text):
             continue
         spans = _find_outermost_spans(mark_pattern, text)
-        starts = [start for start, _ in spans]
+        span_starts = [start for start, _ in spans]
         removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
-        for number, (offset, table) in enumerate(tables):  # offsets without the removed spans
-            n_before = bisect_left(starts, offset)
+        for i, (offset, table) in enumerate(tables):  # offsets without the removed spans
+            n_before = bisect_left(span_starts, offset)
             overlap = max(0, spans[n_before - 1][1] - offset) if n_before else 0
-            tables[number] = offset - removed_lengths[n_before] + overlap, table
-        tables += [(start - removed_lengths[number], text[start:end]) for number, (start, end) in enumerate(spans)]
+            tables[i] = offset - removed_lengths[n_before] + overlap, table
+        tables += [(start - removed_lengths[i], text[start:end]) for i, (start, end) in enumerate(spans)]
         text = _remove_spans(text, spans)
     tables.sort(key=itemgetter(0))
     return CutText(text, [offset for offset, _ in tables], [table for _, table in tables])
@@ -154,10 +154,10 @@ def _find_outermost_spans(mark_pattern: re.Pattern[str], text: str) -> list[tupl
         if mark[1]:
             open_starts.append(mark.start())
         elif open_starts:
-            start = open_starts.pop()
-            while spans and spans[-1][0] > start:
+            span_start = open_starts.pop()
+            while spans and spans[-1][0] > span_start:
                 spans.pop()
-            spans.append((start, mark.end()))
+            spans.append((span_start, mark.end()))
     return spans
 
 

@@ -197,12 +197,12 @@ def render_convert(call: TemplateCall) -> str:
         return original
     before, after, between = request.joins
     converted = between.join(conversions)
-    first, second = (converted, original) if request.is_flipped else (original, converted)
+    first_text, second = (converted, original) if request.is_flipped else (original, converted)
     if call.get("abbr") == "~" and not request.is_flipped and not request.parts and before == " (":
-        first += f" [{get_symbol(request.unit)}]"
+        first_text += f" [{get_symbol(request.unit)}]"
     if call.get("spell") in {"In", "On"}:
-        first = first[:1].upper() + first[1:]
-    return first + before + second + after
+        first_text = first_text[:1].upper() + first_text[1:]
+    return first_text + before + second + after
 
 
 def render_measure(call: TemplateCall) -> str:
@@ -228,8 +228,8 @@ def _parse_request(call: TemplateCall) -> _Request:
         LookupError, ValueError: The parameters are not in this order.
     """
     arguments = call.positional()[:_MAX_ARGUMENTS]
-    numbers, ranges = _take_numbers(arguments)
-    request = _Request(call, numbers, ranges, [], _take_unit(arguments))
+    quantities, ranges = _take_numbers(arguments)
+    request = _Request(call, quantities, ranges, [], _take_unit(arguments))
     while not ranges and len(arguments) > 1 and _is_subdivision(request.unit, arguments[1]):
         _add_smaller_unit(request, arguments)
     disp, abbr = call.get("disp"), call.get("abbr")
@@ -281,9 +281,9 @@ def spell_integer(number: int, conjunction: str = " and ") -> str:
     if number < 100:
         tens, ones = divmod(number, 10)
         return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
-    size, name = next((size, name) for size, name in _SIZES if number >= size)
-    count, remainder = divmod(number, size)
-    words = f"{spell_integer(count, ' ')} {name}"
+    power, name = next((power, name) for power, name in _SIZES if number >= power)
+    quotient, remainder = divmod(number, power)
+    words = f"{spell_integer(quotient, ' ')} {name}"
     if not remainder:
         return words
     return words + (conjunction if remainder < 100 else " ") + spell_integer(remainder, conjunction)
@@ -291,21 +291,21 @@ def spell_integer(number: int, conjunction: str = " and ") -> str:
 
 def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
     """Remove and return the numbers and ranges at the start of the arguments."""
-    numbers: list[Quantity] = []
+    quantities: list[Quantity] = []
     ranges: list[_Range] = []
     while True:
         text = arguments.pop(0)
-        number = read_number(text)
-        if number is None:
+        quantity = read_number(text)
+        if quantity is None:
             if not (pieces := _split_range(text)):
                 raise ValueError(text)
             arguments[:0] = pieces
             continue
-        numbers.append(number)
+        quantities.append(quantity)
         if len(ranges) > _MAX_RANGES:
             raise ValueError(text)
         if not arguments or (separator := _RANGES.get(arguments[0].lower())) is None:
-            return numbers, ranges
+            return quantities, ranges
         ranges.append(separator)
         del arguments[0]
 
@@ -355,14 +355,14 @@ def _add_smaller_unit(request: _Request, arguments: list[str]) -> None:
     Raises:
         ValueError: There is no number before the smaller unit.
     """
-    number = read_number(arguments.pop(0))
+    quantity = read_number(arguments.pop(0))
     smaller = find_unit(arguments.pop(0))
-    if number is None:
+    if quantity is None:
         raise ValueError(smaller.symbol)
-    total = request.numbers[0].value * round(request.unit.factor / smaller.factor) + number.value
-    decimals = number.decimals if "/" in number.digits else max(number.decimals, 0)
-    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (number, smaller)]
-    request.numbers, request.unit = [Quantity(number.digits, total, decimals)], smaller
+    total = request.numbers[0].value * round(request.unit.factor / smaller.factor) + quantity.value
+    decimals = quantity.decimals if "/" in quantity.digits else max(quantity.decimals, 0)
+    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (quantity, smaller)]
+    request.numbers, request.unit = [Quantity(quantity.digits, total, decimals)], smaller
 
 
 def _split_targets(text: str) -> list[str]:
@@ -392,22 +392,22 @@ def _render_original(request: _Request) -> str:
         is_hyphenated = request.is_adjective and request.wants_name(request.parts[0][1], "in")
         separator = "-" if is_hyphenated else " "
         pieces = []
-        for number, unit in request.parts:
-            formatted_number = _format_input(request, number)
+        for quantity, unit in request.parts:
+            formatted_number = _format_input(request, quantity)
             pieces += [formatted_number.text, _get_name(request, unit, "in", is_singular=formatted_number.is_singular)]
         return separator.join(pieces) + request.middle * (not request.is_flipped)
-    formatted_numbers = [_format_input(request, number) for number in request.numbers]
+    formatted_numbers = [_format_input(request, quantity) for quantity in request.numbers]
     return _join_numbers(request, formatted_numbers, request.unit, "in")
 
 
-def _format_input(request: _Request, number: Quantity) -> _FormattedNumber:
-    digits, value = number.digits, abs(number.value)
+def _format_input(request: _Request, quantity: Quantity) -> _FormattedNumber:
+    digits, magnitude = quantity.digits, abs(quantity.value)
     if (adjustment := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
-        digits = f"{value + 2 * _FUDGE:.{adjustment[1]}f}"
-        value = float(digits)
-    power = "" if number.exponent is None else f"×10{format_superscript(str(number.exponent))}"
+        digits = f"{magnitude + 2 * _FUDGE:.{adjustment[1]}f}"
+        magnitude = float(digits)
+    power = "" if quantity.exponent is None else f"×10{format_superscript(str(quantity.exponent))}"
     shown_digits = digits + power if power else request.format_digits(digits, is_output=False)
-    return _FormattedNumber(_add_sign(shown_digits, number.sign), value <= 1 if "/" in digits else value == 1)
+    return _FormattedNumber(_add_sign(shown_digits, quantity.sign), magnitude <= 1 if "/" in digits else magnitude == 1)
 
 
 def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) -> str:
@@ -423,12 +423,12 @@ def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) ->
     return name
 
 
-def _join_numbers(request: _Request, numbers: Sequence[_FormattedNumber], unit: Unit, side: str) -> str:
+def _join_numbers(request: _Request, formatted_numbers: Sequence[_FormattedNumber], unit: Unit, side: str) -> str:
     """Join the numbers of a range and their unit in the input or the output."""
     has_name = request.wants_name(unit, side)
     is_hyphenated = has_name and request.is_adjective
     is_output = (side == "out") != request.is_flipped
-    name = _get_name(request, unit, side, is_singular=numbers[-1].is_singular)
+    name = _get_name(request, unit, side, is_singular=formatted_numbers[-1].is_singular)
     separator = "-" if is_hyphenated else "" if name.startswith("/") else " "
     if is_hyphenated:
         name = name.replace(" ", "-")
@@ -437,9 +437,9 @@ def _join_numbers(request: _Request, numbers: Sequence[_FormattedNumber], unit: 
         for symbol_range in request.ranges
     )
     words = ""
-    for i, number in enumerate(numbers):
-        is_last = i == len(numbers) - 1
-        text = number.text
+    for i, formatted_number in enumerate(formatted_numbers):
+        is_last = i == len(formatted_numbers) - 1
+        text = formatted_number.text
         if unit.exponent and request.shows_power(side):
             text += f"×10{format_superscript(str(unit.exponent))}"
         elif unit.exponent and is_last:
@@ -478,7 +478,7 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
     if unit.kind != request.unit.kind:
         raise KeyError(target)
     if unit is _HAND:
-        inches = [round(number.value * request.unit.factor / UNITS["in"].factor) for number in request.numbers]
+        inches = [round(quantity.value * request.unit.factor / UNITS["in"].factor) for quantity in request.numbers]
         hand_lengths = [
             _FormattedNumber(f"{n_inches // 4}.{n_inches % 4}" if n_inches % 4 else str(n_inches // 4), n_inches == 4)
             for n_inches in inches
@@ -490,8 +490,8 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
 def _render_hands(request: _Request, target: str, side: str) -> str:
     """Convert a height in hands; 14.2 means 14 hands and 2 inches."""
     inches = []
-    for number in request.numbers:
-        whole_digits, _, inch_digit = number.digits.partition(".")
+    for quantity in request.numbers:
+        whole_digits, _, inch_digit = quantity.digits.partition(".")
         n_inches = 4 * int(whole_digits) + int(inch_digit or 0)
         inches.append(Quantity(str(n_inches), float(n_inches), 0.0))
     abbr = "off" if target == "in" and request.abbr is None else request.abbr
@@ -502,14 +502,14 @@ def _render_hands(request: _Request, target: str, side: str) -> str:
 
 def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
     """Convert and format the numbers, rounded as the template specifies or by default."""
-    values = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
+    outputs = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
     default_decimals = [
-        compute_default_decimals(number, value, request.unit, unit, is_composite=bool(request.parts))
-        for number, value in zip(request.numbers, values, strict=True)
+        compute_default_decimals(quantity, output, request.unit, unit, is_composite=bool(request.parts))
+        for quantity, output in zip(request.numbers, outputs, strict=True)
     ]
     if request.call.get("round") != "each":
-        default_decimals = [max(default_decimals)] * len(values)
-    return [_format_output(request, value, decimals) for value, decimals in zip(values, default_decimals, strict=True)]
+        default_decimals = [max(default_decimals)] * len(outputs)
+    return [_format_output(request, value, decimals) for value, decimals in zip(outputs, default_decimals, strict=True)]
 
 
 def _convert_value(request: _Request, i: int, unit: Unit) -> float:
@@ -597,7 +597,7 @@ def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tup
         leading_digits = f"{magnitude / 10.0**-decimals:.0f}"
         whole_digits, decimal_digits = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
     is_singular = whole_digits == "1" and not decimal_digits.strip("0")
-    is_scientific = any(number.exponent is not None for number in request.numbers)
+    is_scientific = any(quantity.exponent is not None for quantity in request.numbers)
     max_whole, max_zeros = (4, 2) if is_scientific else (10, 4)
     significant_decimals = decimal_digits.lstrip("0")
     if (
@@ -634,9 +634,9 @@ def _render_composite(request: _Request, target: str, side: str) -> str:
         remainder = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
         pieces: list[str] = []
         for code, ratio in levels:
-            remainder, count = divmod(remainder, ratio) if ratio else (0.0, remainder)
-            text = "0" if not count else request.format_digits(f"{count:.{decimals}f}", is_output=True)
-            name = _get_name(request, find_unit(code), side, is_singular=count == 1)
+            remainder, unit_count = divmod(remainder, ratio) if ratio else (0.0, remainder)
+            text = "0" if not unit_count else request.format_digits(f"{unit_count:.{decimals}f}", is_output=True)
+            name = _get_name(request, find_unit(code), side, is_singular=unit_count == 1)
             pieces.insert(0, text + separator + name)
             decimals = 0
             if not remainder:
@@ -656,7 +656,7 @@ def _render_population_density(call: TemplateCall) -> str:
     if target:
         densities.append((densities[0][0] * source.factor / target.factor, target))
     decimals = int(call.get("prec")) if _INTEGER.fullmatch(call.get("prec")) else int(densities[0][0] < 10)
-    texts = [f"{value + 2 * _FUDGE:,.{max(decimals, 0)}f}{unit.symbol}" for value, unit in densities]
+    texts = [f"{density + 2 * _FUDGE:,.{max(decimals, 0)}f}{unit.symbol}" for density, unit in densities]
     return texts[0] + (f" ({texts[1]})" if target else "")
 
 

@@ -104,7 +104,7 @@ def _render_age(call: TemplateCall) -> str:
 
 
 def _render_as_of(call: TemplateCall) -> str:
-    dates = {key: value for key, value in call.params.items() if key.isdigit()} | {"df": "y"}
+    dates = {key: argument for key, argument in call.params.items() if key.isdigit()} | {"df": "y"}
     date = _render_date(call._replace(params=dates))
     if call.get("alt") or not call.is_english:
         return call.get("alt") or date
@@ -121,12 +121,12 @@ def _render_sortable_date(call: TemplateCall) -> str:
 def _render_film_dates(call: TemplateCall) -> str:
     """Render dates and places in groups of four parameters: year, month, day, place."""
     parts = call.positional()
-    entries = []
+    releases = []
     for i in range(0, len(parts), 4):
         date = format_call_date(call, *parts[i : i + 3])
         location = parts[i + 3] if len(parts) > i + 3 else ""
-        entries.append(f"{date} ({location})" if location else date)
-    return ", ".join(date for date in entries if date)
+        releases.append(f"{date} ({location})" if location else date)
+    return ", ".join(date for date in releases if date)
 
 
 def _render_old_style(call: TemplateCall) -> str:
@@ -138,7 +138,7 @@ def _render_old_style(call: TemplateCall) -> str:
 def _build_prefix_renderer(mark: str) -> Renderer:
     def render(call: TemplateCall) -> str:
         shown_mark = f"{mark} " if call.is_english or mark == "c." else ""
-        return shown_mark + "–".join(part for part in call.positional() if part)
+        return shown_mark + "–".join(date_text for date_text in call.positional() if date_text)
 
     return render
 
@@ -199,8 +199,8 @@ def _render_fraction(call: TemplateCall) -> str:
 
 def _render_value(call: TemplateCall) -> str:
     """Render `{{val|1.23|0.02|e=5|u=km}}`: number, uncertainty, power of ten, unit."""
-    number, uncertainty, lower_uncertainty = ([*call.positional(), "", "", ""])[:3]
-    text = _format_signed(number)
+    number_text, uncertainty, lower_uncertainty = ([*call.positional(), "", "", ""])[:3]
+    text = _format_signed(number_text)
     if lower_uncertainty:
         text += f" +{uncertainty.lstrip('+')} −{lower_uncertainty.lstrip('-−')}"
     elif uncertainty:
@@ -213,8 +213,8 @@ def _render_value(call: TemplateCall) -> str:
     return text + (("" if unit in {"%", "°"} else " ") + unit if unit else "") + (f"/{per_unit}" if per_unit else "")
 
 
-def _format_signed(number: str) -> str:
-    return ("−" if number[:1] == "-" else "") + group_thousands(number.lstrip("-"))
+def _format_signed(number_text: str) -> str:
+    return ("−" if number_text[:1] == "-" else "") + group_thousands(number_text.lstrip("-"))
 
 
 def _render_exponent(call: TemplateCall) -> str:
@@ -245,17 +245,17 @@ def _build_money_renderer(sign: str) -> Renderer:
 
 
 def _render_ordinal(call: TemplateCall) -> str:
-    number = call.get("1")
-    if not number.isdecimal():
-        return number
-    is_teen = number[-2:] in {"11", "12", "13"}
-    return number + ("th" if is_teen else {"1": "st", "2": "nd", "3": "rd"}.get(number[-1], "th"))
+    digits = call.get("1")
+    if not digits.isdecimal():
+        return digits
+    is_teen = digits[-2:] in {"11", "12", "13"}
+    return digits + ("th" if is_teen else {"1": "st", "2": "nd", "3": "rd"}.get(digits[-1], "th"))
 
 
 def _render_percentage(call: TemplateCall) -> str:
-    part, total, digits = ([*call.positional(), "", "", ""])[:3]
+    part_text, total, digits = ([*call.positional(), "", "", ""])[:3]
     try:
-        share = 100 * float(part.replace(",", "")) / float(total.replace(",", ""))
+        share = 100 * float(part_text.replace(",", "")) / float(total.replace(",", ""))
         return f"{share:.{min(int(digits or 0), 9)}f}%"
     except (ValueError, ZeroDivisionError):
         return ""

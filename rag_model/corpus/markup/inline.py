@@ -25,12 +25,12 @@ def render_second(call: TemplateCall) -> str:
 
 def render_last(call: TemplateCall) -> str:
     """Render the last positional parameter."""
-    return next((value for value in reversed(call.positional()) if value), "")
+    return next((argument for argument in reversed(call.positional()) if argument), "")
 
 
 def _build_join_renderer(separator: str) -> Renderer:
     def render(call: TemplateCall) -> str:
-        return separator.join(value for value in call.positional() if value)
+        return separator.join(argument for argument in call.positional() if argument)
 
     return render
 
@@ -61,8 +61,8 @@ def _render_language(call: TemplateCall) -> str:
 
 def _render_langx(call: TemplateCall) -> str:
     params = {
-        str(position - 1) if (position := parse_position(key)) else key: value
-        for key, value in call.params.items()
+        str(position - 1) if (position := parse_position(key)) else key: argument
+        for key, argument in call.params.items()
         if key != "1"
     }
     return _render_language(TemplateCall(f"lang-{call.get('1')}", params, call.language))
@@ -71,7 +71,7 @@ def _render_langx(call: TemplateCall) -> str:
 def _join_meaning(call: TemplateCall, words: str, romanized: str, meaning: str) -> str:
     mark = "lit. " if call.is_english else ""
     notes = [romanized, f"{mark}'{meaning}'" if meaning else ""]
-    return ", ".join(part for part in (words, *notes) if part)
+    return ", ".join(note for note in (words, *notes) if note)
 
 
 _ZH_LABELS = (
@@ -92,13 +92,13 @@ def _render_chinese(call: TemplateCall) -> str:
 def _render_nihongo(call: TemplateCall) -> str:
     """Render `{{nihongo|English|kanji|rōmaji|extra}}` as "English (kanji, rōmaji, extra)"."""
     english, *rest = (call.positional() + [""] * 5)[:5]
-    notes = ", ".join(part for part in (*rest[:3], call.get("extra")) if part)
+    notes = ", ".join(note for note in (*rest[:3], call.get("extra")) if note)
     return f"{english} ({notes}) {rest[3]}".strip() if english and notes else english or notes
 
 
 def _render_nihongo_romaji_first(call: TemplateCall) -> str:
     english, kanji, romaji = (call.positional() + [""] * 3)[:3]
-    notes = ", ".join(part for part in (kanji, english) if part)
+    notes = ", ".join(note for note in (kanji, english) if note)
     return f"{romaji} ({notes})" if romaji else notes
 
 
@@ -111,11 +111,11 @@ def _render_ipa_symbols(call: TemplateCall) -> str:
     """Render `{{IPAc-en|ˈ|æ|n}}` as /ˈæn/; labels such as `pron` and `uk` become words."""
     labels = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
     shown_labels = labels if call.is_english else {}
-    labels_text = "".join(shown_labels.get(value.lower(), "") for value in call.positional())
+    labels_text = "".join(shown_labels.get(argument.lower(), "") for argument in call.positional())
     spoken_text = "".join(
-        value.replace("_", " ") or " "
-        for value in call.positional()
-        if value.lower() not in labels and "." not in value
+        argument.replace("_", " ") or " "
+        for argument in call.positional()
+        if argument.lower() not in labels and "." not in argument
     )
     return f"{labels_text}/{spoken_text}/" if spoken_text.strip() else ""
 
@@ -129,13 +129,13 @@ def _render_quotation(call: TemplateCall) -> str:
 
 
 def _render_list(call: TemplateCall) -> str:
-    return "\n" + "\n".join(value for value in call.positional() if value) + "\n"
+    return "\n" + "\n".join(argument for argument in call.positional() if argument) + "\n"
 
 
 def _render_columns(call: TemplateCall) -> str:
     return (
         "\n"
-        + "\n".join(value for key, value in call.params.items() if key.startswith("col") and key[3:].isdigit())
+        + "\n".join(argument for key, argument in call.params.items() if key.startswith("col") and key[3:].isdigit())
         + "\n"
     )
 
@@ -159,7 +159,7 @@ def _render_ship(call: TemplateCall) -> str:
 
 def _render_interlanguage(call: TemplateCall) -> str:
     """Render `{{ill|Name|de|Deutscher}}`, also in the older order `{{ill|de|Deutscher|Name}}`."""
-    parts = [part for part in call.positional() if part]
+    parts = [link_part for link_part in call.positional() if link_part]
     if call.get("lt"):
         return call.get("lt")
     return parts[-1] if len(parts) >= 2 and parts[0].islower() and len(parts[0]) <= 3 else render_first(call)
@@ -180,11 +180,11 @@ def _render_chinese_interlanguage(call: TemplateCall) -> str:
 
 
 def _render_bible(call: TemplateCall) -> str:
-    return " ".join(value for value in call.positional()[:2] if value)
+    return " ".join(argument for argument in call.positional()[:2] if argument)
 
 
 def _render_respelling(call: TemplateCall) -> str:
-    return "-".join(value for value in call.positional() if value and value != "_")
+    return "-".join(argument for argument in call.positional() if argument and argument != "_")
 
 
 def _render_music(call: TemplateCall) -> str:

@@ -193,9 +193,9 @@ def _render_external_links(text: str) -> str:
     Takes linear time, because only text before the last `]` of a line is searched for links.
     """
     lines = text.split("\n")
-    for number, line in enumerate(lines):
+    for i, line in enumerate(lines):
         if "[" in line and (end := line.rfind("]") + 1):
-            lines[number] = _EXTERNAL_LINK.sub(_render_external_link, line[:end]) + line[end:]
+            lines[i] = _EXTERNAL_LINK.sub(_render_external_link, line[:end]) + line[end:]
     return "\n".join(lines)
 
 
@@ -219,20 +219,20 @@ def _render_quoted_line(line: str) -> str:
     pieces = _QUOTES.split(line)
     lengths = [0, *(len(run) for run in pieces[1::2])]
     pieces = pieces[::2]
-    for number, length in enumerate(lengths):
+    for i, length in enumerate(lengths):
         if length == 4 or length > 5:
-            lengths[number] = 3 if length == 4 else 5
-            pieces[number - 1] += "'" * (length - lengths[number])
+            lengths[i] = 3 if length == 4 else 5
+            pieces[i - 1] += "'" * (length - lengths[i])
     n_bold, n_italic = (sum(length in (mark_length, 5) for length in lengths) for mark_length in (3, 2))
     if n_bold % 2 and n_italic % 2:
-        last_characters = {number: pieces[number - 1][-2:] for number, length in enumerate(lengths) if length == 3}
+        last_characters = {i: pieces[i - 1][-2:] for i, length in enumerate(lengths) if length == 3}
         choices = (
-            next((number for number, end in last_characters.items() if end[-1:] != " " and end[:-1] == " "), 0),
-            next((number for number, end in last_characters.items() if end[-1:] != " " and end[:-1] != " "), 0),
-            next((number for number, end in last_characters.items() if end[-1:] == " "), 0),
+            next((i for i, last_two in last_characters.items() if last_two[-1:] != " " and last_two[:-1] == " "), 0),
+            next((i for i, last_two in last_characters.items() if last_two[-1:] != " " and last_two[:-1] != " "), 0),
+            next((i for i, last_two in last_characters.items() if last_two[-1:] == " "), 0),
         )
-        if number := next(filter(None, choices), 0):
-            pieces[number - 1] += "'"
+        if i := next(filter(None, choices), 0):
+            pieces[i - 1] += "'"
     return "".join(pieces)
 
 
@@ -260,8 +260,8 @@ def resolve_variants(text: str, language: str) -> str:
 def render_variants(text: str) -> str:
     """Render `-{…}-` for readers who chose no variant; conversion rules become ""."""
     for _ in range(_MAX_NESTED_VARIANTS):
-        text, count = _VARIANT.subn(_render_variant, text)
-        if not count:
+        text, n_variants = _VARIANT.subn(_render_variant, text)
+        if not n_variants:
             break
     return text
 

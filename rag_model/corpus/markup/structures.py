@@ -107,18 +107,18 @@ def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
     return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned_texts]
 
 
-def _count_header_rows(rows: Sequence[Sequence[Cell]]) -> int:
+def _count_header_rows(cell_rows: Sequence[Sequence[Cell]]) -> int:
     """Return the number of rows at the top that have only header cells; 0 if all rows do."""
-    n_headers = next((n for n, row in enumerate(rows) if not all(cell.is_header for cell in row)), len(rows))
-    return n_headers if n_headers < len(rows) else 0
+    n_headers = next((n for n, row in enumerate(cell_rows) if not all(cell.is_header for cell in row)), len(cell_rows))
+    return n_headers if n_headers < len(cell_rows) else 0
 
 
 def _join_headers(rows: Sequence[Sequence[str]]) -> str:
     """Join the header rows column by column: the header of a group precedes those below it."""
-    width = max(map(len, rows), default=0)
+    n_columns = max(map(len, rows), default=0)
     columns = [
         " ".join(dict.fromkeys(filter(None, (row[column] for row in rows if column < len(row)))))
-        for column in range(width)
+        for column in range(n_columns)
     ]
     return _format_row([column.replace(_LINE_SEPARATOR, " ") for column in columns])
 
@@ -128,26 +128,26 @@ def _format_row(cells: Sequence[str]) -> str:
 
 
 def _format_field_row(cells: Sequence[str]) -> str:
-    name, *values = (text for text in cells if text) if any(cells) else ("",)
-    return f"{name.rstrip(' :')}: {', '.join(values)}" if values else name
+    name, *value_texts = (text for text in cells if text) if any(cells) else ("",)
+    return f"{name.rstrip(' :')}: {', '.join(value_texts)}" if value_texts else name
 
 
-def _repeat_spans(rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[str]]:
+def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[str]]:
     """Return the texts of each row, with a cell's text repeated in the rows and columns it spans.
 
     A text is repeated over columns only in the header rows, because a wide cell is read once. A
     budget of characters bounds the repetitions of a hostile table.
     """
-    budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in rows for cell in row)
+    budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in cell_rows for cell in row)
     open_spans: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
     text_rows: list[list[str]] = []
-    for number, row in enumerate(rows):
+    for row_number, row in enumerate(cell_rows):
         text_row: list[str] = []
         for cell in row:
             budget -= _fill_open_spans(text_row, open_spans, budget)
             start = len(text_row)
             width = min(cell.colspan, _MAX_COLSPAN, max(budget, 1))
-            repeated_text = cell.text if number < n_headers else ""
+            repeated_text = cell.text if row_number < n_headers else ""
             text_row += [cell.text, *[repeated_text] * (width - 1)]
             budget -= (width - 1) * (len(repeated_text) + 1)
             if cell.rowspan > 1 and budget > 0:
@@ -290,11 +290,11 @@ class GridBuilder:
         if self._row_is_hidden or _is_hidden(attributes):
             return
         self._cell, self._pieces = Cell("", is_header), [text]
-        for name, number in _ATTRIBUTE.findall(attributes) if attributes else ():
+        for name, span_text in _ATTRIBUTE.findall(attributes) if attributes else ():
             if name[0] in "rR":
-                self._cell.rowspan = min(int(number) or _MAX_ROWSPAN, _MAX_ROWSPAN)
+                self._cell.rowspan = min(int(span_text) or _MAX_ROWSPAN, _MAX_ROWSPAN)
             else:
-                self._cell.colspan = max(int(number), 1)
+                self._cell.colspan = max(int(span_text), 1)
 
 
 def _is_hidden(attributes: str) -> bool:
@@ -362,13 +362,13 @@ def find_boxes(text: str, templates: Templates) -> Iterator[str]:
         is_named_box = _BOX_NAME.match(name) is not None or templates.has_infobox(name)
         if not is_named_box and (not name or name in ALL_RENDERERS or is_dropped(name)):
             continue
-        end = find_template_end(text, call.start(1))
-        if not end:
+        box_end = find_template_end(text, call.start(1))
+        if not box_end:
             return  # an unclosed template may contain the rest of the section
-        box = text[call.start(1) - 2 : end]
+        box = text[call.start(1) - 2 : box_end]
         if is_named_box or len(_NAMED_PARAMETER.findall(box)) >= _MIN_FIELDS:
             yield box
-        offset = end - 2  # its closing braces may start the match of the next call
+        offset = box_end - 2  # its closing braces may start the match of the next call
 
 
 class BoxRenderer:
@@ -480,11 +480,11 @@ def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _format_angle(parts: dict[str, str]) -> str:
-    numbers = "".join(
+    angle_text = "".join(
         parts[part] + sign for part, sign in _ANGLE_SIGNS.items() if _DEGREES.fullmatch(parts.get(part, ""))
     )
     direction = next((value.upper() for part in "new" if _DIRECTION.fullmatch(value := parts.get(part, ""))), "")
-    return numbers + direction if numbers else ""
+    return angle_text + direction if angle_text else ""
 
 
 # Long lists in wikitext.

@@ -98,10 +98,10 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
         name = normalize_name(page.title.partition(":")[2])
         target = redirect.match(text)
         target_name = _get_template_name(target[1], namespaces) if target else ""
-        entry = ["redirect", target_name] if target_name else _classify_template(text)
-        size = len(name) + len(entry[1]) if entry else 0
-        if entry and name and (bytes_left := bytes_left - size) >= 0:
-            templates[name] = list(entry)
+        template_entry = ["redirect", target_name] if target_name else _classify_template(text)
+        entry_characters = len(name) + len(template_entry[1]) if template_entry else 0
+        if template_entry and name and (bytes_left := bytes_left - entry_characters) >= 0:
+            templates[name] = list(template_entry)
     return templates
 
 
@@ -170,8 +170,8 @@ def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable"
     """Merge the templates of all parts into the table of a wiki."""
     entries: dict[str, TemplateEntry] = {}
     redirects: dict[str, str] = {}
-    for part in parts:
-        for name, (kind, value) in part.items():
+    for part_entries in parts:
+        for name, (kind, value) in part_entries.items():
             if kind == "redirect":
                 redirects[name] = value
             elif kind == "disambiguation" or name not in entries:
@@ -215,7 +215,7 @@ class TemplateTable:
     @cached_property
     def disambiguation(self) -> re.Pattern[str] | None:
         """Pattern of the calls of disambiguation templates; None if there are no such templates."""
-        names = sorted(name for name, entry in self.entries.items() if entry.kind == "disambiguation")
+        names = sorted(name for name, template_entry in self.entries.items() if template_entry.kind == "disambiguation")
         if not names:
             return None
         pattern = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in names)

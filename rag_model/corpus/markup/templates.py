@@ -199,9 +199,9 @@ class Templates:
         call = parse_call(name, arguments, self._language)
         fields: list[tuple[str, str]] = []
         for source, label, default, value_format in json.loads(infobox):
-            value = call.params.get(source, "")
-            text = default if not value else value_format
-            words = self._expand_body(text, call) if text else value
+            argument = call.params.get(source, "")
+            text = default if not argument else value_format
+            words = self._expand_body(text, call) if text else argument
             if words and (label or words != self._title):
                 fields.append((self._expand_body(label, call) or "", words))
         return fields
@@ -209,15 +209,15 @@ class Templates:
     def _find_infobox(self, name: str) -> str | None:
         if self._use is None:
             return None
-        entry = self._use.table.entries.get(name)
+        template_entry = self._use.table.entries.get(name)
         names = [name]
-        if entry is not None and entry.kind == "alias":
-            names.append(entry.value)
-            entry = self._use.table.entries.get(entry.value)
-        if entry is None or entry.kind != "infobox":
+        if template_entry is not None and template_entry.kind == "alias":
+            names.append(template_entry.value)
+            template_entry = self._use.table.entries.get(template_entry.value)
+        if template_entry is None or template_entry.kind != "infobox":
             return None
         self._use.names.update(names)
-        return entry.value
+        return template_entry.value
 
     def _render_unknown(self, name: str, arguments: list[str], *, inside: bool) -> str:
         call = parse_call(name, arguments, self._language)
@@ -226,9 +226,9 @@ class Templates:
             return render_coordinates(call) if is_shown else ""
         if self._use is not None:
             self._use.names.add(name)
-            entry = self._use.table.entries.get(name)
-            if entry is not None and name not in self._open_names and len(self._open_names) < _MAX_NESTED:
-                entry_words = self._render_entry(entry, call, arguments, inside=inside)
+            template_entry = self._use.table.entries.get(name)
+            if template_entry is not None and name not in self._open_names and len(self._open_names) < _MAX_NESTED:
+                entry_words = self._render_entry(template_entry, call, arguments, inside=inside)
                 if entry_words is not None:
                     return entry_words
         return choose_words(call) if inside else choose_prose(call)
@@ -254,10 +254,10 @@ class Templates:
         """Expand a body with the parameters of a call; None once a page exceeds `_MAX_EXPANDED`."""
 
         def get_parameter(arguments: list[str]) -> str:
-            value = call.params.get(arguments[0].strip())
-            value = "|".join(arguments[1:]) if value is None else value
-            self._characters_left -= len(value)
-            return value if self._characters_left > 0 else ""
+            argument = call.params.get(arguments[0].strip())
+            argument = "|".join(arguments[1:]) if argument is None else argument
+            self._characters_left -= len(argument)
+            return argument if self._characters_left > 0 else ""
 
         self._characters_left -= len(body)
         if self._characters_left <= 0:
@@ -283,7 +283,7 @@ def choose_words(call: TemplateCall) -> str:
     >>> choose_words(parse_call("дн", ["27", "1", "1839"], "uk"))
     '27 січня 1839'
     """
-    positional = [value for value in call.positional() if value]
+    positional = [argument for argument in call.positional() if argument]
     if len(positional) < _PAIR_OF_DATES and (date := render_number_date(call, positional)):
         return date
     if coordinates := render_coordinates(call):
@@ -291,18 +291,18 @@ def choose_words(call: TemplateCall) -> str:
     if len(positional) > 1 and _NUMBER.fullmatch(positional[0]):
         if measure := convert.render_measure(call):
             return measure
-        number, unit = positional[:2]
+        quantity, unit = positional[:2]
         is_unit = len(unit) <= _MAX_UNIT and not _NUMBER.fullmatch(unit) and not _NOT_SHOWABLE.search(unit)
-        return f"{number} {unit}" if is_unit else ""
+        return f"{quantity} {unit}" if is_unit else ""
     label = call.get(*_LABELS)
-    values = [label] if label else positional
-    code_positions = [number for number, value in enumerate(values) if _LANGUAGE_CODE.fullmatch(value)]
-    leading_code = values[0] if code_positions[:1] == [0] and len(values) > 1 else ""
-    words = [value for value in values if _is_showable(value, call, is_translated=bool(code_positions))]
-    if len(values) > 1:
-        words = [value for value in words if not (_OPTION.fullmatch(value) or _LANGUAGE_CODE.fullmatch(value))]
+    candidates = [label] if label else positional
+    code_positions = [i for i, candidate in enumerate(candidates) if _LANGUAGE_CODE.fullmatch(candidate)]
+    leading_code = candidates[0] if code_positions[:1] == [0] and len(candidates) > 1 else ""
+    words = [candidate for candidate in candidates if _is_showable(candidate, call, is_translated=bool(code_positions))]
+    if len(candidates) > 1:
+        words = [word for word in words if not (_OPTION.fullmatch(word) or _LANGUAGE_CODE.fullmatch(word))]
     if leading_code and not _is_latin(call.language):  # `{{tsl|en|English|目標}}`
-        words = [value for value in words if not value.isascii()] or ([] if leading_code == "en" else words)
+        words = [word for word in words if not word.isascii()] or ([] if leading_code == "en" else words)
     return words[0] if words and words[0] not in COUNTRY_NAMES else ""
 
 
@@ -314,11 +314,11 @@ def choose_prose(call: TemplateCall) -> str:
     >>> choose_prose(parse_call("infobox", ["name=A", "text"]))
     ''
     """
-    values = [value for value in call.positional() if value]
-    lists = [value for value in values if _LIST_START.match(value)]
+    arguments = [argument for argument in call.positional() if argument]
+    lists = [argument for argument in arguments if _LIST_START.match(argument)]
     if lists:
         return "\n" + "\n".join(lists) + "\n"
-    if len(values) > 1 and any(_LANGUAGE_CODE.fullmatch(value) for value in values[:2]):
+    if len(arguments) > 1 and any(_LANGUAGE_CODE.fullmatch(argument) for argument in arguments[:2]):
         return choose_words(call)
     words = call.get("1", "text", "quote")
     length = len(words) + sum(not character.isascii() for character in words)
@@ -327,12 +327,12 @@ def choose_prose(call: TemplateCall) -> str:
     return "" if words.isascii() and not _is_latin(call.language) else f"\n{words}\n"
 
 
-def _is_showable(value: str, call: TemplateCall, *, is_translated: bool) -> bool:
-    if len(value) > _MAX_WORDS or _NOT_SHOWABLE.search(value):
+def _is_showable(argument: str, call: TemplateCall, *, is_translated: bool) -> bool:
+    if len(argument) > _MAX_WORDS or _NOT_SHOWABLE.search(argument):
         return False
-    if len(value) > _NOTE_LENGTH and value.rstrip(" '\"”»)")[-1:] in SENTENCE_ENDS:
+    if len(argument) > _NOTE_LENGTH and argument.rstrip(" '\"”»)")[-1:] in SENTENCE_ENDS:
         return False
-    return is_translated or len(value) <= _REMARK_LENGTH or not value.isascii() or _is_latin(call.language)
+    return is_translated or len(argument) <= _REMARK_LENGTH or not argument.isascii() or _is_latin(call.language)
 
 
 @cache
@@ -342,15 +342,15 @@ def _is_latin(language: str) -> bool:
     return not months or any(character.isalpha() and character.isascii() for character in months)
 
 
-def _choose_switch_case(value: str, cases: list[str]) -> str:
-    """Return the result of the case that equals `value`, else the default.
+def _choose_switch_case(searched_case: str, cases: list[str]) -> str:
+    """Return the result of the case that equals `searched_case`, else the default.
 
     A case without a result has the result of the next one.
     """
     has_matched, default = False, ""
     for case in cases:
-        key, equals, result = (part.strip() for part in case.partition("="))
-        has_matched = has_matched or key == value
+        key, equals, result = (case_part.strip() for case_part in case.partition("="))
+        has_matched = has_matched or key == searched_case
         if equals and has_matched:
             return result
         if equals and key == "#default":
@@ -359,14 +359,14 @@ def _choose_switch_case(value: str, cases: list[str]) -> str:
     return default if "=" in last_case else last_case.strip()
 
 
-def _pad_left(value: str, rest: list[str]) -> str:
+def _pad_left(text: str, rest: list[str]) -> str:
     width, fill = (rest[0].strip() if rest else ""), (rest[1] if len(rest) > 1 else "0")
-    n_missing = min(int(width), _MAX_PADDING) - len(value) if width.isascii() and width.isdecimal() else 0
-    return (fill * max(0, n_missing))[: max(0, n_missing)] + value
+    n_missing = min(int(width), _MAX_PADDING) - len(text) if width.isascii() and width.isdecimal() else 0
+    return (fill * max(0, n_missing))[: max(0, n_missing)] + text
 
 
-def _get_stripped(texts: list[str], number: int) -> str:
-    return texts[number].strip() if number < len(texts) else ""
+def _get_stripped(texts: list[str], argument_number: int) -> str:
+    return texts[argument_number].strip() if argument_number < len(texts) else ""
 
 
 # Parser functions by name; the arguments are the text after the colon and the texts between bars.
@@ -386,6 +386,6 @@ _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
 
 def _render_function(arguments: list[str]) -> str:
     """Render parser functions of the form `{{name:value|…}}`."""
-    name, _, value = arguments[0].strip().partition(":")
+    name, _, argument = arguments[0].strip().partition(":")
     function = _FUNCTIONS.get(name.strip().lower())
-    return function(value.strip(f" \n\t{GAP}"), arguments[1:]) if function else ""
+    return function(argument.strip(f" \n\t{GAP}"), arguments[1:]) if function else ""
