@@ -207,9 +207,7 @@ def read_items(task: ItemTask, store: Store) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class DumpTables:
-    """The tables of a dump that its articles are chunked with; None if the dump has no such
-    table.
-    """
+    """The tables with which the articles of a dump are chunked; a missing table is None."""
 
     templates: BlobRef | None = None  # the table of the wiki's templates
     pages: BlobRef | None = None  # JSON with the blobs of the files of a `PageTable`

@@ -72,7 +72,7 @@ class ReuseReport:
     stages: tuple[StageReuse, ...]
     # forecast of the cost, fitted to past builds
     forecast: Mapping[str, Any] = field(default_factory=dict)
-    requests: tuple[str, ...] = ()  # sentences on the passages that endpoints must embed
+    requests: tuple[str, ...] = ()  # describe, in sentences, what endpoints must embed
 
 
 @dataclass(slots=True)

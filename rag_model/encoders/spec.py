@@ -2,9 +2,13 @@
 
 **Dense**: how a text becomes an input, and how hidden states become one vector.
 
-`EncoderSpec` contains these settings. The settings come from the first of these that the folder
-has: `bookwheel.json`, `modules.json` (sentence-transformers) or the tensors of a static encoder,
-and DPR's `config.json`. Other Hugging Face folders get the defaults.
+`EncoderSpec` contains these settings. They come from the first of these files in the folder:
+
+1. `bookwheel.json`
+2. `modules.json` (sentence-transformers), or the tensors of a static encoder
+3. DPR's `config.json`
+
+Other Hugging Face folders get the defaults.
 
 **ColBERT** (`TokenSpec`): mark tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
 section 3.2).

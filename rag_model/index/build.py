@@ -39,15 +39,13 @@ def run_stages(plan: IndexPlan, files: Sequence[Path], out: Path, workdir: Path)
     builder: IndexBuilder = get_kind(plan.kind)
     trained = workdir / "trained"
     stats: dict[str, list[IndexStats]] = {"train": [builder.train(plan, files, trained)], "scatter": [], "shard": []}
-    pieces = [workdir / f"scattered-{number:05d}" for number in range(len(files))]
-    for number, (path, piece) in enumerate(zip(files, pieces, strict=True)):
-        stats["scatter"].append(builder.scatter(plan, trained, path, number, piece))
+    pieces = [workdir / f"scattered-{i:05d}" for i in range(len(files))]
+    for i, (path, piece) in enumerate(zip(files, pieces, strict=True)):
+        stats["scatter"].append(builder.scatter(plan, trained, path, i, piece))
     shards: list[Opener] = []
-    for number in range(plan.shards):
-        shard_path = workdir / f"shard-{number:05d}"
-        stats["shard"].append(
-            builder.shard(plan, trained, iter_slices(pieces, plan.shards, number), number, shard_path)
-        )
+    for i in range(plan.shards):
+        shard_path = workdir / f"shard-{i:05d}"
+        stats["shard"].append(builder.shard(plan, trained, iter_slices(pieces, plan.shards, i), i, shard_path))
         shards.append(path_opener(shard_path))
     return stats | {"merge": [builder.merge(plan, trained, files, [*map(path_opener, pieces)], shards, out)]}
 
@@ -60,23 +58,23 @@ def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[
     """
     for path in pieces:
         try:
-            read, size = partial(_read, path), path.stat().st_size
+            read, n_bytes = partial(_read, path), path.stat().st_size
             (location,) = SliceLocation.from_table(
-                read_slice_table(read, size, n_shards, str(path))[number : number + 1]
+                read_slice_table(read, n_bytes, n_shards, str(path))[number : number + 1]
             )
-            data = read(location.start, location.end)
+            slice_bytes = read(location.start, location.end)
         except OSError as error:
             raise InputError(f"cannot read {path} ({error.strerror or error}): build it again") from error
-        if not location.matches(data):
+        if not location.matches(slice_bytes):
             raise InputError(f"{path} is damaged: delete that file and build it again")
-        if data:
-            yield data
+        if slice_bytes:
+            yield slice_bytes
 
 
-def _read(path: Path, start: int, end: int) -> bytes:
+def _read(path: Path, start_byte: int, end_byte: int) -> bytes:
     with path.open("rb") as file:
-        file.seek(start)
-        return file.read(end - start)
+        file.seek(start_byte)
+        return file.read(end_byte - start_byte)
 
 
 def build_index(

@@ -217,13 +217,13 @@ def count_disk_bytes(plan: VectorPlan) -> int:
 
 
 def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
-    sizes = [(plan, count_disk_bytes(plan)) for plan in plans]
-    suitable_plans = [plan for plan, size in sizes if size <= disk]
+    plan_sizes = [(plan, count_disk_bytes(plan)) for plan in plans]
+    suitable_plans = [plan for plan, n_bytes in plan_sizes if n_bytes <= disk]
     if not suitable_plans:
-        smallest_plan, size = min(sizes, key=lambda plan_size: plan_size[1])
+        smallest_plan, n_bytes = min(plan_sizes, key=lambda plan_size: plan_size[1])
         raise ResourceError(
             f"{smallest_plan.factory} over {smallest_plan.n:,} vectors of {smallest_plan.d} "
-            f"dimensions needs {format_bytes(size)} of "
+            f"dimensions needs {format_bytes(n_bytes)} of "
             f"disk, and --disk allows {format_bytes(disk)}: allow more"
         )
     return suitable_plans

@@ -69,10 +69,10 @@ class ExactIndex:
         check_search_parameters(parameters, ())
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
-        for first, block in self._files.blocks():
+        for first_row, block in self._files.blocks():
             block_scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
             # (q, j + m) -> (q, k)
-            scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, local_rows + first]), k)
+            scores, rows = select_top_k(np.hstack([scores, block_scores]), np.hstack([rows, local_rows + first_row]), k)
         return scores, rows
 
     def search_among(self, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
@@ -84,8 +84,8 @@ class ExactIndex:
         best_scores = np.empty((len(vectors), 0), np.float32)
         best_rows = np.empty((len(vectors), 0), np.int64)
         step = max(1, BLOCK_BYTES // (4 * self.dim))
-        for first in range(0, len(rows), step):
-            block_rows = rows[first : first + step]
+        for first_column in range(0, len(rows), step):
+            block_rows = rows[first_column : first_column + step]
             block = self._files.read_rows(block_rows)
             scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
             best_scores, best_rows = select_top_k(
@@ -187,9 +187,9 @@ def update_neighbors(
     return NeighborLists(scores, rows, floor)
 
 
-def _pad_lists(scores: Vectors, rows: Rows, width: int) -> tuple[Vectors, Rows]:
-    """Return lists of `width` entries, (q, width), padded with row -1 and score -inf."""
-    padding = (0, 0), (0, width - scores.shape[1])
+def _pad_lists(scores: Vectors, rows: Rows, n_columns: int) -> tuple[Vectors, Rows]:
+    """Return lists of `n_columns` entries, (q, n_columns), padded with row -1 and score -inf."""
+    padding = (0, 0), (0, n_columns - scores.shape[1])
     return np.pad(scores, padding, constant_values=-np.inf), np.pad(rows, padding, constant_values=-1)
 
 
@@ -204,8 +204,8 @@ def _find_repeats(rows: Rows, scores: Vectors) -> npt.NDArray[np.bool_]:
 
 def select_top_k(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
     """Return the k best of each row of scores, best first; equal scores are ordered by row."""
-    order = np.lexsort((rows, -scores), axis=1)[:, :k]  # (q, w) -> (q, k)
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
+    best_columns = np.lexsort((rows, -scores), axis=1)[:, :k]  # (q, w) -> (q, k)
+    return np.take_along_axis(scores, best_columns, 1), np.take_along_axis(rows, best_columns, 1)
 
 
 def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:

@@ -183,11 +183,11 @@ def largest_divisor(width: int, limit: int) -> int:
     return next(pieces for pieces in range(max(1, min(limit, width)), 0, -1) if width % pieces == 0)
 
 
-def _check_divides(text: str, n_pieces: int | None, width: int, name: str) -> None:
-    if n_pieces is not None and width % n_pieces:
+def _check_divides(text: str, n_pieces: int | None, dim: int, name: str) -> None:
+    if n_pieces is not None and dim % n_pieces:
         raise UsageError(
-            f"{text} is wrong: {name}{n_pieces} cannot cut {width} dimensions into {n_pieces} equal "
-            f"pieces, but {name}{largest_divisor(width, n_pieces)} can"
+            f"{text} is wrong: {name}{n_pieces} cannot cut {dim} dimensions into {n_pieces} equal "
+            f"pieces, but {name}{largest_divisor(dim, n_pieces)} can"
         )
 
 
@@ -269,5 +269,5 @@ def _parse_positive(text: str, digits: str) -> int | None:
     return int(digits) if digits else None
 
 
-def _format_number(value: int | None) -> str:
-    return "" if value is None else str(value)
+def _format_number(optional_number: int | None) -> str:
+    return "" if optional_number is None else str(optional_number)

@@ -103,7 +103,7 @@ class TokenQuerySet:
 
     queries: Vectors  # (q, l, d)
     k: int  # depth of recall
-    rows: Rows  # (m,) ascending: the sample, with the passages of all queries
+    rows: Rows  # (m,) ascending rows of the sample, which has the source of each query
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class IndexPlan:
 
     def index_inputs(self) -> dict[str, Any]:
         """Return the fields that determine the bytes of the index for given rows, as JSON."""
-        return {name: value for name, value in self.to_json().items() if name not in _NO_EFFECT_ON_BYTES}
+        return {name: setting for name, setting in self.to_json().items() if name not in _NO_EFFECT_ON_BYTES}
 
     def piece_inputs(self) -> dict[str, Any]:
         """Return the fields that determine pieces and shards for a trained file, as JSON.
@@ -50,10 +50,10 @@ class IndexPlan:
         The number of rows is not among them, so the pieces of unchanged parts are reused when a
         corpus grows.
         """
-        return {name: value for name, value in self.index_inputs().items() if name not in _NO_EFFECT_ON_PIECES}
+        return {name: setting for name, setting in self.index_inputs().items() if name not in _NO_EFFECT_ON_PIECES}
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values, without `over`: memo keys contain the rows instead."""
         values = asdict(self) | {"notes": list(self.notes), "search": dict(self.search)}
         del values["over"]
-        return values if self.settings else {name: value for name, value in values.items() if name != "settings"}
+        return values if self.settings else {name: setting for name, setting in values.items() if name != "settings"}

@@ -76,8 +76,8 @@ class ReadyIndex:
             _check_ids(path, lists, file.n)
         defaults = default_search(factory)
         search = {
-            parameter: value if _UNSET[parameter] < value <= file.n else defaults[parameter]
-            for parameter, value in file.defaults.items()
+            parameter: setting if _UNSET[parameter] < setting <= file.n else defaults[parameter]
+            for parameter, setting in file.defaults.items()
         }
         return cls(name, path, factory, file.metric, file.n, file.dim, search)
 
@@ -169,9 +169,9 @@ class _OtherRows:
 
     def read_rows(self, rows: Rows) -> Vectors:
         shifted_rows = (rows + (self.n + 1) // 2) % self.n
-        order = np.argsort(shifted_rows)
+        sorted_positions = np.argsort(shifted_rows)
         vectors = np.empty((len(rows), self.dim), np.float32)
-        vectors[order] = self._vectors.read_rows(shifted_rows[order])
+        vectors[sorted_positions] = self._vectors.read_rows(shifted_rows[sorted_positions])
         return vectors
 
 
@@ -201,7 +201,7 @@ def _describe_lists(index: FaissIndex, lists: FaissIndex) -> IvfSpec:
         refine = _describe_codes(faiss.downcast_index(index.refine_index)).name
     codes, quantizer = _describe_codes(lists), faiss.downcast_index(lists.quantizer)
     if isinstance(base, faiss.IndexPreTransform):
-        transforms = [faiss.downcast_VectorTransform(base.chain.at(number)) for number in range(base.chain.size())]
+        transforms = [faiss.downcast_VectorTransform(base.chain.at(i)) for i in range(base.chain.size())]
         rotation = (
             _describe_transform(transforms[-1], codes) if len(transforms) == 1 else TransformSpec("chain", None, 0)
         )
@@ -237,9 +237,9 @@ def _count_links(graph: FaissIndex) -> int:
 def _check_ids(path: Path, lists: FaissIndex, n: int) -> None:
     """Check that the ids of all lists are 0 … n-1, in any order: as many as there are vectors."""
     is_found = np.zeros(n, bool)
-    for number in range(lists.nlist):
-        if size := lists.invlists.list_size(number):
-            ids = faiss.rev_swig_ptr(lists.invlists.get_ids(number), size)
+    for list_number in range(lists.nlist):
+        if list_size := lists.invlists.list_size(list_number):
+            ids = faiss.rev_swig_ptr(lists.invlists.get_ids(list_number), list_size)
             if ids.min() < 0 or ids.max() >= n:
                 raise InputError(
                     f"{path} has an id {ids.min() if ids.min() < 0 else ids.max()} among {n:,} vectors: "

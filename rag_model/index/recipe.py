@@ -92,9 +92,9 @@ def check_vector_recipe(recipe: IndexRecipe) -> None:
     if not 0 <= recipe.border <= 1 or recipe.linked < 0:
         raise UsageError(f"border is {recipe.border} and linked {recipe.linked}: need 0 <= border <= 1 and linked >= 0")
     for name in ("ef_construction", "cells", "train_sample"):
-        value = getattr(recipe, name)
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be at least 1, not {value}")
+        setting = getattr(recipe, name)
+        if setting is not None and setting < 1:
+            raise UsageError(f"{name} must be at least 1, not {setting}")
     if recipe.recall_target is not None and not 0 < recipe.recall_target < 1:
         raise UsageError(
             f"recall_target is {recipe.recall_target}: it is a share between 0 and 1, for example "
@@ -131,15 +131,15 @@ class VectorPlan(IndexPlan):
         `refine` and `row_bytes` are added where they apply. With `row_bytes`, the file ends in one
         vector of that many bytes per row, in row order.
         """
-        entry: dict[str, Any] = {
+        manifest_entry: dict[str, Any] = {
             "kind": self.kind,
             "over": self.over or EMBEDDINGS,
             "factory": self.factory,
             "metric": self.metric,
         }
-        entry |= {"n": self.n, "d": self.d, "search": dict(self.search)}
+        manifest_entry |= {"n": self.n, "d": self.d, "search": dict(self.search)}
         optional_fields = {"refine": self.refine, "row_bytes": _count_row_bytes(parse_factory(self.factory), self.d)}
-        return entry | {name: value for name, value in optional_fields.items() if value}
+        return manifest_entry | {name: value for name, value in optional_fields.items() if value}
 
 
 def _count_row_bytes(factory: FactorySpec, d: int) -> int:
@@ -177,15 +177,15 @@ def check_search_parameters(parameters: Mapping[str, Any], accepted_names: Seque
     Raises:
         UsageError: a parameter is unknown, too small or not an integer.
     """
-    for name, value in parameters.items():
+    for name, parameter in parameters.items():
         if name not in accepted_names:
             raise UsageError(
                 f"{name} is not a search parameter of this index: it takes {' and '.join(accepted_names) or 'none'}"
             )
-        if type(value) is not int:
-            raise UsageError(f"{name} must be a whole number, not {value!r}")
-        if value < 1:
-            raise UsageError(f"{name} must be at least 1, not {value}")
+        if type(parameter) is not int:
+            raise UsageError(f"{name} must be a whole number, not {parameter!r}")
+        if parameter < 1:
+            raise UsageError(f"{name} must be at least 1, not {parameter}")
 
 
 def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
@@ -229,7 +229,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
 def _resolve_search(recipe: IndexRecipe, factory: FactorySpec) -> dict[str, int]:
     """Return the recipe's search parameters over the defaults, without those that do not apply."""
     names = search_parameters_of(factory)
-    return default_search(str(factory)) | {name: value for name, value in recipe.search.items() if name in names}
+    return default_search(str(factory)) | {name: setting for name, setting in recipe.search.items() if name in names}
 
 
 def _complete_factory(factory: FactorySpec, n: int, d: int, notes: list[str]) -> FactorySpec:

@@ -173,22 +173,22 @@ class FaissFileIndex:
         parameters = self.defaults | parameters
         n_candidates = k if self._vector_files is None else min(k * parameters["refine"], self.n)
         effective_parameters = self._adapt_parameters(parameters, k, n_candidates)
-        scores, rows = self._search_faiss(vectors, n_candidates, effective_parameters)
+        scores, hit_rows = self._search_faiss(vectors, n_candidates, effective_parameters)
         # A query may have too few hits because its probed lists are short, or, in a graph, because
         # the search enters the bottom level at one of many duplicates, which are only linked to
         # each other.
         was_widened = False
-        while (is_short := np.count_nonzero(rows >= 0, axis=1) < k).any():
+        while (is_short := np.count_nonzero(hit_rows >= 0, axis=1) < k).any():
             wider_parameters = self._double_width(effective_parameters)
             if was_widened and wider_parameters == effective_parameters:
                 break
             was_widened, effective_parameters = True, wider_parameters
-            scores[is_short], rows[is_short] = self._search_faiss(
+            scores[is_short], hit_rows[is_short] = self._search_faiss(
                 vectors[is_short], n_candidates, effective_parameters, from_entry=True
             )
         if self._vector_files is None:
-            return scores, rows
-        return rerank(self._vector_files, self.metric, vectors, rows, k)
+            return scores, hit_rows
+        return rerank(self._vector_files, self.metric, vectors, hit_rows, k)
 
     def _search_faiss(
         self, vectors: Vectors, k: int, parameters: Mapping[str, int], *, from_entry: bool = False
@@ -220,8 +220,8 @@ class FaissFileIndex:
         assert self._lists is not None
         assert self._quantizer is not None
         if isinstance(self._index, faiss.IndexPreTransform):
-            for number in range(self._index.chain.size()):
-                vectors = faiss.downcast_VectorTransform(self._index.chain.at(number)).apply(vectors)
+            for i in range(self._index.chain.size()):
+                vectors = faiss.downcast_VectorTransform(self._index.chain.at(i)).apply(vectors)
         distances, list_numbers = self._quantizer.search(vectors, settings.nprobe, params=settings.quantizer_params)
         probed_lists = list_numbers[list_numbers >= 0]
         if len(vectors) > 1:
@@ -231,17 +231,17 @@ class FaissFileIndex:
         reads_ids_of_hits = saved_bytes > _MIN_SAVED_BYTES
         with ranges.cache.hold():
             ranges.load(self._code_starts[probed_lists], id_starts if reads_ids_of_hits else id_ends)
-            scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
-            arrays = (vectors, k, list_numbers, distances, scores, rows)
+            scores, hit_rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
+            arrays = (vectors, k, list_numbers, distances, scores, hit_rows)
             pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
             self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_ids_of_hits), settings)
             if reads_ids_of_hits:  # faiss returns a list and a position in it instead of each id
-                is_hit = rows >= 0
-                hits = rows[is_hit]
+                is_hit = hit_rows >= 0
+                hits = hit_rows[is_hit]
                 starts = self._id_starts[hits >> 32] + _ID_BYTES * (hits & 0xFFFFFFFF)
                 ranges.load(starts, starts + _ID_BYTES)
-                rows[is_hit] = ranges.copy_loaded(starts, _ID_BYTES).view(np.int64)[:, 0]
-        return scores, rows
+                hit_rows[is_hit] = ranges.copy_loaded(starts, _ID_BYTES).view(np.int64)[:, 0]
+        return scores, hit_rows
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, n_candidates: int) -> dict[str, int]:
         """Return the parameters, raised for the depth of a search, and limited to the size of the
@@ -305,10 +305,10 @@ def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
     index = engine.read_index(path, mmap=True)
     _detect_structure(path, index)
     check_search_parameters(parameters, tuple(_read_settings(index, get_inverted_lists(index))))
-    for name, value in parameters.items():
-        write_parameter(path, index, name, value)
+    for name, setting in parameters.items():
+        write_parameter(path, index, name, setting)
     stored_defaults = open_index(path).defaults
-    if any(stored_defaults[name] != value for name, value in parameters.items()):
+    if any(stored_defaults[name] != setting for name, setting in parameters.items()):
         raise InputError(f"{path} does not store the search parameters {dict(parameters)}: build it again")
 
 

@@ -85,7 +85,7 @@ def choose_models(
       its vocabulary. Any other training that accepts a generator needs a named one.
     * The teacher, a cross-encoder: the named one, which is needed if the option is accepted.
 
-    `model:NAME` names a model of the store that has this part.
+    `model:NAME` names a model of the store, which must have the wanted part.
 
     Raises:
         InputError: there is no such folder.

@@ -78,7 +78,7 @@ def build_passage(article: Article, position: str, heading: str, start_word: int
     `position` is the second half of its id; `start_word` is the number of its first word.
     """
     text = "".join(words)
-    # The first line keeps its indentation as far as others do.
+    # Only indentation that all lines share is removed, also from the first line.
     text = dedent(text).strip("\n") if article.keeps_lines and text.startswith("\n") else text.strip()
     return Passage(
         id=f"{article.page_id}:{position}",

@@ -112,7 +112,7 @@ class BuiltInFormat(NamedTuple):
     target: str  # `module:object` in this package
     kind: SourceKind  # as `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
-    # Whether workers read its parts with this format, not with the standard format of its kind.
+    # If true, workers read its parts with this format, otherwise with the standard one of its kind.
     has_own_parts: bool = False
 
 

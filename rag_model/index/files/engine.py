@@ -125,12 +125,12 @@ def read_index(path: Path, *, mmap: bool = False) -> FaissIndex:
     """
     if not path.is_file():
         raise InputError(f"there is no index file {path}: build it first")
-    size = path.stat().st_size
+    file_bytes = path.stat().st_size
     with path.open("rb") as file, translate_errors(InputError, _describe_damage(path)):
-        _check_bytes(file, size, path)
+        _check_bytes(file, file_bytes, path)
         with _LIMIT_LOCK:
             # each list or transform takes at least 1 byte of the file
-            faiss.set_deserialization_loop_limit(max(1, size))
+            faiss.set_deserialization_loop_limit(max(1, file_bytes))
             return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
 
 
@@ -145,9 +145,9 @@ def parse_index(data: npt.NDArray[np.uint8], name: str) -> FaissIndex:
         return faiss.deserialize_index(data)
 
 
-def _check_bytes(file: BinaryIO, size: int, name: object) -> None:
+def _check_bytes(file: BinaryIO, file_bytes: int, name: object) -> None:
     try:
-        check_layout(file, size)
+        check_layout(file, file_bytes)
     except UnsupportedIndexError as error:
         raise InputError(f"{name} holds faiss's {error}, {_UNSUPPORTED}") from error
     except struct.error as error:

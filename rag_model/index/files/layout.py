@@ -48,8 +48,8 @@ _SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
 def check_slots(slots: npt.NDArray[np.int32], require: Require) -> None:
     """Require a plausible number of slots at each level, (levels + 1,) counted from the bottom."""
     require(len(slots) > 1 and slots[0] == 0)
-    widths = np.diff(slots.astype(np.int64))
-    require(bool(((widths > 0) & (widths <= _MAX_LINKS)).all()))
+    slot_counts = np.diff(slots.astype(np.int64))
+    require(bool(((slot_counts > 0) & (slot_counts <= _MAX_LINKS)).all()))
 
 
 def check_levels(
@@ -72,38 +72,38 @@ def check_levels(
         walk_from: the entry point and its level, counted from 0.
         require: raises an error if its argument is false.
     """
-    node_levels, ends = np.empty(len(levels), np.int16), slots.astype(np.int64)
-    upper_nodes, starts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    node_levels, level_ends = np.empty(len(levels), np.int16), slots.astype(np.int64)
+    upper_nodes, start_arrays = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     require(offsets[0] == 0 and offsets[-1] == len(links))
-    for first in range(0, len(levels), _BLOCK_NODES):
-        block = levels[first : first + _BLOCK_NODES]
+    for first_node in range(0, len(levels), _BLOCK_NODES):
+        block = levels[first_node : first_node + _BLOCK_NODES]
         require(block.min() >= 1 and block.max() < len(slots))
-        node_levels[first : first + _BLOCK_NODES] = block
-        begins = offsets[first : first + _BLOCK_NODES + 1]
-        require(bool((np.diff(begins) == ends[block]).all()))
+        node_levels[first_node : first_node + _BLOCK_NODES] = block
+        first_slots = offsets[first_node : first_node + _BLOCK_NODES + 1]
+        require(bool((np.diff(first_slots) == level_ends[block]).all()))
         high_nodes = np.flatnonzero(block > 1)
-        upper_nodes.append(first + high_nodes)
-        starts.append(np.asarray(begins[high_nodes]))
-    entry, top = walk_from
-    require(entry < 0 or node_levels[entry] == top + 1)
+        upper_nodes.append(first_node + high_nodes)
+        start_arrays.append(np.asarray(first_slots[high_nodes]))
+    entry_point, top = walk_from
+    require(entry_point < 0 or node_levels[entry_point] == top + 1)
     for level, targets in _iter_upper_links(
-        node_levels, links, ends, np.concatenate(upper_nodes), np.concatenate(starts)
+        node_levels, links, level_ends, np.concatenate(upper_nodes), np.concatenate(start_arrays)
     ):
         linked_nodes = targets[targets >= 0]
         require(bool((linked_nodes < len(node_levels)).all()) and bool((node_levels[linked_nodes] > level).all()))
 
 
 def _iter_upper_links(
-    node_levels: npt.NDArray[np.int16], links: npt.NDArray[np.int32], ends: Any, nodes: Any, starts: Any
+    node_levels: npt.NDArray[np.int16], links: npt.NDArray[np.int32], level_ends: Any, nodes: Any, node_starts: Any
 ) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
     """Yield each level above the bottom, with the links of a block of its nodes."""
     top_level = int(node_levels[nodes].max(initial=0))
     for level in range(1, top_level):
-        begins = starts[node_levels[nodes] > level] + ends[level]  # (u,)
-        slot_offsets = np.arange(ends[level + 1] - ends[level])
-        for first in range(0, len(begins), _BLOCK_NODES // 16):
+        first_slots = node_starts[node_levels[nodes] > level] + level_ends[level]  # (u,)
+        slot_offsets = np.arange(level_ends[level + 1] - level_ends[level])
+        for i in range(0, len(first_slots), _BLOCK_NODES // 16):
             # (b, 1) + (w,) -> (b, w)
-            yield level, links[begins[first : first + _BLOCK_NODES // 16, None] + slot_offsets]
+            yield level, links[first_slots[i : i + _BLOCK_NODES // 16, None] + slot_offsets]
 
 
 class UnsupportedIndexError(ValueError):
@@ -134,14 +134,14 @@ def find_row_lists(path: Path) -> RowLists | None:
     return None
 
 
-def _locate_links(start: int, width: int, offsets: npt.NDArray[np.int64]) -> RowLists:
-    return RowLists(start, "<i4", 0, True, np.full(len(offsets) - 1, width), 4 * (np.diff(offsets) - width))
+def _locate_links(start_byte: int, n_links: int, offsets: npt.NDArray[np.int64]) -> RowLists:
+    return RowLists(start_byte, "<i4", 0, True, np.full(len(offsets) - 1, n_links), 4 * (np.diff(offsets) - n_links))
 
 
-def _locate_inverted_lists(start: int, width: int, n_lists: int, numbers: Any, sizes: Any) -> RowLists:
+def _locate_inverted_lists(start_byte: int, code_bytes: int, n_lists: int, list_numbers: Any, sizes: Any) -> RowLists:
     all_sizes = np.zeros(n_lists, np.int64)
-    all_sizes[numbers] = sizes
-    return RowLists(start, "<i8", width, False, all_sizes, np.zeros(n_lists, np.int64))
+    all_sizes[list_numbers] = sizes
+    return RowLists(start_byte, "<i8", code_bytes, False, all_sizes, np.zeros(n_lists, np.int64))
 
 
 class _LayoutReader:
@@ -186,8 +186,8 @@ class _LayoutReader:
         self.require(self._skip_array(4) == n * d)
 
     def _read_scalar(self, kind: bytes, d: int, n: int) -> None:
-        width = self._read_scalar_codec(d)
-        self.require(self._skip_array(1) == n * width)
+        code_bytes = self._read_scalar_codec(d)
+        self.require(self._skip_array(1) == n * code_bytes)
 
     def _read_graph(self, kind: bytes, d: int, n: int) -> None:
         self._skip_array(8)
@@ -239,26 +239,26 @@ class _LayoutReader:
         if direct_map_type in (1, 2):
             raise UnsupportedIndexError(f"{kind.decode()} with a direct map")
         self.require(direct_map_type == 0 and self._skip_array(8) == 0)
-        width = self._read_codec(kind, d)
+        code_bytes = self._read_codec(kind, d)
         (storage_code,) = self._read("4s")
         if storage_code != b"ilar":
             raise UnsupportedIndexError(f"lists {storage_code.decode('latin-1')!r}")
-        self.require(self._read("QQ") == (n_lists, width))
-        numbers, sizes = self._read_sizes(n_lists)
-        self.require(sizes.sum() == n)
-        self.locate_lists = partial(_locate_inverted_lists, self.offset, width, n_lists, numbers, sizes)
-        self._skip(n * (width + 8))
+        self.require(self._read("QQ") == (n_lists, code_bytes))
+        list_numbers, list_sizes = self._read_sizes(n_lists)
+        self.require(list_sizes.sum() == n)
+        self.locate_lists = partial(_locate_inverted_lists, self.offset, code_bytes, n_lists, list_numbers, list_sizes)
+        self._skip(n * (code_bytes + 8))
 
     def _read_codec(self, kind: bytes, d: int) -> int:
         """Read past the codec of lists; return the bytes per code."""
         if kind == b"IwFl":
             return 4 * d
         if kind in (b"IwSQ", b"IwSq"):
-            width = self._read_scalar_codec(d)
-            self.require(self._read("Q") == (width,))
+            code_bytes = self._read_scalar_codec(d)
+            self.require(self._read("Q") == (code_bytes,))
             if kind == b"IwSq":
                 self._read("?")
-            return width
+            return code_bytes
         return self._read_product_codec(d) if kind == b"IwPQ" else self._read_rabitq_codec(kind, d)
 
     def _read_scalar_codec(self, d: int) -> int:
@@ -268,11 +268,11 @@ class _LayoutReader:
         return int(width)
 
     def _read_product_codec(self, d: int) -> int:
-        _, width = self._read("?Q")
+        _, code_bytes = self._read("?Q")
         code_dim, n_pieces, bits = self._read("QQQ")
-        self.require(code_dim == d and 0 < n_pieces <= d and 0 < bits <= 16 and width == -(-n_pieces * bits // 8))
+        self.require(code_dim == d and 0 < n_pieces <= d and 0 < bits <= 16 and code_bytes == -(-n_pieces * bits // 8))
         self.require(self._skip_array(4) == d << bits)
-        return int(width)
+        return int(code_bytes)
 
     def _read_rabitq_codec(self, kind: bytes, d: int) -> int:
         code_dim, width, _ = self._read("QQi")
@@ -287,51 +287,51 @@ class _LayoutReader:
         """Read past the sizes of inverted lists; return the numbers of lists, and their sizes."""
         (encoding,) = self._read("4s")
         if encoding == b"full":
-            sizes = self._read_array("<u8")
-            self.require(len(sizes) == n_lists)
+            list_sizes = self._read_array("<u8")
+            self.require(len(list_sizes) == n_lists)
             list_numbers = slice(None)
         else:
             self.require(encoding == b"sprs")
             pairs = self._read_array("<u8")
             self.require(len(pairs) % 2 == 0)
-            list_numbers, sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
+            list_numbers, list_sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
             self.require(bool((list_numbers < n_lists).all()) and len(np.unique(list_numbers)) == len(list_numbers))
         # the sizes are bounded, so their sum does not overflow
-        self.require(bool((sizes <= self._size).all()))
-        return list_numbers, sizes
+        self.require(bool((list_sizes <= self._size).all()))
+        return list_numbers, list_sizes
 
-    def _skip_array(self, width: int) -> int:
-        """Skip an array of `width` bytes per value; return its length."""
+    def _skip_array(self, value_bytes: int) -> int:
+        """Skip an array of `value_bytes` per value; return its length."""
         (n_values,) = self._read("Q")
-        self._skip(n_values * width)
+        self._skip(n_values * value_bytes)
         return int(n_values)
 
     def _map_array(self, dtype: str) -> npt.NDArray[Any]:
         """Skip an array; return it memory-mapped if the file is on disk."""
         (n_values,) = self._read("Q")
-        start = self.offset
+        start_byte = self.offset
         self._skip(n_values * np.dtype(dtype).itemsize)
         if not n_values:
             return np.empty(0, dtype)
         if isinstance(self._file, io.BytesIO):
-            return np.frombuffer(self._file.getbuffer(), dtype, n_values, start)
-        return np.memmap(self._file, dtype, "r", start, (n_values,))
+            return np.frombuffer(self._file.getbuffer(), dtype, n_values, start_byte)
+        return np.memmap(self._file, dtype, "r", start_byte, (n_values,))
 
     def _read_array(self, dtype: str, max_count: int | None = None) -> Any:
         (n_values,) = self._read("Q")
-        start, width = self.offset, np.dtype(dtype).itemsize
+        start_byte, value_bytes = self.offset, np.dtype(dtype).itemsize
         self.require(max_count is None or n_values <= max_count)
-        self._skip(n_values * width)
-        self._file.seek(start)
-        return np.frombuffer(self._file.read(n_values * width), dtype)
+        self._skip(n_values * value_bytes)
+        self._file.seek(start_byte)
+        return np.frombuffer(self._file.read(n_values * value_bytes), dtype)
 
-    def _skip(self, size: int) -> None:
-        self.require(size <= self._size - self.offset)
-        self.offset += size
+    def _skip(self, n_bytes: int) -> None:
+        self.require(n_bytes <= self._size - self.offset)
+        self.offset += n_bytes
 
     def _read(self, layout: str) -> tuple[Any, ...]:
         field_struct = struct.Struct("<" + layout.removeprefix("<"))
-        start = self.offset
+        start_byte = self.offset
         self._skip(field_struct.size)
-        self._file.seek(start)
+        self._file.seek(start_byte)
         return field_struct.unpack(self._file.read(field_struct.size))

@@ -92,9 +92,9 @@ class PieceReader:
         if not is_complete:
             raise damage_error
         self._headers = headers[1:]
-        (size,), dtype, offset = headers[0]
+        (stamp_bytes,), dtype, offset = headers[0]
         stamps = {stamp} if isinstance(stamp, str) else {*stamp}
-        if dtype != np.uint8 or self._read(offset, size) not in map(str.encode, stamps):
+        if dtype != np.uint8 or self._read(offset, stamp_bytes) not in map(str.encode, stamps):
             raise InputError(f"{name} is a piece of another build: build it again")
 
     @classmethod
@@ -123,9 +123,9 @@ class PieceReader:
         shape, dtype, offset = self._headers[number]
         last = shape[0] if last is None else last
         row_bytes = dtype.itemsize * math.prod(shape[1:])
-        data = self._read(offset + first * row_bytes, (last - first) * row_bytes)
+        row_data = self._read(offset + first * row_bytes, (last - first) * row_bytes)
         # flat -> (last - first, ...)
-        return np.frombuffer(data, dtype).reshape(last - first, *shape[1:])
+        return np.frombuffer(row_data, dtype).reshape(last - first, *shape[1:])
 
     def close(self) -> None:
         """Close the file."""
@@ -148,12 +148,12 @@ class PieceReader:
             raise ValueError("this array cannot be part of a piece")
         return shape, dtype, self._file.tell()
 
-    def _read(self, offset: int, size: int) -> bytes:
+    def _read(self, offset: int, n_bytes: int) -> bytes:
         self._file.seek(offset)
-        data = self._file.read(size)
-        if len(data) != size:
+        file_bytes = self._file.read(n_bytes)
+        if len(file_bytes) != n_bytes:
             raise InputError(f"{self._name} is truncated: build it again")
-        return data
+        return file_bytes
 
 
 class SliceLocation(NamedTuple):
@@ -198,7 +198,7 @@ def write_sliced_piece(
     try:
         contents = [*slices, path.read_bytes()]
         table = np.zeros(len(contents), SLICE_LOCATION_DTYPE)
-        table["size"] = [len(data) for data in contents]
+        table["size"] = [len(slice_bytes) for slice_bytes in contents]
         table["rows"][:-1] = rows
         table["start"][:-1] = len(contents[-1]) + np.cumsum(table["size"][:-1]) - table["size"][:-1]
         table["digest"] = np.frombuffer(b"".join(map(_digest_slice, contents)), f"V{_DIGEST}")
@@ -221,8 +221,8 @@ def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> 
     if len(data) != table_bytes + _DIGEST or _digest_slice(data[:table_bytes]) != data[table_bytes:]:
         raise _damage_error(name)
     table = np.frombuffer(data, SLICE_LOCATION_DTYPE, n_shards + 1)
-    start, end = table["start"], table["start"] + table["size"]
-    if np.any((start < 0) | (end < start) | (end > size - len(data)) | (table["rows"] < 0)):
+    starts, ends = table["start"], table["start"] + table["size"]
+    if np.any((starts < 0) | (ends < starts) | (ends > size - len(data)) | (table["rows"] < 0)):
         raise _damage_error(name)
     return table
 
@@ -244,12 +244,12 @@ def open_piece_head(opener: Opener, n_shards: int, stamp: str, n_arrays: int, na
             (head,) = SliceLocation.from_table(
                 read_slice_table(read, file.seek(0, io.SEEK_END), n_shards, full_name)[-1:]
             )
-            data = read(head.start, head.end)
+            head_bytes = read(head.start, head.end)
     except OSError as error:
         raise InputError(f"cannot read {name} ({error.strerror or error}): build it again") from error
-    if not head.matches(data):
+    if not head.matches(head_bytes):
         raise _damage_error(full_name)
-    return PieceReader(io.BytesIO(data), stamp, n_arrays, name)
+    return PieceReader(io.BytesIO(head_bytes), stamp, n_arrays, name)
 
 
 def digest_slices(column: SliceTable) -> str:
@@ -261,5 +261,5 @@ def _damage_error(name: str) -> InputError:
     return InputError(f"{name} is truncated or damaged: delete that file and build it again")
 
 
-def _digest_slice(data: bytes) -> bytes:
-    return bytes.fromhex(digest_bytes(data)[-2 * _DIGEST :])
+def _digest_slice(slice_bytes: bytes) -> bytes:
+    return bytes.fromhex(digest_bytes(slice_bytes)[-2 * _DIGEST :])

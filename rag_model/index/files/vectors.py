@@ -192,11 +192,11 @@ class VectorFiles:
             InputError: a row holds a NaN or an infinity; the message names it.
         """
         vectors, parts = np.empty((len(rows), self.dim), np.float32), [*self._partition.split(rows)]
-        for number, _, local_rows in parts:
-            _prefetch_rows(self._arrays[number], local_rows)
-        for number, span, local_rows in parts:
-            vectors[span] = self._arrays[number][local_rows]
-            _check_rows(vectors[span], self.paths[number], local_rows)
+        for file_index, _, local_rows in parts:
+            _prefetch_rows(self._arrays[file_index], local_rows)
+        for file_index, span, local_rows in parts:
+            vectors[span] = self._arrays[file_index][local_rows]
+            _check_rows(vectors[span], self.paths[file_index], local_rows)
         return vectors
 
     def read_all(self) -> Vectors:
@@ -235,12 +235,12 @@ class RemoteVectorFiles:
         self._unchecked_files = set[int]()  # files whose headers are derived from their shapes
         if dim and files.shapes:
             self._headers = [
-                _derive_header(name, rows, dim, size)
-                for name, (rows, size) in zip(files.names, files.shapes, strict=True)
+                _derive_header(name, n_rows, dim, n_bytes)
+                for name, (n_rows, n_bytes) in zip(files.names, files.shapes, strict=True)
             ]
             outlines = files.outlines or [None] * len(files)
             self._unchecked_files.update(
-                number for number, header in enumerate(self._headers) if outlines[number] != _pack_header(header)
+                i for i, header in enumerate(self._headers) if outlines[i] != _pack_header(header)
             )
         else:
             with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
@@ -264,8 +264,8 @@ class RemoteVectorFiles:
         for (_, span, _), part_vectors in zip(parts, vectors_of_parts, strict=True):
             vectors[span] = part_vectors
         if not np.isfinite(vectors).all():
-            for number, span, local_rows in parts:
-                _check_rows(vectors[span], str(self._files.names[number]), local_rows)
+            for i, span, local_rows in parts:
+                _check_rows(vectors[span], str(self._files.names[i]), local_rows)
         return vectors
 
     def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:
@@ -274,34 +274,34 @@ class RemoteVectorFiles:
 
     def _read_verified(self, parts: Sequence[PartRows]) -> list[npt.NDArray[Any]]:
         """Return the vectors of each part, unchecked; all are read in one round of requests."""
-        names, unchecked_files = self._files.names, [number for number, *_ in parts if number in self._unchecked_files]
-        ranges = [(names[number], np.zeros(1, np.int64), self._headers[number][3]) for number in unchecked_files]
-        for number, _, local_rows in parts:
-            _, dim, dtype, offset = self._headers[number]
-            ranges.append((names[number], offset + local_rows * (dim * dtype.itemsize), dim * dtype.itemsize))
-        data = self._files.read_ranges(ranges)
-        for number, header in zip(unchecked_files, data, strict=False):
-            if _parse_header(names[number], header.tobytes()) != self._headers[number]:
-                raise _create_incomplete_error(names[number])
-            self._unchecked_files.discard(number)
+        names, unchecked_files = self._files.names, [i for i, *_ in parts if i in self._unchecked_files]
+        ranges = [(names[i], np.zeros(1, np.int64), self._headers[i][3]) for i in unchecked_files]
+        for i, _, local_rows in parts:
+            _, dim, dtype, offset = self._headers[i]
+            ranges.append((names[i], offset + local_rows * (dim * dtype.itemsize), dim * dtype.itemsize))
+        range_bytes = self._files.read_ranges(ranges)
+        for i, header in zip(unchecked_files, range_bytes, strict=False):
+            if _parse_header(names[i], header.tobytes()) != self._headers[i]:
+                raise _create_incomplete_error(names[i])
+            self._unchecked_files.discard(i)
         return [
-            vectors.view(self._headers[number][2])
-            for (number, *_), vectors in zip(parts, data[len(unchecked_files) :], strict=True)
+            vectors.view(self._headers[i][2])
+            for (i, *_), vectors in zip(parts, range_bytes[len(unchecked_files) :], strict=True)
         ]
 
-    def _read_part(self, part: PartRows) -> npt.NDArray[Any]:
-        number, _, local_rows = part
-        name, (_, dim, dtype, offset) = self._files.names[number], self._headers[number]
+    def _read_part(self, file_rows: PartRows) -> npt.NDArray[Any]:
+        i, _, local_rows = file_rows
+        name, (_, dim, dtype, offset) = self._files.names[i], self._headers[i]
         row_bytes, vectors = dim * dtype.itemsize, list[npt.NDArray[Any]]()
-        starts = offset + local_rows * row_bytes
-        is_far = (np.diff(starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(starts // _MAX_RANGE_BYTES) > 0)
+        row_starts = offset + local_rows * row_bytes
+        is_far = (np.diff(row_starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(row_starts // _MAX_RANGE_BYTES) > 0)
         for rows in np.split(local_rows, np.flatnonzero(is_far) + 1):
-            size = int(rows[-1] + 1 - rows[0]) * row_bytes
-            start = offset + int(rows[0]) * row_bytes
-            data = self._files.read_range(name, start, start + size)
-            if len(data) != size:
+            n_bytes = int(rows[-1] + 1 - rows[0]) * row_bytes
+            start_byte = offset + int(rows[0]) * row_bytes
+            range_bytes = self._files.read_range(name, start_byte, start_byte + n_bytes)
+            if len(range_bytes) != n_bytes:
                 raise _create_incomplete_error(name)
-            vectors.append(np.frombuffer(data, dtype).reshape(-1, dim)[rows - rows[0]])
+            vectors.append(np.frombuffer(range_bytes, dtype).reshape(-1, dim)[rows - rows[0]])
         return np.concatenate(vectors)
 
 
@@ -321,20 +321,20 @@ def _pack_header(header: tuple[int, int, np.dtype[Any], int]) -> dict[str, Any]:
     return {"rows": n_rows, "dim": dim, "dtype": dtype.name, "offset": offset}
 
 
-def _parse_header(name: Any, data: bytes) -> tuple[int, int, np.dtype[Any], int]:
+def _parse_header(name: Any, header_bytes: bytes) -> tuple[int, int, np.dtype[Any], int]:
     try:
-        shape, fortran, dtype, end = read_npy_header(io.BytesIO(data))
+        shape, fortran, dtype, header_end = read_npy_header(io.BytesIO(header_bytes))
     except ValueError as error:
         raise _create_incomplete_error(name) from error
     if len(shape) != 2 or shape[1] == 0 or fortran or dtype not in (np.float16, np.float32):
         raise _create_incomplete_error(name)
-    return *shape, dtype, end - shape[0] * shape[1] * dtype.itemsize
+    return *shape, dtype, header_end - shape[0] * shape[1] * dtype.itemsize
 
 
-def _derive_header(name: Any, n_rows: int, dim: int, size: int) -> tuple[int, int, np.dtype[Any], int]:
-    """Return rows, dimension, type and offset of the first row for a file of `size` bytes."""
-    dtype = np.dtype(np.float32 if size >= 4 * n_rows * dim else np.float16)
-    offset = size - n_rows * dim * dtype.itemsize
+def _derive_header(name: Any, n_rows: int, dim: int, file_bytes: int) -> tuple[int, int, np.dtype[Any], int]:
+    """Return rows, dimension, type and offset of the first row for a file of `file_bytes`."""
+    dtype = np.dtype(np.float32 if file_bytes >= 4 * n_rows * dim else np.float16)
+    offset = file_bytes - n_rows * dim * dtype.itemsize
     if not 0 < offset <= _HEADER_BYTES:
         raise _create_incomplete_error(name)
     return n_rows, dim, dtype, offset
@@ -380,17 +380,17 @@ def _prefetch_rows(array: npt.NDArray[Any], rows: Rows) -> None:
     if not (isinstance(array, np.memmap) and isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise")):
         return
     row_bytes = array.shape[1] * array.itemsize
-    starts = array.offset % mmap.ALLOCATIONGRANULARITY + rows * row_bytes
-    is_far = np.diff(starts) > row_bytes + _MAX_GAP_BYTES
-    range_starts = starts[np.append(True, is_far)] // mmap.PAGESIZE * mmap.PAGESIZE
-    range_ends = starts[np.append(is_far, True)] + row_bytes
-    for start, size in zip(range_starts.tolist(), (range_ends - range_starts).tolist(), strict=True):
-        mapping.madvise(mmap.MADV_WILLNEED, start, size)
+    row_starts = array.offset % mmap.ALLOCATIONGRANULARITY + rows * row_bytes
+    is_far = np.diff(row_starts) > row_bytes + _MAX_GAP_BYTES
+    range_starts = row_starts[np.append(True, is_far)] // mmap.PAGESIZE * mmap.PAGESIZE
+    range_ends = row_starts[np.append(is_far, True)] + row_bytes
+    for range_start, range_bytes in zip(range_starts.tolist(), (range_ends - range_starts).tolist(), strict=True):
+        mapping.madvise(mmap.MADV_WILLNEED, range_start, range_bytes)
 
 
-def _read_finite(block: npt.NDArray[Any], path: Path, first: int) -> Vectors:
+def _read_finite(block: npt.NDArray[Any], path: Path, first_row: int) -> Vectors:
     vectors = np.ascontiguousarray(block, dtype=np.float32)
-    _check_rows(vectors, path, np.arange(first, first + len(vectors)))
+    _check_rows(vectors, path, np.arange(first_row, first_row + len(vectors)))
     return vectors
 
 
@@ -427,6 +427,6 @@ def _convert_rows_to_binary(matrix: npt.NDArray[Any]) -> "pa.Array":
     """Return each row of a matrix as one binary value."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 
-    width = matrix.shape[1] * matrix.dtype.itemsize
+    row_bytes = matrix.shape[1] * matrix.dtype.itemsize
     data = pa.py_buffer(np.ascontiguousarray(matrix))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), len(matrix), [None, data])
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(row_bytes), len(matrix), [None, data])

@@ -149,11 +149,11 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be merged: use more"):
         cell_numbers = _assign_nearest(plan, centroids, sample)
         while len(centroids) > plan.cells:
-            smallest, last = int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()), len(centroids) - 1
+            smallest, last_cell = int(np.bincount(cell_numbers, minlength=len(centroids)).argmin()), len(centroids) - 1
             orphans = np.flatnonzero(cell_numbers == smallest)
-            centroids[smallest], previous_numbers[smallest] = centroids[last], previous_numbers[last]
-            cell_numbers[cell_numbers == last] = smallest
-            centroids, previous_numbers = centroids[:last], previous_numbers[:last]
+            centroids[smallest], previous_numbers[smallest] = centroids[last_cell], previous_numbers[last_cell]
+            cell_numbers[cell_numbers == last_cell] = smallest
+            centroids, previous_numbers = centroids[:last_cell], previous_numbers[:last_cell]
             cell_numbers[orphans] = _assign_nearest(plan, centroids, sample[orphans])
     return Cells(np.ascontiguousarray(centroids), cells.border, cells.linked), previous_numbers
 
@@ -208,9 +208,9 @@ def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tup
     """
     cell_numbers = _assign_nearest(plan, centroids, points)
     for _ in range(_MAX_SPLITS * plan.cells):
-        sizes = np.bincount(cell_numbers, minlength=len(centroids))
-        largest_cell, free_number = int(sizes.argmax()), int(sizes.argmin())
-        if len(centroids) >= plan.cells and sizes[largest_cell] <= _MAX_IMBALANCE * len(points) / plan.cells:
+        cell_sizes = np.bincount(cell_numbers, minlength=len(centroids))
+        largest_cell, free_number = int(cell_sizes.argmax()), int(cell_sizes.argmin())
+        if len(centroids) >= plan.cells and cell_sizes[largest_cell] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
         members = np.flatnonzero(cell_numbers == largest_cell)
         halves = _run_kmeans(plan, points[members], 2)
@@ -266,25 +266,25 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
         ResourceError: the file cannot be written.
     """
     vectors = part.read_all()
-    begins, rows = _sort_by_group(plan, cells, vectors)
-    stored_vectors, edges = vectors.astype(part.dtype, copy=False), begins.tolist()
+    group_starts, rows = _sort_by_group(plan, cells, vectors)
+    stored_vectors, edges = vectors.astype(part.dtype, copy=False), group_starts.tolist()
     digests = _digest_vectors(stored_vectors)
     slices = [
         _pack_slice(stored_vectors[rows[first:last]], digests[rows[first:last]], middle - first)
         for first, middle, last in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)
     ]
-    arrays: list[Array] = [begins, rows, np.array([part.n])]
+    arrays: list[Array] = [group_starts, rows, np.array([part.n])]
     write_sliced_piece(
-        out, compute_stamp(plan, trained, "scattered", number), arrays, slices, np.diff(begins)[::2].tolist()
+        out, compute_stamp(plan, trained, "scattered", number), arrays, slices, np.diff(group_starts)[::2].tolist()
     )
-    return begins
+    return group_starts
 
 
 def _pack_slice(vectors: Vectors, digests: Digests, n_members: int) -> bytes:
     if not len(vectors):
         return b""
-    counts = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _COUNTS)
-    return b"".join((counts.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
+    head = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _COUNTS)
+    return b"".join((head.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
 
 
 def _digest_vectors(vectors: Vectors) -> Digests:
@@ -312,22 +312,22 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
     member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
     head_bytes, digest_size = _COUNTS.itemsize, 8
     for data in slices:
-        member_count, linked_count, width = (
+        member_count, linked_count, value_bytes = (
             np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= head_bytes else (0, 0, 0)
         )
-        count = member_count + linked_count
+        n_vectors = member_count + linked_count
         if (
             min(member_count, linked_count) < 0
-            or width not in (2, 4)
-            or len(data) != head_bytes + count * (dim * width + digest_size)
+            or value_bytes not in (2, 4)
+            or len(data) != head_bytes + n_vectors * (dim * value_bytes + digest_size)
         ):
             raise InputError(
                 f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
             )
-        stored_vectors = np.frombuffer(data, f"<f{width}", count * dim, head_bytes)
+        stored_vectors = np.frombuffer(data, f"<f{value_bytes}", n_vectors * dim, head_bytes)
         # flat -> (m + l, d); `concatenate` makes it float32
         vectors = stored_vectors.reshape(-1, dim)
-        digests = np.frombuffer(data, "<u8", count, head_bytes + stored_vectors.nbytes)
+        digests = np.frombuffer(data, "<u8", n_vectors, head_bytes + stored_vectors.nbytes)
         members.append(vectors[:member_count])
         linked.append(vectors[member_count:])
         member_digests.append(digests[:member_count])
@@ -348,27 +348,27 @@ def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]
         InputError: a piece is missing, truncated, or of another build.
     """
     begins = np.empty((len(scattered), 2 * plan.cells + 1), np.int32)
-    parts, start = list[Links](), 0
-    for number, opener in enumerate(scattered):
-        stamp = compute_stamp(plan, trained, "scattered", number)
-        with open_piece_head(opener, plan.shards, stamp, _COUNT + 1, f"the scattered piece of part {number}") as piece:
-            begins[number] = piece.read(_BEGINS)
-            parts.append(piece.read(_ROWS) + np.int32(start))
-            start += int(piece.read(_COUNT)[0])
+    parts, first_row = list[Links](), 0
+    for i, opener in enumerate(scattered):
+        stamp = compute_stamp(plan, trained, "scattered", i)
+        with open_piece_head(opener, plan.shards, stamp, _COUNT + 1, f"the scattered piece of part {i}") as piece:
+            begins[i] = piece.read(_BEGINS)
+            parts.append(piece.read(_ROWS) + np.int32(first_row))
+            first_row += int(piece.read(_COUNT)[0])
     ends = np.cumsum(begins[:, 1:].sum(0, np.int64) - begins[:, :-1].sum(0, np.int64))  # (groups,)
-    next_positions, rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
-    for number, part_rows in enumerate(parts):
-        counts = np.diff(begins[number])
-        rows[np.repeat(next_positions - begins[number, :-1], counts) + np.arange(len(part_rows))] = part_rows
+    next_positions, group_rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
+    for i, part_rows in enumerate(parts):
+        counts = np.diff(begins[i])
+        group_rows[np.repeat(next_positions - begins[i, :-1], counts) + np.arange(len(part_rows))] = part_rows
         next_positions += counts
-    return np.split(rows, ends[:-1])
+    return np.split(group_rows, ends[:-1])
 
 
 def _sort_by_group(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
     own_cells, (joining_rows, joined_cells), (linking_rows, linked_cells) = cells.assign(plan.metric, vectors)
     # (m,), (p,), (l,) -> (m + p + l,)
     groups = np.concatenate([2 * own_cells, 2 * joined_cells, 2 * linked_cells + 1])
-    rows = np.concatenate([np.arange(len(vectors)), joining_rows, linking_rows])
-    order = np.lexsort((rows, groups))
-    begins = np.searchsorted(groups[order], np.arange(2 * plan.cells + 1))
-    return begins, rows[order].astype(np.int32)
+    grouped_rows = np.concatenate([np.arange(len(vectors)), joining_rows, linking_rows])
+    sorted_positions = np.lexsort((grouped_rows, groups))
+    group_starts = np.searchsorted(groups[sorted_positions], np.arange(2 * plan.cells + 1))
+    return group_starts, grouped_rows[sorted_positions].astype(np.int32)

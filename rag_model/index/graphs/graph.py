@@ -58,9 +58,9 @@ def new_graph(d: int, n_links: int, metric: Metric, ef_construction: int) -> Fai
 
 def bottom_links(index: FaissIndex, first: int, last: int) -> Links:
     """Return a copy of the bottom lists of nodes [first, last): (m, 2M) int32, -1 where empty."""
-    width = int(index.hnsw.nb_neighbors(0))
-    starts = engine.view_array(index.hnsw.offsets)[first:last].astype(np.int64)
-    return gather_windows(engine.view_array(index.hnsw.neighbors), starts, width)
+    n_slots = int(index.hnsw.nb_neighbors(0))
+    first_slots = engine.view_array(index.hnsw.offsets)[first:last].astype(np.int64)
+    return gather_windows(engine.view_array(index.hnsw.neighbors), first_slots, n_slots)
 
 
 def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric: Metric) -> Vectors:
@@ -78,8 +78,8 @@ def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric
     if not similarity.size:
         return similarity
     compare = faiss.fvec_inner_products_by_idx if metric == "ip" else faiss.fvec_L2sqr_by_idx
-    rows = np.ascontiguousarray(links, np.int64)
-    arrays = [faiss.swig_ptr(array) for array in (similarity, np.ascontiguousarray(sources), vectors, rows)]
+    targets = np.ascontiguousarray(links, np.int64)
+    arrays = [faiss.swig_ptr(array) for array in (similarity, np.ascontiguousarray(sources), vectors, targets)]
     compare(*arrays, vectors.shape[1], len(sources), links.shape[1])
     return similarity if metric == "ip" else -similarity
 
@@ -170,10 +170,10 @@ def select_best_links(candidates: ScoredLinks, n_links: int) -> Links:
     keys = np.sort(candidates, axis=1)
     # (b, c) -> (b, c - 1) bool
     is_repeated = (keys[:, 1:] == keys[:, :-1]) & (keys[:, 1:] != NO_LINK)
-    rows = np.flatnonzero(is_repeated[:, : 2 * n_links].any(axis=1))
-    distinct_keys = keys[rows]
-    distinct_keys[:, 1:][is_repeated[rows]] = NO_LINK
-    keys[rows] = np.sort(distinct_keys, axis=1)
+    repeat_rows = np.flatnonzero(is_repeated[:, : 2 * n_links].any(axis=1))
+    distinct_keys = keys[repeat_rows]
+    distinct_keys[:, 1:][is_repeated[repeat_rows]] = NO_LINK
+    keys[repeat_rows] = np.sort(distinct_keys, axis=1)
     return unpack_links(keys[:, :n_links])  # (b, c) -> (b, count)
 
 
@@ -181,11 +181,11 @@ def draw_levels(n: int, n_links: int) -> Links:
     """Return the levels that faiss draws for `n` nodes added at once: (n,) int32, from 1."""
     hnsw = faiss.HNSW(n_links)
     levels = np.empty(n, np.int32)
-    for first in range(0, n, BLOCK):
+    for first_node in range(0, n, BLOCK):
         hnsw.reset()  # keeps the state of the random generator
-        n_nodes = min(BLOCK, n - first)
+        n_nodes = min(BLOCK, n - first_node)
         hnsw.prepare_level_tab(n_nodes)
-        levels[first : first + n_nodes] = engine.copy_array(hnsw.levels)
+        levels[first_node : first_node + n_nodes] = engine.copy_array(hnsw.levels)
     return levels
 
 
@@ -238,8 +238,8 @@ def count_slots(levels: Links, n_links: int) -> Rows:
 
 def iter_ranges(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
     """Yield ranges [first, last) that cover `n` nodes."""
-    for first in range(0, n, size):
-        yield first, min(n, first + size)
+    for first_item in range(0, n, size):
+        yield first_item, min(n, first_item + size)
 
 
 def lay_out_slots(

@@ -40,15 +40,15 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
     n_links, n = int(empty.hnsw.nb_neighbors(1)), len(levels)
     fourcc, d, _, unused, unused2, trained, metric = HEADER.unpack(_serialize(empty)[: HEADER.size])
     file.write(HEADER.pack(fourcc, d, n, unused, unused2, trained, metric))
-    for values in (engine.copy_array(empty.hnsw.assign_probas), engine.copy_array(empty.hnsw.cum_nneighbor_per_level)):
-        file.write(_COUNT.pack(len(values)) + values.tobytes())
+    for table in (engine.copy_array(empty.hnsw.assign_probas), engine.copy_array(empty.hnsw.cum_nneighbor_per_level)):
+        file.write(_COUNT.pack(len(table)) + table.tobytes())
     file.write(_COUNT.pack(n) + levels.tobytes())
     file.write(_COUNT.pack(n + 1) + bytes(8))
     total = 0
     for first, end in iter_ranges(n):  # in blocks, because all offsets take 8 bytes per node
-        ends = total + np.cumsum(count_slots(levels[first:end], n_links))
-        file.write(ends.astype("<u8").tobytes())
-        total = int(ends[-1])
+        slot_ends = total + np.cumsum(count_slots(levels[first:end], n_links))
+        file.write(slot_ends.astype("<u8").tobytes())
+        total = int(slot_ends[-1])
     file.write(_COUNT.pack(total))
 
 
@@ -77,8 +77,8 @@ def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable
 
 
 def _serialize(index: FaissIndex) -> bytes:
-    data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
-    return data.tobytes()
+    index_bytes: npt.NDArray[np.uint8] = faiss.serialize_index(index)
+    return index_bytes.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,16 @@ class GraphFile:
         if fourcc[:3] != b"IHN":
             raise ValueError(f"{fourcc} is not the fourcc of an HNSW index")
         _skip_array(file, 8)
-        (count,) = _COUNT.unpack(file.read(8))
-        slots = np.frombuffer(file.read(4 * count), "<i4")
+        (n_levels,) = _COUNT.unpack(file.read(8))
+        slots = np.frombuffer(file.read(4 * n_levels), "<i4")
         _skip_array(file, 4)
         offsets = _map_array(file, path, "<i8", "r")
         links = _map_array(file, path, "<i4", mode)
         tail_offset = file.tell()
-        entry, *_ = _TAIL.unpack(file.read(_TAIL.size))
-        if len(offsets) != n + 1 or not 0 <= entry < max(1, n):
+        entry_point, *_ = _TAIL.unpack(file.read(_TAIL.size))
+        if len(offsets) != n + 1 or not 0 <= entry_point < max(1, n):
             raise ValueError("the graph's arrays do not fit each other")
-        return cls(n, int(slots[1]), entry, offsets, links, tail_offset)
+        return cls(n, int(slots[1]), entry_point, offsets, links, tail_offset)
 
     def bottom(self, nodes: Rows | Links) -> Links:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.
@@ -143,15 +143,15 @@ class GraphFile:
         windows[self.offsets[nodes]] = np.ascontiguousarray(links, self.links.dtype).view(windows.dtype)[:, 0]
 
 
-def _skip_array(file: BinaryIO, size: int) -> None:
-    (count,) = _COUNT.unpack(file.read(8))
-    file.seek(count * size, 1)
+def _skip_array(file: BinaryIO, value_bytes: int) -> None:
+    (n_values,) = _COUNT.unpack(file.read(8))
+    file.seek(n_values * value_bytes, 1)
 
 
 def _map_array(file: BinaryIO, path: Path, dtype: str, mode: Any) -> npt.NDArray[Any]:
-    (count,) = _COUNT.unpack(file.read(8))
+    (n_values,) = _COUNT.unpack(file.read(8))
     offset = file.tell()
     # The subclass `memmap` costs microseconds at each access.
-    array: npt.NDArray[Any] = np.asarray(np.memmap(path, dtype, mode, offset, (count,)))
-    file.seek(offset + count * array.dtype.itemsize)
+    array: npt.NDArray[Any] = np.asarray(np.memmap(path, dtype, mode, offset, (n_values,)))
+    file.seek(offset + n_values * array.dtype.itemsize)
     return array

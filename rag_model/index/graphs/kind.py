@@ -196,11 +196,11 @@ class GraphKind(VectorKind):
             InputError: a file is damaged or of another plan, or a row holds a NaN or an infinity.
             ResourceError: the file cannot be written.
         """
-        part, (cells, _) = VectorFiles([rows]), _load_trained(plan, trained)
-        if part.dim != plan.d:
-            raise InputError(f"{rows} has {part.dim} dimensions, not the plan's {plan.d}: plan the index again")
-        begins = write_cell_slices(plan, trained, cells, part, number, out)
-        return {"rows": part.n, "written": int(begins[-1]), "bytes": out.stat().st_size}
+        files, (cells, _) = VectorFiles([rows]), _load_trained(plan, trained)
+        if files.dim != plan.d:
+            raise InputError(f"{rows} has {files.dim} dimensions, not the plan's {plan.d}: plan the index again")
+        group_starts = write_cell_slices(plan, trained, cells, files, number, out)
+        return {"rows": files.n, "written": int(group_starts[-1]), "bytes": out.stat().st_size}
 
     def shard(self, plan: VectorPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
         """Build a cell's graph, link it to vectors of other cells, and write its bottom lists.
@@ -314,9 +314,9 @@ class GraphKind(VectorKind):
         return 1.1 * plan.n * (_MERGE_OVERHEAD_DIMS + plan.d) / BYTES_PER_SECOND
 
 
-def _translate_errors(plan: VectorPlan, number: int) -> AbstractContextManager[None]:
+def _translate_errors(plan: VectorPlan, cell_number: int) -> AbstractContextManager[None]:
     return engine.translate_errors(
-        ResourceError, f"cell {number} of {plan.factory} could not be built: run with --debug for the cause"
+        ResourceError, f"cell {cell_number} of {plan.factory} could not be built: run with --debug for the cause"
     )
 
 
@@ -381,12 +381,12 @@ def _create_index(plan: VectorPlan) -> FaissIndex:
     return index
 
 
-def _read_sample(plan: VectorPlan, rows: Sequence[Path]) -> Vectors:
+def _read_sample(plan: VectorPlan, passage_rows: Sequence[Path]) -> Vectors:
     """Return the vectors that cells and the storage's quantiser are trained on."""
-    size = cell_sample_size(plan)
+    n_sampled = cell_sample_size(plan)
     if not _create_index(plan).is_trained:
-        size = max(size, plan.train_sample)
-    return sample_vectors(rows, plan.n, plan.d, size, plan.seed)
+        n_sampled = max(n_sampled, plan.train_sample)
+    return sample_vectors(passage_rows, plan.n, plan.d, n_sampled, plan.seed)
 
 
 def _compute_losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
@@ -427,11 +427,11 @@ def _load_trained(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
 def _open_shards(
     plan: VectorPlan, trained: Path, scattered: Sequence[Opener], shards: Sequence[Opener]
 ) -> Iterator[list[GraphShard]]:
-    rows = read_group_rows(plan, trained, scattered)
+    group_rows = read_group_rows(plan, trained, scattered)
     with ExitStack() as stack:
         cells = []
-        for number, source in enumerate(shards):
-            cell = GraphShard.open(plan, source, number, rows[2 * number], rows[2 * number + 1])
+        for i, source in enumerate(shards):
+            cell = GraphShard.open(plan, source, i, group_rows[2 * i], group_rows[2 * i + 1])
             stack.callback(cell.piece.close)
             cells.append(cell)
         yield cells
@@ -450,9 +450,9 @@ def _write_links(
 ) -> None:
     """Write the lists of every node; the bottom list holds the best candidates of its cells."""
     n_links = links_per_node(plan)
-    for start, keys in _iter_candidates(plan, cells, 2 * n_links):
+    for block_start, keys in _iter_candidates(plan, cells, 2 * n_links):
         for low, high in iter_ranges(len(keys)):
-            first, end = start + low, start + high
+            first, end = block_start + low, block_start + high
             bottom = select_best_links(keys[low:high], 2 * n_links)
             file.write(lay_out_slots(bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
 
@@ -466,13 +466,13 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
     ranges = [*iter_ranges(plan.n, _choose_block_rows(len(cells)))]
     with ThreadPoolExecutor(1) as thread:
         pending = [thread.submit(collect_candidates, cells, *next_range, width) for next_range in ranges[:1]]
-        for number, (start, _) in enumerate(ranges, 1):
+        for next_index, (first_row, _) in enumerate(ranges, 1):
             keys = pending.pop().result()
             pending = [
                 thread.submit(collect_candidates, cells, *next_range, width)
-                for next_range in ranges[number : number + 1]
+                for next_range in ranges[next_index : next_index + 1]
             ]
-            yield start, keys
+            yield first_row, keys
 
 
 def _choose_block_rows(n_cells: int) -> int:

@@ -71,20 +71,20 @@ class ReachabilityTree:
         replaceable: npt.NDArray[np.bool_] = (lists < 0) | (parents != np.array(candidates)[:, None])
         return replaceable
 
-    def _walk(self, start: int) -> None:
-        """Mark all nodes reachable from `start`, breadth first; the newest front is the end of the
+    def _walk(self, start_node: int) -> None:
+        """Mark all nodes reachable from `start_node`, breadth first; the newest front is the end of the
         queue.
         """
-        first, end = self._n_reached, self._n_reached + 1
-        self._queue[first] = start
-        self._n_reached = end
-        while first < end:
-            for position in range(first, end, BLOCK):
-                nodes = self._expand(self._queue[position : min(position + BLOCK, end)])
+        front_start, front_end = self._n_reached, self._n_reached + 1
+        self._queue[front_start] = start_node
+        self._n_reached = front_end
+        while front_start < front_end:
+            for position in range(front_start, front_end, BLOCK):
+                nodes = self._expand(self._queue[position : min(position + BLOCK, front_end)])
                 self._queue[self._n_reached : self._n_reached + len(nodes)] = nodes
                 self._n_reached += len(nodes)
-            first, end = end, self._n_reached
-            self._last_node = int(self._queue[end - 1])
+            front_start, front_end = front_end, self._n_reached
+            self._last_node = int(self._queue[front_end - 1])
 
     def _expand(self, front: Links) -> Links:
         """Mark the unreached nodes that the nodes of `front` link to; return them, ascending."""
@@ -112,8 +112,8 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
     if not len(unreachable):
         return 0
     index = _open_for_l2(path)
-    for first in range(0, len(unreachable), BLOCK):
-        nodes = unreachable[first : first + BLOCK]
+    for first_position in range(0, len(unreachable), BLOCK):
+        nodes = unreachable[first_position : first_position + BLOCK]
         for node, neighbors in zip(nodes.tolist(), _search_neighbors(index, vectors.read_rows(nodes)), strict=True):
             if not reachability.is_reachable(node):  # a previous link may have made it reachable
                 sources = neighbors[neighbors >= 0]

@@ -126,8 +126,8 @@ def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
     reverse_keys, member = similarity[order] << np.uint64(32) | source[order], member[order]
     first_positions = np.searchsorted(member, np.arange(n_members + 1))
     is_nearest = np.arange(len(member)) - first_positions.take(member) < IN_LINKS
-    begins = np.concatenate([[0], np.cumsum(np.minimum(np.diff(first_positions), IN_LINKS))])
-    return CrossLinks(out, begins, reverse_keys[is_nearest])
+    link_starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(first_positions), IN_LINKS))])
+    return CrossLinks(out, link_starts, reverse_keys[is_nearest])
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Shard:
         Raises:
             InputError: the shard is missing, truncated, or of another build.
         """
-        stamps = [_compute_shard_stamp(plan, number) for number in range(MAX_CELL_RATIO * plan.cells)]
+        stamps = [_compute_shard_stamp(plan, cell_number) for cell_number in range(MAX_CELL_RATIO * plan.cells)]
         with PieceReader.open(opener, stamps, _COUNT, f"a shard of {plan.factory}") as piece:
             lists, *cross_links = map(piece.read, range(_LISTS, _INTO + 1))
             history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
@@ -163,12 +163,12 @@ class Shard:
 
 def cell_inputs(plan: VectorPlan) -> dict[str, Any]:
     """Return the plan's values that determine a cell; the number of cells is not among them."""
-    return {name: value for name, value in plan.piece_inputs().items() if name != "cells"}
+    return {name: setting for name, setting in plan.piece_inputs().items() if name != "cells"}
 
 
-def _compute_shard_stamp(plan: VectorPlan, number: int) -> str:
+def _compute_shard_stamp(plan: VectorPlan, cell_number: int) -> str:
     """Return a shard's stamp, which omits the trained file: a split changes only a few cells."""
-    return digest_json([cell_inputs(plan), "shard", number])
+    return digest_json([cell_inputs(plan), "shard", cell_number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,9 @@ class GraphShard:
             lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first
             # (r, 2M) -> (r 2M,)
             yield CandidateLinks(rows, np.full(len(rows), lists.shape[1]), _to_global_rows(lists, self.members).ravel())
-            begins = self.piece.read(_BEGINS, low, high + 1)
-            into = self.piece.read(_INTO, int(begins[0]), int(begins[-1]))
-            yield CandidateLinks(rows, np.diff(begins), _to_global_rows(into, self.sources))
+            into_starts = self.piece.read(_BEGINS, low, high + 1)
+            into = self.piece.read(_INTO, int(into_starts[0]), int(into_starts[-1]))
+            yield CandidateLinks(rows, np.diff(into_starts), _to_global_rows(into, self.sources))
         low, high = np.searchsorted(self.sources, (first, last))
         if low < high:
             # (r, OUT), (r,)
@@ -239,7 +239,7 @@ def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, widt
     return keys
 
 
-def _to_global_rows(keys: ScoredLinks, rows: Links) -> ScoredLinks:
+def _to_global_rows(keys: ScoredLinks, cell_rows: Links) -> ScoredLinks:
     """Replace a cell's numbers with global rows."""
-    global_rows = np.append(rows, -1).astype(np.int32)  # the last entry stands for no link
+    global_rows = np.append(cell_rows, -1).astype(np.int32)  # the last entry stands for no link
     return join_links(keys & SIMILARITY_BITS, global_rows.take(unpack_links(keys)))

@@ -54,10 +54,10 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
     lists = faiss.downcast_index(faiss.extract_index_ivf(index))
     for faiss_index in (index, lists):
         faiss_index.ntotal = int(sizes.sum())
-    data: npt.NDArray[np.uint8] = faiss.serialize_index(index)
-    if data[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
+    index_bytes: npt.NDArray[np.uint8] = faiss.serialize_index(index)
+    if index_bytes[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
         raise ResourceError(f"faiss {faiss.__version__} uses another layout of lists: install another faiss-cpu")
-    file.write(data[: -_EMPTY.size].data)
+    file.write(index_bytes[: -_EMPTY.size].data)
     file.write(struct.pack("<4sQQ", b"ilar", lists.nlist, lists.code_size) + _pack_sizes(sizes))
 
 
@@ -71,8 +71,8 @@ def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, c
         codes: (m, bytes per code).
     """
     order = np.argsort(lists, kind="stable")
-    ends = np.flatnonzero(np.diff(lists[order])) + 1
-    for members in np.split(order, ends):  # list by list, to hold the block only once
+    list_ends = np.flatnonzero(np.diff(lists[order])) + 1
+    for members in np.split(order, list_ends):  # list by list, to hold the block only once
         file.write(codes[members].data)
         file.write(ids[members].data)
 
@@ -82,11 +82,11 @@ def write_refine_tail(file: BinaryIO, refine: FaissIndex) -> None:
     file.write(struct.pack("<f", refine.k_factor))
 
 
-def _pack_sizes(sizes: Rows) -> bytes:
-    filled_lists = np.flatnonzero(sizes)
-    if len(filled_lists) > len(sizes) // 2:
-        return struct.pack("<4sQ", b"full", len(sizes)) + sizes.astype("<u8").tobytes()
-    pairs = np.stack([filled_lists, sizes[filled_lists]], axis=1)
+def _pack_sizes(list_sizes: Rows) -> bytes:
+    filled_lists = np.flatnonzero(list_sizes)
+    if len(filled_lists) > len(list_sizes) // 2:
+        return struct.pack("<4sQ", b"full", len(list_sizes)) + list_sizes.astype("<u8").tobytes()
+    pairs = np.stack([filled_lists, list_sizes[filled_lists]], axis=1)
     return struct.pack("<4sQ", b"sprs", pairs.size) + pairs.astype("<u8").tobytes()
 
 
@@ -109,10 +109,10 @@ def write_codes(plan: VectorPlan, trained: Path, number: int, lists: Rows, codes
     Raises:
         ResourceError: the file cannot be written.
     """
-    order = np.argsort(lists, kind="stable")  # (rows,)
-    entries = np.empty(len(lists), _get_entry_dtype(codes.shape[1]))
-    entries["row"], entries["code"] = order, codes[order]
-    write_piece(out, _compute_piece_stamp(plan, trained, number), [lists[order].astype("<u4"), entries])
+    sorted_positions = np.argsort(lists, kind="stable")  # (rows,)
+    code_entries = np.empty(len(lists), _get_entry_dtype(codes.shape[1]))
+    code_entries["row"], code_entries["code"] = sorted_positions, codes[sorted_positions]
+    write_piece(out, _compute_piece_stamp(plan, trained, number), [lists[sorted_positions].astype("<u4"), code_entries])
 
 
 def read_codes(
@@ -149,15 +149,13 @@ class CodePieces:
             InputError: a piece is missing, truncated, of another build, or has another number of
                 rows than its part.
         """
-        sizes = np.zeros(n_lists, np.int64)
-        for number, piece in self._iter_pieces():
-            n_stored, rows = piece.count_rows(_LISTS), self.starts[number + 1] - self.starts[number]
-            if n_stored != rows:
-                raise InputError(
-                    f"{_name_piece(number)} holds {n_stored} vectors and the part has {rows}: build it again"
-                )
-            sizes += np.bincount(piece.read(_LISTS), minlength=n_lists)
-        return sizes
+        list_sizes = np.zeros(n_lists, np.int64)
+        for i, piece in self._iter_pieces():
+            n_stored, n_rows = piece.count_rows(_LISTS), self.starts[i + 1] - self.starts[i]
+            if n_stored != n_rows:
+                raise InputError(f"{_name_piece(i)} holds {n_stored} vectors and the part has {n_rows}: build it again")
+            list_sizes += np.bincount(piece.read(_LISTS), minlength=n_lists)
+        return list_sizes
 
     def find_cuts(self, borders: Rows) -> Rows:
         """Return (parts, len(borders)) int64: position in each piece at which each list of
@@ -168,38 +166,38 @@ class CodePieces:
 
     def read_block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
         """Return lists, rows and codes, of `width` bytes, between two cuts, (parts, 2)."""
-        count, first = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
+        count, n_read = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
         lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
         for part_lists, part_rows, part_codes in self.iter_slices(cuts, max(1, count)):
-            target = slice(first, first + len(part_lists))
+            target = slice(n_read, n_read + len(part_lists))
             lists[target], rows[target], codes[target] = part_lists, part_rows, part_codes
-            first = target.stop
+            n_read = target.stop
         return lists, rows, codes
 
     def iter_slices(self, cuts: Rows, n_rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
         """Yield (lists, corpus rows, codes) between two cuts, (parts, 2), `n_rows` at once."""
-        for number, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
-            low, high = cuts[number].tolist()
-            for first in range(low, high, n_rows):
-                end = min(high, first + n_rows)
-                entries = piece.read(_ENTRIES, first, end)
-                ids = entries["row"].astype(np.int64) + self.starts[number]
-                yield piece.read(_LISTS, first, end), ids, entries["code"]
+        for i, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
+            low, high = cuts[i].tolist()
+            for first_entry in range(low, high, n_rows):
+                end_entry = min(high, first_entry + n_rows)
+                code_entries = piece.read(_ENTRIES, first_entry, end_entry)
+                ids = code_entries["row"].astype(np.int64) + self.starts[i]
+                yield piece.read(_LISTS, first_entry, end_entry), ids, code_entries["code"]
 
-    def _iter_pieces(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
-        for number in range(len(self.openers)) if numbers is None else numbers:
-            stamp = _compute_piece_stamp(self.plan, self.trained, number)
-            with PieceReader.open(self.openers[number], stamp, _COUNT, _name_piece(number)) as piece:
-                yield number, piece
-
-
-def _compute_piece_stamp(plan: VectorPlan, trained: Path, number: int) -> str:
-    return compute_stamp(plan, trained, "scattered", number)
+    def _iter_pieces(self, part_numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
+        for part_number in range(len(self.openers)) if part_numbers is None else part_numbers:
+            stamp = _compute_piece_stamp(self.plan, self.trained, part_number)
+            with PieceReader.open(self.openers[part_number], stamp, _COUNT, _name_piece(part_number)) as piece:
+                yield part_number, piece
 
 
-def _name_piece(number: int) -> str:
-    return f"the scattered piece of part {number}"
+def _compute_piece_stamp(plan: VectorPlan, trained: Path, part_number: int) -> str:
+    return compute_stamp(plan, trained, "scattered", part_number)
 
 
-def _get_entry_dtype(width: int) -> npt.DTypeLike:
-    return [("row", "<u4"), ("code", "u1", (width,))]
+def _name_piece(part_number: int) -> str:
+    return f"the scattered piece of part {part_number}"
+
+
+def _get_entry_dtype(code_bytes: int) -> npt.DTypeLike:
+    return [("row", "<u4"), ("code", "u1", (code_bytes,))]

@@ -191,11 +191,11 @@ class Analyzer:
             stems = [stem or word for stem, word in zip(stems, words, strict=True)]
         terms, term_counts, next_stem = list[bytes](), [1] * len(tokens), 0
         other_positions = compress(range(len(tokens)), map(not_, is_ascii))
-        for number, position in enumerate(other_positions):
+        for n_placed, position in enumerate(other_positions):
             token_terms = self.terms(tokens[position].decode("utf-8", "replace"))
             term_counts[position] = len(token_terms)
-            terms += [*stems[next_stem : position - number], *token_terms]
-            next_stem = position - number
+            terms += [*stems[next_stem : position - n_placed], *token_terms]
+            next_stem = position - n_placed
         return terms + stems[next_stem:], term_counts
 
     @property
@@ -229,4 +229,4 @@ def _split_unspaced(word: str) -> Iterator[str]:
             yield run
             continue
         yield from run
-        yield from (first + second for first, second in pairwise(run))
+        yield from (character + second for character, second in pairwise(run))

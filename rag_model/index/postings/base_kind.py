@@ -154,9 +154,9 @@ def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opene
 
     with ExitStack() as stack:
         parts = []
-        for number, piece in pieces:
-            name = f"the scattered piece of part {number}"
-            parts.append(PartReader(piece, scatter_stamp(plan, trained, number), name))
+        for part_number, piece in pieces:
+            name = f"the scattered piece of part {part_number}"
+            parts.append(PartReader(piece, scatter_stamp(plan, trained, part_number), name))
             stack.callback(parts[-1].close)
         yield parts
 
@@ -181,8 +181,8 @@ def check_impact_parameters(parameters: Mapping[str, Any]) -> None:
     Raises:
         UsageError: a parameter is unknown or out of range.
     """
-    for name, value in parameters.items():
+    for name, parameter in parameters.items():
         if name != "terms":
             raise UsageError(f"{name} is not a search parameter of this index: it takes terms")
-        if type(value) is not int or not 1 <= value <= MAX_TERMS:
-            raise UsageError(f"terms is {value!r}: give a whole number from 1 to {MAX_TERMS:,}")
+        if type(parameter) is not int or not 1 <= parameter <= MAX_TERMS:
+            raise UsageError(f"terms is {parameter!r}: give a whole number from 1 to {MAX_TERMS:,}")

@@ -253,16 +253,16 @@ def _load_term(dictionary, lists_size, n_rows, state, term):
         for i in range(suffix):
             term[prefix + i] = dictionary[offset + i]
     df, offset = read_varint(dictionary, offset + suffix, len(dictionary))
-    size, offset = read_varint(dictionary, offset, len(dictionary))
+    list_bytes, offset = read_varint(dictionary, offset, len(dictionary))
     begin = state[LIST_END]
-    if prefix + suffix < 1 or not 1 <= df <= n_rows or not 1 <= size <= lists_size - begin:
+    if prefix + suffix < 1 or not 1 <= df <= n_rows or not 1 <= list_bytes <= lists_size - begin:
         return False
     state[NEXT_TERM], state[TERM_BYTES], state[DF], state[LIST_BEGIN], state[LIST_END] = (
         offset,
         prefix + suffix,
         df,
         begin,
-        begin + size,
+        begin + list_bytes,
     )
     state[TERMS_LEFT] -= 1
     state[TERM_LOADED] = 1
@@ -277,12 +277,12 @@ def _compare_terms(state, term, text, term_ends):
         return -1
     if state[TERM_LOADED] == 0:
         return 1
-    begin = term_ends[next_new - 1] if next_new else 0
-    size = term_ends[next_new] - begin
-    for i in range(min(size, state[TERM_BYTES])):
-        if term[i] != text[begin + i]:
-            return np.int64(term[i]) - np.int64(text[begin + i])
-    return state[TERM_BYTES] - size
+    term_begin = term_ends[next_new - 1] if next_new else 0
+    term_bytes = term_ends[next_new] - term_begin
+    for i in range(min(term_bytes, state[TERM_BYTES])):
+        if term[i] != text[term_begin + i]:
+            return np.int64(term[i]) - np.int64(text[term_begin + i])
+    return state[TERM_BYTES] - term_bytes
 
 
 @inlined
@@ -318,15 +318,15 @@ def _read_block(data, begin, end, df, count, n_rows, gaps, weights_less_one):
 
 
 @inlined
-def _write_full_blocks(words, count, writer, gaps, weights_less_one, sizes, out):
+def _write_full_blocks(words, n_buffered, writer, gaps, weights_less_one, sizes, out):
     """Write all full blocks; return the number of their postings, or -1 if they are damaged."""
     n_done_postings = 0
-    while count - n_done_postings >= BLOCK:
+    while n_buffered - n_done_postings >= BLOCK:
         if not write_block(words, n_done_postings, BLOCK, writer, gaps, weights_less_one, sizes, out):
             return -1
         n_done_postings += BLOCK
     if n_done_postings:
-        for i in range(np.uint64(count - n_done_postings)):
+        for i in range(np.uint64(n_buffered - n_done_postings)):
             words[i] = words[i + np.uint64(n_done_postings)]
     return n_done_postings
 
@@ -492,16 +492,16 @@ def carry_over(
             return DAMAGED, n_terms, offset
         if state[TERM_LOADED] == 0 and state[NEXT_NEW] == len(term_ends):
             return DONE, n_terms, offset
-        order, next_new = _compare_terms(state, term, text, term_ends), state[NEXT_NEW]
-        df, first, last, text_begin, size = state[DF], 0, 0, 0, state[TERM_BYTES]
-        if order >= 0:
-            first, last = ends[next_new - 1] if next_new else 0, ends[next_new]
+        comparison, next_new = _compare_terms(state, term, text, term_ends), state[NEXT_NEW]
+        df, first_word, end_word, text_begin, term_bytes = state[DF], 0, 0, 0, state[TERM_BYTES]
+        if comparison >= 0:
+            first_word, end_word = ends[next_new - 1] if next_new else 0, ends[next_new]
             text_begin = term_ends[next_new - 1] if next_new else 0
-            size, df = term_ends[next_new] - text_begin, df if order == 0 else 0
+            term_bytes, df = term_ends[next_new] - text_begin, df if comparison == 0 else 0
         if (
             n_terms == len(out_term_ends)
-            or size > len(out_text) - PADDING - used_text
-            or df + last - first > (len(out) - offset) // MAX_POSTING_BYTES
+            or term_bytes > len(out_text) - PADDING - used_text
+            or df + end_word - first_word > (len(out) - offset) // MAX_POSTING_BYTES
         ):
             return FULL, n_terms, offset
         end_offset, postings = _write_list(
@@ -511,8 +511,8 @@ def carry_over(
             df,
             row_words,
             new_words,
-            first,
-            last,
+            first_word,
+            end_word,
             writer,
             sizes,
             gaps,
@@ -524,14 +524,14 @@ def carry_over(
         if end_offset < 0:
             return DAMAGED, n_terms, offset
         if postings:
-            if order > 0:
-                _copy_term(text, text_begin, size, False, out_text, used_text)
+            if comparison > 0:
+                _copy_term(text, text_begin, term_bytes, False, out_text, used_text)
             else:
-                _copy_term(term, 0, size, True, out_text, used_text)
-            used_text += size
+                _copy_term(term, 0, term_bytes, True, out_text, used_text)
+            used_text += term_bytes
             out_term_ends[n_terms], out_counts[n_terms], out_sizes[n_terms] = used_text, postings, end_offset - offset
             n_terms, offset = n_terms + 1, end_offset
-        if order <= 0:
+        if comparison <= 0:
             state[TERM_LOADED] = 0
-        if order >= 0:
+        if comparison >= 0:
             state[NEXT_NEW] += 1

@@ -85,15 +85,15 @@ def _allocate_table(capacity: int, size: int, count: npt.NDArray[np.int64]) -> T
 def _fill_slots(tokens):
     """Insert all tokens into empty slots."""
     mask = np.uint64(len(tokens.slots) - 1)
-    for number in range(tokens.token_count[0]):
-        slot = tokens.hashes[number] & mask
+    for token_number in range(tokens.token_count[0]):
+        slot = tokens.hashes[token_number] & mask
         while tokens.slots[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
-        tokens.slots[slot] = number
+        tokens.slots[slot] = token_number
 
 
 @bare
-def _number_token(slots, hashes, ends, text, count_array, size, token_hash):
+def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_hash):
     """Return the number of the token that has been written after the last one of the table.
 
     Insert it if it is new.
@@ -105,15 +105,15 @@ def _number_token(slots, hashes, ends, text, count_array, size, token_hash):
     while True:
         number = slots[slot]
         if number < 0:
-            slots[slot], hashes[n_tokens], ends[n_tokens + 1] = n_tokens, token_hash, begin + size + 1
-            text[begin + size] = _FEED
+            slots[slot], hashes[n_tokens], ends[n_tokens + 1] = n_tokens, token_hash, begin + token_bytes + 1
+            text[begin + token_bytes] = _FEED
             count_array[0] = n_tokens + 1
             return n_tokens
-        if hashes[number] == token_hash and ends[number + 1] - ends[number] == size + 1:
+        if hashes[number] == token_hash and ends[number + 1] - ends[number] == token_bytes + 1:
             token_begin, i = ends[number], 0
-            while i < size and text[token_begin + i] == text[begin + i]:
+            while i < token_bytes and text[token_begin + i] == text[begin + i]:
                 i += 1
-            if i == size:
+            if i == token_bytes:
                 return np.int64(number)
         slot = (slot + _ONE) & mask
 
@@ -133,9 +133,9 @@ def _scan_ascii(data, first, end, slots, hashes, ends, text, count_array, out, p
                 if _LOWERCASE[next_byte] == 0 and next_byte != _UNDERSCORE:  # a possessive
                     first += 1
             continue
-        begin, size, token_hash = ends[count_array[0]], 0, _BASIS
+        token_begin, size, token_hash = ends[count_array[0]], 0, _BASIS
         while byte != 0:
-            text[begin + size] = byte
+            text[token_begin + size] = byte
             size += 1
             token_hash = (token_hash ^ np.uint64(byte)) * _PRIME
             first += 1
@@ -163,9 +163,9 @@ def _scan_runs(data, first, end, slots, hashes, ends, text, count_array, out, po
         elif is_ascii:
             position = _scan_ascii(data, first, run_end, slots, hashes, ends, text, count_array, out, position)
         else:
-            begin, token_hash = ends[count_array[0]], _BASIS
+            token_begin, token_hash = ends[count_array[0]], _BASIS
             for i in range(first, run_end):
-                text[begin + i - first] = data[i]
+                text[token_begin + i - first] = data[i]
                 token_hash = (token_hash ^ np.uint64(data[i])) * _PRIME
             out[position] = _number_token(slots, hashes, ends, text, count_array, run_end - first, token_hash)
             position += 1
@@ -265,10 +265,10 @@ def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, c
     Returns:
         The number of postings.
     """
-    first, next_posting = 0, 0
+    first_token, next_posting = 0, 0
     for text_number in range(len(ends)):
         text_begin, length = next_posting, 0
-        for i in range(first, ends[text_number]):
+        for i in range(first_token, ends[text_number]):
             for j in range(starts[numbers[i]], starts[numbers[i] + 1]):
                 term = terms[j]
                 length += 1
@@ -278,7 +278,7 @@ def _count_terms(numbers, ends, starts, terms, positions, text_terms, weights, c
                     positions[term] = next_posting
                     text_terms[next_posting], weights[next_posting] = term, 1
                     next_posting += 1
-        counts[text_number], lengths[text_number], first = next_posting - text_begin, length, ends[text_number]
+        counts[text_number], lengths[text_number], first_token = next_posting - text_begin, length, ends[text_number]
     return next_posting
 
 
@@ -328,16 +328,16 @@ class _PostingsCounter:
         terms = sorted(self._numbers)
         rank_of_number = np.empty(len(terms), np.int64)  # number -> rank in the order
         rank_of_number[np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))] = np.arange(len(terms))
-        numbers = rank_of_number[text_terms]
-        sizes = np.bincount(numbers, minlength=len(terms))
-        ends = np.cumsum(sizes)
+        term_numbers = rank_of_number[text_terms]
+        term_sizes = np.bincount(term_numbers, minlength=len(terms))
+        term_ends = np.cumsum(term_sizes)
         rows, sorted_weights = np.empty(len(text_terms), np.uint32), np.empty(len(text_terms), np.uint16)
-        _sort_postings(numbers, weights, counts, ends - sizes, rows, sorted_weights)
+        _sort_postings(term_numbers, weights, counts, term_ends - term_sizes, rows, sorted_weights)
         max_weight = int(weights.max(initial=0)) + 1
         return PartPostings(
             np.minimum(lengths, MAX_UINT16).astype("<u2"),
             *join_terms(terms),
-            ends.astype("<i8"),
+            term_ends.astype("<i8"),
             to_smallest_dtype(rows, len(counts)),
             to_smallest_dtype(sorted_weights, max_weight),
         )
@@ -346,9 +346,9 @@ class _PostingsCounter:
         """Number all tokens, and analyze new ones; return the numbers, and the end of each text."""
         _, offsets, data = texts.buffers()
         text_offsets = np.frombuffer(offsets, np.int32, len(texts) + 1, 4 * texts.offset)
-        size, n_known = int(text_offsets[-1] - text_offsets[0]), int(self._tokens.token_count[0])
-        self._tokens = grow_token_table(self._tokens, size + len(texts))
-        numbers, ends = np.empty(size, np.int32), np.empty(len(texts), np.int64)
+        n_bytes, n_known = int(text_offsets[-1] - text_offsets[0]), int(self._tokens.token_count[0])
+        self._tokens = grow_token_table(self._tokens, n_bytes + len(texts))
+        numbers, ends = np.empty(n_bytes, np.int32), np.empty(len(texts), np.int64)
         text_bytes, whole_runs = np.frombuffer(data or b"", np.uint8), self._analyzer.whole_runs
         number_tokens(text_bytes, text_offsets, self._tokens, numbers, ends, whole_runs=whole_runs)
         self._analyze_tokens(n_known)

@@ -110,11 +110,11 @@ def _write_lists(
         np.empty(_BATCH_LIST_BYTES, np.uint8),
     )
     while status == FULL:
-        status, n_terms, size = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
+        status, n_terms, n_bytes = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
         max_bytes = MAX_POSTING_BYTES * (int(state[DF]) + len(posting_words))
         if status == DAMAGED or (status == FULL and n_terms == 0 and max_bytes <= len(list_buffer)):
             raise file.damaged_error()
-        out.write(list_buffer[:size].data)
+        out.write(list_buffer[:n_bytes].data)
         yield text, numbers[0, :n_terms], numbers[1, :n_terms], numbers[2, :n_terms]
         if n_terms == 0:
             list_buffer = np.empty(max_bytes, np.uint8)
@@ -133,7 +133,7 @@ def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengt
         new_lengths: (f,) uint16, of the new passages.
         lengths: (n,) uint16, filled.
         row_words: (previous rows,) int64, filled for the passages that are carried over.
-        new_words: (f,) int64, filled.
+        new_words: (f,) int64, filled with the words of the new passages.
     """
     next_new = 0
     for row in range(len(previous_rows)):
@@ -172,9 +172,9 @@ def _find_longest_rising(rows):
     """Return the positions of a longest ascending subsequence, by patience sorting (Schensted
     1961).
     """
-    ends, predecessors, size = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), 0
+    ends, predecessors, length = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), 0
     for i in range(len(rows)):
-        low, high = 0, size
+        low, high = 0, length
         while low < high:  # find the first subsequence that does not end below this row
             middle = (low + high) // 2
             if rows[ends[middle]] < rows[i]:
@@ -183,9 +183,9 @@ def _find_longest_rising(rows):
                 high = middle
         predecessors[i] = ends[low - 1] if low else -1
         ends[low] = i
-        size = max(size, low + 1)
-    positions, position = np.empty(size, np.int64), ends[size - 1]
-    for rank in range(size - 1, -1, -1):
+        length = max(length, low + 1)
+    positions, position = np.empty(length, np.int64), ends[length - 1]
+    for rank in range(length - 1, -1, -1):
         positions[rank] = position
         position = predecessors[position]
     return positions

@@ -46,12 +46,12 @@ class DictionaryWriter:
             return b"", b""
         out = np.empty(int(ends[-1]) + _MAX_NUMBER_BYTES * len(ends), np.uint8)
         groups = np.empty((len(ends) // GROUP + 1, 2), np.int64)
-        size, n_groups = _write_terms(
+        n_bytes, n_groups = _write_terms(
             text, ends, postings, sizes, self.terms, self._previous_term, self._ends, out, groups
         )
         self.terms += len(ends)
         self._previous_term = text[ends[-2] if len(ends) > 1 else 0 : ends[-1]].copy()
-        return out[:size].tobytes(), groups[:n_groups].astype("<i8").tobytes()
+        return out[:n_bytes].tobytes(), groups[:n_groups].astype("<i8").tobytes()
 
 
 @inlined
@@ -118,54 +118,54 @@ def _look_up_term(term, data, groups, n_terms):
 
     The number of postings is 0 if the term is unknown, and -1 if the file is damaged.
     """
-    end = len(data)
+    data_end = len(data)
     low, high = 0, len(groups)
     while low < high:  # find the last group whose first term is not after `term`
         middle = (low + high) // 2
         offset = groups[middle, 0]
-        if offset < 0 or offset >= end:
+        if offset < 0 or offset >= data_end:
             return -1, 0, 0
-        prefix, offset = read_varint(data, offset, end)
-        size, offset = read_varint(data, offset, end)
-        if prefix != 0 or size < 0 or size > end - offset:
+        prefix, offset = read_varint(data, offset, data_end)
+        term_bytes, offset = read_varint(data, offset, data_end)
+        if prefix != 0 or term_bytes < 0 or term_bytes > data_end - offset:
             return -1, 0, 0
-        if _compare_term(term, data, offset, size) < 0:
+        if _compare_term(term, data, offset, term_bytes) < 0:
             high = middle
         else:
             low = middle + 1
     if low == 0:
         return 0, 0, 0
     group = low - 1
-    offset, begin = groups[group, 0], groups[group, 1]
+    offset, list_begin = groups[group, 0], groups[group, 1]
     # The term before shares `matched_bytes` with `term`. A term that shares more or fewer bytes
     # with the term before needs no comparison.
     matched_bytes = 0
     for _ in range(min(GROUP, n_terms - group * GROUP)):
-        prefix, offset = read_varint(data, offset, end)
-        size, offset = read_varint(data, offset, end)
-        if prefix < 0 or size < 0 or size > end - offset:
+        prefix, offset = read_varint(data, offset, data_end)
+        term_bytes, offset = read_varint(data, offset, data_end)
+        if prefix < 0 or term_bytes < 0 or term_bytes > data_end - offset:
             return -1, 0, 0
         is_match = False
         if prefix == matched_bytes:
             n_matched = 0
             while (
-                n_matched < size
+                n_matched < term_bytes
                 and matched_bytes + n_matched < len(term)
                 and term[matched_bytes + n_matched] == data[offset + n_matched]
             ):
                 n_matched += 1
             matched_bytes += n_matched
-            is_match = n_matched == size and matched_bytes == len(term)
+            is_match = n_matched == term_bytes and matched_bytes == len(term)
         elif prefix < matched_bytes:
             matched_bytes = prefix
-        offset += size
-        postings, offset = read_varint(data, offset, end)
-        size, offset = read_varint(data, offset, end)
-        if postings < 1 or size < 1:
+        offset += term_bytes
+        postings, offset = read_varint(data, offset, data_end)
+        term_bytes, offset = read_varint(data, offset, data_end)
+        if postings < 1 or term_bytes < 1:
             return -1, 0, 0
         if is_match:
-            return postings, begin, begin + size
-        begin += size
+            return postings, list_begin, list_begin + term_bytes
+        list_begin += term_bytes
     return 0, 0, 0
 
 
@@ -182,19 +182,19 @@ def look_up_terms(text, ends, data, groups, n_terms, entries):
         entries: (t, 3) int64, filled with postings, begin and end of each list; 0 postings if the
             term is unknown, -1 if the dictionary is damaged.
     """
-    begin = 0
+    term_begin = 0
     for term in range(len(ends)):
         entries[term, 0], entries[term, 1], entries[term, 2] = _look_up_term(
-            text[begin : ends[term]], data, groups, n_terms
+            text[term_begin : ends[term]], data, groups, n_terms
         )
-        begin = ends[term]
+        term_begin = ends[term]
 
 
 def first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
     """Return the first term of the group at an offset of the dictionary."""
     _, offset = read_varint(data, offset, len(data))  # shares nothing
-    size, offset = read_varint(data, offset, len(data))
-    return data[offset : offset + size].tobytes()
+    term_bytes, offset = read_varint(data, offset, len(data))
+    return data[offset : offset + term_bytes].tobytes()
 
 
 def find_terms(
@@ -205,7 +205,7 @@ def find_terms(
     See `look_up_terms`.
     """
     text = np.frombuffer(b"".join(terms), np.uint8)
-    ends = np.cumsum([len(term) for term in terms], dtype=np.int64)
-    entries = np.zeros((len(terms), 3), np.int64)
-    look_up_terms(text, ends, data, groups, n_terms, entries)
-    return entries
+    term_ends = np.cumsum([len(term) for term in terms], dtype=np.int64)
+    list_entries = np.zeros((len(terms), 3), np.int64)
+    look_up_terms(text, term_ends, data, groups, n_terms, list_entries)
+    return list_entries

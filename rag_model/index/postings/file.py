@@ -78,10 +78,10 @@ class Layout:
         """
         if len(file) < _HEADER.size:
             raise ValueError("too short")
-        magic, *numbers = _HEADER.unpack(file[: _HEADER.size].tobytes())
-        if magic != MAGIC or min(numbers) < 0 or numbers[0] >= _MAX_ROWS:
+        magic, *fields = _HEADER.unpack(file[: _HEADER.size].tobytes())
+        if magic != MAGIC or min(fields) < 0 or fields[0] >= _MAX_ROWS:
             raise ValueError("no header")
-        layout = cls(*numbers)
+        layout = cls(*fields)
         if layout.size != len(file):
             raise ValueError("truncated")
         return layout
@@ -166,7 +166,7 @@ class PostingsFile:
         numbers = [max(0, bisect_right(self._pivots, (term, 1 << 62)) - 1) for term in terms]
         last_pivot = (b"", self.layout.n_groups, self.layout.dictionary_bytes)
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
-        entries = np.zeros((len(terms), 3), np.int64)
+        list_entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
             # (term, begin or end of its section, group or dictionary offset)
             edges = np.array(sections, np.int64).reshape(-1, 2, 2)
@@ -177,8 +177,8 @@ class PostingsFile:
             self._ranges.load(*np.concatenate(edge_offsets).T)
             for i, ((group, _), (end_group, _)) in enumerate(sections):
                 n_terms = self.layout.n_terms - GROUP * group
-                entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], n_terms)[0]
-        return entries
+                list_entries[i] = find_terms([terms[i]], self.dictionary, self.groups[group:end_group], n_terms)[0]
+        return list_entries
 
     def load_lists(self, ranges: npt.ArrayLike) -> None:
         """Load ranges of the posting lists, (m, 2) begins and ends, inside `hold_ranges`."""
@@ -262,24 +262,24 @@ def _write_body(
     mapped_lengths = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "<u2", n, LENGTHS_OFFSET)
     with ExitStack() as stack:
         terms, groups = (stack.enter_context(TemporaryFile(dir=Path(file.name).parent)) for _ in range(2))
-        for text, ends, counts, sizes in write_lists(mapped_lengths, file):
-            encoded_terms = dictionary.write_terms(text, ends, counts, sizes)
+        for text, term_ends, posting_counts, list_sizes in write_lists(mapped_lengths, file):
+            encoded_terms = dictionary.write_terms(text, term_ends, posting_counts, list_sizes)
             terms.write(encoded_terms[0])
             groups.write(encoded_terms[1])
-            n_postings += int(counts.sum())
-        size = file.tell() - lists_offset
+            n_postings += int(posting_counts.sum())
+        list_bytes = file.tell() - lists_offset
         file.write(bytes(PADDING))
         sizes_written = [_append_file(file, temporary) for temporary in (terms, groups)]
-    return Layout(n, dictionary.terms, n_postings, total_length, size, sizes_written[0], sizes_written[1] // 16)
+    return Layout(n, dictionary.terms, n_postings, total_length, list_bytes, sizes_written[0], sizes_written[1] // 16)
 
 
 def _append_file(file: IO[bytes], temporary: IO[bytes]) -> int:
     """Append a temporary file at a multiple of 8; return its size in bytes."""
     _pad_to_word(file)
-    size = temporary.tell()
+    file_bytes = temporary.tell()
     temporary.seek(0)
     shutil.copyfileobj(temporary, file)
-    return size
+    return file_bytes
 
 
 def _pad_to_word(file: IO[bytes]) -> None:

@@ -144,17 +144,17 @@ def _quantize_weights(factory: str, weights: Array) -> Array:
 
 
 def _check_scores(
-    index: "ImpactIndex", queries: Vectors, scores: Vectors, rows: Rows, paths: Sequence[Path], factory: str
+    index: "ImpactIndex", queries: Vectors, scores: Vectors, hit_rows: Rows, paths: Sequence[Path], factory: str
 ) -> None:
     """Check that the scores are inner products of the weights of queries and passages.
 
     Raises:
         InputError: a score differs.
     """
-    unique_rows = np.unique(rows[rows >= 0])
+    unique_rows = np.unique(hit_rows[hit_rows >= 0])
     vectors, units_per_score = _read_rows(paths, unique_rows), QUERY_UNITS * index.file.layout.scale
     query_units = np.zeros(int(vectors.terms.max(initial=0)) + 1, np.int64)  # by term
-    for terms, units, query_scores, query_rows in zip(*index.select_terms(queries), scores, rows, strict=True):
+    for terms, units, query_scores, query_rows in zip(*index.select_terms(queries), scores, hit_rows, strict=True):
         query_units[:] = 0
         is_in_table = terms < len(query_units)
         np.add.at(query_units, terms[is_in_table], units[is_in_table])
@@ -167,10 +167,10 @@ def _check_scores(
             raise InputError(f"the weights in {index.file.path} differ from those of the passages: build it again")
 
 
-def _read_rows(paths: Sequence[Path], rows: Rows) -> SparseVectors:
+def _read_rows(paths: Sequence[Path], row_numbers: Rows) -> SparseVectors:
     """Return the passages at ascending global rows."""
     files = open_row_files(paths, SparseFile)
-    parts = Partition(file.n for file in files).split(rows)
+    parts = Partition(file.n for file in files).split(row_numbers)
     return SparseVectors.concatenate(map_parts(lambda part: files[part[0]].take(part[2]), parts))
 
 

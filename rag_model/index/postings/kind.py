@@ -110,17 +110,17 @@ class Bm25Kind(PostingsKind):
         """
         index = self.open(files, entry)
         index.use_small_cache()
-        rows = index.search(query_set.queries, query_set.k)[1]
+        hit_rows = index.search(query_set.queries, query_set.k)[1]
         exhaustive_rows = index.search_exhaustively(query_set.queries[:EXHAUSTIVE_QUERIES], query_set.k)
         _check_sources(index, query_set)
-        source_recall = float((rows == query_set.rows[:, None]).any(axis=1).mean())
+        source_recall = float((hit_rows == query_set.rows[:, None]).any(axis=1).mean())
         layout = index.file.layout
         metrics = {
             f"source@{query_set.k}": round(source_recall, 4),
             "terms": layout.n_terms,
             "postings": layout.n_postings,
         }
-        return IndexMeasurement((rows[: len(exhaustive_rows)] == exhaustive_rows).mean(axis=1), metrics=metrics)
+        return IndexMeasurement((hit_rows[: len(exhaustive_rows)] == exhaustive_rows).mean(axis=1), metrics=metrics)
 
     def bytes_per_passage(self, plan: IndexPlan) -> int:
         """Return the bytes of a passage of about 100 words; a fifth of it is the dictionary."""

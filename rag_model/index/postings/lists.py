@@ -34,11 +34,11 @@ WRITER_SIZE = 8
 
 
 @inlined
-def _write_header(out, offset, last_row, size, weight, shortest):
+def _write_header(out, offset, last_row, block_bytes, weight, shortest):
     """Write the header of a block at `offset`."""
     for byte in range(4):
         out[offset + byte] = (last_row >> (8 * byte)) & 255
-    out[offset + 4], out[offset + 5] = size & 255, size >> 8
+    out[offset + 4], out[offset + 5] = block_bytes & 255, block_bytes >> 8
     out[offset + 6] = min(weight, MAX_HEADER_WEIGHT)
     out[offset + 7], out[offset + 8] = shortest & 255, shortest >> 8
 
@@ -86,9 +86,9 @@ def end_block(writer, gaps, weights_less_one, sizes, out, headers):
         writer[BLOCK_OFFSET],
     )
     if writer[HEADER_OFFSET] >= 0:
-        size = end_offset - writer[BLOCK_OFFSET]
+        block_bytes = end_offset - writer[BLOCK_OFFSET]
         _write_header(
-            headers, writer[HEADER_OFFSET], writer[PREVIOUS_ROW], size, writer[MAX_WEIGHT], writer[MIN_LENGTH]
+            headers, writer[HEADER_OFFSET], writer[PREVIOUS_ROW], block_bytes, writer[MAX_WEIGHT], writer[MIN_LENGTH]
         )
         writer[HEADER_OFFSET] += HEADER_BYTES
     writer[BLOCK_OFFSET], writer[OPEN_COUNT], writer[MAX_WEIGHT], writer[MIN_LENGTH] = end_offset, 0, 0, MAX_LENGTH
@@ -118,11 +118,11 @@ def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, we
     """
     while first < end:
         open_count, previous_row = writer[OPEN_COUNT], writer[PREVIOUS_ROW]
-        count = min(end - first, BLOCK - open_count)
+        n_postings = min(end - first, BLOCK - open_count)
         gap_bits, weight_bits, heaviest = np.int64(0), np.int64(0), np.int64(0)
         # Unsigned indices need no check for negative ones, so that the loop is vectorised.
         source, target = np.uint64(first), np.uint64(open_count)
-        for i in range(np.uint64(count)):
+        for i in range(np.uint64(n_postings)):
             row, weight = np.int64(rows[source + i]) + first_row, np.int64(weights[source + i])
             gap, weight_less_one = row - previous_row - 1, weight - 1
             gaps[target + i], weights_less_one[target + i] = gap, weight_less_one
@@ -133,7 +133,7 @@ def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, we
         if gap_bits | weight_bits < 0 or previous_row >= len(lengths):
             return False
         writer[OPEN_COUNT], writer[PREVIOUS_ROW], writer[MAX_WEIGHT] = (
-            open_count + count,
+            open_count + n_postings,
             previous_row,
             max(heaviest, writer[MAX_WEIGHT]),
         )
@@ -141,12 +141,12 @@ def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, we
         writer[WEIGHT_BITS] |= weight_bits
         if writer[HEADER_OFFSET] >= 0:
             shortest = np.int64(lengths[previous_row])
-            for i in range(np.uint64(count)):
+            for i in range(np.uint64(n_postings)):
                 shortest = min(shortest, np.int64(lengths[np.uint64(np.int64(rows[source + i]) + first_row)]))
             writer[MIN_LENGTH] = min(writer[MIN_LENGTH], shortest)
-        if open_count + count == BLOCK:
+        if open_count + n_postings == BLOCK:
             end_block(writer, gaps, weights_less_one, sizes, out, headers)
-        first += count
+        first += n_postings
     return True
 
 
@@ -165,7 +165,7 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
         shares: (s,) number of postings of each share: a term in one part. Shares are in the order
             of terms, and of parts within a term.
         counts: (t,) postings of each term.
-        ends: (t,) end of each term's shares.
+        ends: (t,) offset in `shares` of the end of each term's shares.
         parts: (s,) part of each share.
         first_rows: (parts,) first global row of each part.
         next_postings: (parts,) index of each part's next posting; updated.
@@ -186,7 +186,7 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
         np.zeros(SCRATCH_SIZE, np.int64),
     )
     for term in range(len(ends)):
-        begin = offset
+        list_begin = offset
         if counts[term] == 1:
             part = parts[share]
             row, weight = np.int64(rows[next_postings[part]]) + first_rows[part], np.int64(weights[next_postings[part]])
@@ -199,14 +199,14 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
             blocks = (counts[term] + BLOCK - 1) // BLOCK
             begin_list(writer, offset + HEADER_BYTES * blocks if blocks > 1 else offset, offset if blocks > 1 else -1)
             while share < ends[term]:
-                part, first = parts[share], next_postings[parts[share]]
-                end_posting = first + shares[share]
+                part, first_posting = parts[share], next_postings[parts[share]]
+                end_posting = first_posting + shares[share]
                 next_postings[part] = end_posting
                 share += 1
                 if not add_postings(
                     rows,
                     weights,
-                    first,
+                    first_posting,
                     end_posting,
                     first_rows[part],
                     lengths,
@@ -220,5 +220,5 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
                     return -1
             end_block(writer, gaps, weights_less_one, scratch, out, out)
             offset = writer[BLOCK_OFFSET]
-        sizes[term] = offset - begin
+        sizes[term] = offset - list_begin
     return offset

@@ -102,8 +102,8 @@ class LuceneAnalyzer(Analyzer):
         """Return the words of a text in order, in lower case and without stop words."""
         words = []
         for long_word in self._find_words(text):
-            for first in range(0, len(long_word), _MAX_CHARACTERS):
-                word = long_word[first : first + _MAX_CHARACTERS]
+            for first_character in range(0, len(long_word), _MAX_CHARACTERS):
+                word = long_word[first_character : first_character + _MAX_CHARACTERS]
                 word = _to_lower(word[:-2] if word.endswith(_POSSESSIVES) else word)
                 if word and word not in _STOP_WORDS:
                     words.append(word)
@@ -200,7 +200,7 @@ def load_analyzer(settings: Mapping[str, Any]) -> Analyzer:
         StoreError: no version of the installed analyzers gives the same terms.
     """
     language = settings["language"]
-    candidates = (Analyzer(language, number) for number in range(VERSION, 0, -1))
+    candidates = (Analyzer(language, version) for version in range(VERSION, 0, -1))
     for analyzer in candidates:
         if analyzer.fingerprint == settings["analyzer"]:
             return analyzer

@@ -137,12 +137,12 @@ def read_block(cursor, data, rows, weights):
     if cursor[DECODED_BLOCK] == cursor[BLOCK_INDEX]:
         return True
     block = cursor[BLOCK_INDEX]
-    count = BLOCK if block + 1 < cursor[BLOCKS] else cursor[DF] - BLOCK * block
-    if decode_block(data, cursor[BLOCK_DATA], cursor[LIST_END], cursor[ROW_BEFORE], count, rows, weights) < 0:
+    n_postings = BLOCK if block + 1 < cursor[BLOCKS] else cursor[DF] - BLOCK * block
+    if decode_block(data, cursor[BLOCK_DATA], cursor[LIST_END], cursor[ROW_BEFORE], n_postings, rows, weights) < 0:
         return False
-    if rows[count - 1] != cursor[LAST_ROW]:
+    if rows[n_postings - 1] != cursor[LAST_ROW]:
         return False
-    cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = block, count
+    cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = block, n_postings
     return True
 
 
@@ -195,17 +195,17 @@ def bm25_weighting(k1: float, b: float, mean_length: float) -> Weighting:
 
 
 @compiled
-def _sink(scores, rows, position, size):
+def _sink(scores, rows, position, heap_size):
     """Move an element down the heap. The loop calls no function, which would update the arrays'
     reference counts.
     """
     score, row = scores[position], rows[position]
     while True:
         child = 2 * position + 1
-        if child >= size:
+        if child >= heap_size:
             break
         sibling = child + 1
-        if sibling < size and (
+        if sibling < heap_size and (
             scores[sibling] < scores[child] or (scores[sibling] == scores[child] and rows[sibling] > rows[child])
         ):
             child = sibling
@@ -240,10 +240,10 @@ def push_hit(scores, rows, size, k, score, row):
 @compiled
 def sort_hits(scores, rows, size):
     """Sort a heap, best first."""
-    for last in range(size - 1, 0, -1):
-        scores[0], scores[last] = scores[last], scores[0]
-        rows[0], rows[last] = rows[last], rows[0]
-        _sink(scores, rows, 0, last)
+    for last_hit in range(size - 1, 0, -1):
+        scores[0], scores[last_hit] = scores[last_hit], scores[0]
+        rows[0], rows[last_hit] = rows[last_hit], rows[0]
+        _sink(scores, rows, 0, last_hit)
 
 
 @compiled
@@ -317,14 +317,14 @@ def _add_postings(cursor, data, rows, weights, first, end, lengths, factor, weig
     while cursor[BLOCK_INDEX] < cursor[BLOCKS] and cursor[ROW_BEFORE] < end - 1:
         if not read_block(cursor, data, rows, weights):
             return False
-        position, count = cursor[POSITION], cursor[BLOCK_COUNT]
-        while position < count and rows[position] < first:
+        position, n_postings = cursor[POSITION], cursor[BLOCK_COUNT]
+        while position < n_postings and rows[position] < first:
             position += 1
-        while position < count and rows[position] < end:
+        while position < n_postings and rows[position] < end:
             sums[rows[position] - first] += _score(weights[position], lengths[rows[position]], factor, weighting)
             position += 1
         cursor[POSITION] = position
-        if position < count:
+        if position < n_postings:
             return True
         next_block(cursor, data)
     return True
@@ -360,7 +360,7 @@ def _compute_first_threshold(cursors, t, data, rows, weights, lengths, factor, w
     """Return the k-th best score in a list of k or more postings: a lower bound of the k-th best
     score of all.
     """
-    heap_scores, heap_rows, size = np.empty(k, np.int64), np.empty(k, np.int64), 0
+    heap_scores, heap_rows, heap_size = np.empty(k, np.int64), np.empty(k, np.int64), 0
     cursor = cursors[t].copy()
     while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
         if not read_block(cursor, data, rows, weights):
@@ -369,8 +369,8 @@ def _compute_first_threshold(cursors, t, data, rows, weights, lengths, factor, w
             if rows[i] >= len(lengths):
                 return np.int64(DAMAGED)
             score = _score(weights[i], lengths[rows[i]], factor, weighting)
-            if size < k or score > heap_scores[0]:
-                size = push_hit(heap_scores, heap_rows, size, k, score, rows[i])
+            if heap_size < k or score > heap_scores[0]:
+                heap_size = push_hit(heap_scores, heap_rows, heap_size, k, score, rows[i])
         next_block(cursor, data)
     cursors[t, DECODED_BLOCK] = -1 if cursor[BLOCKS] > 1 else 0
     return heap_scores[0]
@@ -415,9 +415,9 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
             if list_threshold == DAMAGED:
                 return DAMAGED
             threshold = max(threshold, list_threshold - 1)
-    order, reach = np.arange(t), np.zeros(t + 1, np.int64)
+    list_order, reach = np.arange(t), np.zeros(t + 1, np.int64)
     sums = np.zeros(WINDOW, np.int64)
-    size, begin = 0, 0
+    n_hits, begin = 0, 0
     while begin < n:
         end = min(begin + WINDOW, n)
         for i in range(t):
@@ -425,15 +425,15 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
                 cursors[i], data, block_rows[i], begin, end, list_bounds[i], factors[i], weighting
             )
         for i in range(1, t):  # insertion sort by bound, ascending
-            list_number, slot = order[i], i
-            while slot and bounds[order[slot - 1]] > bounds[list_number]:
-                order[slot] = order[slot - 1]
+            list_number, slot = list_order[i], i
+            while slot and bounds[list_order[slot - 1]] > bounds[list_number]:
+                list_order[slot] = list_order[slot - 1]
                 slot -= 1
-            order[slot] = list_number
+            list_order[slot] = list_number
         n_optional = 0
         for i in range(t):
-            reach[i + 1] = reach[i] + bounds[order[i]]
-            if (skip and reach[i + 1] <= threshold) or bounds[order[i]] == 0:
+            reach[i + 1] = reach[i] + bounds[list_order[i]]
+            if (skip and reach[i + 1] <= threshold) or bounds[list_order[i]] == 0:
                 n_optional = i + 1
         if n_optional == t:
             next_begin = end
@@ -445,7 +445,7 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
             begin = next_begin
             continue
         for i in range(n_optional, t):
-            j = order[i]
+            j = list_order[i]
             if not _add_postings(
                 cursors[j],
                 data,
@@ -467,7 +467,7 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
             i = n_optional
             while i and score + reach[i] > threshold:
                 i -= 1
-                j = order[i]
+                j = list_order[i]
                 if bounds[j] == 0:
                     i = 0
                     break
@@ -485,12 +485,12 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
                     return DAMAGED
                 score += extra_score
             if i == 0 and score > threshold:
-                size = push_hit(scores, rows, size, k, score, begin + position)
-                if size == k:
+                n_hits = push_hit(scores, rows, n_hits, k, score, begin + position)
+                if n_hits == k:
                     threshold = max(threshold, scores[0])
         begin = end
-    sort_hits(scores, rows, size)
-    return size
+    sort_hits(scores, rows, n_hits)
+    return n_hits
 
 
 @compiled
@@ -524,35 +524,35 @@ def sum_lists(data, lists_size, lengths, entries, factors, weighting, k, optiona
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED, np.int64(0)
     window_sums = np.zeros(WINDOW, np.int64)
-    n_rows, size, threshold, begin = 0, 0, np.int64(0), 0
-    while begin < n:
-        end = min(begin + WINDOW, n)
+    n_rows, size, threshold, first_row = 0, 0, np.int64(0), 0
+    while first_row < n:
+        end_row = min(first_row + WINDOW, n)
         for i in range(t):
             if not _add_postings(
                 cursors[i],
                 data,
                 block_rows[i],
                 block_weights[i],
-                begin,
-                end,
+                first_row,
+                end_row,
                 lengths,
                 factors[i],
                 weighting,
                 window_sums,
             ):
                 return DAMAGED, np.int64(0)
-        for position in range(end - begin):
+        for position in range(end_row - first_row):
             score = window_sums[position]
             if score == 0:
                 continue
             window_sums[position] = 0
             if size < k or score > heap_scores[0]:
-                size = push_hit(heap_scores, heap_rows, size, k, score, begin + position)
+                size = push_hit(heap_scores, heap_rows, size, k, score, first_row + position)
                 threshold = heap_scores[0] if size == k else np.int64(0)
             if score + optional_bound >= threshold:
-                rows[n_rows], sums[n_rows] = begin + position, score
+                rows[n_rows], sums[n_rows] = first_row + position, score
                 n_rows += 1
-        begin = end
+        first_row = end_row
     return n_rows, threshold
 
 
@@ -575,7 +575,7 @@ def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums
     Returns:
         The number of hits; `DAMAGED` if a list is damaged.
     """
-    t, k, size = len(entries), len(scores), 0
+    t, k, n_hits = len(entries), len(scores), 0
     cursors = np.zeros((t, CURSOR_SIZE), np.int64)
     block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
     for i in range(t):
@@ -591,7 +591,7 @@ def rank_rows(data, lists_size, lengths, entries, factors, weighting, rows, sums
             if list_score == DAMAGED:
                 return DAMAGED
             score += list_score
-        if size < k or score > scores[0]:
-            size = push_hit(scores, best_rows, size, k, score, rows[candidate])
-    sort_hits(scores, best_rows, size)
-    return size
+        if n_hits < k or score > scores[0]:
+            n_hits = push_hit(scores, best_rows, n_hits, k, score, rows[candidate])
+    sort_hits(scores, best_rows, n_hits)
+    return n_hits

@@ -81,7 +81,7 @@ class Batch(NamedTuple):
     text: Bytes  # concatenated terms
     term_ends: Ints  # (capacity,) offset in `text` of the end of each term
     counts: Ints  # (capacity,) postings of each term
-    ends: Ints  # (capacity,) end of each term's shares
+    ends: Ints  # (capacity,) offset in `shares` of the end of each term's shares
     parts: Ints  # (capacity,) part of each share
     shares: Ints  # (capacity,) postings of each share
     # See `_HEAP_SIZE`: sizes of the heap, and of the batch's text, terms, shares and postings.
@@ -121,12 +121,12 @@ def set_window(windows: Windows, part: int, text: Bytes, ends: Ints, counts: Int
 
 def create_batch(n_terms: int, n_shares: int, size: int) -> Batch:
     """Return an empty batch with a capacity in terms, in shares, and in bytes of terms."""
-    term_ends, counts, ends = (np.empty(n_terms, np.int64) for _ in range(3))
+    term_ends, counts, share_ends = (np.empty(n_terms, np.int64) for _ in range(3))
     return Batch(
         np.empty(size, np.uint8),
         term_ends,
         counts,
-        ends,
+        share_ends,
         np.empty(n_shares, np.int64),
         np.empty(n_shares, np.int64),
         np.zeros(5, np.int64),
@@ -160,8 +160,8 @@ def _compare_parts(windows, a, b):
 @bare
 def _precedes(windows, a, b):
     """Whether part `a` precedes part `b`, by their next terms and then by number."""
-    order = _compare_parts(windows, a, b)
-    return order < 0 or (order == 0 and a < b)
+    comparison = _compare_parts(windows, a, b)
+    return comparison < 0 or (comparison == 0 and a < b)
 
 
 @bare
@@ -188,12 +188,12 @@ def _pop_part(windows, numbers):
     heap = windows.heap
     top = heap[0]
     numbers[_HEAP_SIZE] -= 1
-    size, part, slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
+    heap_size, part, slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
     while True:
         child = 2 * slot + 1
-        if child >= size:
+        if child >= heap_size:
             break
-        if child + 1 < size and _precedes(windows, heap[child + 1], heap[child]):
+        if child + 1 < heap_size and _precedes(windows, heap[child + 1], heap[child]):
             child += 1
         if not _precedes(windows, heap[child], part):
             break
@@ -250,11 +250,11 @@ def take_terms(windows, batch, max_postings):
             n_postings += windows.counts[same_parts[part_count], windows.next_term[same_parts[part_count]]]
             part_count += 1
         part, next_term = same_parts[0], windows.next_term[same_parts[0]]
-        size = windows.term_ends[part, next_term + 1] - windows.term_ends[part, next_term]
+        term_bytes = windows.term_ends[part, next_term + 1] - windows.term_ends[part, next_term]
         if (
             numbers[_TERM_COUNT] + 1 > len(batch.term_ends)
             or numbers[_SHARE_COUNT] + part_count > len(batch.parts)
-            or numbers[_TEXT_SIZE] + size > len(batch.text)
+            or numbers[_TEXT_SIZE] + term_bytes > len(batch.text)
             or (numbers[_TERM_COUNT] and numbers[_POSTING_COUNT] + n_postings > max_postings)
         ):
             for i in range(part_count):
@@ -285,9 +285,9 @@ def merge_parts(parts: Sequence[PartReader], out: Path, scale: int = 0) -> Index
     """
 
     def write_lists(lengths: Array, file: IO[bytes]) -> Iterator[TermBatch]:
-        for batch, sizes in _ListMerger(parts, lengths, file).batches():
-            count = count_terms(batch)
-            yield batch.text, batch.term_ends[:count], batch.counts[:count], sizes
+        for batch, list_sizes in _ListMerger(parts, lengths, file).batches():
+            n_terms = count_terms(batch)
+            yield batch.text, batch.term_ends[:n_terms], batch.counts[:n_terms], list_sizes
 
     return write_index(out, (part.read_lengths() for part in parts), write_lists, scale)
 
@@ -326,24 +326,24 @@ class _ListMerger:
             elif count_terms(batch):
                 yield batch, self._write_batch(batch)
                 clear_batch(batch)
-            elif status != DONE:  # a term that is longer than an empty batch
+            elif status != DONE:  # not even an empty batch has room for the next term
                 raise _create_damage_error()
 
-    def _fill_window(self, number: int) -> None:
+    def _fill_window(self, part_number: int) -> None:
         """Read the next terms of a part."""
-        part, first = self._parts[number], int(self._terms_read[number])
-        end = min(first + self._window, part.terms)
-        text, ends, counts = part.read_terms(first, end)
+        part, first_term = self._parts[part_number], int(self._terms_read[part_number])
+        end_term = min(first_term + self._window, part.terms)
+        text, term_ends, posting_counts = part.read_terms(first_term, end_term)
         if (
-            counts.min() < 1
-            or counts.max() > part.n
-            or ends[0] < 1
-            or (ends[1:] <= ends[:-1]).any()
-            or ends[-1] > _MAX_WINDOW_BYTES
+            posting_counts.min() < 1
+            or posting_counts.max() > part.n
+            or term_ends[0] < 1
+            or (term_ends[1:] <= term_ends[:-1]).any()
+            or term_ends[-1] > _MAX_WINDOW_BYTES
         ):
             raise _create_damage_error()
-        self._windows = set_window(self._windows, number, text, ends, counts)
-        self._terms_read[number] = end
+        self._windows = set_window(self._windows, part_number, text, term_ends, posting_counts)
+        self._terms_read[part_number] = end_term
 
     def _write_batch(self, batch: Batch) -> Array:
         """Write the lists of a batch; return their sizes in bytes."""
@@ -354,7 +354,7 @@ class _ListMerger:
         sizes_of_parts = np.bincount(batch.parts[:n_shares], batch.shares[:n_shares], len(self._parts)).astype(np.int64)
         postings_of_parts = [self._read_postings(part, int(size)) for part, size in enumerate(sizes_of_parts) if size]
         rows, weights = _concatenate(postings_of_parts)
-        out, sizes = np.empty(MAX_POSTING_BYTES * (len(rows) + n_terms), np.uint8), np.empty(n_terms, np.int64)
+        out, list_sizes = np.empty(MAX_POSTING_BYTES * (len(rows) + n_terms), np.uint8), np.empty(n_terms, np.int64)
         bytes_written = write_lists(
             batch.shares,
             batch.counts,
@@ -366,50 +366,50 @@ class _ListMerger:
             weights,
             self.lengths,
             out,
-            sizes,
+            list_sizes,
         )
         if bytes_written < 0:
             raise _create_damage_error()
         self._file.write(out[:bytes_written].data)
-        return sizes
+        return list_sizes
 
     def _write_long_list(self, batch: Batch) -> int:
         """Write the list of one frequent term in steps; return its size in bytes."""
-        begin, n_postings = self._file.tell(), int(batch.counts[0])
+        list_begin, n_postings = self._file.tell(), int(batch.counts[0])
         headers = np.empty(HEADER_BYTES * (-(-n_postings // BLOCK)), np.uint8)
-        writer, sizes = np.zeros(WRITER_SIZE, np.int64), np.zeros(SCRATCH_SIZE, np.int64)
+        writer, scratch = np.zeros(WRITER_SIZE, np.int64), np.zeros(SCRATCH_SIZE, np.int64)
         gaps, weights_less_one = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
         out = np.empty(MAX_POSTING_BYTES * (_BATCH_POSTINGS + BLOCK), np.uint8)
         begin_list(writer, 0, 0)
-        self._file.seek(begin + len(headers))
+        self._file.seek(list_begin + len(headers))
         for share in range(int(batch.ends[0])):
             part, n_unread = int(batch.parts[share]), int(batch.shares[share])
             while n_unread:
                 rows, weights = _concatenate([self._read_postings(part, min(n_unread, _BATCH_POSTINGS))])
                 n_unread -= len(rows)
                 part_postings = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
-                if not add_postings(*part_postings, writer, gaps, weights_less_one, sizes, out, headers):
+                if not add_postings(*part_postings, writer, gaps, weights_less_one, scratch, out, headers):
                     raise _create_damage_error()
                 self._file.write(out[: writer[BLOCK_OFFSET]].data)
                 writer[BLOCK_OFFSET] = 0
-        end_block(writer, gaps, weights_less_one, sizes, out, headers)
+        end_block(writer, gaps, weights_less_one, scratch, out, headers)
         self._file.write(out[: writer[BLOCK_OFFSET]].data)
-        end = self._file.tell()
-        self._file.seek(begin)
+        list_end = self._file.tell()
+        self._file.seek(list_begin)
         self._file.write(headers.data)
-        self._file.seek(end)
-        return end - begin
+        self._file.seek(list_end)
+        return list_end - list_begin
 
-    def _read_postings(self, number: int, n_postings: int) -> tuple[Array, Array]:
+    def _read_postings(self, part_number: int, n_postings: int) -> tuple[Array, Array]:
         """Return the rows, within the part, and the weights of a part's next postings."""
-        rows, weights = self._buffers[number]
+        rows, weights = self._buffers[part_number]
         if n_postings > len(rows):
-            part, first = self._parts[number], int(self._postings_read[number])
+            part, first = self._parts[part_number], int(self._postings_read[part_number])
             end = max(first + n_postings - len(rows), min(first + self._read_ahead, part.total_postings))
             next_postings = part.read_postings(first, end)
             rows, weights = np.concatenate([rows, next_postings[0]]), np.concatenate([weights, next_postings[1]])
-            self._postings_read[number] = end
-        self._buffers[number] = rows[n_postings:], weights[n_postings:]
+            self._postings_read[part_number] = end
+        self._buffers[part_number] = rows[n_postings:], weights[n_postings:]
         return rows[:n_postings], weights[:n_postings]
 
 

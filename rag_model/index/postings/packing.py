@@ -54,7 +54,7 @@ def read_varint(data, offset, end):
 
 
 @inlined
-def _choose_width(values, count, bits_of_all, counts_above):
+def _choose_width(values, n_values, bits_of_all, counts_above):
     """Return the width that takes the fewest bytes, and the number of exceptions.
 
     Widths are tried downwards from the width of the largest value; `counts_above[b]` is filled with
@@ -63,38 +63,38 @@ def _choose_width(values, count, bits_of_all, counts_above):
     best: with seven bits more, every exception takes a byte less, or none.
     """
     max_bits = bit_length(bits_of_all)
-    best_bytes, width, n_exceptions = (count * max_bits + 7) // 8, max_bits, np.int64(0)
+    best_bytes, bit_width, n_exceptions = (n_values * max_bits + 7) // 8, max_bits, np.int64(0)
     counts_above[max_bits] = 0
     for bits in range(max_bits - 1, -1, -1):
         limit, exception_count = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
-        for i in range(count):
+        for i in range(n_values):
             exception_count = np.int32(exception_count + (values[i] > limit))
         if 1 + 2 * exception_count > best_bytes:
             break
         counts_above[bits] = exception_count
-        cost = (count * bits + 7) // 8 + 1 + exception_count
+        cost = (n_values * bits + 7) // 8 + 1 + exception_count
         extra_bits = bits
         while extra_bits < max_bits:  # an exception takes a byte, and one for each 7 higher bits
             cost += counts_above[extra_bits]
             extra_bits += 7
         if cost <= best_bytes:
-            best_bytes, width, n_exceptions = cost, bits, np.int64(exception_count)
-    return width, n_exceptions
+            best_bytes, bit_width, n_exceptions = cost, bits, np.int64(exception_count)
+    return bit_width, n_exceptions
 
 
 @inlined
-def _pack_values(values, count, width, out, offset):
+def _pack_values(values, n_values, width, out, offset):
     """Write the lowest `width` bits of values, which must be padded with zeros to a multiple of 8.
 
     Returns:
         The end of the packed values. Up to 16 bytes after it are overwritten.
     """
-    end = offset + (count * width + 7) // 8
+    end_byte = offset + (n_values * width + 7) // 8
     w, mask = np.uint64(width), np.uint64((np.int64(1) << width) - 1)
     if width == 0:
-        return end
+        return end_byte
     if width <= 8:  # eight values take `width` bytes, so the groups are independent
-        for i in range(_NONE, np.uint64(count), _EIGHT):
+        for i in range(_NONE, np.uint64(n_values), _EIGHT):
             word = _NONE
             for j in range(_EIGHT):
                 word |= (np.uint64(values[i + j]) & mask) << (j * w)
@@ -102,7 +102,7 @@ def _pack_values(values, count, width, out, offset):
             offset += width
     elif width < 16:
         half = w * _FOUR
-        for i in range(_NONE, np.uint64(count), _EIGHT):
+        for i in range(_NONE, np.uint64(n_values), _EIGHT):
             low, high = _NONE, _NONE
             for j in range(_FOUR):
                 low |= (np.uint64(values[i + j]) & mask) << (j * w)
@@ -112,14 +112,14 @@ def _pack_values(values, count, width, out, offset):
             offset += width
     else:
         pending_bits, bits = _NONE, _NONE
-        for i in range(np.uint64(count)):
+        for i in range(np.uint64(n_values)):
             pending_bits |= (np.uint64(values[i]) & mask) << bits
             store64(out, offset, pending_bits)
             bits += w
             offset += np.int64(bits >> np.uint64(3))
             pending_bits >>= bits & np.uint64(56)
             bits &= np.uint64(7)
-    return end
+    return end_byte
 
 
 @inlined
@@ -134,13 +134,13 @@ def _mask_larger_values(values, first, end, limit):
 
 
 @inlined
-def _write_exceptions(values, count, width, exception_count, out, offset):
+def _write_exceptions(values, n_values, width, exception_count, out, offset):
     if exception_count == 0:
         return offset
     out[offset] = exception_count
     offset += 1
-    limit, half, base = np.uint32((np.int64(1) << width) - 1), min(64, count), 0
-    mask, upper_mask = _mask_larger_values(values, 0, half, limit), _mask_larger_values(values, half, count, limit)
+    limit, half, base = np.uint32((np.int64(1) << width) - 1), min(64, n_values), 0
+    mask, upper_mask = _mask_larger_values(values, 0, half, limit), _mask_larger_values(values, half, n_values, limit)
     for _ in range(exception_count):
         if mask == 0:
             mask, base = upper_mask, 64
@@ -179,38 +179,38 @@ def encode_block(gaps, weights, count, gap_bits, weight_bits, scratch, out, offs
 
 
 @inlined
-def _unpack_values(data, offset, width, count, out):
-    """Read `count` numbers of `width` bits at `offset` into `out`.
+def _unpack_values(data, offset, width, n_values, out):
+    """Read `n_values` numbers of `width` bits at `offset` into `out`.
 
     Up to seven elements more are overwritten.
     """
     w, mask = np.uint64(width), (_ONE << np.uint64(width)) - _ONE
     if width <= 8:  # as in `_pack_values`
-        for i in range(_NONE, np.uint64(count), _EIGHT):
+        for i in range(_NONE, np.uint64(n_values), _EIGHT):
             word = load64(data, offset)
             for j in range(_EIGHT):
                 out[i + j] = np.int64((word >> (j * w)) & mask)
             offset += width
     elif width < 16:
         half_bytes, half_bits = width >> 1, np.uint64(4 * (width & 1))
-        for i in range(_NONE, np.uint64(count), _EIGHT):
+        for i in range(_NONE, np.uint64(n_values), _EIGHT):
             word = load64(data, offset)
             for j in range(_FOUR):
                 out[i + j] = np.int64((word >> (j * w)) & mask)
-            if i + _FOUR < np.uint64(count):  # otherwise the word may end after the padding
+            if i + _FOUR < np.uint64(n_values):  # otherwise the word may end after the padding
                 word = load64(data, offset + half_bytes) >> half_bits
                 for j in range(_FOUR):
                     out[i + _FOUR + j] = np.int64((word >> (j * w)) & mask)
             offset += width
     else:
         bit = 0
-        for i in range(np.uint64(count)):
+        for i in range(np.uint64(n_values)):
             out[i] = np.int64((load64(data, offset + (bit >> 3)) >> np.uint64(bit & 7)) & mask)
             bit += width
 
 
 @inlined
-def _apply_exceptions(data, offset, end, width, count, out):
+def _apply_exceptions(data, offset, end, width, n_values, out):
     """Add the higher bits of the exceptions; return their end, or -1 if they are damaged."""
     if offset >= end:
         return -1
@@ -221,7 +221,7 @@ def _apply_exceptions(data, offset, end, width, count, out):
             return -1
         position = np.int64(data[offset])
         high_bits, offset = read_varint(data, offset + 1, end)
-        if position >= count or high_bits < 0 or high_bits >> (_MAX_BITS - width):
+        if position >= n_values or high_bits < 0 or high_bits >> (_MAX_BITS - width):
             return -1
         out[position] |= high_bits << width
     return offset

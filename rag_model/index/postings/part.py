@@ -45,14 +45,14 @@ class PartPostings:
         lengths = np.diff(offsets)
         # Sort by term, then by row.
         keys = terms.astype(np.int64) * MAX_PART_ROWS + np.repeat(np.arange(len(lengths)), lengths)
-        order = np.argsort(keys)
-        distinct_terms, counts = np.unique(terms, return_counts=True)
+        sorted_positions = np.argsort(keys)
+        distinct_terms, posting_counts = np.unique(terms, return_counts=True)
         return cls(
             np.minimum(lengths, MAX_UINT16).astype("<u2"),
             *join_terms(encode_term_ids(distinct_terms)),
-            np.cumsum(counts).astype("<i8"),
-            to_smallest_dtype(keys[order] % MAX_PART_ROWS, len(lengths)),
-            to_smallest_dtype(weights[order], int(weights.max(initial=0)) + 1),
+            np.cumsum(posting_counts).astype("<i8"),
+            to_smallest_dtype(keys[sorted_positions] % MAX_PART_ROWS, len(lengths)),
+            to_smallest_dtype(weights[sorted_positions], int(weights.max(initial=0)) + 1),
         )
 
     @property
@@ -60,7 +60,7 @@ class PartPostings:
         """The (t,) terms."""
         bounds = [0, *self.term_ends.tolist()]
         text = self.text.tobytes()
-        return [text[begin:end] for begin, end in pairwise(bounds)]
+        return [text[term_begin:term_end] for term_begin, term_end in pairwise(bounds)]
 
     def write(self, path: Path, stamp: str) -> IndexStats:
         """Write the piece; return its numbers of rows, terms and postings.
@@ -89,7 +89,7 @@ def encode_term_ids(terms: Array) -> list[bytes]:
     numbers.
     """
     text = terms.astype(">u4").tobytes()
-    return [text[begin + 1 : begin + 4] for begin in range(0, len(text), 4)]
+    return [text[id_begin + 1 : id_begin + 4] for id_begin in range(0, len(text), 4)]
 
 
 class PartReader:
@@ -125,7 +125,7 @@ class PartReader:
         """Close the piece."""
         self._piece.close()
 
-    def _read_ends(self, array: int, first: int, last: int) -> Array:
-        """Return the ends of items [first - 1, last), where the end of item -1 is 0."""
-        ends = self._piece.read(array, max(first - 1, 0), last)
-        return ends if first else np.concatenate([np.zeros(1, ends.dtype), ends])
+    def _read_ends(self, array: int, first_item: int, end_item: int) -> Array:
+        """Return the ends of items [first_item - 1, end_item), where the end of item -1 is 0."""
+        ends = self._piece.read(array, max(first_item - 1, 0), end_item)
+        return ends if first_item else np.concatenate([np.zeros(1, ends.dtype), ends])

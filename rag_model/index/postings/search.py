@@ -78,14 +78,14 @@ class PostingsIndex:
             InputError: the file is damaged.
         """
         shape = len(query_terms.ends), k
-        scores, rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
+        scores, hit_rows = np.full(shape, -np.inf, np.float32), np.full(shape, -1, np.int64)
         if len(query_terms.ends):
             units, best_rows = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
             with self.file.hold_ranges():
-                sizes = self._search_ranges(query_terms, weighting, skip, units, best_rows)
-            is_hit = np.arange(k) < sizes[:, None]  # (q, k)
-            scores[is_hit], rows[is_hit] = units[is_hit] / units_per_score, best_rows[is_hit]
-        return scores, rows
+                hit_counts = self._search_ranges(query_terms, weighting, skip, units, best_rows)
+            is_hit = np.arange(k) < hit_counts[:, None]  # (q, k)
+            scores[is_hit], hit_rows[is_hit] = units[is_hit] / units_per_score, best_rows[is_hit]
+        return scores, hit_rows
 
     def use_small_cache(self) -> None:
         """Cache fewer decoded lists, for a few hundred queries. The results are the same."""
@@ -115,10 +115,10 @@ class PostingsIndex:
             self._term_cache = cache  # running searches keep the former cache
         if new_terms:
             cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
-        entries = np.array([cache[term] for term in terms], np.int64).reshape(-1, 3)
-        if entries.min(initial=0) < 0 or entries[:, 0].max(initial=0) > self.n:
+        list_entries = np.array([cache[term] for term in terms], np.int64).reshape(-1, 3)
+        if list_entries.min(initial=0) < 0 or list_entries[:, 0].max(initial=0) > self.n:
             raise self.file.damaged_error()
-        return entries
+        return list_entries
 
     def _search_ranges(
         self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints
@@ -143,14 +143,14 @@ class PostingsIndex:
         if not selective_searches:
             return self._fill_best(query_terms, weighting, skip, scores, rows)
         self.file.load_lists([bounds for search in selective_searches for bounds in search.find_candidates(weighting)])
-        sizes = np.empty(len(searches), np.int64)
+        hit_counts = np.empty(len(searches), np.int64)
         for i, (search, terms) in enumerate(zip(searches, terms_by_query, strict=True)):
-            size = search.rank(weighting, scores[i], rows[i])
+            n_hits = search.rank(weighting, scores[i], rows[i])
             window = slice(i, i + 1)
-            sizes[window] = (
-                self._fill_best(terms, weighting, skip, scores[window], rows[window]) if size is None else size
+            hit_counts[window] = (
+                self._fill_best(terms, weighting, skip, scores[window], rows[window]) if n_hits is None else n_hits
             )
-        return sizes
+        return hit_counts
 
     def _fill_best(self, query_terms: QueryTerms, weighting: Weighting, skip: bool, scores: Ints, rows: Ints) -> Ints:
         """Fill in the best scores, in units, and rows of each query.
@@ -158,12 +158,12 @@ class PostingsIndex:
         Return the number of hits of each.
         """
         if skip and self._list_cache.has_capacity(query_terms.lists):
-            sizes = self._list_cache.search(
+            hit_counts = self._list_cache.search(
                 query_terms.lists, query_terms.factors, query_terms.ends, weighting, scores, rows
             )
-            if sizes is None:
+            if hit_counts is None:
                 raise self.file.damaged_error()
-            return sizes
+            return hit_counts
         if len(query_terms.ends) > 1:  # fewer queries may fit into the cache
             half = len(query_terms.ends) // 2
             halves = (
@@ -256,19 +256,19 @@ class Bm25Index(PostingsIndex):
     def find_missing_terms(self, text: str) -> list[str]:
         """Return the terms of a text that no passage has."""
         terms = list(dict.fromkeys(self._analyzer.terms(text)))
-        return [term.decode() for term, count in zip(terms, self.find_lists(terms)[:, 0], strict=True) if count < 1]
+        return [term.decode() for term, n in zip(terms, self.find_lists(terms)[:, 0], strict=True) if n < 1]
 
     def _analyze_queries(self, queries: Sequence[str]) -> QueryTerms:
         term_counts_by_query = [Counter(self._analyzer.terms(query)) for query in queries]
-        for number, term_counts in enumerate(term_counts_by_query, start=1):
+        for query_number, term_counts in enumerate(term_counts_by_query, start=1):
             if len(term_counts) > MAX_TERMS:
                 raise UsageError(
-                    f"question {number} has {len(term_counts):,} different words: ask with up to {MAX_TERMS:,}"
+                    f"question {query_number} has {len(term_counts):,} different words: ask with up to {MAX_TERMS:,}"
                 )
         ends = np.cumsum([len(term_counts) for term_counts in term_counts_by_query], dtype=np.int64)
         lists = self.find_lists([term for term_counts in term_counts_by_query for term in term_counts])
         occurrences = np.fromiter(
-            (count for term_counts in term_counts_by_query for count in term_counts.values()), np.float64, len(lists)
+            (n for term_counts in term_counts_by_query for n in term_counts.values()), np.float64, len(lists)
         )
         idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
         return QueryTerms(lists, idf * occurrences * _SCORE_UNITS, ends)

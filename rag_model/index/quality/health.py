@@ -111,8 +111,8 @@ def compute_graph_stats(path: Path) -> GraphStats:
     graph = GraphFile.open(path)
     degrees = np.zeros(graph.width + 1, np.int64)
     is_linked = np.zeros(graph.n, bool)
-    for first in range(0, graph.n, BLOCK):
-        nodes = np.arange(first, min(first + BLOCK, graph.n))
+    for first_node in range(0, graph.n, BLOCK):
+        nodes = np.arange(first_node, min(first_node + BLOCK, graph.n))
         links = graph.bottom(nodes)
         # (m, 2M) -> (m,) -> (2M + 1,)
         degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
@@ -124,7 +124,7 @@ def compute_graph_stats(path: Path) -> GraphStats:
 def compute_list_stats(index: FaissIndex) -> ListStats:
     """Compute statistics of the inverted lists of an open index; holds 8 bytes per list."""
     sizes = _read_list_sizes(faiss.extract_index_ivf(index))
-    n_by_bucket = np.bincount([int(size).bit_length() for size in sizes])
+    n_by_bucket = np.bincount([int(list_size).bit_length() for list_size in sizes])
     imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2
     return ListStats(len(sizes), tuple(n_by_bucket.tolist()), int(sizes.max()), imbalance)
 
@@ -148,32 +148,32 @@ def measure_quantization_error(index: FaissIndex, vectors: VectorRows) -> float 
     lists = faiss.try_extract_index_ivf(index)
     positions = draw_rows(n, _SAMPLE_ROWS, seed=0)
     if lists is None:
-        rows, decoded_vectors = positions, index.reconstruct_batch(positions)
+        vector_rows, decoded_vectors = positions, index.reconstruct_batch(positions)
     elif isinstance(faiss.downcast_index(lists), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):
         return None
     else:
-        rows, decoded_vectors = _decode_at(index, lists, positions)
-    if int(rows.max()) >= vectors.n:
+        vector_rows, decoded_vectors = _decode_at(index, lists, positions)
+    if int(vector_rows.max()) >= vectors.n:
         raise InputError(
-            f"the index holds id {rows.max()} and there are {vectors.n} vectors: give those it was built from"
+            f"the index holds id {vector_rows.max()} and there are {vectors.n} vectors: give those it was built from"
         )
-    order = np.argsort(rows)
-    original_vectors = vectors.read_rows(rows[order])
-    return relative_error(original_vectors, decoded_vectors[order])  # both (m, d)
+    sorted_positions = np.argsort(vector_rows)
+    original_vectors = vectors.read_rows(vector_rows[sorted_positions])
+    return relative_error(original_vectors, decoded_vectors[sorted_positions])  # both (m, d)
 
 
 def _decode_at(index: FaissIndex, lists: FaissIndex, positions: Rows) -> tuple[Rows, Vectors]:
     """Return the ids and the decoded vectors at `positions`, (m,), in the concatenated lists."""
-    sizes = _read_list_sizes(lists)
-    ends = np.cumsum(sizes)
-    list_numbers = np.searchsorted(ends, positions, side="right")
-    offsets = positions - (ends - sizes)[list_numbers]
+    list_sizes = _read_list_sizes(lists)
+    list_ends = np.cumsum(list_sizes)
+    list_numbers = np.searchsorted(list_ends, positions, side="right")
+    offsets = positions - (list_ends - list_sizes)[list_numbers]
     decoded_vectors = np.empty((len(positions), int(lists.d)), np.float32)
-    rows = np.empty(len(positions), np.int64)
+    vector_rows = np.empty(len(positions), np.int64)
     for row_number, (list_number, offset) in enumerate(zip(list_numbers.tolist(), offsets.tolist(), strict=True)):
-        rows[row_number] = lists.invlists.get_single_id(list_number, offset)
+        vector_rows[row_number] = lists.invlists.get_single_id(list_number, offset)
         lists.reconstruct_from_offset(list_number, offset, faiss.swig_ptr(decoded_vectors[row_number]))
-    return rows, _reverse_transforms(index, decoded_vectors)
+    return vector_rows, _reverse_transforms(index, decoded_vectors)
 
 
 def _reverse_transforms(index: FaissIndex, decoded_vectors: Vectors) -> Vectors:

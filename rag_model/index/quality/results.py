@@ -104,7 +104,7 @@ class GraphStats:
     def degree(self) -> float:
         """The mean number of links per node."""
         n_nodes = sum(self.degrees)
-        return sum(links * count for links, count in enumerate(self.degrees)) / n_nodes if n_nodes else 0.0
+        return sum(links * n for links, n in enumerate(self.degrees)) / n_nodes if n_nodes else 0.0
 
 
 @dataclass(frozen=True, slots=True)

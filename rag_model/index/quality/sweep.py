@@ -39,8 +39,8 @@ class VectorQuerySet:
         Raises:
             UsageError: the vectors or `k` do not fit the index.
         """
-        scores, rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
-        return cls(vectors, k, scores, rows, lambda queries, rows: exact.score(vectors[queries], rows))
+        scores, exact_rows = exact.search(vectors, max(k, min(2 * k, exact.n)))
+        return cls(vectors, k, scores, exact_rows, lambda queries, rows: exact.score(vectors[queries], rows))
 
     def take_first(self, n: int) -> Self:
         """Return the first `n` queries."""
@@ -69,7 +69,7 @@ def sweep_settings(
     if not parameter:
         return [measure_point(index, query_set, {})]
     swept_values = _list_default_values(index, query_set.k) if values is None else sorted(values)
-    return [measure_point(index, query_set, index.defaults | {parameter: value}) for value in swept_values]
+    return [measure_point(index, query_set, index.defaults | {parameter: setting}) for setting in swept_values]
 
 
 def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
@@ -83,8 +83,8 @@ def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
     values, parameter = _list_default_values(index, k), "efSearch" if index.structure == "hnsw" else "nprobe"
     own_value = index.defaults[parameter]
     near_values = {own_value, *(own_value * factor // 8 for factor in (1, 2, 4, 16))}
-    limited_values = sorted({min(max(value, values[0]), max(own_value, values[-1])) for value in near_values})
-    return [index.defaults | {parameter: value} for value in limited_values]
+    limited_values = sorted({min(max(setting, values[0]), max(own_value, values[-1])) for setting in near_values})
+    return [index.defaults | {parameter: setting} for setting in limited_values]
 
 
 def _list_default_values(index: FaissFileIndex, k: int) -> list[int]:
@@ -132,7 +132,7 @@ def measure_recalls(
 
 def format_setting(parameters: Mapping[str, int]) -> str:
     """Return a setting's name in an `OperatingPoint`: `efSearch=128`, or `exact`."""
-    return ", ".join(f"{name}={value}" for name, value in parameters.items()) or "exact"
+    return ", ".join(f"{name}={setting}" for name, setting in parameters.items()) or "exact"
 
 
 def _time_search(index: FaissFileIndex, query_set: VectorQuerySet, parameters: Mapping[str, int]) -> float:

@@ -83,8 +83,8 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
         raise UsageError(f"the recall target is {target}: give one between 0 and 1, such as 0.95")
 
     def mean_recall(search: Mapping[str, int]) -> float:
-        rows = index.search(query_set.vectors, query_set.k, **search)[1]
-        return float(query_set.compute_recalls(rows).mean())
+        hit_rows = index.search(query_set.vectors, query_set.k, **search)[1]
+        return float(query_set.compute_recalls(hit_rows).mean())
 
     if index.structure == "exact":
         return TuningResult({}, mean_recall({}))
@@ -96,7 +96,7 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     if best_setting is not None:
         return TuningResult(grid.search(*best_setting), recall(*best_setting))
     best_recall = max(
-        recall(factor, value) for factor in grid.refine_factors for value in _double_up_to(grid.minimum, grid.maximum)
+        recall(factor, width) for factor in grid.refine_factors for width in _double_up_to(grid.minimum, grid.maximum)
     )
     best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, cost, first_setting)
     if best_setting is None:
@@ -140,23 +140,23 @@ def _find_cheapest(
             maximum = min(maximum, ceil((cost(best_setting) - cost((factor, 0))) / cost_per_value) - 1)
             if maximum < grid.minimum or recall(factor, maximum) < target:
                 continue
-        value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, first_setting[1])
-        best_setting = best_setting if value is None else (factor, value)
+        smallest_value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, first_setting[1])
+        best_setting = best_setting if smallest_value is None else (factor, smallest_value)
     return best_setting
 
 
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
     """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
-    refine_factor, value = setting
+    refine_factor, parameter = setting
     codes_per_value = _CODES_PER_CANDIDATE if index.structure == "hnsw" else index.n / max(1, index.lists)
-    return value * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
+    return parameter * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
 
 
 def _double_up_to(minimum: int, maximum: int) -> list[int]:
-    values = [minimum]
-    while values[-1] < maximum:
-        values.append(min(2 * values[-1], maximum))
-    return values
+    doubled_values = [minimum]
+    while doubled_values[-1] < maximum:
+        doubled_values.append(min(2 * doubled_values[-1], maximum))
+    return doubled_values
 
 
 def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: float, start: int = 1) -> int | None:
@@ -167,20 +167,20 @@ def _find_smallest(recall: RecallFunction, minimum: int, maximum: int, target: f
     start = min(max(start, minimum), maximum)
     low, high = minimum - 1, maximum + 1  # `low` misses the target, `high` reaches it
     if recall(start) >= target:
-        high, value = start, start - 1
+        high, tried_value = start, start - 1
         while high > minimum:
-            if recall(value) < target:
-                low = value
+            if recall(tried_value) < target:
+                low = tried_value
                 break
-            high, value = value, max(minimum, value // 2)
+            high, tried_value = tried_value, max(minimum, tried_value // 2)
     else:
         low = start
         while low < maximum:
-            value = min(2 * low, maximum)
-            if recall(value) >= target:
-                high = value
+            tried_value = min(2 * low, maximum)
+            if recall(tried_value) >= target:
+                high = tried_value
                 break
-            low = value
+            low = tried_value
     if high > maximum:
         return None
     while high - low > 1:

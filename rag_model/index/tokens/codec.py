@@ -172,8 +172,8 @@ class ResidualBits:
         ids = assign_centroids(self.centroids, vectors)
         codes = np.empty((len(vectors), self.width), np.uint8)
         shifts = np.arange(8 // self.bits, dtype=np.uint8) * np.uint8(self.bits)
-        for first in range(0, len(vectors), _BLOCK):
-            block = slice(first, first + _BLOCK)
+        for first_vector in range(0, len(vectors), _BLOCK):
+            block = slice(first_vector, first_vector + _BLOCK)
             buckets = np.searchsorted(self.cutoffs, vectors[block] - self.centroids[ids[block]]).astype(np.uint8)
             # (t, d) -> (t, width, 8 / b) -> (t, width)
             codes[block] = (buckets.reshape(len(buckets), self.width, -1) << shifts).sum(2, dtype=np.uint8)

@@ -104,9 +104,9 @@ class TokenRows:
         """Return the (t, d) float32 vectors of passages that are drawn at random until they have
         `n_tokens` tokens.
         """
-        order = np.random.default_rng(seed).permutation(self.n)
-        n_passages = np.searchsorted(np.cumsum(self.lengths[order]), n_tokens) + 1
-        vectors: Vectors = self.take(np.sort(order[:n_passages])).vectors
+        shuffled_passages = np.random.default_rng(seed).permutation(self.n)
+        n_passages = np.searchsorted(np.cumsum(self.lengths[shuffled_passages]), n_tokens) + 1
+        vectors: Vectors = self.take(np.sort(shuffled_passages[:n_passages])).vectors
         return vectors
 
 
@@ -131,8 +131,8 @@ def reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
 
 def _iter_blocks(pieces: Sequence[PieceReader], array_number: int) -> Iterator[Array]:
     for piece in pieces:
-        for first in range(0, piece.count_rows(array_number), _BLOCK):
-            yield piece.read(array_number, first, min(first + _BLOCK, piece.count_rows(array_number)))
+        for first_row in range(0, piece.count_rows(array_number), _BLOCK):
+            yield piece.read(array_number, first_row, min(first_row + _BLOCK, piece.count_rows(array_number)))
 
 
 class TokenKind(UnshardedKind[TokenPlan]):
@@ -215,11 +215,9 @@ class TokenKind(UnshardedKind[TokenPlan]):
         with ExitStack() as stack:
             pieces = [
                 stack.enter_context(
-                    PieceReader.open(
-                        piece, compute_stamp(plan, trained, "tokens", number), 3, f"the codes of part {number}"
-                    )
+                    PieceReader.open(piece, compute_stamp(plan, trained, "tokens", i), 3, f"the codes of part {i}")
                 )
-                for number, piece in enumerate(scattered)
+                for i, piece in enumerate(scattered)
             ]
             offsets = compute_offsets(
                 np.concatenate([np.zeros(0, np.int64), *(piece.read(_LENGTHS) for piece in pieces)])

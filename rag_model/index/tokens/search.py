@@ -111,11 +111,11 @@ class TokenIndexFile:
         self._check_queries(queries)
         if not 1 <= k <= self.n:
             raise UsageError(f"k is {k} but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
-        scores, rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        for first in range(0, len(queries), _QUERIES_PER_BLOCK):
-            block = slice(first, first + _QUERIES_PER_BLOCK)
-            scores[block], rows[block] = self._search_block(queries[block], k)
-        return scores, rows
+        scores, hit_rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
+        for first_query in range(0, len(queries), _QUERIES_PER_BLOCK):
+            block = slice(first_query, first_query + _QUERIES_PER_BLOCK)
+            scores[block], hit_rows[block] = self._search_block(queries[block], k)
+        return scores, hit_rows
 
     def score(self, query: Vectors, rows: Rows) -> Vectors:
         """Return the (m,) float32 scores of an (l, d) query with the passages at (m,) rows, in any
@@ -140,26 +140,26 @@ class TokenIndexFile:
         Raises:
             InputError: the file is damaged.
         """
-        starts = self._offsets[rows]
-        lengths = self._offsets[rows + 1] - starts
-        positions = expand_positions(starts, lengths)
+        first_tokens = self._offsets[rows]
+        lengths = self._offsets[rows + 1] - first_tokens
+        positions = expand_positions(first_tokens, lengths)
         ids = self._ids[positions]
         if len(ids) and int(ids.max()) >= len(self.codec.centroids):
             raise InputError(f"{self._path} is damaged: centroid ids are out of range; build it again")
         return TokenVectors(self.codec.decode(ids, self._codes[positions]), compute_offsets(lengths))
 
     def _search_block(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
-        scores, rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
         for block in self._iter_blocks(np.arange(self.n)):
             block_rows = np.arange(block.start, block.stop)
             tokens = self.decode(block_rows)
             block_scores = maxsim(queries, tokens.vectors, tokens.offsets)  # (q, m)
             candidates = (
                 np.hstack([scores, block_scores]),
-                np.hstack([rows, np.broadcast_to(block_rows, block_scores.shape)]),
+                np.hstack([best_rows, np.broadcast_to(block_rows, block_scores.shape)]),
             )
-            scores, rows = select_top_k(*candidates, k)  # (q, j + m) -> (q, k)
-        return scores, rows
+            scores, best_rows = select_top_k(*candidates, k)  # (q, j + m) -> (q, k)
+        return scores, best_rows
 
     def _iter_blocks(self, rows: Rows) -> Iterator[slice]:
         """Yield ranges of `rows` with about a block of tokens each."""

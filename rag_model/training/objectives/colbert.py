@@ -89,8 +89,8 @@ class ColbertRecipe(GroupRecipe):
     in_batch: bool = True
     # what to do with an example without a positive or a negative passage
     missing: Missing = "drop"
-    # selects the best weights, on the dev set; instead of the benchmark's measure, because
-    # evaluations do not encode the corpus
+    # measure on the dev set that selects the best weights; the benchmark's measure would need the
+    # encoded corpus, which the evaluations of a training lack
     goal: GoalName = "average_rank"
     seed: int = 12345  # seeds the new projection, the order and the negatives
 

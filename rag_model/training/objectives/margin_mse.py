@@ -53,8 +53,8 @@ class MarginMseRecipe(PairRecipe):
     scored: int = 8  # hardest negatives of a question that the teacher scores
     # what to do with an example without a positive or a negative passage
     missing: Missing = "drop"
-    # selects the best weights, on the dev set; instead of the benchmark's measure, because
-    # evaluations do not encode the corpus
+    # measure on the dev set that selects the best weights; the benchmark's measure would need the
+    # encoded corpus, which the evaluations of a training lack
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:

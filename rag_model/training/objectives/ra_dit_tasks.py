@@ -89,8 +89,8 @@ class RetrieverRecipe:
     scored_by: Scoring = "initial"
     text_share: float = 0.95  # share of examples that are plain text of the snapshot; paper: .95
     text_tokens: int = 50  # tokens of the beginning, and at most of the continuation; paper: 50
-    # selects the best weights, on the dev set; instead of the rank of gold passages, because dev
-    # examples need no passages
+    # measure on the dev set that selects the best weights; the rank of gold passages would need dev
+    # examples with passages
     goal: RetrieverGoal = "nll"
 
     def __post_init__(self) -> None:
