@@ -143,9 +143,9 @@ def _find_format(value_type: int) -> str:
     return _NUMBER_FORMATS[value_type]
 
 
-def _check_values(values: Mapping[str, Any], n_tensors: int) -> None:
+def _check_values(config_values: Mapping[str, Any], n_tensors: int) -> None:
     limits = ((_LAYER_COUNT, n_tensors), (_COUNTS, _MAX_COUNT), (_SIZES, _MAX_SIZE))
-    for name, value in values.items():
+    for name, value in config_values.items():
         limit = next((limit for pattern, limit in limits if pattern.search(name)), None)
         if limit is not None and isinstance(value, int) and value > limit:
             raise ValueError(f"its {ascii(name)[:60]} is {value:,}; at most {limit:,} are possible")
@@ -200,8 +200,8 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
         # Another machine computes the vectors.
         return Architecture(0, layers=0, hidden=read_endpoint_record(folder)["dim"], heads=1, vocabulary=0)
     if part is None and is_static_encoder(folder):
-        rows, width = StaticTable.open(find_static_body(folder)).embeddings.shape
-        return Architecture(rows * width, layers=0, hidden=width, heads=1, vocabulary=rows)
+        n_tokens, dim = StaticTable.open(find_static_body(folder)).embeddings.shape
+        return Architecture(n_tokens * dim, layers=0, hidden=dim, heads=1, vocabulary=n_tokens)
     config = read_json_object(folder / CONFIG)
     sub_config = config.get(part) if part else config
     return _from_config(sub_config if isinstance(sub_config, dict) else {}, _count_parameters(folder, part), folder)

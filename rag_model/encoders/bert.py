@@ -161,9 +161,9 @@ class _Layer:
         projections = (self.query, self.key, self.value)
         # Each (n, h)
         states_by_role = [torch.cat([projection.linear(block) for block in blocks]) for projection in projections]
-        attention, start = torch.zeros_like(x), 0
+        attention, first_row = torch.zeros_like(x), 0
         for b, t in group_sizes:
-            token_rows = slice(start, start := start + b * t)
+            token_rows = slice(first_row, first_row := first_row + b * t)
             query, key, value = (
                 states[token_rows].view(b, t, sizes.hidden) for states in states_by_role
             )  # (b t, h) -> (b, t, h)
@@ -219,8 +219,8 @@ class Bert:
         stored_tensors = canonicalize_names(read_tensor_headers(folder))
         tensor_shapes = dict(sizes.iter_tensor_shapes())
         if any(
-            name not in stored_tensors or not stored_tensors[name].has_float_shape(sizes)
-            for name, sizes in tensor_shapes.items()
+            name not in stored_tensors or not stored_tensors[name].has_float_shape(shape)
+            for name, shape in tensor_shapes.items()
         ):
             return None
         # A tensor that is stored under two names is ambiguous.
@@ -270,9 +270,9 @@ class Bert:
         for layer in self.layers:
             x = layer.forward_packed(x, group_sizes, self.sizes)
         parts = torch.split(x[:n], [b * t for b, t in group_sizes])
-        pairs = zip(parts, group_sizes, strict=True)
+        parts_and_sizes = zip(parts, group_sizes, strict=True)
         # (b t, h) -> (b, t, h)
-        return [part.view(*size, self.sizes.hidden) for part, size in pairs]
+        return [group.view(*shape, self.sizes.hidden) for group, shape in parts_and_sizes]
 
     def _embed_tokens(self, ids: Tensor) -> Tensor:
         x = functional.embedding(ids, self.word_embeddings) + self.token_type_embedding  # (b, t, h)
@@ -290,5 +290,5 @@ class Bert:
 
 def _load_tensor(tensor: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Load a tensor; on a CPU it stays memory-mapped if its file already has the dtype."""
-    values = torch.from_numpy(tensor.memory_map())
-    return (values.view(torch.bfloat16) if tensor.dtype == "BF16" else values).to(device, dtype)
+    stored = torch.from_numpy(tensor.memory_map())
+    return (stored.view(torch.bfloat16) if tensor.dtype == "BF16" else stored).to(device, dtype)

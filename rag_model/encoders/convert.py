@@ -171,8 +171,8 @@ def _convert_files(folder: Path, target: Path, child: ChildWorker) -> dict[str, 
     else:
         shards = sorted(Path(shard).name for shard in read_shard_names(folder / PICKLE_INDEX))
         reply_by_file = {}
-        for number, shard in enumerate(shards, start=1):
-            new_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        for shard_number, shard in enumerate(shards, start=1):
+            new_name = f"model-{shard_number:05d}-of-{len(shards):05d}.safetensors"
             reply_by_file[new_name] = _convert_in_child(folder / shard, target / new_name, child)
         _write_index(folder / PICKLE_INDEX, target / WEIGHTS_INDEX, reply_by_file)
     read_tensor_headers(target)  # raises an error if a file is incomplete
@@ -184,7 +184,7 @@ def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[
     for reply in replies.values():
         n_by_name.update([*reply["names"], *reply["shared"]])
     expected_tensors = set(read_json_object(pickle_index)["weight_map"])
-    repeated_names = [name for name, count in n_by_name.items() if count > 1]
+    repeated_names = [name for name, n_occurrences in n_by_name.items() if n_occurrences > 1]
     if wrong_names := sorted(expected_tensors ^ n_by_name.keys()) or repeated_names:
         raise InputError(
             f"model file {pickle_index} does not match its shards (the first tensor that differs "
@@ -197,15 +197,15 @@ def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[
 
 def _convert_in_child(path: Path, destination: Path, child: ChildWorker) -> dict[str, Any]:
     try:
-        size = path.stat().st_size
-        seconds = _SECONDS + size / _BYTES_PER_SECOND
+        file_bytes = path.stat().st_size
+        seconds = _SECONDS + file_bytes / _BYTES_PER_SECOND
         reply: dict[str, Any] = child.call([str(path), str(destination)], seconds)
     except OSError as error:
         raise InputError(f"weights {path} cannot be read ({error.strerror}): fetch the model again") from error
     except ChildDiedError as error:
         raise InputError(
             f"the conversion of pickled weights {path} {error}, which is more than tensors in "
-            f"{size:,} bytes "
+            f"{file_bytes:,} bytes "
             "need: fetch the model again, or use another one"
         ) from error
     return reply

@@ -81,9 +81,9 @@ class PairTokenizer:
         """Pad encoded pairs to the length of the longest one, rounded up to a multiple of
         `multiple` tokens, but not beyond `max_length`.
         """
-        width = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
-        ids, is_token = pad_rows([pair.ids for pair in pairs], width, self.pad_id)
-        return PairBatch(ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], width, 0)[0])
+        n_columns = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
+        ids, is_token = pad_rows([pair.ids for pair in pairs], n_columns, self.pad_id)
+        return PairBatch(ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], n_columns, 0)[0])
 
     def _truncate_question(self, question: str) -> str:
         max_tokens = self.max_length - self.max_length // 4 - self.tokenizer.num_special_tokens_to_add(is_pair=True)
@@ -171,18 +171,18 @@ class CrossEncoder:
         truncates pairs. Pairs are batched by length in windows, so memory does not grow with n.
         """
         scores = np.empty(len(questions), np.float32)
-        for start in range(0, len(questions), _WINDOW):
-            window = slice(start, start + _WINDOW)
+        for first_pair in range(0, len(questions), _WINDOW):
+            window = slice(first_pair, first_pair + _WINDOW)
             scores[window] = self._score_window(self.tokens.encode(questions[window], titles[window], texts[window]))
         return scores
 
     def _score_window(self, pairs: "Sequence[Encoding]") -> Scores:
         scores = np.empty(len(pairs), np.float32)
         batches = batch_by_length([len(pair.ids) for pair in pairs], self.model.batch_tokens)
-        for rows, logits in run_batches(
+        for batch_rows, logits in run_batches(
             batches, lambda rows: self._compute_logits([pairs[row] for row in rows.tolist()])
         ):
-            scores[rows] = logits
+            scores[batch_rows] = logits
         return scores
 
     def _compute_logits(self, pairs: "Sequence[Encoding]") -> Scores:

@@ -97,13 +97,13 @@ class VectorFormat:
             if not len(missing_rows):
                 return EmbedStats(vector_file.rows, self.dim, 0, 0, "", "")
             loaded_encoder, n_done, n_tokens, n_truncated = encoder(), 0, 0, 0
-            for vectors, counts in loaded_encoder.stream(
+            for vectors, token_counts in loaded_encoder.stream(
                 _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
             ):
                 vector_file.write(missing_rows[n_done : n_done + len(vectors)], vectors)
                 n_done += len(vectors)
-                n_tokens += counts.tokens
-                n_truncated += counts.truncated
+                n_tokens += token_counts.tokens
+                n_truncated += token_counts.truncated
         if n_done != len(missing_rows):
             raise InputError(
                 f"passages file {passages} has {n_done} rows to encode, not {len(missing_rows)}: write it again"
@@ -119,7 +119,7 @@ class VectorFormat:
             InputError: a file cannot be read.
         """
         known_vectors = _iter_known_vectors(passages, previous_parts, self.dim, self.dtype)
-        return sum(len(rows) for _, rows, _ in known_vectors)
+        return sum(len(known_rows) for _, known_rows, _ in known_vectors)
 
 
 def describe_precision(encoder: Any) -> str:
@@ -144,11 +144,11 @@ class _VectorFile:
 
     def write(self, rows: NDArray[np.int64], vectors: NDArray[Any]) -> None:
         """Write the vectors of ascending rows, with one write for each run of consecutive rows."""
-        data = vectors.astype(self.dtype, copy=False)
+        stored_vectors = vectors.astype(self.dtype, copy=False)
         bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-        for first, end in pairwise(bounds):
-            self._file.seek(self._start + int(rows[first]) * self.dim * self.dtype.itemsize)
-            self._file.write(data[first:end].tobytes())
+        for first_row, end_row in pairwise(bounds):
+            self._file.seek(self._start + int(rows[first_row]) * self.dim * self.dtype.itemsize)
+            self._file.write(stored_vectors[first_row:end_row].tobytes())
 
 
 def _copy_known_vectors(passages: Path, previous_parts: PreviousParts, vector_file: _VectorFile) -> NDArray[np.int64]:
@@ -156,8 +156,8 @@ def _copy_known_vectors(passages: Path, previous_parts: PreviousParts, vector_fi
     is_missing = np.ones(vector_file.rows, dtype=bool)
     for vectors, rows, positions in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
         is_missing[rows] = False
-        for start in range(0, len(rows), _ROWS_PER_COPY):
-            vector_file.write(rows[start : start + _ROWS_PER_COPY], vectors[positions[start : start + _ROWS_PER_COPY]])
+        for i in range(0, len(rows), _ROWS_PER_COPY):
+            vector_file.write(rows[i : i + _ROWS_PER_COPY], vectors[positions[i : i + _ROWS_PER_COPY]])
     return np.flatnonzero(is_missing)
 
 
@@ -197,13 +197,13 @@ def _iter_inputs(source: PassageFile, rows: NDArray[np.int64], encoder: PassageE
     """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be
     shorter.
     """
-    pending_inputs, start = list[TextInput](), 0
+    pending_inputs, batch_start = list[TextInput](), 0
     for batch in source.iter_batches(_COLUMNS, encoder.window):
-        first, end = np.searchsorted(rows, [start, start + len(batch)])
-        selected_rows = batch.take(pa.array(rows[first:end] - start))
+        first_index, end_index = np.searchsorted(rows, [batch_start, batch_start + len(batch)])
+        selected_rows = batch.take(pa.array(rows[first_index:end_index] - batch_start))
         titles, texts = (selected_rows.column(name).to_pylist() for name in ("title", "text"))
         pending_inputs += [encoder.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)]
-        start += len(batch)
+        batch_start += len(batch)
         while len(pending_inputs) >= encoder.window:
             yield pending_inputs[: encoder.window]
             pending_inputs = pending_inputs[encoder.window :]

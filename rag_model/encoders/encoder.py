@@ -234,17 +234,17 @@ def static_encoder_error(folder: Path) -> UsageError:
     return UsageError(f"encoder {folder} is static and cannot be trained: give a transformer, such as BERT or E5")
 
 
-def _iter_windows(inputs: Sequence[TextInput], size: int) -> Iterator[Sequence[TextInput]]:
-    return (inputs[start : start + size] for start in range(0, len(inputs), size))
+def _iter_windows(inputs: Sequence[TextInput], window_size: int) -> Iterator[Sequence[TextInput]]:
+    return (inputs[i : i + window_size] for i in range(0, len(inputs), window_size))
 
 
 def prefetch(items: Iterator[_T]) -> Iterator[_T]:
     """Yield `items`; a thread computes the next item while the caller uses the current one."""
-    end = object()
+    end_marker = object()
     with ThreadPoolExecutor(1) as thread:
-        next_item = thread.submit(next, items, end)
-        while (item := next_item.result()) is not end:
-            next_item = thread.submit(next, items, end)
+        next_item = thread.submit(next, items, end_marker)
+        while (item := next_item.result()) is not end_marker:
+            next_item = thread.submit(next, items, end_marker)
             yield item  # type: ignore[misc]
 
 

@@ -107,12 +107,12 @@ class EmbedSettings:
         Raises:
             UsageError: a value is not a number, or not above 0.
         """
-        values: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for setting in fields(cls):
             variable = f"{EMBED_PREFIX}{setting.name.upper()}"
             if text := environment.get(variable, "").strip():
-                values[setting.name] = _parse_number(variable, text, type(setting.default))
-        return cls(**values)
+                settings[setting.name] = _parse_number(variable, text, type(setting.default))
+        return cls(**settings)
 
 
 def _parse_number(variable: str, text: str, number_type: type) -> Any:
@@ -367,8 +367,8 @@ class EmbeddingClient:
                 "for OpenAI's API"
             )
         settings = self.settings if whole_seconds is None else self._shorten(whole_seconds)
-        starts = range(0, len(texts), settings.batch)
-        requests = (self._embed_batch(list(texts[start : start + settings.batch]), settings) for start in starts)
+        batch_starts = range(0, len(texts), settings.batch)
+        requests = (self._embed_batch(list(texts[start : start + settings.batch]), settings) for start in batch_starts)
         try:
             replies = [*chain(*self._start().run(lambda _: gather_or_cancel(requests)))]
         except FailedAttemptError as failed_attempt:
@@ -483,11 +483,11 @@ def _parse_reply(body: bytes, n_texts: int) -> tuple[Vectors, int]:
             dimension.
     """
     reply = parse_json(body)
-    entries = reply["data"]
-    if len(entries) != n_texts:
-        raise ValueError(f"{len(entries)} vectors for {n_texts} texts")
+    reply_entries = reply["data"]
+    if len(reply_entries) != n_texts:
+        raise ValueError(f"{len(reply_entries)} vectors for {n_texts} texts")
     vectors_by_row: dict[int, Vectors] = {}
-    for position, entry in enumerate(entries):
+    for position, entry in enumerate(reply_entries):
         vectors_by_row[int(entry.get("index", position))] = _parse_vector(entry["embedding"])
     if sorted(vectors_by_row) != [*range(n_texts)]:
         raise ValueError("an index of a vector is missing or repeated")
@@ -508,7 +508,7 @@ def _parse_vector(embedding: Any) -> Vectors:
             return np.frombuffer(base64.b64decode(embedding, validate=True), "<f4").astype(np.float32)
         except binascii.Error as error:
             raise ValueError(f"a vector is not valid Base64 ({error})") from error
-    if not isinstance(embedding, list) or not all(type(number) in {int, float} for number in embedding):
+    if not isinstance(embedding, list) or not all(type(component) in {int, float} for component in embedding):
         raise TypeError("a vector is not a list of numbers")
     with np.errstate(over="ignore"):  # the caller refuses an infinite number
         return np.array(embedding).astype(np.float32)

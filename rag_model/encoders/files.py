@@ -66,10 +66,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file is missing, not JSON, or not an object.
     """
-    value = read_json(path)
-    if not isinstance(value, dict):
+    content = read_json(path)
+    if not isinstance(content, dict):
         raise InputError(f"model file {path} is corrupt (not a JSON object): fetch the model again")
-    return value
+    return content
 
 
 def read_json(path: Path) -> Any:
@@ -214,7 +214,7 @@ def read_splade(folder: Path) -> dict[str, Any]:
         "pooling": pooling_config.get("pooling_strategy"),
         "activation": pooling_config.get("activation_function"),
     }
-    return {name: value for name, value in settings.items() if value is not None} | {
+    return {name: setting for name, setting in settings.items() if setting is not None} | {
         "max_length": _read_max_length(folder),
         **read_prompts(folder),
     }
@@ -245,9 +245,9 @@ def read_modules(folder: Path) -> dict[str, str]:
     Raises:
         InputError: `modules.json` is damaged.
     """
-    entries = read_json(folder / MODULES)
+    modules = read_json(folder / MODULES)
     try:
-        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in entries}
+        return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
     except (TypeError, KeyError) as error:
         raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from error
 
@@ -518,10 +518,10 @@ def read_vocabulary_size(folder: Path) -> int:
     Raises:
         InputError: the model's config has no vocabulary size.
     """
-    size = read_json_object(folder / CONFIG).get("vocab_size")
-    if type(size) is not int or size < 1:
+    n_tokens = read_json_object(folder / CONFIG).get("vocab_size")
+    if type(n_tokens) is not int or n_tokens < 1:
         raise InputError(f"model file {folder / CONFIG} has no vocab_size: give the folder of a masked-language model")
-    return size
+    return n_tokens
 
 
 def find_onnx_file(folder: Path) -> Path | None:

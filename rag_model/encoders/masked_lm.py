@@ -115,7 +115,7 @@ class MaskedLMTokenizer:
         """
         template = self.template
         parts = [template.prefix, first, template.separator, second, template.suffix]
-        ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        ids = np.concatenate([np.asarray(ids_part, np.int64) for ids_part in parts])
         return ids, np.repeat(np.array(template.segment_ids, np.int64), [len(part) for part in parts])
 
 
@@ -180,8 +180,8 @@ class TrainableMaskedLM(nn.Module):
         mask_counts = [len(masked_input.mask_positions) for masked_input in inputs]
         if not any(mask_counts):
             return torch.zeros((len(inputs), 0), device=self.device)
-        rows = self._flatten([[row] * count for row, count in enumerate(mask_counts)])  # (k,)
-        columns = self._flatten([range(count) for count in mask_counts])
+        rows = self._flatten([[row] * n_masks for row, n_masks in enumerate(mask_counts)])  # (k,)
+        columns = self._flatten([range(n_masks) for n_masks in mask_counts])
         logits = self._compute_logits([batch for batch in batches if batch])  # (k, V)
         # At least float32, also under autocast.
         float_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -223,16 +223,16 @@ class TrainableMaskedLM(nn.Module):
 
     def _list_mask_indices(self, batch: Sequence[MaskedInput]) -> tuple[Tensor, Tensor]:
         """Return the rows and the positions of all masks of a batch."""
-        rows = self._flatten([[row] * len(masked_input.mask_positions) for row, masked_input in enumerate(batch)])
-        return rows, self._flatten([masked_input.mask_positions for masked_input in batch])
+        text_rows = self._flatten([[row] * len(masked_input.mask_positions) for row, masked_input in enumerate(batch)])
+        return text_rows, self._flatten([masked_input.mask_positions for masked_input in batch])
 
     def _pad_batch(self, inputs: Sequence[MaskedInput]) -> dict[str, Tensor]:
-        width = pad_length(max(len(masked_input.ids) for masked_input in inputs))
-        ids, is_token = pad_rows([masked_input.ids for masked_input in inputs], width, self.tokenizer.pad_id)
+        n_columns = pad_length(max(len(masked_input.ids) for masked_input in inputs))
+        ids, is_token = pad_rows([masked_input.ids for masked_input in inputs], n_columns, self.tokenizer.pad_id)
         arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
         if self._takes_segment_ids:
-            arrays["token_type_ids"] = pad_rows([masked_input.segment_ids for masked_input in inputs], width, 0)[0]
-        return {name: torch.from_numpy(values).to(self.device) for name, values in arrays.items()}
+            arrays["token_type_ids"] = pad_rows([masked_input.segment_ids for masked_input in inputs], n_columns, 0)[0]
+        return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
     def _flatten(self, lists: Iterable[Sequence[int]]) -> Tensor:
-        return torch.tensor([number for numbers in lists for number in numbers], dtype=torch.int64, device=self.device)
+        return torch.tensor([item for items in lists for item in items], dtype=torch.int64, device=self.device)

@@ -70,8 +70,8 @@ class Model:
         vectors_by_row = torch.empty((len(tokens), self.dim), device=self.device)
         forward = self._forward_packed if batch_invariant and self._can_pack else self.forward
         batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
-        for rows, vectors in run_batches(batches, lambda rows: forward([tokens[row] for row in rows])):
-            vectors_by_row[_move_to(torch.from_numpy(rows), self.device)] = vectors  # (b,) positions; (b, d)
+        for batch_rows, vectors in run_batches(batches, lambda rows: forward([tokens[row] for row in rows])):
+            vectors_by_row[_move_to(torch.from_numpy(batch_rows), self.device)] = vectors  # (b,) positions; (b, d)
         result: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
         return result
 
@@ -166,14 +166,14 @@ def load_model(
     if not trainable:
         check_config(folder)
         if (bert := Bert.load(folder, resolved_device, resolved_dtype)) is not None:
-            sizes = bert.sizes
+            model_sizes = bert.sizes
             return Model(
                 None,
                 bert,
                 None,
                 spec,
-                spec.truncate_dim or sizes.hidden,
-                sizes.pad_id,
+                spec.truncate_dim or model_sizes.hidden,
+                model_sizes.pad_id,
                 resolved_device,
                 resolved_dtype,
                 get_max_batch_tokens(resolved_device),

@@ -80,9 +80,9 @@ class Muvera:
             bucket_vectors = np.zeros((1 << self.bits, self.dim), np.float32)
             np.add.at(bucket_vectors, token_buckets, tokens)  # (t,), (t, d) -> (2^k, d)
             if is_passage:
-                counts = np.bincount(token_buckets, minlength=1 << self.bits)
-                bucket_vectors /= np.maximum(counts, 1)[:, None]
-                empty_buckets = np.flatnonzero(counts == 0)
+                bucket_counts = np.bincount(token_buckets, minlength=1 << self.bits)
+                bucket_vectors /= np.maximum(bucket_counts, 1)[:, None]
+                empty_buckets = np.flatnonzero(bucket_counts == 0)
                 bucket_vectors[empty_buckets] = tokens[find_nearest_tokens(token_buckets, empty_buckets)]
             projections.append(bucket_vectors @ signs)  # (2^k, d) @ (d, d') -> (2^k, d')
         return np.concatenate(projections).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
@@ -205,15 +205,15 @@ def parse_muvera_settings(settings: Mapping[str, Any], dim: int) -> Muvera:
         UsageError: a setting is unknown or is not a whole number.
     """
     names = [field.name for field in fields(Muvera) if field.name != "dim"]
-    for name, value in settings.items():
-        if name not in names or type(value) is not int:
-            raise UsageError(f"{name} = {value!r} is not a MUVERA setting: give whole numbers for {', '.join(names)}")
+    for name, setting in settings.items():
+        if name not in names or type(setting) is not int:
+            raise UsageError(f"{name} = {setting!r} is not a MUVERA setting: give whole numbers for {', '.join(names)}")
     return Muvera(dim, **settings)
 
 
 def derive_muvera_space(token_space: Space, muvera: Muvera) -> Space:
     """Derive the vector space of the encodings from the space of the token vectors."""
-    numbers = f"{muvera.repetitions}x{muvera.bits}x{muvera.projected}, seed {muvera.seed}"
+    sizes_and_seed = f"{muvera.repetitions}x{muvera.bits}x{muvera.projected}, seed {muvera.seed}"
     return replace(
-        token_space, pooling=f"{token_space.pooling}, muvera {numbers}", normalize=False, dim=muvera.encoded_dim
+        token_space, pooling=f"{token_space.pooling}, muvera {sizes_and_seed}", normalize=False, dim=muvera.encoded_dim
     )

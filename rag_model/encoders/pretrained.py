@@ -99,9 +99,9 @@ def check_config(folder: Path) -> None:
             raise InputError(f"model file {folder / CONFIG} {problem}")
 
 
-def _iter_entries(value: Any) -> Iterator[tuple[str, Any]]:
+def _iter_entries(json_value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of all objects nested in a JSON value."""
-    pending_values = [value]
+    pending_values = [json_value]
     while pending_values:
         item = pending_values.pop()
         if isinstance(item, dict):
@@ -132,17 +132,17 @@ def _find_unsupported(key: str, value: Any) -> str | None:
     return None
 
 
-def _find_excessive(key: str, value: Any, n_tensors: int) -> str | None:
+def _find_excessive(key: str, config_value: Any, n_tensors: int) -> str | None:
     limit = n_tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
-    if limit is None or not isinstance(value, int) or value <= limit:
+    if limit is None or not isinstance(config_value, int) or config_value <= limit:
         return None
     reason = f"its weights have {n_tensors} tensors" if limit == n_tensors else f"at most {_MAX_COUNT:,} are possible"
-    return f"says {key} {_abbreviate(value)}, but {reason}: fetch the model again"
+    return f"says {key} {_abbreviate(config_value)}, but {reason}: fetch the model again"
 
 
-def _abbreviate(value: Any) -> str:
+def _abbreviate(untrusted_value: Any) -> str:
     """Return an untrusted value for an error message: one line of at most 60 characters."""
-    return ascii(value)[:60]
+    return ascii(untrusted_value)[:60]
 
 
 def load_transformer(folder: Path, dtype: "torch.dtype") -> Any:

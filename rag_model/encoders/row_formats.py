@@ -84,8 +84,8 @@ class RaggedFormat(ABC, Generic[R]):
         known_rows, load_encoder = _find_known_rows(passages, previous_parts, self), cache(encoder)
         n_encoded = n_entries = n_truncated = 0
         with self.create(out) as writer:
-            for first, titles, texts in _iter_passages(passages):
-                rows = slice(first, first + len(titles))
+            for first_row, titles, texts in _iter_passages(passages):
+                rows = slice(first_row, first_row + len(titles))
                 batch, encoded_rows = _build_batch(known_rows, rows, titles, texts, load_encoder)
                 writer.write(batch)
                 n_encoded += len(encoded_rows)
@@ -127,16 +127,16 @@ def _find_known_rows(passages: Path, previous_parts: PreviousParts, row_format: 
 
 def _build_batch(
     known_rows: _KnownRows[R],
-    rows: slice,
+    row_range: slice,
     titles: Sequence[str],
     texts: Sequence[str],
     load_encoder: Callable[[], RaggedEncoder[R]],
 ) -> tuple[R, IntArray]:
     """Return (rows of a batch of passages, positions of the passages that were encoded)."""
-    file_numbers, file_rows = known_rows.file_numbers[rows], known_rows.file_rows[rows]
+    file_numbers, file_rows = known_rows.file_numbers[row_range], known_rows.file_rows[row_range]
     batches, row_groups = list[R](), list[IntArray]()
-    for number, file in enumerate(known_rows.files):
-        batch_rows = np.flatnonzero(file_numbers == number)
+    for file_number, file in enumerate(known_rows.files):
+        batch_rows = np.flatnonzero(file_numbers == file_number)
         batch_rows = batch_rows[np.argsort(file_rows[batch_rows], kind="stable")]
         batches.append(file.take(file_rows[batch_rows]))
         row_groups.append(batch_rows)
@@ -145,18 +145,18 @@ def _build_batch(
         columns = ([column[row] for row in new_rows.tolist()] for column in (titles, texts))
         batches.append(load_encoder().encode_passages(*columns))
         row_groups.append(new_rows)
-    order = np.argsort(np.concatenate(row_groups), kind="stable")
-    return type(batches[0]).concatenate(batches).take(order), new_rows
+    row_order = np.argsort(np.concatenate(row_groups), kind="stable")
+    return type(batches[0]).concatenate(batches).take(row_order), new_rows
 
 
 def _iter_passages(passages: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     """Yield (first row, titles, texts) of each batch of passages."""
-    first = 0
+    first_row = 0
     columns = ("title", "text")
     with PassageFile(passages, columns) as source:
         for batch in source.iter_batches(columns, BATCH_ROWS):
-            yield first, batch.column("title").to_pylist(), batch.column("text").to_pylist()
-            first += len(batch)
+            yield first_row, batch.column("title").to_pylist(), batch.column("text").to_pylist()
+            first_row += len(batch)
 
 
 class RowFormat(Protocol):

@@ -85,21 +85,18 @@ def _iter_cuts(
 ) -> Iterator[int]:
     """Yield the first word of each sentence that begins a new passage."""
     threshold = np.percentile(distances, percentile) if len(distances) else 0.0
-    for (start, _), distance in zip(sentences[1:], distances, strict=True):
-        if distance > threshold or words.breaks[start] == HEADING:
-            yield start
+    for (start_word, _), distance in zip(sentences[1:], distances, strict=True):
+        if distance > threshold or words.breaks[start_word] == HEADING:
+            yield start_word
 
 
 def _compute_distances(sentences: Sequence[str], encoder: Encoder) -> npt.NDArray[np.float64]:
     """Return the rounded distance of each sentence to the next one, (n - 1,) float64."""
     distances = np.empty(max(0, len(sentences) - 1))
-    for start in range(0, len(distances), _SENTENCES_PER_BATCH):
-        inputs = [
-            encoder.spec.format_passage("", sentence)
-            for sentence in sentences[start : start + _SENTENCES_PER_BATCH + 1]
-        ]
+    for i in range(0, len(distances), _SENTENCES_PER_BATCH):
+        inputs = [encoder.spec.format_passage("", sentence) for sentence in sentences[i : i + _SENTENCES_PER_BATCH + 1]]
         ((vectors, _),) = encoder.stream([inputs], batch_invariant=True)
         # (b, d)
         units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        distances[start : start + len(units) - 1] = 1 - np.einsum("bd,bd->b", units[:-1], units[1:])
+        distances[i : i + len(units) - 1] = 1 - np.einsum("bd,bd->b", units[:-1], units[1:])
     return np.round(distances, _DIGITS)

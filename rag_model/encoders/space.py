@@ -196,4 +196,4 @@ def digest_tokenizer(folder: Path) -> str:
     if files[0].name != TOKENIZER:
         return digest_json({path.name: digest_file(path) for path in files})
     rules = read_json_object(folder / TOKENIZER)
-    return digest_json({key: value for key, value in rules.items() if key not in _RUNTIME_SETTINGS})
+    return digest_json({key: rule for key, rule in rules.items() if key not in _RUNTIME_SETTINGS})

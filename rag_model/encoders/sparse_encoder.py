@@ -103,10 +103,10 @@ class SparseSpec(EncoderSettings):
         if self.activation == SIDR and self.pooling != "max":
             raise UsageError(f"pooling {self.pooling} of a sparse encoder cannot be used with {SIDR}: use max")
         for name, (minimum, maximum) in bounds.items():
-            value = getattr(self, name)
-            if value < minimum or (maximum is not None and value > maximum):
+            setting = getattr(self, name)
+            if setting < minimum or (maximum is not None and setting > maximum):
                 limit = "or more" if maximum is None else f"to {maximum:,}"
-                raise UsageError(f"{name} of a sparse encoder is {value}: give {minimum} {limit}")
+                raise UsageError(f"{name} of a sparse encoder is {setting}: give {minimum} {limit}")
 
     @property
     def keeps_own_terms(self) -> bool:
@@ -252,9 +252,9 @@ class SparseEncoder:
         terms, units = self._select_top_terms(
             texts, self.spec.question_terms, QUERY_UNITS, _MAX_QUERY_UNITS, batch_invariant=batch_invariant
         )
-        width = max(1, int((units > 0).sum(axis=1).max(initial=0)))
-        weights = (units / QUERY_UNITS)[:, :width]
-        return np.stack([np.where(weights > 0, terms[:, :width], 0), weights], axis=2).astype(np.float32)
+        max_terms = max(1, int((units > 0).sum(axis=1).max(initial=0)))
+        weights = (units / QUERY_UNITS)[:, :max_terms]
+        return np.stack([np.where(weights > 0, terms[:, :max_terms], 0), weights], axis=2).astype(np.float32)
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
         """Return the weighted terms of passages (`title text`), in order, independent of the other
@@ -312,19 +312,19 @@ class SparseEncoder:
                 return self.model(*inputs), inputs[0]
 
         min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens) if batch_invariant else 0
-        for rows, (weights, ids) in run_batches(
+        for text_rows, (weights, ids) in run_batches(
             batch_by_length([len(ids) for ids in token_ids], self.batch_tokens, min_tokens), compute_weights_and_ids
         ):
             with torch.inference_mode():
-                yield rows, weights, ids
+                yield text_rows, weights, ids
 
     def _iter_finite_weights(
         self, texts: Sequence[str], *, batch_invariant: bool = True
     ) -> Iterator[tuple[IntArray, Any, Any]]:
-        for rows, weights, ids in self.iter_weights(texts, batch_invariant=batch_invariant):
+        for text_rows, weights, ids in self.iter_weights(texts, batch_invariant=batch_invariant):
             if not bool(weights.isfinite().all()):
                 raise InputError(f"encoder {self.name} computed a weight that is not finite: fetch the model again")
-            yield rows, weights, ids
+            yield text_rows, weights, ids
 
 
 def get_batch_tokens(device: "torch.device") -> int:

@@ -101,13 +101,13 @@ def top_terms(
     """
     vocabulary_size = weights.shape[1]
     weight_units = (weights * n_units).round().clamp(max=max_units).long()
-    order = torch.arange(vocabulary_size - 1, -1, -1, device=weights.device)
-    keys = weight_units * vocabulary_size + order  # unique keys
+    tie_breakers = torch.arange(vocabulary_size - 1, -1, -1, device=weights.device)
+    keys = weight_units * vocabulary_size + tie_breakers  # unique keys
     top_keys = keys.topk(min(max_terms, vocabulary_size), dim=1).values
     if always_kept is not None:
         is_kept = always_kept | (keys >= top_keys[:, -1:])  # (b, V)
         width = int(is_kept.sum(1).max())
-        top_keys = torch.where(is_kept, keys, order).topk(width, dim=1).values
+        top_keys = torch.where(is_kept, keys, tie_breakers).topk(width, dim=1).values
     return vocabulary_size - 1 - top_keys % vocabulary_size, top_keys // vocabulary_size
 
 
@@ -139,8 +139,8 @@ class _MaxProducts(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, words, positions = ctx.saved_tensors
         n_texts, n_tokens, _ = hidden.shape
-        starts = torch.arange(0, n_texts * n_tokens, n_tokens, device=hidden.device)
-        tokens = positions + starts[:, None]  # (b, V): rows of the (b * t, h) tokens
+        text_starts = torch.arange(0, n_texts * n_tokens, n_tokens, device=hidden.device)
+        tokens = positions + text_starts[:, None]  # (b, V): rows of the (b * t, h) tokens
         # (V, b) -> (V, h)
         words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), tokens.T, gradient.T)
         order = tokens.flatten().argsort(stable=True)  # (b * V,): token by token
@@ -209,8 +209,8 @@ class SidrModel(nn.Module):
     @classmethod
     def _with_new_norm(cls, folder: Path, device: str | None, dtype: torch.dtype) -> Self:
         body = load_body(folder, resolve_device(device), dtype)
-        size = int(body.get_input_embeddings().weight.shape[0])
-        return cls(body, torch.from_numpy(compute_term_mask(load_tokenizer(folder, 8), size))).eval()
+        n_tokens = int(body.get_input_embeddings().weight.shape[0])
+        return cls(body, torch.from_numpy(compute_term_mask(load_tokenizer(folder, 8), n_tokens))).eval()
 
     @property
     def device(self) -> torch.device:

@@ -214,7 +214,7 @@ class EncoderSpec(EncoderSettings):
 
         Thus the ids of models and snapshots from older versions do not change.
         """
-        return {name: value for name, value in asdict(self).items() if value or name not in _NEWER_FIELDS}
+        return {name: setting for name, setting in asdict(self).items() if setting or name not in _NEWER_FIELDS}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -246,8 +246,8 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     spec = folder_spec.with_fields(overrides or {})
     is_fixed = folder_spec.is_endpoint and "max_length" in (overrides or {})
     if is_fixed or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
-        name, value = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
-        raise UsageError(f"{name} {value!r} does not apply to encoder {folder}: omit it")
+        name, setting = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
+        raise UsageError(f"{name} {setting!r} does not apply to encoder {folder}: omit it")
     if spec.truncate_dim:
         full_dim = read_full_dim(folder, spec)
         if spec.truncate_dim > full_dim:
@@ -380,10 +380,10 @@ class TokenSpec(EncoderSettings):
         """Return the spec as JSON values; without pooling the key `pool` is omitted, as in older
         records.
         """
-        values = {**asdict(self), "skipped": list(self.skipped)}
+        json_fields = {**asdict(self), "skipped": list(self.skipped)}
         if self.pool == 1:
-            del values["pool"]
-        return values
+            del json_fields["pool"]
+        return json_fields
 
     def to_stanford_metadata(self, dim: int) -> dict[str, Any]:
         """Return the settings in the format of Stanford's `artifact.metadata`."""

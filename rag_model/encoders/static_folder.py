@@ -142,9 +142,9 @@ class StaticTable:
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
         tensors = self.embeddings
-        values = tensors.memory_map_integers() if tensors.is_integer else tensors.memory_map()
-        for start in range(0, len(values), _ROWS_PER_BLOCK):
-            yield tensors.as_float32(values[start : start + _ROWS_PER_BLOCK])
+        stored_table = tensors.memory_map_integers() if tensors.is_integer else tensors.memory_map()
+        for first_row in range(0, len(stored_table), _ROWS_PER_BLOCK):
+            yield tensors.as_float32(stored_table[first_row : first_row + _ROWS_PER_BLOCK])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,21 +182,21 @@ class StaticModel:
         first.
         """
         lengths = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
-        order = np.argsort(-lengths, kind="stable")
+        longest_first = np.argsort(-lengths, kind="stable")
         ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
-        starts = (np.cumsum(lengths) - lengths)[order]
+        text_starts = (np.cumsum(lengths) - lengths)[longest_first]
         n_longer = np.searchsorted(
-            -lengths[order], -np.arange(lengths.max(initial=0))
+            -lengths[longest_first], -np.arange(lengths.max(initial=0))
         )  # number of inputs that are longer than each position
         sums = np.zeros((len(tokens), self.table.shape[1]), np.float32)
         for position, n_inputs in enumerate(n_longer.tolist()):
-            token_ids = ids[starts[:n_inputs] + position]  # (b,)
+            token_ids = ids[text_starts[:n_inputs] + position]  # (b,)
             token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]  # (b, d)
             if self.weights is not None:
                 token_vectors *= self.weights[token_ids, None]
             sums[:n_inputs] += token_vectors
         means = np.empty((len(tokens), self.dim), np.float32)
-        means[order] = sums[:, : self.dim] / np.maximum(lengths[order], 1).astype(np.float32)[:, None]
+        means[longest_first] = sums[:, : self.dim] / np.maximum(lengths[longest_first], 1).astype(np.float32)[:, None]
         if self.normalize:
             means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(_MIN_NORM))
         return means
@@ -255,10 +255,10 @@ def read_static_settings(folder: Path) -> dict[str, Any]:
     }
 
 
-def _flatten(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return values.reshape(-1)
+def _flatten(table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return table.reshape(-1)
 
 
-def _check_finite(values: npt.NDArray[np.float32], folder: Path) -> None:
-    if not np.isfinite(values).all():
+def _check_finite(table: npt.NDArray[np.float32], folder: Path) -> None:
+    if not np.isfinite(table).all():
         raise InputError(f"encoder {folder} has embeddings that are not finite: {_FETCH_AGAIN}")

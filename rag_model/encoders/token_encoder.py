@@ -153,8 +153,8 @@ class ColbertTokenizer:
         """Return a batch of questions, padded with [MASK] to `question_length`; every token gets a
         vector.
         """
-        rows = [_insert_mark(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
-        ids, is_token = pad_rows(rows, self.spec.question_length, self.mask_id)
+        marked_ids = [_insert_mark(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
+        ids, is_token = pad_rows(marked_ids, self.spec.question_length, self.mask_id)
         all_tokens = np.ones_like(is_token)
         return TokenBatch(ids, all_tokens if self.spec.attend_to_masks else is_token, all_tokens)
 
@@ -236,9 +236,9 @@ class TokenEncoder:
         """
         batch_size = max(1, self.batch_tokens // self.spec.question_length)
         vectors = np.empty((len(questions), self.spec.question_length, self.dim), np.float32)
-        for first in range(0, len(questions), batch_size):
-            batch = self.tokenizer.encode_questions(questions[first : first + batch_size])
-            vectors[first : first + batch_size] = self._run_model(batch)
+        for i in range(0, len(questions), batch_size):
+            batch = self.tokenizer.encode_questions(questions[i : i + batch_size])
+            vectors[i : i + batch_size] = self._run_model(batch)
         return vectors
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> TokenVectors:
@@ -278,14 +278,14 @@ class TokenEncoder:
         """Yield (row, (t, d) output vectors) of each passage."""
         min_tokens = min(BATCH_INVARIANT_TOKENS, self.batch_tokens)
         batches = batch_by_length([len(ids) for ids in token_rows], self.batch_tokens, min_tokens)
-        for rows, (batch, batch_vectors) in run_batches(
+        for batch_rows, (batch, batch_vectors) in run_batches(
             batches, lambda rows: self._encode_batch([token_rows[row] for row in rows])
         ):
-            for row, vectors, is_kept in zip(rows.tolist(), batch_vectors, batch.output_mask, strict=True):
+            for row, vectors, is_kept in zip(batch_rows.tolist(), batch_vectors, batch.output_mask, strict=True):
                 yield row, vectors[is_kept]
 
-    def _encode_batch(self, rows: Sequence[TokenIds]) -> tuple[TokenBatch, Vectors]:
-        batch = self.tokenizer.pad_passages(rows)
+    def _encode_batch(self, id_rows: Sequence[TokenIds]) -> tuple[TokenBatch, Vectors]:
+        batch = self.tokenizer.pad_passages(id_rows)
         return batch, self._run_model(batch)
 
     def _run_model(self, batch: TokenBatch) -> Vectors:

@@ -121,13 +121,13 @@ def _append_end_token(tokenizer: "Tokenizer", token: str, folder: Path) -> None:
             f"the tokenizer of encoder {folder} has no end token {token!r}: fetch the model again, or "
             "change end_token of its spec"
         )
-    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "a")
+    single, encoded_pair = tokenizer.encode("a"), tokenizer.encode("a", "a")
     if single.tokens[-1:] == [token]:
         return
-    special_tokens = {(name, tokenizer.token_to_id(name)) for name in (*_list_special_tokens(pair), token)}
+    special_tokens = {(name, tokenizer.token_to_id(name)) for name in (*_list_special_tokens(encoded_pair), token)}
     tokenizer.post_processor = import_module("tokenizers.processors").TemplateProcessing(
         single=[*_list_template(single), f"{token}:0"],
-        pair=[*_list_template(pair), f"{token}:1"],
+        pair=[*_list_template(encoded_pair), f"{token}:1"],
         special_tokens=sorted(special_tokens),
     )
 
@@ -165,7 +165,7 @@ def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> t
     Raises:
         InputError: the tokenizer has no tokens for an input.
     """
-    slices = (inputs[start : start + _TEXTS_PER_CALL] for start in range(0, len(inputs), _TEXTS_PER_CALL))
+    slices = (inputs[i : i + _TEXTS_PER_CALL] for i in range(0, len(inputs), _TEXTS_PER_CALL))
     token_ids, n_truncated = list[TokenIds](), 0
     with explain_tokenizer_errors():
         for batch in slices:
@@ -351,7 +351,7 @@ class WordTokenizer:
         Tokenizing many words as one text takes a third of the time.
         """
         boundaries, unsafe_ids = self.boundaries or WordBoundaries(""), self.added_ids | {self.limits.unknown_id}
-        word_groups = [words[start : start + _WORDS_PER_TEXT] for start in range(0, len(words), _WORDS_PER_TEXT)]
+        word_groups = [words[i : i + _WORDS_PER_TEXT] for i in range(0, len(words), _WORDS_PER_TEXT)]
         for word_group, ids in zip(
             word_groups,
             self._encode_texts([boundaries.joiner.join(word_group) for word_group in word_groups]),
@@ -374,8 +374,8 @@ class WordTokenizer:
         return array("i", ids).tobytes()
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _TEXTS_PER_BATCH):
-            batch = list(texts[start : start + _TEXTS_PER_BATCH])
+        for first_text in range(0, len(texts), _TEXTS_PER_BATCH):
+            batch = list(texts[first_text : first_text + _TEXTS_PER_BATCH])
             with explain_tokenizer_errors():
                 encodings = self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             yield from (encoding.ids for encoding in encodings)
@@ -520,17 +520,17 @@ def batch_by_length(
     that many tokens; if there are too few inputs, rows are repeated (see `BATCH_INVARIANT_TOKENS`).
     With `mix_lengths`, shorter inputs are added before rows are repeated, which is cheaper.
     """
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    sorted_rows = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     # (n,) padded lengths, descending.
-    widths = np.array([pad_length(int(lengths[row])) for row in order], np.int64)
+    widths = np.array([pad_length(int(lengths[row])) for row in sorted_rows], np.int64)
     start = 0
-    while start < len(order):
+    while start < len(sorted_rows):
         width = int(widths[start])
         end = start + max(1, max_tokens // width)
         min_rows = -(-min_tokens // width)
-        rows = order[start:end][widths[start:end] == width] if min_tokens else order[start:end]
+        rows = sorted_rows[start:end][widths[start:end] == width] if min_tokens else sorted_rows[start:end]
         if mix_lengths and len(rows) < min_rows:
-            rows = order[start : min(end, start + min_rows)]
+            rows = sorted_rows[start : min(end, start + min_rows)]
         start += len(rows)
         yield np.resize(rows, max(len(rows), min_rows))  # (b,) -> (>= b,), repeated
 
@@ -542,12 +542,12 @@ def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[n
     A batch has at most `max_tokens` tokens without padding, or only one input. Inputs of equal
     length are adjacent.
     """
-    order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    ends = np.cumsum(np.asarray(lengths, np.int64)[order])  # (n,) cumulative number of tokens
+    sorted_rows = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
+    ends = np.cumsum(np.asarray(lengths, np.int64)[sorted_rows])  # (n,) cumulative number of tokens
     start, tokens_done = 0, 0
-    while start < len(order):
+    while start < len(sorted_rows):
         end = max(start + 1, int(np.searchsorted(ends, tokens_done + max_tokens, side="right")))
-        yield order[start:end]
+        yield sorted_rows[start:end]
         start, tokens_done = end, int(ends[end - 1])
 
 
@@ -562,11 +562,11 @@ def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> 
     """
     pending_batches = deque(batches)
     while pending_batches:
-        rows = pending_batches.popleft()
+        batch_rows = pending_batches.popleft()
         try:
-            result = compute(rows)
+            result = compute(batch_rows)
         except _get_out_of_memory_errors() as error:
-            if len(rows) == 1:
+            if len(batch_rows) == 1:
                 raise ResourceError(
                     "the model and one text do not fit into the GPU's memory: end other programs "
                     "on "
@@ -574,15 +574,15 @@ def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> 
                     "another GPU"
                 ) from error
         else:
-            yield rows, result
+            yield batch_rows, result
             continue
         # Done after the handler, because the exception keeps the tensors of the failed attempt
         # alive.
         sys.modules["torch"].cuda.empty_cache()
-        _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(rows))
+        _log.warning("a batch of %d texts does not fit into the GPU's memory: batches are halved", len(batch_rows))
         pending_batches = deque(
             half_batch
-            for batch in (rows, *pending_batches)
+            for batch in (batch_rows, *pending_batches)
             for half_batch in np.array_split(batch, 2)
             if len(half_batch)
         )

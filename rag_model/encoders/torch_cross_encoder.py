@@ -108,7 +108,7 @@ class TorchPairModel:
         inputs = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
         if takes_token_type_ids(self.transformers_model):
             inputs["token_type_ids"] = batch.token_type_ids
-        tensors = {name: torch.from_numpy(values).to(self.transformers_model.device) for name, values in inputs.items()}
+        tensors = {name: torch.from_numpy(array).to(self.transformers_model.device) for name, array in inputs.items()}
         logits: Tensor = self.transformers_model(**tensors).logits
         return logits[:, 0].float()  # (b, 1) -> (b,)
 

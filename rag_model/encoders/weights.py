@@ -102,11 +102,11 @@ class StoredTensor:
         with self.path.open("rb") as file:
             file.seek(self.offset)
             while values_left:
-                values = np.fromfile(file, numpy_type, min(values_left, _VALUES_PER_CHUNK))
-                if not len(values):  # the file was truncated after its header was read
+                chunk = np.fromfile(file, numpy_type, min(values_left, _VALUES_PER_CHUNK))
+                if not len(chunk):  # the file was truncated after its header was read
                     raise InputError(f"model file {self.path} is truncated: fetch it again")
-                yield _as_float32(values, self.dtype).tobytes()
-                values_left -= len(values)
+                yield _as_float32(chunk, self.dtype).tobytes()
+                values_left -= len(chunk)
 
 
 def digest_weights(folder: Path) -> str:
@@ -186,10 +186,10 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             header: dict[str, Any] = parse_json(file.read(min(header_bytes, _MAX_HEADER_BYTES)))
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        data_end = max(entry["data_offsets"][1] for entry in entries.values())
+        tensor_entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        data_end = max(entry["data_offsets"][1] for entry in tensor_entries.values())
         missing_bytes = 8 + header_bytes + data_end - path.stat().st_size
-        tensors = {name: _parse_entry(path, entry, 8 + header_bytes) for name, entry in entries.items()}
+        tensors = {name: _parse_entry(path, entry, 8 + header_bytes) for name, entry in tensor_entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from error
     if missing_bytes > 0:
@@ -197,7 +197,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def _parse_entry(path: Path, entry: Mapping[str, Any], start: int) -> StoredTensor:
+def _parse_entry(path: Path, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
     """Parse the header entry of a tensor.
 
     Raises:
@@ -210,7 +210,7 @@ def _parse_entry(path: Path, entry: Mapping[str, Any], start: int) -> StoredTens
     value_bytes = None if numpy_type is None else np.dtype(numpy_type).itemsize
     if end < first or (value_bytes is not None and end - first != value_bytes * math.prod(shape)):
         raise ValueError("a tensor whose shape does not match its bytes")
-    return StoredTensor(path, dtype, shape, start + first)
+    return StoredTensor(path, dtype, shape, data_start + first)
 
 
 def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -231,7 +231,7 @@ def _modernize_name(parts: tuple[str, ...]) -> str:
     return ".".join([*parts[:-1], _LEGACY_SUFFIXES.get(parts[-1], parts[-1])])
 
 
-def _as_float32(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+def _as_float32(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     if dtype == "BF16":  # the upper half of an fp32
-        return (values.astype("<u4") << 16).view("<f4")
-    return values.astype("<f4")
+        return (stored.astype("<u4") << 16).view("<f4")
+    return stored.astype("<f4")

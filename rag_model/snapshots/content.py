@@ -128,8 +128,8 @@ def _build_index_path(index: BuiltIndex) -> str:
 def _cover_page_ranges(plan: Plan, passages: Sequence[ChunkResult]) -> list[tuple[int, int]]:
     """Return the page range of each non-empty part, extended over the empty parts that follow."""
     first_pages = [part.first_page for part, result in zip(plan.parts, passages, strict=True) if result.rows]
-    starts = [plan.parts[0].first_page, *first_pages[1:]]
-    return [(first_page, end - 1) for first_page, end in pairwise([*starts, plan.parts[-1].last_page + 1])]
+    part_starts = [plan.parts[0].first_page, *first_pages[1:]]
+    return [(first_page, end - 1) for first_page, end in pairwise([*part_starts, plan.parts[-1].last_page + 1])]
 
 
 def list_row_files(

@@ -49,7 +49,7 @@ def read_snapshot_recipe(content: Content) -> Recipe:
     Raises:
         UsageError: this version does not know a setting; the message names it.
     """
-    settings = {name: value for name, value in content.recipe.items() if name not in {"chunk", "index"}}
+    settings = {name: setting for name, setting in content.recipe.items() if name not in {"chunk", "index"}}
     recipe = from_table(Recipe, without_none(settings), "the snapshot's recipe")
     index_tables = content.recipe.get("index") or {}
     indexes = {name: _read_index_recipe(index_tables.get(name), entry) for name, entry in content.indexes.items()}
@@ -172,8 +172,8 @@ def replace_embeddings(content: Content, encoder: StoredEncoder, embeddings: Seq
     files |= {
         embeddings_path(part.name): result.vectors for part, result in zip(content.parts, embeddings, strict=True)
     }
-    entry = {"kind": encoder.kind, "space": encoder.space.to_json()}
-    representations = {**content.representations, EMBEDDINGS: entry}
+    representation = {"kind": encoder.kind, "space": encoder.space.to_json()}
+    representations = {**content.representations, EMBEDDINGS: representation}
     return replace(content, files=files, representations=representations, indexes=indexes)
 
 
@@ -181,7 +181,7 @@ def build_reencoded_provenance(old_manifest: Manifest, encoder: StoredEncoder) -
     """Return the provenance of a snapshot with the passages of `old_manifest`, encoded by
     `encoder`.
     """
-    provenance = {name: value for name, value in inherited_provenance(old_manifest).items() if name != "arithmetic"}
+    provenance = {name: record for name, record in inherited_provenance(old_manifest).items() if name != "arithmetic"}
     code: Mapping[str, Any] = provenance.get("code") or {}
     commits = build_commits_provenance([encoder])
     code = {**code, "embed": embed.VERSION}

@@ -89,11 +89,11 @@ class ImportTask:
     @property
     def rows(self) -> int:
         """The number of rows, with those that a takedown removes."""
-        return sum(end - first for _, first, end in self.vectors)
+        return sum(end_row - first_row for _, first_row, end_row in self.vectors)
 
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the part, as JSON values."""
-        ranges = [[first, end] for _, first, end in (*self.passages, *self.vectors)]
+        ranges = [[first_row, end_row] for _, first_row, end_row in (*self.passages, *self.vectors)]
         inputs = {"sources": self.sources, "first": self.first, "ranges": ranges, "dtype": self.dtype, "code": CODE}
         return inputs | {"column": self.column, "removed": self.removed_pages, "libraries": get_versions("pyarrow")}
 
@@ -137,17 +137,17 @@ def plan_import(
     vector_identities = vectors.identify_files()
     passage_identities = _identify_passages(urls, vector_identities)
     part_rows, tasks = vectors.part_rows(part_bytes), []
-    for first in range(0, vectors.n, part_rows):
-        end_row = min(first + part_rows, vectors.n)
-        ranges = tuple(_split_range(urls, row_counts, first, end_row)) if has_ranges else ()
-        part_vectors = list(vectors.split_rows(first, end_row))
+    for first_row in range(0, vectors.n, part_rows):
+        end_row = min(first_row + part_rows, vectors.n)
+        ranges = tuple(_split_range(urls, row_counts, first_row, end_row)) if has_ranges else ()
+        part_vectors = list(vectors.split_rows(first_row, end_row))
         sources = [
             [passage_identities[url] for url in ([url for url, _, _ in ranges] if has_ranges else urls)],
             [vector_identities[path] for path in dict.fromkeys(file.path for file, _, _ in part_vectors)],
         ]
         tasks.append(
             ImportTask(
-                first,
+                first_row,
                 ranges,
                 tuple((str(file.path), begin, stop) for file, begin, stop in part_vectors),
                 column,
@@ -231,11 +231,11 @@ def _count_rows(url: str) -> int:
         raise InputError(f"{url} is not a complete Parquet file: copy it again") from error
 
 
-def _split_range(urls: Sequence[str], row_counts: Sequence[int], first: int, end: int) -> Iterator[FileRange]:
-    """Yield each file with rows of [first, end), and the range of these rows within the file."""
+def _split_range(urls: Sequence[str], row_counts: Sequence[int], first_row: int, end_row: int) -> Iterator[FileRange]:
+    """Yield each file with rows of [first_row, end_row), and the range of these rows within the file."""
     for url, (start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
-        if first < stop and start < end:
-            yield url, max(first - start, 0), min(end, stop) - start
+        if first_row < stop and start < end_row:
+            yield url, max(first_row - start, 0), min(end_row, stop) - start
 
 
 def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
@@ -265,9 +265,9 @@ def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator
 def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[str, int, str | None]]:
     """Yield the file, the row and the id of each vector; the id is None if the file has no ids."""
     source_by_path = {str(file.path): file for file in vectors.files}
-    for path, first, end in task.vectors:
-        ids: Iterator[str | None] = source_by_path[path].iter_ids(first, end) or repeat(None)
-        for row, vector_id in zip(range(first, end), ids, strict=False):
+    for path, first_row, end_row in task.vectors:
+        ids: Iterator[str | None] = source_by_path[path].iter_ids(first_row, end_row) or repeat(None)
+        for row, vector_id in zip(range(first_row, end_row), ids, strict=False):
             yield path, row, vector_id
 
 
@@ -286,14 +286,14 @@ def _write_passages(
         for table in tables:
             if vector_ids is not None:
                 _compare_ids(table["id"].to_pylist(), vector_ids)
-            end = n_read + table.num_rows
+            end_row = n_read + table.num_rows
             if removed_pages:
-                is_kept[n_read:end] = [page not in removed_pages for page in table["page_id"].to_pylist()]
-            live_rows = table if is_kept[n_read:end].all() else table.filter(pa.array(is_kept[n_read:end]))
+                is_kept[n_read:end_row] = [page not in removed_pages for page in table["page_id"].to_pylist()]
+            live_rows = table if is_kept[n_read:end_row].all() else table.filter(pa.array(is_kept[n_read:end_row]))
             page_ids.update(live_rows["page_id"].unique().to_pylist())
             writer.write_table(live_rows)
             ids.extend(live_rows["id"].chunks)
-            n_read = end
+            n_read = end_row
         if n_read < task.rows:
             raise _create_count_error("the input", str(task.first + n_read), task.total)
     _check_distinct(pa.chunked_array(ids, pa.string()))
@@ -341,10 +341,10 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     collide.
     """
     is_number = pc.match_substring_regex(ids, r"^(0|[1-9][0-9]{0,17})$")
-    numbers = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
+    integer_ids = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
     # Multiplication by an odd number is one-to-one modulo 2**64, and spreads the ids over the
     # files.
-    digests: npt.NDArray[np.uint64] = numbers * np.uint64(0x9E3779B97F4A7C15)
+    digests: npt.NDArray[np.uint64] = integer_ids * np.uint64(0x9E3779B97F4A7C15)
     texts = ids.filter(pc.invert(is_number)).cast(pa.binary()).to_pylist()
     text_digests = b"".join([blake2b(text, digest_size=8).digest() for text in texts])
     digests[~is_number.to_numpy()] = np.frombuffer(text_digests, ">u8")
@@ -361,16 +361,16 @@ def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
         InputError: an id is in two parts.
     """
     with temporary_folder("ids") as folder:
-        path, ends = folder / "digests", list[int]()
+        path, part_ends = folder / "digests", list[int]()
         with path.open("wb") as file:
             for report in reports:
                 file.write(b64decode(json.loads(store.blobs.read(BlobRef.from_json(report[IdDigests.output])))))
-                ends.append(file.tell() // 8)
+                part_ends.append(file.tell() // 8)
         if not path.stat().st_size:
             return
-        n_ranges = 1 + ends[-1] // _DIGESTS_PER_RANGE
+        n_ranges = 1 + part_ends[-1] // _DIGESTS_PER_RANGE
         bounds = np.arange(1, n_ranges, dtype=np.uint64) * np.uint64(((1 << 64) - 1) // n_ranges)
-        part_digests = np.split(np.asarray(np.memmap(path, np.uint64, "r")), ends[:-1])
+        part_digests = np.split(np.asarray(np.memmap(path, np.uint64, "r")), part_ends[:-1])
         ranges_of_parts = [np.split(digests, np.searchsorted(digests, bounds)) for digests in part_digests]
         for range_digests in zip(*ranges_of_parts, strict=True):
             (digests := np.concatenate(range_digests)).sort()
@@ -433,10 +433,10 @@ def _write_vectors(
     np.lib.format.write_array_header_1_0(header, header_fields)
     out.write(header.getvalue())
     yield header.getvalue()
-    for name, first, end in task.vectors:
+    for name, first_row, end_row in task.vectors:
         source = VectorInput((source_by_path[name],))
         advice = "correct it, or remove the passage and its vector"
-        for _, block in iter_finite_rows(source, "refuse", first, end, advice):
+        for _, block in iter_finite_rows(source, "refuse", first_row, end_row, advice):
             block_mask = is_kept[n_read : n_read + len(block)]
             kept_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
             out.write(kept_block.data)
@@ -457,20 +457,20 @@ def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder)
         raise _create_encoder_error(
             encoder, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoder.space.dim}"
         )
-    rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
+    sampled_rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
     with PassageFile(store.blobs.get_local_path(imported.passages[0].passages)) as file:
-        passages = file.read_rows(rows)
+        passages = file.read_rows(sampled_rows)
     model = Encoder.load(build_link_tree({name: store.blobs.get_local_path(ref) for name, ref in encoder.passage}))
     encoded_vectors = model.encode_passages(
         [passage.title for passage in passages], [passage.text for passage in passages]
     )
-    imported_vectors = first_vectors[rows].astype(np.float32)
+    imported_vectors = first_vectors[sampled_rows].astype(np.float32)
     norms = np.linalg.norm(encoded_vectors, axis=1) * np.linalg.norm(imported_vectors, axis=1)
     # (m, d), (m, d) -> (m,) -> scalar
     cosine = float(np.mean((encoded_vectors * imported_vectors).sum(axis=1) / np.maximum(norms, 1e-12)))
     if cosine < _MIN_COSINE:
         raise _create_encoder_error(
-            encoder, f"the mean cosine of {len(rows)} passages that it encoded again is {cosine:.2f}"
+            encoder, f"the mean cosine of {len(sampled_rows)} passages that it encoded again is {cosine:.2f}"
         )
 
 
@@ -483,7 +483,7 @@ def build_imported_content(
     plan = Plan("passages", Siteinfo("", "", ""), parts)
     embeddings = {EMBEDDINGS: imported.embeddings}
     content = assemble_content(plan, stored_recipe, {EMBEDDINGS: encoder}, imported.passages, embeddings, indexes)
-    import_recipe = {name: value for name, value in content.recipe.items() if name not in {"chunk", "part_bytes"}}
+    import_recipe = {name: setting for name, setting in content.recipe.items() if name not in {"chunk", "part_bytes"}}
     return replace(content, corpus={**content.corpus, "kind": KIND}, recipe=import_recipe)
 
 

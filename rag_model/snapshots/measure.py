@@ -76,19 +76,19 @@ class SnapshotMetrics:
         `distances` is the number of distance computations per query. `repaired` counts the graph
         nodes that were unreachable before the repair, `unreachable` the nodes that still are.
         """
-        return {index: self._collect_index_metrics(index) for index in self.recalls}
+        return {index_name: self._collect_index_metrics(index_name) for index_name in self.recalls}
 
-    def _collect_index_metrics(self, index: str) -> dict[str, Any]:
-        recalls = self.recalls[index].recalls
+    def _collect_index_metrics(self, index_name: str) -> dict[str, Any]:
+        recalls = self.recalls[index_name].recalls
         metrics: dict[str, Any] = {
             f"recall@{self.k}": round(float(recalls.mean()), 4),
             f"recall@{self.k}_p5": round(percentile5(recalls), 4),
         }
-        if index in self.operating_points:
-            metrics["distances"] = round(self.operating_points[index].distances, 1)
-        if index in self.health:
-            metrics |= self.health[index].metrics()
-        return metrics | dict(self.build_metrics.get(index, {})) | dict(self.kind_metrics.get(index, {}))
+        if index_name in self.operating_points:
+            metrics["distances"] = round(self.operating_points[index_name].distances, 1)
+        if index_name in self.health:
+            metrics |= self.health[index_name].metrics()
+        return metrics | dict(self.build_metrics.get(index_name, {})) | dict(self.kind_metrics.get(index_name, {}))
 
 
 def measure_snapshot(
@@ -154,8 +154,8 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     return RetrieverScore(expression, estimate_mean(judge.values(outcomes, [floor.measure])[floor.measure]))
 
 
-def _get_full_factory(entry: Mapping[str, Any]) -> str:
-    return with_refinement(entry["factory"], entry.get("refine"))
+def _get_full_factory(index_entry: Mapping[str, Any]) -> str:
+    return with_refinement(index_entry["factory"], index_entry.get("refine"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,8 @@ def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uin
         raise InputError(f"{passages} has a hash that is not hexadecimal: build its part again") from error
     if len(hashes) != len(hex_digits):
         raise InputError(f"{passages} has a hash of less than {_KEY_DIGITS} digits: build its part again")
-    keys, rows = np.unique(hashes ^ seed_mask, return_index=True)
-    return keys[:n], rows[:n].astype(np.int64)
+    keys, first_rows = np.unique(hashes ^ seed_mask, return_index=True)
+    return keys[:n], first_rows[:n].astype(np.int64)
 
 
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
@@ -257,10 +257,10 @@ def create_query_set(
         sampled_rows = sample_rows(snapshot.n, _TOKEN_PASSAGES, recipe.seed)
         searched_rows = np.union1d(sample.rows, sampled_rows).astype(np.int64)
         return TokenQuerySet(encode_queries(snapshot, sample.sentences, representation), k, searched_rows)
-    rows = np.array(sample.rows, np.int64)
+    source_rows = np.array(sample.rows, np.int64)
     if kind == TEXT:
-        return TextQuerySet([*sample.sentences], k, rows)
-    return SparseQuerySet(encode_queries(snapshot, sample.sentences, representation), k, rows)
+        return TextQuerySet([*sample.sentences], k, source_rows)
+    return SparseQuerySet(encode_queries(snapshot, sample.sentences, representation), k, source_rows)
 
 
 def _select_build_metrics(merges: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float | int]]:
@@ -299,7 +299,7 @@ def tune_index(
 
     def produce(workdir: Path) -> StageResult:
         entry, query_set = content.indexes[name], get_query_set(content.representation_of(name))
-        search = {parameter: start_search.get(parameter, value) for parameter, value in entry["search"].items()}
+        search = {parameter: start_search.get(parameter, setting) for parameter, setting in entry["search"].items()}
         start_entry = {**entry, "search": search}
         tuning = get_kind_of_entry(entry).tune(index_files(snapshot, name), start_entry, query_set, target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})

@@ -145,13 +145,13 @@ def _iter_mirrors(store: Store) -> Iterator[StoredMirror]:
 
 
 def _find_newest(store: Store, stage: str) -> Record | None:
-    number = _find_newest_number(store, stage)
-    return store.memo.find(stage, f"{number:08d}") if number else None
+    record_number = _find_newest_number(store, stage)
+    return store.memo.find(stage, f"{record_number:08d}") if record_number else None
 
 
 def _find_newest_number(store: Store, stage: str) -> int:
-    numbers = (name.partition(".")[0] for name in store.files.list_names(f"memo/{stage}"))
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+    record_names = (name.partition(".")[0] for name in store.files.list_names(f"memo/{stage}"))
+    return max((int(stem) for stem in record_names if stem.isdecimal()), default=0)
 
 
 def _strip_scheme(base: Any) -> str:

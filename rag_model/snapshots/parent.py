@@ -85,11 +85,11 @@ class Parent:
         content = self._content
         if content is None or not content.parts or content.recipe.get("part_bytes") != recipe.part_bytes:
             return None
-        starts = (0, *(part.first_page for part in content.parts[1:]))
-        end = content.parts[-1].last_page + 1
-        if not all(start < next_start for start, next_start in pairwise([*starts, end])):
+        first_pages = (0, *(part.first_page for part in content.parts[1:]))
+        end_page = content.parts[-1].last_page + 1
+        if not all(start < next_start for start, next_start in pairwise([*first_pages, end_page])):
             return None
-        return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), starts, end)
+        return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
     def find_chunked(self, part: Part) -> tuple[ParentPart, ...]:
         """Return the passages and article logs of the pages of a part."""
@@ -156,10 +156,10 @@ class Parent:
         if self._content is None:
             return
         files = self._content.files
-        for _, entry in self._ranges.within(part.first_page, part.last_page):
-            passages, rows_file = files.get(passages_path(entry.name)), files.get(get_path(entry.name))
+        for _, parent_part in self._ranges.within(part.first_page, part.last_page):
+            passages, rows_file = files.get(passages_path(parent_part.name)), files.get(get_path(parent_part.name))
             if passages is not None and rows_file is not None:
-                yield ParentPart(passages, rows_file, files.get(spans_path(entry.name)))
+                yield ParentPart(passages, rows_file, files.get(spans_path(parent_part.name)))
 
 
 def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, Path]]:

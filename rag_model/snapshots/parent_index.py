@@ -52,14 +52,14 @@ def list_parts(parent_content: Content, content: Content, representation: str = 
 
     The listed files are rows of `representation`.
     """
-    starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
+    part_starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
     for part in content.parts:
         if not part.rows:
             continue
         parent_files = tuple(
             (
                 parent_content.files[parent_content.rows_path(representation, parent_part.name)],
-                starts[part_number],
+                part_starts[part_number],
                 parent_part.rows,
             )
             for part_number, parent_part in ranges.within(part.first_page, part.last_page)
@@ -191,8 +191,8 @@ def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> 
     weights, or -1.
     """
     positions = match_digests(parent_vectors.compute_digests(), vectors.compute_digests())
-    rows = np.flatnonzero(positions >= 0)
-    old, new = parent_vectors.take(positions[rows]), vectors.take(rows)
+    known_rows = np.flatnonzero(positions >= 0)
+    old, new = parent_vectors.take(positions[known_rows]), vectors.take(known_rows)
     if all(map(np.array_equal, (*old.columns(), old.offsets), (*new.columns(), new.offsets))):
         return positions
     raise InputError("two rows of weighted terms have the same digest: build the index again")
@@ -270,5 +270,5 @@ def _count_bytes(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.nbytes for batch in batches)
 
 
-def _offset_rows(first_row: int, rows: Rows) -> Rows:
-    return np.where(rows < 0, rows, rows + first_row)
+def _offset_rows(first_row: int, part_rows: Rows) -> Rows:
+    return np.where(part_rows < 0, part_rows, part_rows + first_row)

@@ -252,8 +252,8 @@ def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | Non
 
 
 def _get_boundaries(plan: Plan) -> PartBoundaries:
-    starts = tuple(part.first_page for part in plan.parts)
-    return PartBoundaries(plan.kind, plan.siteinfo.dbname, starts, plan.parts[-1].last_page + 1)
+    first_pages = tuple(part.first_page for part in plan.parts)
+    return PartBoundaries(plan.kind, plan.siteinfo.dbname, first_pages, plan.parts[-1].last_page + 1)
 
 
 def _plan_into_store(

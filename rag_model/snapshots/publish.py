@@ -112,11 +112,11 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
         else False
     )
     while recorded_replacement and (naming_refs := store.refs.list_naming(snapshot)):
-        for ref, number in naming_refs:
+        for ref, ref_number in naming_refs:
             with suppress(RefConflictError):  # the loop tries again
                 note = f"takedown in {snapshot[:12]}"
-                sign = is_trusted and store.refs.has_trusted_signature(ref, number)
-                moves.append(store.refs.move(ref, recorded_replacement, number, note, sign=sign))
+                sign = is_trusted and store.refs.has_trusted_signature(ref, ref_number)
+                moves.append(store.refs.move(ref, recorded_replacement, ref_number, note, sign=sign))
     return moves
 
 
@@ -200,7 +200,7 @@ def write_report(
         snapshot=manifest.id,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=published.verdict,
-        counts={name: value for name, value in counts.items() if name != "dropped"},
+        counts={name: count for name, count in counts.items() if name != "dropped"},
         k=metrics.k,
         dropped=counts["dropped"],
         unknown_templates=_count_unknown_templates(passages),
@@ -231,10 +231,10 @@ def _count_unknown_templates(passages: Sequence[ChunkResult]) -> dict[str, int]:
     """Return the most used templates that the cleaner does not know, with their numbers of
     articles.
     """
-    counts = Counter[str]()
+    template_counts = Counter[str]()
     for result in passages:
-        counts.update(result.stats.unknown_templates)
-    return dict(counts.most_common(_MAX_UNKNOWN_TEMPLATES))
+        template_counts.update(result.stats.unknown_templates)
+    return dict(template_counts.most_common(_MAX_UNKNOWN_TEMPLATES))
 
 
 def _list_quarantined(passages: Sequence[ChunkResult]) -> list[tuple[str, str, str]]:
@@ -259,7 +259,7 @@ def _sum_sizes(manifest: Manifest) -> dict[str, int]:
 def _list_lineage(manifest: Manifest) -> dict[str, str]:
     content, provenance = manifest.content, manifest.provenance
     lineage = {name: str(provenance[name]) for name in ("created_at", "dump", "encoder", "processor")}
-    lineage |= {f"note {number}": note for number, note in enumerate(provenance["notes"], start=1)}
+    lineage |= {f"note {i}": note for i, note in enumerate(provenance["notes"], start=1)}
     lineage |= {f"recipe {name}".strip(): text for name, text in _iter_settings(content.recipe)}
     if content.space:
         lineage["encoder space"] = content.space["digest"]
@@ -273,10 +273,10 @@ def _iter_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple
     None.
     """
     plain_settings = {
-        name: value for name, value in table.items() if not isinstance(value, Mapping) and value is not None
+        name: setting for name, setting in table.items() if not isinstance(setting, Mapping) and setting is not None
     }
     if plain_settings:
-        yield prefix, ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain_settings.items())
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _iter_settings(value, f"{prefix}.{name}" if prefix else name)
+        yield prefix, ", ".join(f"{name} = {json.dumps(setting)}" for name, setting in plain_settings.items())
+    for name, setting in table.items():
+        if isinstance(setting, Mapping):
+            yield from _iter_settings(setting, f"{prefix}.{name}" if prefix else name)

@@ -68,8 +68,8 @@ class RangeTask(RecordedTask):
         bounds = layout.get_starts(np.arange(layout.count + 1))
         with (
             path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as file_map,
+            memoryview(file_map) as view,
         ):
             digests = digest_ranges(view, bounds.tolist())
         return {"digests": base64.b64encode(digests).decode(), "outline": outline}
@@ -124,19 +124,19 @@ def add_range_digests(
     """
     files = {path: ref for path, ref in content.files.items() if path not in (RANGE_DIGESTS, RANGE_TABLE)}
     if tasks:
-        digests, entries = bytearray(), dict[str, Any]()
+        digests, file_entries = bytearray(), dict[str, Any]()
         results = run_tasks(store, list(tasks.values()), runner, on_progress)
         for (path, task), result in zip(tasks.items(), results, strict=True):
             has_outline = result["outline"] is not None
             if task.entry not in ("", _PASSAGES) and not has_outline:
                 continue
             outline = {"outline": result["outline"]} if has_outline else {}
-            entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline
+            file_entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline
             digests += base64.b64decode(result["digests"])
         pages = base64.b64encode(digest_blocks(bytes(digests), DIGEST_PAGE_BYTES)).decode()
-        has_bounds = any("bounds" in entry.get("outline", {}) for entry in entries.values())
+        has_bounds = any("bounds" in file_entry.get("outline", {}) for file_entry in file_entries.values())
         version = BOUNDS_VERSION if has_bounds else VERSION
-        table = {"version": version, "files": entries, "pages": pages}
+        table = {"version": version, "files": file_entries, "pages": pages}
         files[RANGE_DIGESTS] = store.blobs.put_bytes(bytes(digests))
         files[RANGE_TABLE] = store.blobs.put_bytes(canonical_json(table))
     return replace(content, files=files)

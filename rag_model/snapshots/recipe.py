@@ -261,7 +261,7 @@ def without_none(recipe: Mapping[str, Any]) -> dict[str, Any]:
     default.
     """
     return {
-        name: without_none(value) if isinstance(value, Mapping) else value
-        for name, value in recipe.items()
-        if value is not None
+        name: without_none(setting) if isinstance(setting, Mapping) else setting
+        for name, setting in recipe.items()
+        if setting is not None
     }

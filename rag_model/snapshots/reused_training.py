@@ -105,14 +105,14 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
     return [] if is_same_space and _describe_growth(entry, plan) else settings
 
 
-def _describe_growth(entry: Mapping[str, Any], plan: IndexPlan) -> str:
+def _describe_growth(training_entry: Mapping[str, Any], plan: IndexPlan) -> str:
     """Describe how the sizes in a plan differ from the parent's, if its trained file can follow
     them; otherwise return an empty string.
     """
     kind = get_kind(plan.kind)
-    if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, entry["plan"]):
+    if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, training_entry["plan"]):
         return ""
-    differences = iter_differences(entry["plan"], plan.piece_inputs())
+    differences = iter_differences(training_entry["plan"], plan.piece_inputs())
     changes = [f"{new} {name} instead of {old}" for name, (old, new) in differences]
     return f"there are {', '.join(changes)}"
 
@@ -145,7 +145,7 @@ def find_reusable_training(
     content = parent.manifest.content
     representation = content.representation_of(name)
     parent_vectors = {
-        files[path] for entry in content.parts if (path := content.rows_path(representation, entry.name)) in files
+        files[path] for part in content.parts if (path := content.rows_path(representation, part.name)) in files
     }
     encoded_parts = [(part, result.vectors) for part, result in zip(parts, embeddings, strict=True) if result.rows]
     changed_parts = _sample(
@@ -205,7 +205,7 @@ def read_shards(store: Store, shard_list: BlobRef) -> list[BuiltShard]:
     `gc` keeps them while a ref names the snapshot.
     """
     with suppress(StoreError, ValueError, KeyError, TypeError):
-        return [BuiltShard.from_json(value) for value in json.loads(store.blobs.read(shard_list))]
+        return [BuiltShard.from_json(shard) for shard in json.loads(store.blobs.read(shard_list))]
     return []
 
 
@@ -256,8 +256,8 @@ def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -
 
 def _store_parent_rows(store: Store, content: Content, representation: str, parts: Sequence[Part]) -> BlobRef:
     """Store a list that has, for each part, the parent's rows of its pages."""
-    nonempty_parts = [entry for entry in content.parts if entry.rows]
-    row_files = [content.files.get(content.rows_path(representation, entry.name)) for entry in nonempty_parts]
+    nonempty_parts = [part for part in content.parts if part.rows]
+    row_files = [content.files.get(content.rows_path(representation, part.name)) for part in nonempty_parts]
     ranges = PageRanges(nonempty_parts)
     rows_of_parts = [
         [

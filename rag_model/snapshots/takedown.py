@@ -177,11 +177,11 @@ def list_part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
     }
 
 
-def _list_part_paths(content: Content, part: str) -> dict[str, str]:
+def _list_part_paths(content: Content, part_name: str) -> dict[str, str]:
     representations = dict.fromkeys([TEXT, EMBEDDINGS, *content.representations])
-    return {name: content.rows_path(name, part) for name in representations} | {
-        ARTICLES: articles_path(part),
-        SPANS: spans_path(part),
+    return {name: content.rows_path(name, part_name) for name in representations} | {
+        ARTICLES: articles_path(part_name),
+        SPANS: spans_path(part_name),
     }
 
 
@@ -204,13 +204,13 @@ def replace_redacted_parts(content: Content, result_by_part: Mapping[str, Redact
     files = {path: ref for path, ref in content.files.items() if path.partition("/")[0] == _KEPT_FOLDER}
     parts: list[PartEntry] = []
     for part in content.parts:
-        rows = result_by_part[part.name].rows if part.name in result_by_part else part.rows
-        if rows == 0:
+        n_rows = result_by_part[part.name].rows if part.name in result_by_part else part.rows
+        if n_rows == 0:
             if parts:
                 parts[-1] = replace(parts[-1], last_page=part.last_page)
             continue
         first_page = part.first_page if parts else content.parts[0].first_page
-        parts.append(PartEntry(f"part-{len(parts):05d}", first_page, part.last_page, rows))
+        parts.append(PartEntry(f"part-{len(parts):05d}", first_page, part.last_page, n_rows))
         files |= dict(_iter_redacted_files(content, part, parts[-1].name, result_by_part.get(part.name)))
     return replace(content, parts=tuple(parts), files=files, indexes={})
 
