@@ -663,7 +663,7 @@ def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Re
 
 
 def _build_row_array(row_numbers: Iterable[int], first_row: int) -> pa.Array:
-    """Return an Arrow array of `row_numbers` - `first_row`; converting a list would import pandas."""
+    """Return an Arrow array of `row_numbers` - `first_row`; a list would import pandas."""
     offsets = np.fromiter(row_numbers, np.int64) - first_row
     return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 

@@ -479,8 +479,8 @@ def _parse_reply(body: bytes, n_texts: int) -> tuple[Vectors, int]:
     """Return ((count, d) vectors of a reply in the order of the texts, number of tokens).
 
     Raises:
-        ValueError, LookupError, TypeError: the reply is not a list of `n_texts` finite vectors of one
-            dimension.
+        ValueError, LookupError, TypeError: the reply is not a list of `n_texts` finite vectors of
+            one dimension.
     """
     reply = parse_json(body)
     reply_entries = reply["data"]

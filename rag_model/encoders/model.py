@@ -71,7 +71,8 @@ class Model:
         forward = self._forward_packed if batch_invariant and self._can_pack else self.forward
         batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
         for batch_rows, vectors in run_batches(batches, lambda rows: forward([tokens[row] for row in rows])):
-            vectors_by_row[_move_to(torch.from_numpy(batch_rows), self.device)] = vectors  # (b,) positions; (b, d)
+            # (b,) positions; (b, d)
+            vectors_by_row[_move_to(torch.from_numpy(batch_rows), self.device)] = vectors
         result: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
         return result
 

@@ -191,7 +191,8 @@ class StaticModel:
         sums = np.zeros((len(tokens), self.table.shape[1]), np.float32)
         for position, n_inputs in enumerate(n_longer.tolist()):
             token_ids = ids[text_starts[:n_inputs] + position]  # (b,)
-            token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]  # (b, d)
+            # (b, d)
+            token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]
             if self.weights is not None:
                 token_vectors *= self.weights[token_ids, None]
             sums[:n_inputs] += token_vectors

@@ -277,7 +277,8 @@ def _write_passages(
     """Write the passages of pages that are not removed; set the others to False in `is_kept`.
 
     Raises:
-        InputError: there are too few passages, one is too long, or the vector of a row has another id.
+        InputError: there are too few passages, one is too long, or the vector of a row has another
+            id.
     """
     lengths, page_ids, removed_pages, n_read = Counter[int](), set[str](), set(task.removed_pages), 0
     ids = list[pa.Array]()

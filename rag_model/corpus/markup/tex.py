@@ -125,7 +125,8 @@ def _render_command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> s
 def _render_mark(text: str, mark: str) -> str:
     if mark == "√":
         return mark + _add_brackets(text)
-    return text + mark if len(text) == 1 else text  # without the accent, the mean of x would read as x
+    # without the accent, the mean of x would read as x
+    return text + mark if len(text) == 1 else text
 
 
 def _render_power(text: str) -> str:

@@ -79,7 +79,8 @@ class Cells:
         cells, margins = self._find_nearest(metric, vectors)
         is_joining = margins < self.border  # (m, c - 1) bool
         is_linking = (margins < self.linked) & ~is_joining
-        return cells[:, 0], _list_pairs(cells, is_joining), _list_pairs(cells, is_linking)  # (m, c) -> (m,)
+        # (m, c) -> (m,)
+        return cells[:, 0], _list_pairs(cells, is_joining), _list_pairs(cells, is_linking)
 
     def _find_nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
         """Return (m, c) cells, nearest first, and (m, c - 1) margins over the nearest."""

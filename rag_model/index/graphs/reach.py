@@ -72,8 +72,8 @@ class ReachabilityTree:
         return replaceable
 
     def _walk(self, start_node: int) -> None:
-        """Mark all nodes reachable from `start_node`, breadth first; the newest front is the end of the
-        queue.
+        """Mark all nodes reachable from `start_node`, breadth first; the newest front is the end of
+        the queue.
         """
         front_start, front_end = self._n_reached, self._n_reached + 1
         self._queue[front_start] = start_node

@@ -86,7 +86,8 @@ def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links,
         candidates: (s, f >= OUT_LINKS) members for each source, padded with -1.
         metric: the metric of the similarities.
     """
-    keys = np.sort(pack_links(similarities(sources, members, candidates, metric), candidates), axis=1)  # (s, f)
+    # (s, f)
+    keys = np.sort(pack_links(similarities(sources, members, candidates, metric), candidates), axis=1)
     targets = unpack_links(keys)
     # (s, f); members[targets] (s, f, d) -> (s, f, f)
     to_source, between = (
