@@ -64,8 +64,8 @@ def _instruction(function: Callable[..., Any]) -> Any:
 
 
 def _get_word_pointer(context: Any, builder: Any, array_type: Any, array: Any, offset: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [offset]), _WORD.as_pointer())
+    data_pointer = context.make_array(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data_pointer, [offset]), _WORD.as_pointer())
 
 
 @_instruction

@@ -262,10 +262,10 @@ def _get_host(location: str) -> str:
 def _parse_error_body(body: bytes) -> tuple[str, str]:
     """Return the message and the code of an error body; both are empty if it is not JSON."""
     try:
-        value: Any = parse_json(body)
+        reply: Any = parse_json(body)
     except ValueError:
         return "", ""
-    error = value.get("error", value) if isinstance(value, dict) else value
+    error = reply.get("error", reply) if isinstance(reply, dict) else reply
     code = error.get("code") if isinstance(error, dict) else ""
     message = get_error_message(error) if isinstance(error, dict | str) else json.dumps(error)[:_MAX_QUOTED]
     return message, str(code or "")

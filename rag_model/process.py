@@ -134,7 +134,7 @@ def claim_gpu(count: int) -> int:
     gpu_names = (
         visible_gpus[:count]
         if len(visible_gpus) >= count > 0 and visible_gpus[0]
-        else [str(number) for number in range(count)]
+        else [str(gpu_number) for gpu_number in range(count)]
     )
     with _gpu_lock:
         return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", name.strip()) for name in gpu_names))
@@ -143,7 +143,7 @@ def claim_gpu(count: int) -> int:
 @cache
 def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
     for position in range(_SHARING_PROCESSES):
-        for number, gpu_name in enumerate(gpu_names):
+        for gpu_number, gpu_name in enumerate(gpu_names):
             path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{gpu_name}-{position}.lock"
             with suppress(OSError):  # held by another process, or the folder is read-only
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -152,7 +152,7 @@ def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
                 except OSError:
                     os.close(descriptor)
                     continue
-                return number  # the descriptor stays open as long as the process lives
+                return gpu_number  # the descriptor stays open as long as the process lives
     return process_id % len(gpu_names)
 
 
@@ -390,8 +390,8 @@ def _kill_late_process(process: "subprocess.Popen[bytes]", is_late: threading.Ev
     process.kill()
 
 
-def _write_line(stream: Any, value: Any) -> None:
-    stream.write(json.dumps(value).encode() + b"\n")
+def _write_line(stream: Any, message: Any) -> None:
+    stream.write(json.dumps(message).encode() + b"\n")
     stream.flush()
 
 
@@ -463,10 +463,10 @@ def _limit_resources(memory: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_get_data_bytes() + memory,) * 2)
 
 
-def _answer_call(function: Callable[[Any], Any], value: Any) -> str:
+def _answer_call(function: Callable[[Any], Any], argument: Any) -> str:
     """Return the reply to a call as JSON: its result or its error."""
     try:
-        error_name, reply_value = "", function(value)
+        error_name, reply_value = "", function(argument)
     except MemoryError:
         error_name, reply_value = "MemoryError", ""
     except BookwheelError as error:
@@ -509,15 +509,15 @@ def block_sockets() -> bool:
     if sys.platform != "linux" or platform.machine() not in _SOCKET_CALLS:
         return False
     architecture, socket_call = _SOCKET_CALLS[platform.machine()]
-    load, if_equal, end = 0x20, 0x15, 0x06
+    load, if_equal, return_op = 0x20, 0x15, 0x06
     program = (
         (load, 0, 0, 4),  # the processor
         (if_equal, 0, 3, architecture),
         (load, 0, 0, 0),  # the number of the system call
         (if_equal, 2, 0, socket_call),
         (if_equal, 1, 0, _IO_URING_SETUP),
-        (end, 0, 0, _ALLOW),
-        (end, 0, 0, _REFUSE),
+        (return_op, 0, 0, _ALLOW),
+        (return_op, 0, 0, _REFUSE),
     )
     instructions = (_Instruction * len(program))(*(_Instruction(*fields) for fields in program))
     libc = ctypes.CDLL(None, use_errno=True)

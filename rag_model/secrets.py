@@ -170,8 +170,8 @@ def mask_secrets(text: str) -> str:
     >>> mask_secrets("cannot reach s3://me:hush@bucket/library?X-Amz-Signature=0f")
     'cannot reach s3://***@bucket/library?***'
     """
-    for value in _list_secrets():
-        text = text.replace(value, "***")
+    for secret in _list_secrets():
+        text = text.replace(secret, "***")
     return _QUERY.sub(r"\1\2***", _USER.sub("***@", text))
 
 

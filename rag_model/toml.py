@@ -97,7 +97,7 @@ def _check_items(origin: type, arguments: tuple[Any, ...], value: Any, where: st
     if issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
             raise UsageError(f"{where} must be a table, not {value!r}")
-        return {name: _check_value(arguments[1], entry, f"{where}.{name}") for name, entry in value.items()}
+        return {name: _check_value(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
     if not isinstance(value, list | tuple):
         raise UsageError(f"{where} must be a list, not {value!r}")
     hints = arguments if origin is tuple and arguments[-1] is not Ellipsis else arguments[:1] * len(value)

@@ -57,10 +57,10 @@ class ClientSettings:
             UsageError: A number is not finite, or is below its minimum.
         """
         for name in (field.name for field in fields(self)):
-            value, minimum = getattr(self, name), 1 if name in {"tries", "max_reply_bytes"} else 0
-            if not math.isfinite(value) or value < minimum:
-                raise UsageError(f"{name} of the client is {value}: give a finite number of at least {minimum}")
-            if name.endswith("_seconds") and value == 0:
+            setting, minimum = getattr(self, name), 1 if name in {"tries", "max_reply_bytes"} else 0
+            if not math.isfinite(setting) or setting < minimum:
+                raise UsageError(f"{name} of the client is {setting}: give a finite number of at least {minimum}")
+            if name.endswith("_seconds") and setting == 0:
                 raise UsageError(f"{name} of the client is 0, so no reply can arrive in time: give a larger number")
 
 
