@@ -103,9 +103,9 @@ class Partition:
         `rows` are ascending and in [0, n). Costs one binary search per part for any number of rows.
         """
         edges = np.searchsorted(rows, self._boundaries)
-        for part in np.flatnonzero(np.diff(edges)).tolist():
-            span = slice(int(edges[part]), int(edges[part + 1]))
-            yield part, span, rows[span] - self.starts[part]
+        for part_number in np.flatnonzero(np.diff(edges)).tolist():
+            span = slice(int(edges[part_number]), int(edges[part_number + 1]))
+            yield part_number, span, rows[span] - self.starts[part_number]
 
 
 def view_windows(array: NDArray[Any], width: int) -> NDArray[np.void]:
@@ -159,8 +159,8 @@ def find_runs(rows: Rows) -> tuple[Rows, Rows]:
     """Return the position and the length of each run of rows that ascend by one, or are all -1."""
     n_rows = len(rows)
     shifts = np.where(rows < 0, -n_rows - 1, rows - np.arange(n_rows))  # equal within a run
-    starts = np.flatnonzero(np.diff(shifts, prepend=-n_rows - 2))
-    return starts, np.diff(starts, append=n_rows)
+    run_starts = np.flatnonzero(np.diff(shifts, prepend=-n_rows - 2))
+    return run_starts, np.diff(run_starts, append=n_rows)
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,8 @@ def iter_row_range(
     """Yield the rows [first, end) in order, each batch of one row group; reads no other row
     groups.
     """
-    for group, start, stop in _list_groups(file, first_row, end):
-        next_row, end_row = start, stop if end is None else min(stop, end)
+    for group, group_start, stop in _list_groups(file, first_row, end):
+        next_row, end_row = group_start, stop if end is None else min(stop, end)
         # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
         # threads are used, because each would hold on to memory that it freed.
         for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
@@ -205,8 +205,8 @@ def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, i
     physical_type = chunk.physical_type
     offset, value_bytes = find_column_start(chunk), _BYTES_BY_TYPE.get(physical_type, 0)
     total_bytes = n_read = dictionary_bytes = 0
-    end, n_total = offset + chunk.total_compressed_size, chunk.num_values
-    while n_read < n_total and 0 <= offset < end:
+    chunk_end, n_total = offset + chunk.total_compressed_size, chunk.num_values
+    while n_read < n_total and 0 <= offset < chunk_end:
         header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding = read_page_header(read, offset)
         offset += header_bytes + stored_bytes
         total_bytes += decoded_bytes
@@ -219,7 +219,7 @@ def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, i
             n_read += n_values
             if encoding == _DELTA_BYTE_ARRAY:
                 total_bytes += decoded_bytes * n_values
-    if n_read != n_total or offset > end:
+    if n_read != n_total or offset > chunk_end:
         raise PagesError(f"has pages of column {chunk.path_in_schema} that do not fit its footer")
     return total_bytes + n_read * value_bytes, dictionary_bytes
 
@@ -252,55 +252,55 @@ def read_page_header(read: ReadAt, offset: int) -> _Page:
         PagesError: The header is invalid.
     """
     for read_size in _READ_SIZES:
-        data = read(offset, read_size)
+        header_bytes = read(offset, read_size)
         try:
-            return _parse_usual_header(data) or _build_page(*_parse_struct(data, 0))
+            return _parse_usual_header(header_bytes) or _build_page(*_parse_struct(header_bytes, 0))
         except IndexError:  # the header is longer than read_size
             continue
     raise PagesError("has a page whose header does not end")
 
 
-def _parse_usual_header(data: bytes) -> _Page | None:
+def _parse_usual_header(header: bytes) -> _Page | None:
     """Parse a header of the form that most writers use; return None for other forms."""
-    page_type = data[1] >> 1
-    match = _USUAL_HEADERS[page_type].match(data) if page_type in _USUAL_HEADERS else None
+    page_type = header[1] >> 1
+    match = _USUAL_HEADERS[page_type].match(header) if page_type in _USUAL_HEADERS else None
     if not match:
         return None
     header_bytes = match.end()
-    if data[header_bytes - 1]:
-        header_bytes = _skip_statistics(data, header_bytes)
-        if data[header_bytes] or data[header_bytes + 1]:
+    if header[header_bytes - 1]:
+        header_bytes = _skip_statistics(header, header_bytes)
+        if header[header_bytes] or header[header_bytes + 1]:
             return None
         header_bytes += 2
     decoded_bytes, stored_bytes, n_values, encoding = map(_decode_unsigned, match.groups())
     return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding
 
 
-def _skip_statistics(data: bytes, start: int) -> int:
+def _skip_statistics(data: bytes, start_byte: int) -> int:
     """Return the end of a struct, with a fast path for short numbers, bytes and booleans."""
-    offset = start
+    offset = start_byte
     while head := data[offset]:
-        field_type, size = head & 15, data[offset + 1]
-        if field_type == 8 and size < 128 and head > 15:
-            offset += size + 2
-        elif field_type == 6 and size < 128 and head > 15:
+        field_type, value_bytes = head & 15, data[offset + 1]
+        if field_type == 8 and value_bytes < 128 and head > 15:
+            offset += value_bytes + 2
+        elif field_type == 6 and value_bytes < 128 and head > 15:
             offset += 2
         elif field_type in (1, 2) and head > 15:
             offset += 1
         else:
-            return _parse_struct(data, start)[1]
+            return _parse_struct(data, start_byte)[1]
     return offset + 1
 
 
 @lru_cache(1 << 12)
 def _decode_unsigned(data: bytes) -> int:
     """Decode a non-negative number of Thrift's compact protocol."""
-    value = 0
+    decoded = 0
     for byte in reversed(data):
-        value = value << 7 | byte & 127
-    if value & 1:
+        decoded = decoded << 7 | byte & 127
+    if decoded & 1:
         raise PagesError(_BAD_HEADER)
-    return value >> 1
+    return decoded >> 1
 
 
 def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
@@ -311,10 +311,10 @@ def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
     n_values = page_fields.get(1, 0) if isinstance(page_fields, dict) else 0
     encoding = page_fields.get(4 if page_type == _DATA_PAGE_V2 else 2, 0) if isinstance(page_fields, dict) else 0
     values_or_none = (page_type, decoded_bytes, stored_bytes, n_values, encoding)
-    numbers = [value for value in values_or_none if isinstance(value, int) and value >= 0]
-    if len(numbers) < len(values_or_none):
+    header_fields = [value for value in values_or_none if isinstance(value, int) and value >= 0]
+    if len(header_fields) < len(values_or_none):
         raise PagesError(_BAD_HEADER)
-    page_type, decoded_bytes, stored_bytes, n_values, encoding = numbers
+    page_type, decoded_bytes, stored_bytes, n_values, encoding = header_fields
     return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding
 
 
@@ -343,8 +343,8 @@ def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, A
         elif field_type == 12:
             values_by_field[field], offset = _parse_struct(data, offset, depth + 1)
         elif field_type == 8:
-            size, offset = parse_varint(data, offset)
-            offset += size
+            n_bytes, offset = parse_varint(data, offset)
+            offset += n_bytes
         elif field_type in (3, 7):
             offset += 1 if field_type == 3 else 8
         elif field_type not in (1, 2):
@@ -359,11 +359,11 @@ def _parse_zigzag(data: bytes, offset: int) -> tuple[int, int]:
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
     """Parse an unsigned varint at an offset; return it and the offset after it."""
-    value = shift = 0
+    unsigned = shift = 0
     while (byte := data[offset]) >= 128:
-        value |= (byte & 127) << shift
+        unsigned |= (byte & 127) << shift
         shift += 7
         offset += 1
         if shift > 63:
             raise PagesError(_BAD_HEADER)
-    return value | byte << shift, offset + 1
+    return unsigned | byte << shift, offset + 1

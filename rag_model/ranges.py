@@ -171,18 +171,18 @@ class RangeFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer, or less of it at the end of the file; return the number of bytes."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+        read_bytes = self.read(len(buffer))
+        buffer[: len(read_bytes)] = read_bytes
+        return len(read_bytes)
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return `size` bytes, or fewer at the end of the file, without the copy that `readinto`
         makes.
         """
         end = self._size if size is None or size < 0 else min(self._position + size, self._size)
-        data = self._read(self._position, end) if self._position < end else b""
-        self._position += len(data)
-        return data
+        file_bytes = self._read(self._position, end) if self._position < end else b""
+        self._position += len(file_bytes)
+        return file_bytes
 
 
 class RangeCache:
@@ -238,13 +238,13 @@ class RangeCache:
         """Keep all blocks that are loaded inside this context until it ends."""
         with self._lock:
             self._clock += 1
-            start = self._clock
-            self._search_starts.add(start)
+            search_start = self._clock
+            self._search_starts.add(search_start)
         try:
             yield
         finally:
             with self._lock:
-                self._search_starts.remove(start)
+                self._search_starts.remove(search_start)
                 if self._used_bytes > self.max_bytes:
                     self._evict(self.max_bytes - self.max_bytes // _HEADROOM_DIVISOR)
 
@@ -540,15 +540,15 @@ class CachedFile:
         starts = DIGEST_BYTES * (self._digests.first + blocks)
         return self._digests.file, starts, starts + DIGEST_BYTES
 
-    def _read_digests(self, first: int, count: int) -> bytes:
-        """Return the digests of `count` adjacent blocks.
+    def _read_digests(self, first_block: int, n_blocks: int) -> bytes:
+        """Return the digests of `n_blocks` adjacent blocks.
 
         If the digests are in another file, its blocks must have been loaded.
         """
         if isinstance(self._digests, bytes):
-            return self._digests[DIGEST_BYTES * first : DIGEST_BYTES * (first + count)]
+            return self._digests[DIGEST_BYTES * first_block : DIGEST_BYTES * (first_block + n_blocks)]
         descriptor = self._digests.file._descriptor
-        return os.pread(descriptor, DIGEST_BYTES * count, DIGEST_BYTES * (self._digests.first + first))
+        return os.pread(descriptor, DIGEST_BYTES * n_blocks, DIGEST_BYTES * (self._digests.first + first_block))
 
     def _verify_stored(self, blocks: Numbers) -> Numbers:
         """Verify stored blocks of an earlier process; return the blocks that must be fetched."""
@@ -562,20 +562,20 @@ class CachedFile:
         return np.setdiff1d(blocks, stored_blocks[is_sound], assume_unique=True)
 
     def _read_stored(self, block: int) -> bytes:
-        start, end = self._get_bounds(block, block + 1)
-        return os.pread(self._descriptor, end - start, start)
+        start_byte, end_byte = self._get_bounds(block, block + 1)
+        return os.pread(self._descriptor, end_byte - start_byte, start_byte)
 
-    def _matches_digest(self, block: int, data: bytes) -> bool:
+    def _matches_digest(self, block: int, block_data: bytes) -> bool:
         """Return whether bytes have the digest of a block."""
-        return digest_ranges(data, [0, len(data)]) == self._read_digests(block, 1)
+        return digest_ranges(block_data, [0, len(block_data)]) == self._read_digests(block, 1)
 
-    def _get_bounds(self, first: int, end: int) -> list[int]:
-        """Return the boundaries of adjacent blocks [first, end)."""
-        bounds: list[int] = self.layout.get_starts(np.arange(first, end + 1)).tolist()
+    def _get_bounds(self, first_block: int, end_block: int) -> list[int]:
+        """Return the boundaries of adjacent blocks [first_block, end_block)."""
+        bounds: list[int] = self.layout.get_starts(np.arange(first_block, end_block + 1)).tolist()
         return bounds
 
-    def _read_remote(self, first: int, end: int) -> bytes:
-        bounds = self._get_bounds(first, end)
+    def _read_remote(self, first_block: int, end_block: int) -> bytes:
+        bounds = self._get_bounds(first_block, end_block)
         try:
             return self._read(bounds[0], bounds[-1])
         except StoreError as error:
@@ -589,19 +589,19 @@ class CachedFile:
             self._write(sound_data, int(self.layout.get_starts(run[0])))
             self._is_verified[run] = True
 
-    def _verify(self, run: Numbers, data: bytes) -> bytes:
+    def _verify(self, run: Numbers, run_data: bytes) -> bytes:
         """Return the bytes of a run; a block that does not match its digest is read once more.
 
         Raises:
             StoreError: the block does not match its digest after the second read either.
         """
         bounds = self._get_bounds(int(run[0]), int(run[-1]) + 1)
-        digests = digest_ranges(data, [bound - bounds[0] for bound in bounds])
+        digests = digest_ranges(run_data, [bound - bounds[0] for bound in bounds])
         if digests == self._read_digests(int(run[0]), len(run)):
-            return data
+            return run_data
         sound_blocks = []
         for block, (start, end) in zip(run.tolist(), pairwise(bounds), strict=True):
-            block_data = data[start - bounds[0] : end - bounds[0]]
+            block_data = run_data[start - bounds[0] : end - bounds[0]]
             if not self._matches_digest(block, block_data):
                 problem = f"bytes {start:,} to {end:,} of {self.name} do not match their digest"
                 _LOG.warning("%s and are read again", problem)
@@ -627,8 +627,8 @@ class CachedFile:
     def _write_all(self, data: bytes, start: int) -> None:
         view = memoryview(data)
         while view:  # a full disk may accept only a part
-            size = os.pwrite(self._descriptor, view, start)
-            view, start = view[size:], start + size
+            n_written = os.pwrite(self._descriptor, view, start)
+            view, start = view[n_written:], start + n_written
 
     def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
         """Return the stored blocks last used before the clock `limit`, and when each was used."""
@@ -660,22 +660,22 @@ def _build_write_error(folder: Path, error: OSError) -> ResourceError:
     )
 
 
-def _iter_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+def _iter_extents(descriptor: int, file_size: int) -> Iterator[tuple[int, int]]:
     """Yield the ranges of a sparse file that hold data."""
-    end = 0
-    while end < size:
+    hole_start = 0
+    while hole_start < file_size:
         try:
-            start = os.lseek(descriptor, end, os.SEEK_DATA)
+            data_start = os.lseek(descriptor, hole_start, os.SEEK_DATA)
         except OSError:  # no data follows
             return
-        end = os.lseek(descriptor, start, os.SEEK_HOLE)
-        yield start, end
+        hole_start = os.lseek(descriptor, data_start, os.SEEK_HOLE)
+        yield data_start, hole_start
 
 
-def _punch_hole(descriptor: int, start: int, size: int) -> bool:
+def _punch_hole(descriptor: int, start_byte: int, n_bytes: int) -> bool:
     """Free a range of a file, which then reads as zeros; return False if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "fallocate"):
         return False
-    offset, length = ctypes.c_int64(start), ctypes.c_int64(size)
+    offset, length = ctypes.c_int64(start_byte), ctypes.c_int64(n_bytes)
     return bool(libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length) == 0)

@@ -232,8 +232,8 @@ class GuardedTokenizer:
         Raises:
             InputError: as for `encode_batch`.
         """
-        ids = [int(number) for number in ids]
-        n_characters = sum(len(self._tokenizer.id_to_token(number) or "") for number in ids)
+        ids = [int(token_id) for token_id in ids]
+        n_characters = sum(len(self._tokenizer.id_to_token(token_id) or "") for token_id in ids)
         return str(self._call_child("decode", [ids, skip_special_tokens], n_characters))
 
     def _call_child(self, method: str, arguments: list[Any], n_characters: int) -> Any:
@@ -321,9 +321,9 @@ def _read_error(file: Path, error: BaseException) -> InputError:
     return InputError(f"the tokenizer {file} cannot be read ({format_error(error)[:300]}): fetch the model again")
 
 
-def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
+def _iter_objects(json_value: Any) -> Iterator[dict[str, Any]]:
     """Yield all objects in a tokenizer's JSON except those of its vocabulary."""
-    pending_rules = [value]
+    pending_rules = [json_value]
     while pending_rules:
         node = pending_rules.pop()
         if isinstance(node, dict):
@@ -414,8 +414,8 @@ def _find_longest_replacement(charsmap: str | None) -> int:
 
     The table consists of the size of a trie, the trie, and replacements that end with a NUL.
     """
-    data = base64.b64decode(charsmap or "")
-    texts = data[4 + int.from_bytes(data[:4], "little") :]
+    rule_bytes = base64.b64decode(charsmap or "")
+    texts = rule_bytes[4 + int.from_bytes(rule_bytes[:4], "little") :]
     return max((len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")), default=0)
 
 

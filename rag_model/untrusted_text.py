@@ -30,7 +30,7 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     if isinstance(data, bytes):
         data = data.decode("utf-8-sig")  # the decoder of `json` accepts lone surrogates
     try:
-        value = (
+        json_value = (
             json.loads(data, parse_constant=_refuse_constant, parse_float=_parse_finite) if finite else json.loads(data)
         )
     except RecursionError as error:
@@ -42,10 +42,10 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
         if "int_max_str_digits" not in str(error):
             raise
         raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits():,} digits") from error
-    _check_depth(value)
+    _check_depth(json_value)
     if _ESCAPED_SURROGATE in data.encode().lower():
-        _check_characters(value)
-    return value
+        _check_characters(json_value)
+    return json_value
 
 
 Line = TypeVar("Line", str, bytes)
@@ -89,8 +89,8 @@ def _parse_finite(digits: str) -> float:
     return number
 
 
-def _check_depth(value: Any) -> None:
-    containers = [value] if isinstance(value, _CONTAINERS) else []
+def _check_depth(json_value: Any) -> None:
+    containers = [json_value] if isinstance(json_value, _CONTAINERS) else []
     for _ in range(MAX_DEPTH + 1):
         children = chain.from_iterable(parent.values() if isinstance(parent, dict) else parent for parent in containers)
         containers = [child for child in children if isinstance(child, _CONTAINERS)]
@@ -99,9 +99,9 @@ def _check_depth(value: Any) -> None:
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
-def _check_characters(value: Any) -> None:
+def _check_characters(json_value: Any) -> None:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(json_value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise ValueError("it contains half of a character (a lone surrogate)") from error
 

@@ -55,9 +55,9 @@ def decode_streams(data: bytes) -> Iterator[bytes]:
         bit, checksum, max_size = bit + 32, 0, 100_000 * int(header[3:])
         while _read_bits(words, bit, 48) == _BLOCK_MAGIC and bit < n_bits:
             block_checksum, bit = _read_bits(words, bit + 48, 32), bit + 80
-            bit, size = _decode_block(words, n_bits, bit, max_size, workspace)
-            block = workspace[-1][: max(size, 0)].tobytes()
-            if bit < 0 or size < 0 or _compute_checksum(block) != block_checksum:
+            bit, block_bytes = _decode_block(words, n_bits, bit, max_size, workspace)
+            block = workspace[-1][: max(block_bytes, 0)].tobytes()
+            if bit < 0 or block_bytes < 0 or _compute_checksum(block) != block_checksum:
                 raise UnusualStreamError
             checksum = (checksum << 1 & 0xFFFF_FFFF | checksum >> 31) ^ block_checksum
             yield block
@@ -86,11 +86,11 @@ def _get_workspace() -> tuple[Any, ...]:
     return workspace
 
 
-def _read_bits(words: Any, bit: int, count: int) -> int:
-    """Return `count` bits (at most 64) as a number; bits after the padding are read as 0."""
+def _read_bits(words: Any, bit: int, n_bits: int) -> int:
+    """Return `n_bits` bits (at most 64) as a number; bits after the padding are read as 0."""
     first_word = bit // 32
     word_bits = int.from_bytes(words[first_word : first_word + 3].astype(">u4").tobytes().ljust(12, b"\0"))
-    return word_bits >> (96 - bit % 32 - count) & ((1 << count) - 1)
+    return word_bits >> (96 - bit % 32 - n_bits) & ((1 << n_bits) - 1)
 
 
 def _compute_checksum(block: bytes) -> int:
@@ -99,11 +99,11 @@ def _compute_checksum(block: bytes) -> int:
 
 
 @compiled
-def _peek(words: Any, bit: Any, count: Any) -> Any:
-    """Return the next `count` bits, 1 to 32, as an int64."""
+def _peek(words: Any, bit: Any, n_bits: Any) -> Any:
+    """Return the next `n_bits` bits, 1 to 32, as an int64."""
     word = np.uint64(bit >> 5)
     bits = np.uint64(words[word]) << np.uint64(32) | np.uint64(words[word + np.uint64(1)])
-    return np.int64((bits << np.uint64(bit & 31)) >> np.uint64(64 - count))
+    return np.int64((bits << np.uint64(bit & 31)) >> np.uint64(64 - n_bits))
 
 
 @compiled
@@ -150,23 +150,23 @@ def _decode_block(words: Any, n_bits: Any, bit: Any, max_size: Any, workspace: A
         return failure
     counts, code_tables = np.zeros(256, np.int64), (table_of_group, lookup_tables, code_ends, offsets, symbol_by_rank)
     alphabet, symbols = (front_list, n_used + 1), symbols[:max_size]
-    bit, size = _read_symbols(words, n_bits, bit, alphabet, code_tables, symbols, counts)
-    if origin >= size:
+    bit, n_symbols = _read_symbols(words, n_bits, bit, alphabet, code_tables, symbols, counts)
+    if origin >= n_symbols:
         return failure
     total = 0
     for i in range(256):
         counts[i], total = total, total + counts[i]
-    for i in range(size):
+    for i in range(n_symbols):
         sorted_position = counts[symbols[i]]
         counts[symbols[i]] += 1
         chain[sorted_position] = np.uint32(i) << np.uint32(8) | np.uint32(symbols[sorted_position])
-    return bit, _follow_segments(chain, size, np.int64(chain[origin] >> np.uint32(8)), segment_symbols, out)
+    return bit, _follow_segments(chain, n_symbols, np.int64(chain[origin] >> np.uint32(8)), segment_symbols, out)
 
 
 @compiled
 def _read_groups(words: Any, n_bits: Any, bit: Any, n_tables: Any, table_of_group: Any) -> Any:
     """Read the number of each group's Huffman table; return the next bit, or -1 on an error."""
-    order = np.arange(_MAX_TABLES).astype(np.uint8)
+    table_order = np.arange(_MAX_TABLES).astype(np.uint8)
     for group in range(table_of_group.size):
         position = 0
         while _peek(words, bit, 1):
@@ -176,10 +176,10 @@ def _read_groups(words: Any, n_bits: Any, bit: Any, n_tables: Any, table_of_grou
         bit += 1
         if bit > n_bits:
             return -1
-        table_number = order[position]
+        table_number = table_order[position]
         for i in range(position, 0, -1):
-            order[i] = order[i - 1]
-        table_of_group[group] = order[0] = table_number
+            table_order[i] = table_order[i - 1]
+        table_of_group[group] = table_order[0] = table_number
     return bit
 
 
@@ -228,7 +228,7 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
     for i in range(8):
         first_eight |= np.uint64(front_list[i]) << np.uint64(8 * i)
         second_eight |= np.uint64(front_list[i + 8]) << np.uint64(8 * i)
-    size, run, weight = np.int64(0), np.int64(0), np.int64(1)
+    n_symbols, run, weight = np.int64(0), np.int64(0), np.int64(1)
     group, n_left, table_number, table_start, position = 0, 0, np.int64(0), np.uint64(0), np.uint64(bit)
     while True:
         if not n_left:
@@ -240,10 +240,10 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
         word = position >> np.uint64(5)
         bits = np.uint64(words[word]) << np.uint64(32) | np.uint64(words[word + one])
         bits <<= position & np.uint64(31)
-        entry = np.uint64(table[table_start | bits >> np.uint64(64 - _TABLE_BITS)])
-        if entry:
-            position += entry >> np.uint64(9)
-            symbol = entry & np.uint64(511)
+        table_entry = np.uint64(table[table_start | bits >> np.uint64(64 - _TABLE_BITS)])
+        if table_entry:
+            position += table_entry >> np.uint64(9)
+            symbol = table_entry & np.uint64(511)
         else:
             length = _TABLE_BITS + 1
             while length <= _MAX_CODE_BITS:
@@ -261,16 +261,16 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
         if symbol <= one:  # a digit of the length of a run of the first symbol
             run += weight << np.int64(symbol)
             weight <<= 1
-            if size + run > symbols.size:
+            if n_symbols + run > symbols.size:
                 return failure
             continue
         if run:
-            symbols[size : size + run] = np.uint8(first_eight & low_byte)
+            symbols[n_symbols : n_symbols + run] = np.uint8(first_eight & low_byte)
             counts[first_eight & low_byte] += run
-            size, run, weight = size + run, np.int64(0), np.int64(1)
+            n_symbols, run, weight = n_symbols + run, np.int64(0), np.int64(1)
         if symbol == np.uint64(end_symbol):
             break
-        if size == symbols.size:
+        if n_symbols == symbols.size:
             return failure
         list_index = symbol - one
         if list_index < eight:
@@ -296,62 +296,62 @@ def _read_symbols(words: Any, n_bits: Any, bit: Any, alphabet: Any, code_tables:
             second_eight = second_eight << eight | first_eight >> last_shift
             first_eight = first_eight << eight | list_symbol
         counts[list_symbol] += 1
-        symbols[np.uint64(size)] = list_symbol
-        size += 1
-    return np.int64(position), size
+        symbols[np.uint64(n_symbols)] = list_symbol
+        n_symbols += 1
+    return np.int64(position), n_symbols
 
 
 @compiled
-def _follow_segments(chain: Any, size: Any, first_position: Any, segment_symbols: Any, out: Any) -> Any:
+def _follow_segments(chain: Any, n_symbols: Any, first_position: Any, segment_symbols: Any, out: Any) -> Any:
     """Write the symbols along the chain from `first_position`, with runs expanded; return their
     number.
 
-    Return -1 if `out` is full. `chain` is a permutation of `size` positions, so each position is in
+    Return -1 if `out` is full. `chain` is a permutation of `n_symbols` positions, so each position is in
     one segment, and a row of `segment_symbols` has room for all of them.
     """
-    n_segments = _BLOCK_SEGMENTS if size >= _MIN_SEGMENTED_BYTES else 1
-    segment_step = size // n_segments
-    starts = np.empty(n_segments + 1, np.int64)
+    n_segments = _BLOCK_SEGMENTS if n_symbols >= _MIN_SEGMENTED_BYTES else 1
+    segment_step = n_symbols // n_segments
+    start_positions = np.empty(n_segments + 1, np.int64)
     for start_number in range(n_segments):
-        starts[start_number] = start_number * segment_step
+        start_positions[start_number] = start_number * segment_step
         chain[start_number * segment_step] |= _STARTS_SEGMENT
-    starts[n_segments], first_segment = first_position, first_position // segment_step
+    start_positions[n_segments], first_segment = first_position, first_position // segment_step
     if not chain[first_position] & _STARTS_SEGMENT:
         chain[first_position] |= _STARTS_SEGMENT
         n_segments, first_segment = n_segments + 1, n_segments
-    row_of, begins, ends, next_segment = np.empty((4, n_segments), np.int64)
-    positions, sizes, segment_of = np.zeros((3, _PARALLEL_SEGMENTS), np.int64)
+    row_of, begins, end_columns, next_segment = np.empty((4, n_segments), np.int64)
+    positions, row_sizes, segment_of = np.zeros((3, _PARALLEL_SEGMENTS), np.int64)
     n_rows = n_begun = min(_PARALLEL_SEGMENTS, n_segments)
     for row in range(n_rows):
-        entry = chain[starts[row]]
-        segment_symbols[row, 0] = entry & np.uint32(255)
-        positions[row], sizes[row], segment_of[row] = entry >> np.uint32(8) & np.uint32(0xF_FFFF), 1, row
+        chain_entry = chain[start_positions[row]]
+        segment_symbols[row, 0] = chain_entry & np.uint32(255)
+        positions[row], row_sizes[row], segment_of[row] = chain_entry >> np.uint32(8) & np.uint32(0xF_FFFF), 1, row
         row_of[row], begins[row] = row, 0
     n_active = n_rows
     while n_active:
         for row in range(n_rows):
             if segment_of[row] < 0:
                 continue
-            entry = chain[positions[row]]
-            if entry & _STARTS_SEGMENT:
-                start_number = min(positions[row] // segment_step, starts.size - 1)
-                if starts[start_number] != positions[row]:
-                    start_number = starts.size - 1
+            chain_entry = chain[positions[row]]
+            if chain_entry & _STARTS_SEGMENT:
+                start_number = min(positions[row] // segment_step, start_positions.size - 1)
+                if start_positions[start_number] != positions[row]:
+                    start_number = start_positions.size - 1
                 segment = segment_of[row]
-                ends[segment], next_segment[segment] = sizes[row], start_number
+                end_columns[segment], next_segment[segment] = row_sizes[row], start_number
                 if n_begun == n_segments:
                     segment_of[row] = -1
                     n_active -= 1
                     continue
-                segment_of[row], row_of[n_begun], begins[n_begun] = n_begun, row, sizes[row]
-                entry, n_begun = chain[starts[n_begun]], n_begun + 1
-            segment_symbols[row, sizes[row]] = entry & np.uint32(255)
-            sizes[row] += 1
-            positions[row] = entry >> np.uint32(8) & np.uint32(0xF_FFFF)
+                segment_of[row], row_of[n_begun], begins[n_begun] = n_begun, row, row_sizes[row]
+                chain_entry, n_begun = chain[start_positions[n_begun]], n_begun + 1
+            segment_symbols[row, row_sizes[row]] = chain_entry & np.uint32(255)
+            row_sizes[row] += 1
+            positions[row] = chain_entry >> np.uint32(8) & np.uint32(0xF_FFFF)
     n_written, run_length, previous_symbol, segment = np.int64(0), 0, np.int64(-1), first_segment
-    while size > 0:
-        row, begin, end = row_of[segment], begins[segment], min(ends[segment], begins[segment] + size)
-        size -= end - begin
+    while n_symbols > 0:
+        row, begin, end = row_of[segment], begins[segment], min(end_columns[segment], begins[segment] + n_symbols)
+        n_symbols -= end - begin
         for i in range(begin, end):
             symbol = np.int64(segment_symbols[row, i])
             if run_length == 4:  # four equal symbols precede the number of further ones

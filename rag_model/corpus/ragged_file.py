@@ -109,8 +109,8 @@ class RaggedWriter(Generic[RowsT]):
 
     def write(self, rows: RowsT) -> None:
         """Append passages."""
-        for first in range(0, len(rows), BATCH_ROWS):
-            offsets = rows.offsets[first : first + BATCH_ROWS + 1]
+        for first_row in range(0, len(rows), BATCH_ROWS):
+            offsets = rows.offsets[first_row : first_row + BATCH_ROWS + 1]
             values = self.to_arrow(rows, offsets[0], offsets[-1])
             lists = pa.ListArray.from_arrays(pa.array(offsets - offsets[0], pa.int32()), values)
             self._writer.write_batch(pa.record_batch([lists], schema=self._schema))
@@ -137,8 +137,8 @@ class _RemoteBatch(Generic[RowsT]):
         if block["metadata"] < 0 or block["body"] < 0 or self._start + self._size > source.seek(0, io.SEEK_END):
             raise ValueError("a record batch outside of the file")
         self._metadata = _read_range(source, self._start, int(block["metadata"]))
-        data, lists = self._map_lists()
-        self._read_into(data, lists.buffers()[1], 0, 4 * (len(lists) + 1))
+        batch_bytes, lists = self._map_lists()
+        self._read_into(batch_bytes, lists.buffers()[1], 0, 4 * (len(lists) + 1))
         self.offsets: Offsets = lists.offsets.to_numpy().astype(np.int64)
         if self.offsets[0] or (np.diff(self.offsets) < 0).any() or self.offsets[-1] > len(lists.values):
             raise ValueError("offsets out of order")
@@ -153,12 +153,12 @@ class _RemoteBatch(Generic[RowsT]):
         offsets_buffer = lists.buffers()[1]
         offsets_start = offsets_buffer.address - data.ctypes.data
         data[offsets_start : offsets_start + 4 * len(self.offsets)] = self.offsets.astype("<i4").view(np.uint8)
-        starts, ends = self.offsets[rows], self.offsets[rows + 1]
+        first_values, end_values = self.offsets[rows], self.offsets[rows + 1]
         for buffer, width in _list_value_buffers(lists.values):
-            is_far = (starts[1:] - ends[:-1]) * width > _MAX_GAP_BYTES
+            is_far = (first_values[1:] - end_values[:-1]) * width > _MAX_GAP_BYTES
             for run in np.split(np.arange(len(rows)), np.flatnonzero(is_far) + 1):
                 if len(run):
-                    self._read_into(data, buffer, int(starts[run[0]]) * width, int(ends[run[-1]]) * width)
+                    self._read_into(data, buffer, int(first_values[run[0]]) * width, int(end_values[run[-1]]) * width)
         batch = pa.record_batch([lists.take(pa.array(rows))], schema=self._schema)
         return self._build_rows(*_read_values(batch))
 
@@ -166,20 +166,20 @@ class _RemoteBatch(Generic[RowsT]):
         """Return the bytes of the batch, with zeros except for the metadata, and the lists in
         them.
         """
-        data = np.zeros(self._size, np.uint8)  # memory is only taken where bytes are written
-        data[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
-        message = pa.ipc.read_message(pa.py_buffer(data))
-        return data, pa.ipc.read_record_batch(message, self._schema).column(0)
+        batch_bytes = np.zeros(self._size, np.uint8)  # memory is only taken where bytes are written
+        batch_bytes[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
+        message = pa.ipc.read_message(pa.py_buffer(batch_bytes))
+        return batch_bytes, pa.ipc.read_record_batch(message, self._schema).column(0)
 
-    def _read_into(self, data: npt.NDArray[np.uint8], buffer: pa.Buffer, start: int, end: int) -> None:
-        """Read the bytes [start, end) of a buffer, which is part of `data`, from the file."""
-        if end > buffer.size:
+    def _read_into(self, batch_bytes: npt.NDArray[np.uint8], buffer: pa.Buffer, start_byte: int, end_byte: int) -> None:
+        """Read the bytes [start_byte, end_byte) of a buffer in `batch_bytes` from the file."""
+        if end_byte > buffer.size:
             raise ValueError("a row outside of its buffer")
-        if start == end:
+        if start_byte == end_byte:
             return  # the address of an empty buffer has no meaning
-        position = buffer.address - data.ctypes.data + start
-        file_bytes = _read_range(self._source, self._start + position, end - start)
-        data[position : position + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
+        position = buffer.address - batch_bytes.ctypes.data + start_byte
+        file_bytes = _read_range(self._source, self._start + position, end_byte - start_byte)
+        batch_bytes[position : position + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
 
 
 def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
@@ -207,8 +207,8 @@ def _read_blocks(source: IO[bytes]) -> npt.NDArray[Any]:
     The footer is a FlatBuffers table, whose fourth field is the list of positions (Arrow's
     `File.fbs`). pyarrow does not expose it.
     """
-    size = source.seek(0, io.SEEK_END)
-    footer_end = size - len(_MAGIC) - 4
+    file_size = source.seek(0, io.SEEK_END)
+    footer_end = file_size - len(_MAGIC) - 4
     (footer_size,) = struct.unpack("<i", _read_range(source, footer_end, 4))
     footer = _read_range(source, footer_end - footer_size, footer_size)
     (table,) = struct.unpack_from("<I", footer)
@@ -221,15 +221,15 @@ def _read_blocks(source: IO[bytes]) -> npt.NDArray[Any]:
     return np.frombuffer(footer, _BLOCK, struct.unpack_from("<I", footer, start)[0], start + 4)
 
 
-def _read_range(source: IO[bytes], start: int, size: int) -> bytes:
-    """Return `size` bytes of a file from `start`; raise a ValueError if it has fewer."""
-    if min(start, size) < 0:
+def _read_range(source: IO[bytes], start_byte: int, n_bytes: int) -> bytes:
+    """Return `n_bytes` bytes of a file from `start_byte`; raise a ValueError if it has fewer."""
+    if min(start_byte, n_bytes) < 0:
         raise ValueError("bytes outside of the file")
-    source.seek(start)
-    data = source.read(size)
-    if len(data) != size:
+    source.seek(start_byte)
+    range_bytes = source.read(n_bytes)
+    if len(range_bytes) != n_bytes:
         raise ValueError("the file is cut short")
-    return data
+    return range_bytes
 
 
 class RaggedFile(Generic[RowsT]):
@@ -250,7 +250,7 @@ class RaggedFile(Generic[RowsT]):
             if isinstance(source, Path):
                 reader = pa.ipc.open_file(pa.memory_map(str(source)))
                 self.read_schema(reader.schema)
-                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+                batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
                 self._batches = [self.build_rows(*_read_values(batch)) for batch in batches]
             else:
                 schema = _read_schema(source)
@@ -283,7 +283,7 @@ class RaggedFile(Generic[RowsT]):
         """
         try:
             return self.rows.concatenate(
-                [self._batches[number].take(batch_rows) for number, _, batch_rows in self._partition.split(rows)]
+                [self._batches[i].take(batch_rows) for i, _, batch_rows in self._partition.split(rows)]
             )
         except (ValueError, pa.ArrowException) as error:
             raise self._create_incomplete_error() from error
@@ -365,8 +365,8 @@ class SparseWriter(RaggedWriter[SparseVectors]):
 
     def to_arrow(self, rows: SparseVectors, first: int, last: int) -> pa.Array:
         """Return pairs of term and weight as an Arrow array."""
-        pairs = [pa.array(rows.terms[first:last]), pa.array(rows.weights[first:last])]
-        return pa.StructArray.from_arrays(pairs, ["term", "weight"])
+        pair_columns = [pa.array(rows.terms[first:last]), pa.array(rows.weights[first:last])]
+        return pa.StructArray.from_arrays(pair_columns, ["term", "weight"])
 
 
 class SparseFile(RaggedFile[SparseVectors]):
@@ -410,8 +410,8 @@ def _check_terms(vectors: SparseVectors, dim: int) -> None:
     if not len(vectors.terms):
         return
     is_ascending = np.diff(vectors.terms) > 0
-    starts = vectors.offsets[1:-1]
-    is_ascending[starts[(starts > 0) & (starts < len(vectors.terms))] - 1] = True
+    row_starts = vectors.offsets[1:-1]
+    is_ascending[row_starts[(row_starts > 0) & (row_starts < len(vectors.terms))] - 1] = True
     if vectors.terms.min() < 0 or vectors.terms.max() >= dim or vectors.weights.min() < 1 or not is_ascending.all():
         raise ValueError("terms out of order")
 

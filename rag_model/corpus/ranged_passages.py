@@ -84,14 +84,14 @@ class _TextDictionary:
 
     def __getitem__(self, number: int) -> str:
         """Return a text, or raise `IndexError` if the page does not have it as a whole."""
-        data, ends, parse_length = self._data, self._ends, _LENGTH.unpack_from
-        end = ends[-1]
-        for _ in range(len(ends), number + 2):
-            end += _LENGTH.size + parse_length(data, end)[0]
-            ends.append(end)
-        if ends[number + 1] > len(data):
+        data, text_ends, parse_length = self._data, self._ends, _LENGTH.unpack_from
+        text_end = text_ends[-1]
+        for _ in range(len(text_ends), number + 2):
+            text_end += _LENGTH.size + parse_length(data, text_end)[0]
+            text_ends.append(text_end)
+        if text_ends[number + 1] > len(data):
             raise IndexError(f"text {number} is incomplete")
-        return data[ends[number] + _LENGTH.size : ends[number + 1]].decode()
+        return data[text_ends[number] + _LENGTH.size : text_ends[number + 1]].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +101,13 @@ class _DecodedGroup:
     nbytes: int
 
     def build_passage(self, row: int) -> Passage:
-        values = {name: column.get_value(row) for name, column in self.columns.items()}
-        if values.get(DATE) is not None:
-            values[DATE], milliseconds = divmod(values[DATE], 1000)
-            check_seconds(values[DATE])
+        row_values = {name: column.get_value(row) for name, column in self.columns.items()}
+        if row_values.get(DATE) is not None:
+            row_values[DATE], milliseconds = divmod(row_values[DATE], 1000)
+            check_seconds(row_values[DATE])
             if milliseconds:
                 raise ValueError("a date is not a whole second")
-        return Passage(**values)
+        return Passage(**row_values)
 
 
 class RangedPassages:
@@ -155,10 +155,10 @@ class RangedPassages:
     def close(self) -> None:
         """Do nothing, because the snapshot closes the file."""
 
-    def _find_last_rows(self, rows: Sequence[int]) -> dict[int, int]:
+    def _find_last_rows(self, row_numbers: Sequence[int]) -> dict[int, int]:
         """Return the highest requested row of each row group, counted from the group's start."""
         last_row_by_group = dict[int, int]()
-        for row in rows:
+        for row in row_numbers:
             group, row_in_group = divmod(row, self._group_rows)
             last_row_by_group[group] = max(last_row_by_group.get(group, 0), row_in_group)
         return last_row_by_group
@@ -174,8 +174,8 @@ class RangedPassages:
 
     def _list_group_ranges(self, group: int, cut: int) -> list[tuple[int, int]]:
         """Return the byte ranges before and after the texts that a cut leaves out."""
-        (start, end), cuts = self._bounds[group], self._cuts[group]
-        return [(start, start + cuts[cut][1]), (start + cuts[-1][1], end)]
+        (group_start, group_end), cuts = self._bounds[group], self._cuts[group]
+        return [(group_start, group_start + cuts[cut][1]), (group_start + cuts[-1][1], group_end)]
 
     def _read_group(self, group: int, cut: int) -> _DecodedGroup:
         start, end = self._bounds[group]
@@ -223,10 +223,10 @@ def _list_group_cuts(data: bytes, columns: Sequence[str]) -> list[Cut]:
     file = _BlockwiseFile(data[: text_page.end], text_page.start, _list_block_ends(data, text_page))
     stream, texts, cuts = pa.CompressedInputStream(file, "zstd"), b"", list[Cut]()
     n_texts = offset = 0
-    for size in _list_cut_sizes(text_page):
-        texts += stream.read(size - len(texts))
-        ends = _list_text_ends(texts, offset)
-        n_texts, offset = n_texts + len(ends), ends[-1] if ends else offset
+    for cut_bytes in _list_cut_sizes(text_page):
+        texts += stream.read(cut_bytes - len(texts))
+        text_ends = _list_text_ends(texts, offset)
+        n_texts, offset = n_texts + len(text_ends), text_ends[-1] if text_ends else offset
         cuts.append((int(np.append(indices >= n_texts, True).argmax()), file.block_end))
     return [*cuts, (len(indices), text_page.end)]
 
@@ -258,34 +258,34 @@ def _list_cut_sizes(page: _Page) -> range:
     return range(step, page.decoded_bytes, step)
 
 
-def _list_block_ends(data: bytes, page: _Page) -> list[int]:
+def _list_block_ends(group_bytes: bytes, page: _Page) -> list[int]:
     """Return the ends of the blocks of a page's Zstandard frame. Source: RFC 8878, section
     3.1.1.
     """
-    descriptor = data[page.start + 4]
+    descriptor = group_bytes[page.start + 4]
     is_single_segment, size_code = descriptor >> 5 & 1, descriptor >> 6
     offset = page.start + 5 + (not is_single_segment) + (0, 1, 2, 4)[descriptor & 3]
     offset += (is_single_segment, 2, 4, 8)[size_code]
-    ends, is_last = list[int](), False
+    block_ends, is_last = list[int](), False
     while not is_last:
-        header = int.from_bytes(data[offset : offset + 3], "little")
+        header = int.from_bytes(group_bytes[offset : offset + 3], "little")
         is_last, is_repeated_byte = bool(header & 1), header >> 1 & 3 == 1
         offset += 3 + (1 if is_repeated_byte else header >> 3)
-        ends.append(offset)
+        block_ends.append(offset)
         if offset > page.end:
             raise PagesError("has a page that is not a Zstandard frame")
-    return ends
+    return block_ends
 
 
-def _decompress_prefix(compressed: bytes, size: int) -> bytes | None:
-    """Return the first `size` decompressed bytes; None if they need more compressed bytes."""
+def _decompress_prefix(compressed: bytes, n_bytes: int) -> bytes | None:
+    """Return the first `n_bytes` decompressed bytes; None if they need more compressed bytes."""
     with suppress(OSError):
-        data: bytes = pa.CompressedInputStream(pa.BufferReader(compressed), "zstd").read(size)
-        return data if len(data) == size else None
+        data: bytes = pa.CompressedInputStream(pa.BufferReader(compressed), "zstd").read(n_bytes)
+        return data if len(data) == n_bytes else None
     return None
 
 
-def _find_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _Page]]:
+def _find_pages(group_bytes: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _Page]]:
     """Return the dictionary page and the data page of each column of a row group.
 
     Raises:
@@ -294,14 +294,14 @@ def _find_pages(data: bytes, columns: Sequence[str]) -> dict[str, tuple[_Page, _
     offset, pages = 0, dict[str, list[_Page]]()
     for name in columns:
         for expected_kind, encodings in _ENCODINGS.items():
-            header = read_page_header(lambda start, size: data[start : start + size], offset)
+            header = read_page_header(lambda start, size: group_bytes[start : start + size], offset)
             header_bytes, page_kind, decoded_bytes, stored_bytes, n_values, encoding = header
-            end = offset + header_bytes + stored_bytes
+            page_end = offset + header_bytes + stored_bytes
             is_small = decoded_bytes <= _MAX_PAGE_BYTES and n_values <= _MAX_ROWS
-            if page_kind != expected_kind or encoding not in encodings or not is_small or end > len(data):
+            if page_kind != expected_kind or encoding not in encodings or not is_small or page_end > len(group_bytes):
                 raise PagesError(f"has unexpected pages in its column {name}")
-            pages.setdefault(name, []).append(_Page(offset + header_bytes, end, decoded_bytes, n_values))
-            offset = end
+            pages.setdefault(name, []).append(_Page(offset + header_bytes, page_end, decoded_bytes, n_values))
+            offset = page_end
     return {name: (dictionary_page, data_page) for name, (dictionary_page, data_page) in pages.items()}
 
 
@@ -320,8 +320,8 @@ def _decode_group(
     for name, (dictionary_page, data_page) in _find_pages(data, columns).items():
         if name == "text" and text_cut is not None:
             cut, end = text_cut
-            size = _list_cut_sizes(dictionary_page)[cut]
-            dictionary = _decompress_prefix(data[dictionary_page.start : end], size) or b""
+            cut_bytes = _list_cut_sizes(dictionary_page)[cut]
+            dictionary = _decompress_prefix(data[dictionary_page.start : end], cut_bytes) or b""
         else:
             dictionary = _decompress(data, dictionary_page)
         dtype = _DTYPES.get(FULL_SCHEMA.field(name).type)
@@ -332,29 +332,29 @@ def _decode_group(
     return _DecodedGroup(decoded_columns, n_complete_rows, nbytes)
 
 
-def _decompress(data: bytes, page: _Page) -> bytes:
-    compressed, zstd = data[page.start : page.end], pa.Codec("zstd")
+def _decompress(group_bytes: bytes, page: _Page) -> bytes:
+    compressed, zstd = group_bytes[page.start : page.end], pa.Codec("zstd")
     page_data: bytes = zstd.decompress(compressed, page.decoded_bytes, asbytes=True)
     return page_data
 
 
-def _list_text_ends(data: bytes, start: int = 0) -> list[int]:
+def _list_text_ends(texts: bytes, start: int = 0) -> list[int]:
     """Return the ends of the complete texts from `start` on; 4 bytes before a text are its
     length.
     """
-    ends, size, read_length = list[int](), len(data), _LENGTH.unpack_from
-    while start + 4 <= size:
-        start += 4 + read_length(data, start)[0]
-        if start > size:
+    text_ends, n_bytes, read_length = list[int](), len(texts), _LENGTH.unpack_from
+    while start + 4 <= n_bytes:
+        start += 4 + read_length(texts, start)[0]
+        if start > n_bytes:
             break
-        ends.append(start)
-    return ends
+        text_ends.append(start)
+    return text_ends
 
 
-def _decode_column_indices(data: bytes, page: _Page, name: str) -> _Indices:
+def _decode_column_indices(group_bytes: bytes, page: _Page, name: str) -> _Indices:
     """Decode the data page of a column in the bytes of a row group: return (rows,), -1 for null."""
     is_nullable = FULL_SCHEMA.field(name).nullable
-    return _decode_indices(_decompress(data, page), page.n_values, is_nullable=is_nullable)
+    return _decode_indices(_decompress(group_bytes, page), page.n_values, is_nullable=is_nullable)
 
 
 def _decode_indices(data: bytes, n_rows: int, *, is_nullable: bool) -> _Indices:

@@ -71,8 +71,8 @@ class WorkEstimate:
         """Return the bytes of each stage on `cores` cores, including the flow's process."""
         n_tasks = cores if self.workers else 1
         return {
-            stage: PROCESS_BYTES + size * (1 if stage in _SINGLE_TASK_STAGES else n_tasks)
-            for stage, size in self.stages.items()
+            stage: PROCESS_BYTES + stage_bytes * (1 if stage in _SINGLE_TASK_STAGES else n_tasks)
+            for stage, stage_bytes in self.stages.items()
         }
 
     def estimate_resources(self, cores: int, gpus: int) -> "RunResources":

@@ -189,15 +189,15 @@ def estimate_build_of(
     index_memory = max(PROCESS_BYTES, int(memory / MEMORY_MARGIN) - PROCESS_BYTES) if memory else None
     for recipe in indexes.values():
         kind = get_kind_for_factory(recipe.factory)
-        width = {"vectors": d, "tokens": DIM}.get(kind.represents, 0)
-        plan = kind.plan(recipe, n_passages, width, memory=index_memory)
+        dim = {"vectors": d, "tokens": DIM}.get(kind.represents, 0)
+        plan = kind.plan(recipe, n_passages, dim, memory=index_memory)
         estimate = kind.estimate(plan)
         disk += estimate.work_bytes
-        seconds += sum(estimate_stage_seconds(plan, width).values())
+        seconds += sum(estimate_stage_seconds(plan, dim).values())
         stages |= {stage: max(task_bytes, stages.get(stage, 0)) for stage, task_bytes in estimate.stages.items()}
-    sizes = {"passages, about": f"{n_passages:,}"}
+    work_sizes = {"passages, about": f"{n_passages:,}"}
     return WorkEstimate(
-        sizes, stages, n_passages * PASSAGE_TOKENS * architecture.operations_per_token, seconds, disk, workers=True
+        work_sizes, stages, n_passages * PASSAGE_TOKENS * architecture.operations_per_token, seconds, disk, workers=True
     )
 
 
@@ -249,9 +249,9 @@ def estimate_evaluation(
     )
     decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passage_counts) * beams, answer_tokens)
     operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts)))
-    sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passage_counts):,}"}
+    work_sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passage_counts):,}"}
     stages = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
-    return WorkEstimate(sizes, stages, n_questions * sum(passage_counts) * operations)
+    return WorkEstimate(work_sizes, stages, n_questions * sum(passage_counts) * operations)
 
 
 def _list_architectures(folder: Path | None) -> list[Architecture]:
@@ -264,4 +264,4 @@ def _list_architectures(folder: Path | None) -> list[Architecture]:
         return [read_architecture(folder)]
     if (folder / CONFIG).is_file():  # transformers' layout
         return [read_architecture(folder, part) for part in ("question_encoder", "generator")]
-    return [read_architecture(folder / part) for part in (QUESTION, GENERATOR)]
+    return [read_architecture(folder / model_part) for model_part in (QUESTION, GENERATOR)]

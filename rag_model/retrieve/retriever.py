@@ -459,7 +459,7 @@ class StageTimer:
 
 
 def _iter_extra_stages(ranked: RankedRows, child_stages: Sequence[RetrieverStage]) -> Iterator[RetrieverStage]:
-    """Yield stages for the lists that a retriever computed itself, such as graph neighbours."""
+    """Yield a stage for each list that no child returned, such as the graph's neighbours."""
     child_names = {child_stage.name for child_stage in child_stages}
     yield from (
         RetrieverStage(ranked_list.name, ranked_list, 0.0)

@@ -86,27 +86,27 @@ class Parquet(RecordFormat):
         self,
         url: str,
         batch_rows: int,
-        first: int,
-        end: int | None,
+        first_row: int,
+        end_row: int | None,
         parse: Callable[[pa.RecordBatch, int, str], Iterator[Any]],
     ) -> Iterator[Any]:
-        """Yield the results of `parse` for batches of the rows [first, end)."""
+        """Yield the results of `parse` for batches of the rows [first_row, end_row)."""
         try:
             with fsspec.open(url, "rb").open() as source:
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 names = get_schema(metadata).to_arrow_schema().names
                 columns = _select_columns(names, self.columns)
-                row_number, leaves = first, list_leaves(metadata, columns)
+                row_number, leaves = first_row, list_leaves(metadata, columns)
                 # Over a network a few large requests are faster than many small ones.
                 open_file = partial(open_parquet, source, metadata=metadata, pre_buffer=not Path(url).is_file())
                 with open_file() as plain_file:
                     file = plain_file
-                    max_row_bytes = check_groups(source, file, columns, size, first, end)
+                    max_row_bytes = check_groups(source, file, columns, size, first_row, end_row)
                     if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # Read as dictionaries, a text that many rows share is in memory only once.
                         text_paths = list_text_paths(metadata, columns)
                         file = open_file(read_dictionary=text_paths)
-                    for batch in iter_row_range(file, batch_rows, columns, first, end):
+                    for batch in iter_row_range(file, batch_rows, columns, first_row, end_row):
                         for small_batch in _split_batch(_convert_dates_to_seconds(batch, self.date_field), url):
                             yield from parse(decode_dictionaries(small_batch), row_number, basename(url))
                             row_number += len(small_batch)
@@ -157,8 +157,8 @@ def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
     """Convert records to the columns of `Parquet.read_columns`; the texts of sections are
     joined.
     """
-    rows = [record[:4] for record in records]  # without metadata
-    ids, titles, bodies, dates = zip(*rows, strict=True) if rows else ((), (), (), ())
+    record_rows = [record[:4] for record in records]  # without metadata
+    ids, titles, bodies, dates = zip(*record_rows, strict=True) if record_rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
     page_ids = [record[4].get(PAGE_FIELD, "") if len(record) > 4 else "" for record in records]
     text_columns = [pa.array(column, pa.string()) for column in (ids, titles, texts, page_ids)]

@@ -95,21 +95,21 @@ class Scanner:
         self._may_skip = True
         offset = 0
         while token := _TOKEN.search(text, offset):
-            start, end = token.span()
+            token_start, token_end = token.span()
             pieces = frames[-1].pieces
-            if start > offset:
-                pieces.append(text[offset:start])
+            if token_start > offset:
+                pieces.append(text[offset:token_start])
             kind = token.lastindex
             if kind is None:
-                offset = self._process_bracket(frames, text, token[0], end)
+                offset = self._process_bracket(frames, text, token[0], token_end)
                 continue
             if kind == 3 and token[3] == "!" and frames[-1].braces == 0:
                 frames[-1].end_argument()  # `[[target{{!}}words]]`
             elif kind == 3:
-                pieces.append(self._template(token[3].split("|"), inside=_is_inside_line(text, start)))
+                pieces.append(self._template(token[3].split("|"), inside=_is_inside_line(text, token_start)))
             else:
                 pieces.append(self._render_link(frames, [token[1]] if kind == 1 else [token[1], token[2]]))
-            offset = end
+            offset = token_end
         frames[-1].pieces.append(text[offset:])
         while len(frames) > 1:
             if frames[-1].braces:
@@ -119,7 +119,7 @@ class Scanner:
                 frames[-1].pieces.append(f"[[{'|'.join(link.end_argument())}")
         return "".join(frames[0].pieces)
 
-    def _process_bracket(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
+    def _process_bracket(self, frames: list[_Frame], text: str, token: str, token_end: int) -> int:
         """Process a single bracket or bar; return the offset after it."""
         if token == "|":
             if len(frames) > 1:
@@ -127,26 +127,26 @@ class Scanner:
             else:
                 frames[-1].pieces.append(token)
         elif token == "]]":
-            return self._close_link(frames, text, end)
+            return self._close_link(frames, text, token_end)
         elif token[0] == "}":
-            if self._close_templates(frames, len(token)) == 1 and text.startswith("-", end):
+            if self._close_templates(frames, len(token)) == 1 and text.startswith("-", token_end):
                 frames[-1].pieces.append("}")  # the end of `-{…{{template}}}-`
         else:
-            return self._open_frame(frames, text, token, end)
-        return end
+            return self._open_frame(frames, text, token, token_end)
+        return token_end
 
-    def _open_frame(self, frames: list[_Frame], text: str, token: str, end: int) -> int:
-        if token == "{{" and self._may_skip and (name := _NAME.match(text, end)) and self._is_dropped(name[1]):
-            skip_end = find_template_end(text, end)
+    def _open_frame(self, frames: list[_Frame], text: str, token: str, token_end: int) -> int:
+        if token == "{{" and self._may_skip and (name := _NAME.match(text, token_end)) and self._is_dropped(name[1]):
+            skip_end = find_template_end(text, token_end)
             if skip_end:
                 frames[-1].pieces.append(GAP)
                 return skip_end
             self._may_skip = False
         if len(frames) > MAX_DEPTH or len(token) > _MAX_BRACES:
-            return end
+            return token_end
         braces = 0 if token[0] == "[" else len(token)
-        frames.append(_Frame(braces, inside=_is_inside_line(text, end - len(token))))
-        return end
+        frames.append(_Frame(braces, inside=_is_inside_line(text, token_end - len(token))))
+        return token_end
 
     def _close_link(self, frames: list[_Frame], text: str, end: int) -> int:
         """Close the innermost link; keep a `]]` that closes no link or crosses a template."""
@@ -200,9 +200,9 @@ def _get_default(arguments: list[str]) -> str:
     return "|".join(arguments[1:])
 
 
-def _is_inside_line(text: str, start: int) -> bool:
+def _is_inside_line(text: str, token_start: int) -> bool:
     """Return whether a token continues a line of text; after another template it does not."""
-    return start > 0 and text[start - 1] not in "\n}"
+    return token_start > 0 and text[token_start - 1] not in "\n}"
 
 
 def find_template_end(text: str, start: int) -> int:
@@ -238,7 +238,7 @@ class TemplateCall(NamedTuple):
         """Return the value of the first of these parameters that is not empty, or the empty
         string.
         """
-        return next((value for key in keys if (value := self.params.get(key))), "")
+        return next((argument for key in keys if (argument := self.params.get(key))), "")
 
     def is_on(self, key: str) -> bool:
         """Return whether a switch like `df=yes` is set."""
@@ -246,7 +246,7 @@ class TemplateCall(NamedTuple):
 
     def positional(self, first: int = 1) -> list[str]:
         """Return the positional parameters from `first` on, in order, including empty ones."""
-        return [value for key, value in self.params.items() if parse_position(key) >= first]
+        return [argument for key, argument in self.params.items() if parse_position(key) >= first]
 
 
 Renderer = Callable[[TemplateCall], str]

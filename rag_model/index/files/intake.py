@@ -133,15 +133,15 @@ class FaissFlatSource:
         """Return the lines of `docid`."""
         return self._iter_lines(first, end) if self.id_file.exists() else None
 
-    def _iter_lines(self, first: int, end: int) -> Iterator[str]:
+    def _iter_lines(self, first_row: int, end_row: int) -> Iterator[str]:
         with self.id_file.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            yield from (line.rstrip("\r\n") for line in islice(file, first, end))
+            yield from (line.rstrip("\r\n") for line in islice(file, first_row, end_row))
 
 
-def _slice_rows(array: Block, n_rows: int, first: int, end: int | None) -> Iterator[Block]:
-    end = len(array) if end is None else end
-    for start in range(first, end, n_rows):
-        yield array[start : min(start + n_rows, end)]
+def _slice_rows(array: Block, n_rows: int, first_row: int, end_row: int | None) -> Iterator[Block]:
+    end_row = len(array) if end_row is None else end_row
+    for start_row in range(first_row, end_row, n_rows):
+        yield array[start_row : min(start_row + n_rows, end_row)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,24 +215,24 @@ class ParquetSource:
             with open_parquet(self.path) as file:
                 check_groups(self.path, file, [column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, 1 << 12, [column], first, end):
-                    for value in batch.column(0).to_pylist():
-                        yield value.decode() if isinstance(value, bytes) else str(value)
+                    for cell in batch.column(0).to_pylist():
+                        yield cell.decode() if isinstance(cell, bytes) else str(cell)
         except (pa.ArrowException, OSError, ValueError) as error:
             sentence = f"the column {column} of {self.path} cannot be read ({format_error(error)}): write it again"
             raise InputError(sentence) from error
 
-    def _to_matrix(self, lists: Any, first: int) -> Block:
+    def _to_matrix(self, lists: Any, first_row: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
         bad_rows = np.flatnonzero(lengths != self.d)
         if len(bad_rows):
             length = lengths[bad_rows[0]]
             problem = "is missing" if np.isnan(length) else f"has {int(length)} dimensions where others have {self.d}"
             raise InputError(
-                f"row {first + bad_rows[0]} of {self.path} {problem}: correct it, or remove it from the file"
+                f"row {first_row + bad_rows[0]} of {self.path} {problem}: correct it, or remove it from the file"
             )
-        values = lists.flatten()
+        components = lists.flatten()
         # (rows d,) -> (rows, d)
-        block: Block = values.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
+        block: Block = components.to_numpy(zero_copy_only=False).astype(self.dtype, copy=False).reshape(-1, self.d)
         return block
 
 
@@ -294,11 +294,11 @@ class VectorInput:
         """Yield each file with rows in [first, end), and the range of these rows within the
         file.
         """
-        start = 0
+        file_start = 0
         for file in self.files:
-            if first < start + file.n and start < end:
-                yield file, max(first - start, 0), min(end - start, file.n)
-            start += file.n
+            if first < file_start + file.n and file_start < end:
+                yield file, max(first - file_start, 0), min(end - file_start, file.n)
+            file_start += file.n
 
     def part_rows(self, part_bytes: int = PART_BYTES) -> int:
         """Return the rows per part, for about equal parts of at most `part_bytes` as float32."""
@@ -395,10 +395,10 @@ def split_into_parts(
                 n_filled = 0
     if n_filled:
         write_part(part[:n_filled])
-    rows = np.concatenate(kept_rows)
-    if not len(rows):
+    valid_rows = np.concatenate(kept_rows)
+    if not len(valid_rows):
         raise InputError(f"every row of {vectors.files[0].path} holds a NaN or an infinity: there is nothing to index")
-    return rows if invalid == "drop" else None
+    return valid_rows if invalid == "drop" else None
 
 
 def iter_finite_rows(

@@ -50,10 +50,10 @@ class CellQuality:
         `built` is the quality of an updated graph when it was built. The graph is then searched
         with about as many distances, and with fewer queries if these show no loss.
         """
-        targets, entry = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
-        if entry < 0:
+        targets, entry_point = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
+        if entry_point < 0:
             return cls(0.0, 0.0, 1.0)
-        unreachable = _count_unreachable(targets, int(graph.members[entry])) / len(targets)
+        unreachable = _count_unreachable(targets, int(graph.members[entry_point])) / len(targets)
         degree = float((targets >= 0).sum(axis=1).mean())
         if built is None:
             return cls(degree, unreachable, _measure_recall(graph, vectors, metric, _EF_SEARCH, _QUERIES))
@@ -77,13 +77,13 @@ class CellQuality:
         return None
 
 
-def _count_unreachable(targets: Links, entry: int) -> int:
+def _count_unreachable(targets: Links, entry_point: int) -> int:
     """Return the number of nodes that no walk along (m, w) `targets` reaches, -1 where no link
     is.
     """
     is_reached = np.zeros(len(targets) + 1, np.bool_)  # the last entry stands for no link
-    is_reached[[entry, -1]] = True
-    front = np.array([entry])
+    is_reached[[entry_point, -1]] = True
+    front = np.array([entry_point])
     while len(front):
         is_new = np.zeros_like(is_reached)
         is_new[targets[front]] = True
@@ -157,6 +157,6 @@ class CellHistory:
     @classmethod
     def from_arrays(cls, arrays: Sequence[Array]) -> Self:
         """Return the history from the result of `to_arrays`."""
-        numbers, is_original, members, sources = arrays
-        generation, built_members, *built = numbers.tolist()
+        history_fields, is_original, members, sources = arrays
+        generation, built_members, *built = history_fields.tolist()
         return cls(int(generation), int(built_members), CellQuality(*built), is_original, members, sources)

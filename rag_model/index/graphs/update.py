@@ -109,8 +109,8 @@ def update_cell_graph(
 def _remove_repeats(old_numbers: Rows) -> Rows:
     """Return the numbers with -1 in place of each repetition of an earlier number."""
     distinct_numbers = np.full(len(old_numbers), -1)
-    numbers, first = np.unique(old_numbers, return_index=True)
-    distinct_numbers[first] = numbers
+    distinct_old, first_positions = np.unique(old_numbers, return_index=True)
+    distinct_numbers[first_positions] = distinct_old
     return distinct_numbers
 
 
@@ -140,7 +140,7 @@ def _drop_members(
     new_lists = np.empty((len(vectors), lists.shape[1]), np.uint64)
     new_lists[old_members < 0] = NO_LINK
     staying_members = np.flatnonzero(old_members >= 0)
-    pairs = []  # members that lost a link, and the old numbers of its targets
+    losses = []  # members that lost a link, and the old numbers of its targets
     for first, end in iter_ranges(len(staying_members)):
         members = staying_members[first:end]
         old_lists = lists[old_members[members]]
@@ -148,8 +148,8 @@ def _drop_members(
         targets = new_numbers.take(old_targets)
         new_lists[members] = np.sort(_renumber(old_lists, targets), axis=1)
         slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
-        pairs.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
-    losing_members, lost_targets = map(np.concatenate, zip(*pairs, strict=True))
+        losses.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
+    losing_members, lost_targets = map(np.concatenate, zip(*losses, strict=True))
     affected_members, begins = np.unique(losing_members, return_index=True)
     begins = np.append(begins, len(losing_members))
     offers = []  # reverse links: the members that get one, and its key
@@ -159,9 +159,9 @@ def _drop_members(
         candidates = _list_candidates(members, begins[first : end + 1], lost_targets, new_numbers, lists, new_lists)
         added_keys = _select_directions(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
-        rows, slots = np.nonzero(added_keys != NO_LINK)
-        keys = added_keys[rows, slots]
-        offers.append((unpack_links(keys), keys & SIMILARITY_BITS | members[rows].astype(np.uint64)))
+        member_rows, slots = np.nonzero(added_keys != NO_LINK)
+        keys = added_keys[member_rows, slots]
+        offers.append((unpack_links(keys), keys & SIMILARITY_BITS | members[member_rows].astype(np.uint64)))
     if offers:
         _link_back(new_lists, *map(np.concatenate, zip(*offers, strict=True)))
     return new_lists
@@ -259,7 +259,7 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
         links: (a, 2M) keys of each member's links, nearest first.
         keys: (a, w) keys of each member's candidates, nearest first.
         to_member: (a, w) similarities of the candidates to the member.
-        between: similarities of the last pairs.
+        between: (p,) similarities of the pairs that the previous call listed.
         state: the arrays that are updated: (a, w) whether a candidate is selected; (a, w) the
             columns of the candidates, the pending ones first; (a,) the number of pending ones; and
             (a,) the next column of `links`.
@@ -300,22 +300,22 @@ def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
         targets = unpack_links(lists[members[first:end]])  # (b, 2M)
         is_new[first:end] = (targets != unpack_links(keys[first:end, None])).all(axis=1)
     members, keys = members[is_new], keys[is_new]
-    order = np.lexsort((keys, members))
-    members, keys = members[order], keys[order]
-    changed_members, begins, counts = np.unique(members, return_index=True, return_counts=True)
+    sorted_positions = np.lexsort((keys, members))
+    members, keys = members[sorted_positions], keys[sorted_positions]
+    changed_members, begins, key_counts = np.unique(members, return_index=True, return_counts=True)
     n_filled = (lists[changed_members] != NO_LINK).sum(axis=1)
-    slots = np.arange(len(keys)) + np.repeat(n_filled - begins, counts)
+    slots = np.arange(len(keys)) + np.repeat(n_filled - begins, key_counts)
     has_room = slots < lists.shape[1]
     lists[members[has_room], slots[has_room]] = keys[has_room]
     lists[changed_members] = np.sort(lists[changed_members], axis=1)
 
 
-def _group_keys(rows: Rows, keys: ScoredLinks, n_rows: int) -> ScoredLinks:
+def _group_keys(key_rows: Rows, keys: ScoredLinks, n_rows: int) -> ScoredLinks:
     """Return the distinct keys of each row, nearest first: (count, c), from (p, w)."""
     is_link = keys != NO_LINK
-    flat_rows, flat_keys = np.broadcast_to(rows[:, None], keys.shape)[is_link], keys[is_link]
-    order = np.lexsort((flat_keys, flat_rows))
-    flat_rows, flat_keys = flat_rows[order], flat_keys[order]
+    flat_rows, flat_keys = np.broadcast_to(key_rows[:, None], keys.shape)[is_link], keys[is_link]
+    sorted_positions = np.lexsort((flat_keys, flat_rows))
+    flat_rows, flat_keys = flat_rows[sorted_positions], flat_keys[sorted_positions]
     is_distinct = np.ones(len(flat_keys), np.bool_)
     is_distinct[1:] = (flat_keys[1:] != flat_keys[:-1]) | (flat_rows[1:] != flat_rows[:-1])
     flat_rows, flat_keys = flat_rows[is_distinct], flat_keys[is_distinct]
@@ -388,17 +388,17 @@ def _rank_changed_links(
         lists: (m, 2M) lists before the insertion.
         vectors: (m, d) float32.
     """
-    nodes, numbers = _number_nodes(members), np.append(members, -1).astype(np.int32)
-    for first, end in iter_ranges(len(members)):
-        block = members[first:end]
-        links, keys = bottom_links(index, first, end), lists[block]  # (b, 2M)
+    nodes, member_of_node = _number_nodes(members), np.append(members, -1).astype(np.int32)
+    for first_node, end_node in iter_ranges(len(members)):
+        block = members[first_node:end_node]
+        links, keys = bottom_links(index, first_node, end_node), lists[block]  # (b, 2M)
         is_changed = links != nodes.take(unpack_links(keys))
         changed_rows = np.flatnonzero(is_changed.any(axis=1))
         block, links = block[changed_rows], links[changed_rows]
         keys, is_changed = keys[changed_rows], is_changed[changed_rows]
         keys[is_changed] = NO_LINK
         rows, slots = np.nonzero(is_changed & (links >= 0))
-        targets = numbers[links[rows, slots]]
+        targets = member_of_node[links[rows, slots]]
         keys[rows, slots] = _pair_keys(plan, vectors, block[rows], vectors, targets)
         keys.sort(axis=1)
         lists[block] = keys
@@ -462,12 +462,12 @@ def update_cross_links(
     near_lost = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
     losing_sources = staying_sources[losing_sources]
     near_keys = pack_links(similarities(sources[losing_sources], vectors, near_lost, plan.metric), near_lost)
-    rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
-    rows, offers = rows[~must_search[rows]], offers[~must_search[rows]]
-    changed_sources = np.union1d(losing_sources, rows)
-    rows = np.concatenate([rows, np.repeat(losing_sources, near_keys.shape[1])])
+    source_rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
+    source_rows, offers = source_rows[~must_search[source_rows]], offers[~must_search[source_rows]]
+    changed_sources = np.union1d(losing_sources, source_rows)
+    source_rows = np.concatenate([source_rows, np.repeat(losing_sources, near_keys.shape[1])])
     offers = np.concatenate([offers, near_keys.ravel()])
-    offered_keys = _group_keys(np.searchsorted(changed_sources, rows), offers[:, None], len(changed_sources))
+    offered_keys = _group_keys(np.searchsorted(changed_sources, source_rows), offers[:, None], len(changed_sources))
     for first, end in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
         block = changed_sources[first:end]
         best_keys = _select_distinct(np.concatenate([out[block], offered_keys[first:end]], axis=1))
@@ -502,12 +502,12 @@ def _offer_new_members(
     new_members = np.flatnonzero(old_members < 0)
     near_members = unpack_links(graph.lists[new_members, :_NEAR_MEMBERS])  # (i, f)
     targets = unpack_links(out)  # (s, OUT)
-    order, begins = _group_by_target(targets.ravel(), len(vectors))
+    link_order, target_starts = _group_by_target(targets.ravel(), len(vectors))
     # (i, f) sources of each near member
-    counts = np.where(near_members < 0, 0, np.diff(begins)[near_members])
-    positions = concatenated_ranges(counts.ravel()) + np.repeat(begins[near_members], counts.ravel())
-    rows = order[positions] // targets.shape[1]
-    member_index = np.repeat(np.arange(len(new_members)), counts.sum(axis=1))
+    link_counts = np.where(near_members < 0, 0, np.diff(target_starts)[near_members])
+    positions = concatenated_ranges(link_counts.ravel()) + np.repeat(target_starts[near_members], link_counts.ravel())
+    rows = link_order[positions] // targets.shape[1]
+    member_index = np.repeat(np.arange(len(new_members)), link_counts.sum(axis=1))
     member_index, rows = np.divmod(np.unique(member_index * len(out) + rows), len(out))
     keys = _pair_keys(plan, sources, rows, vectors, new_members[member_index])
     current_keys = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
@@ -520,13 +520,13 @@ def _group_by_target(targets: Any, n_targets: Any) -> Any:
     """Return the positions in `targets` by target, without -1, and (n_targets + 1,) where each
     begins.
     """
-    begins = np.zeros(n_targets + 2, np.int64)
+    target_starts = np.zeros(n_targets + 2, np.int64)
     for target in targets:
-        begins[target + 2] += target >= 0
-    begins = np.cumsum(begins)
-    positions = np.empty(begins[-1], np.int64)
+        target_starts[target + 2] += target >= 0
+    target_starts = np.cumsum(target_starts)
+    positions = np.empty(target_starts[-1], np.int64)
     for position, target in enumerate(targets):
         if target >= 0:
-            positions[begins[target + 1]] = position
-            begins[target + 1] += 1
-    return positions, begins[:-1]
+            positions[target_starts[target + 1]] = position
+            target_starts[target + 1] += 1
+    return positions, target_starts[:-1]

@@ -92,13 +92,13 @@ class ListKind(VectorKind):
         """Return the ranges before and after the lists, and the boundaries of the codes and of the
         ids of lists; None for a file without inverted lists; see `RangedKind`.
         """
-        lists, size = find_row_lists(path), path.stat().st_size
+        lists, file_bytes = find_row_lists(path), path.stat().st_size
         with path.open("rb") as file:
             has_refinement = file.read(4) == b"IxRF"
         if lists is None or lists.by_row or has_refinement:
             return None
-        bounds = pack_bounds(_divide_lists(lists, size))
-        return {"pinned": [[0, lists.start], [lists.end, size]], "bounds": bounds}
+        bounds = pack_bounds(_divide_lists(lists, file_bytes))
+        return {"pinned": [[0, lists.start], [lists.end, file_bytes]], "bounds": bounds}
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids, rotation and codec on a sample of all parts; write the empty index.
@@ -232,8 +232,8 @@ class ListKind(VectorKind):
             ResourceError: memory ran out, or the file cannot be written.
         """
         files, index = VectorFiles.open_checked(rows, plan.n, plan.d), engine.read_index(trained)
-        starts = [0, *accumulate(VectorFiles([path]).n for path in rows)]
-        code_pieces = CodePieces(plan, trained, scattered, starts)
+        part_starts = [0, *accumulate(VectorFiles([path]).n for path in rows)]
+        code_pieces = CodePieces(plan, trained, scattered, part_starts)
         try:
             with out.open("wb", buffering=1 << 20) as file:
                 _write_index(file, index, code_pieces, files)
@@ -287,24 +287,24 @@ def _without_refinement(index: FaissIndex) -> FaissIndex:
     return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
-def _divide_lists(lists: RowLists, size: int) -> list[int]:
+def _divide_lists(lists: RowLists, file_bytes: int) -> list[int]:
     """Return block boundaries: the codes and the ids of a list are separate blocks.
 
     Long blocks are divided evenly, and blocks below `_MIN_BLOCK_BYTES` join the next one.
     """
     code_ends = lists.starts[:-1] + lists.lengths * lists.code_bytes
-    ends = np.stack([code_ends, lists.starts[1:]], axis=1).ravel().tolist()
+    section_ends = np.stack([code_ends, lists.starts[1:]], axis=1).ravel().tolist()
     bounds = [0]
     for end, max_bytes in [
         (lists.start, _MAX_CODE_BLOCK_BYTES),
-        *zip(ends, cycle((_MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES))),
-        (size, _MAX_CODE_BLOCK_BYTES),
+        *zip(section_ends, cycle((_MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES))),
+        (file_bytes, _MAX_CODE_BLOCK_BYTES),
     ]:
         start, n_blocks = bounds[-1], -(-(end - bounds[-1]) // max_bytes)
         if end - start >= _MIN_BLOCK_BYTES:
             bounds += [start + (end - start) * i // n_blocks for i in range(1, n_blocks + 1)]
     # The rest of the file is too short for a block, so it joins the last one.
-    return bounds if bounds[-1] == size else [*bounds[: max(1, len(bounds) - 1)], size]
+    return bounds if bounds[-1] == file_bytes else [*bounds[: max(1, len(bounds) - 1)], file_bytes]
 
 
 def _compute_losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
@@ -344,29 +344,29 @@ def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes
     """
     inverted_lists, n_encoded = get_inverted_lists(base), 0
     assigner = None if inverted_lists is None else ListAssigner(inverted_lists)
-    for first, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
-        new_rows = first + np.flatnonzero(lists[first : first + len(block)] < 0)
+    for first_row, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
+        new_rows = first_row + np.flatnonzero(lists[first_row : first_row + len(block)] < 0)
         n_encoded += len(new_rows)
         if inverted_lists is None or assigner is None:
             lists[new_rows] = 0
         elif len(new_rows):
             vectors = _apply_transforms(
-                base, _pad_selection(block, new_rows - first, -(-engine.MIN_BLAS_SIZE // inverted_lists.d))
+                base, _pad_selection(block, new_rows - first_row, -(-engine.MIN_BLAS_SIZE // inverted_lists.d))
             )
             lists[new_rows] = assigner(vectors)[: len(new_rows)]
             codes[new_rows] = _encode_vectors(inverted_lists, vectors[: len(new_rows)], lists[new_rows])
     return n_encoded
 
 
-def _pad_selection(block: Vectors, rows: Rows, min_rows: int) -> Vectors:
+def _pad_selection(block: Vectors, block_rows: Rows, min_rows: int) -> Vectors:
     """Return rows of a block, (m, d), repeated up to `min_rows` rows.
 
     With fewer rows, faiss does not use matrix products, and rounds differently than for the whole
     block.
     """
-    if len(rows) == len(block):
+    if len(block_rows) == len(block):
         return block
-    return block[np.resize(rows, max(len(rows), min(min_rows, len(block))))]
+    return block[np.resize(block_rows, max(len(block_rows), min(min_rows, len(block))))]
 
 
 def _encode_vectors(lists: FaissIndex, vectors: Vectors, list_numbers: Rows) -> Codes:
@@ -378,8 +378,8 @@ def _encode_vectors(lists: FaissIndex, vectors: Vectors, list_numbers: Rows) -> 
 def _apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
     """Apply the index's transforms, if it has any: (m, d) -> (m, d')."""
     if isinstance(index, faiss.IndexPreTransform):
-        for number in range(index.chain.size()):
-            vectors = faiss.downcast_VectorTransform(index.chain.at(number)).apply(vectors)
+        for i in range(index.chain.size()):
+            vectors = faiss.downcast_VectorTransform(index.chain.at(i)).apply(vectors)
     return vectors
 
 
@@ -396,12 +396,12 @@ def _write_index(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, fil
 
 def _write_base(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:
     lists = get_inverted_lists(index)
-    sizes = code_pieces.count_list_sizes(1 if lists is None else lists.nlist)
+    list_sizes = code_pieces.count_list_sizes(1 if lists is None else lists.nlist)
     if lists is None:
         write_storage(file, index, files.n, (block for _, block in files.blocks()))
         return
-    write_lists_head(file, index, sizes)
-    _write_lists(file, code_pieces, sizes, int(lists.code_size) + 8)
+    write_lists_head(file, index, list_sizes)
+    _write_lists(file, code_pieces, list_sizes, int(lists.code_size) + 8)
 
 
 def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_bytes: int) -> None:
@@ -410,8 +410,8 @@ def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_by
     borders = _divide_into_blocks(sizes, n_rows)
     cuts = code_pieces.find_cuts(borders)
     # (lists,) -> (blocks,)
-    for number, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
-        block = cuts[:, number : number + 2]  # (parts, 2)
+    for block_index, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
+        block = cuts[:, block_index : block_index + 2]  # (parts, 2)
         if block_rows > n_rows:
             for column in (2, 1):  # first the codes of the block, then its ids
                 for slices in code_pieces.iter_slices(block, n_rows):
@@ -420,22 +420,22 @@ def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_by
             write_list_block(file, *code_pieces.read_block(block, vector_bytes - 8))
 
 
-def _divide_into_blocks(sizes: Rows, n_rows: int) -> Rows:
+def _divide_into_blocks(list_sizes: Rows, n_rows: int) -> Rows:
     """Return the first list of each block of at most `n_rows` vectors or of one list, and the
     end.
     """
     borders, block_rows = [0], 0
-    for number, size in enumerate(sizes.tolist()):
-        if block_rows and block_rows + size > n_rows:
-            borders.append(number)
+    for list_number, list_size in enumerate(list_sizes.tolist()):
+        if block_rows and block_rows + list_size > n_rows:
+            borders.append(list_number)
             block_rows = 0
-        block_rows += size
-    return np.array([*borders, len(sizes)])
+        block_rows += list_size
+    return np.array([*borders, len(list_sizes)])
 
 
-def _score_rows(queries: Vectors, vectors: Vectors, metric: Metric, numbers: Rows, rows: Rows) -> Vectors:
-    """Return exact scores of the queries `numbers`, (m,), with their `rows`, (m, k)."""
-    return similarities(queries[numbers], vectors, rows, metric)
+def _score_rows(queries: Vectors, vectors: Vectors, metric: Metric, query_numbers: Rows, hit_rows: Rows) -> Vectors:
+    """Return exact scores of the queries `query_numbers`, (m,), with their `hit_rows`, (m, k)."""
+    return similarities(queries[query_numbers], vectors, hit_rows, metric)
 
 
 KIND = ListKind()

@@ -47,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 _MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
 _M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
 _TIMES = np.uint64(0x0101010101010101)
-_1, _2, _4, _56, _63 = (np.uint64(number) for number in (1, 2, 4, 56, 63))
+_1, _2, _4, _56, _63 = (np.uint64(i) for i in (1, 2, 4, 56, 63))
 MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
 # 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
 MAX_CACHED_POSTINGS = 1 << 25
@@ -102,10 +102,10 @@ def _write_top_bounds(contributions, max_contribution, tops):
     """Store a lower bound for the 1st, 2nd, 4th, ... largest contribution, read from a
     histogram.
     """
-    counts, bin_minimum = np.zeros(_HISTOGRAM_BINS, np.int64), np.full(_HISTOGRAM_BINS, np.float32(np.inf))
+    bin_counts, bin_minimum = np.zeros(_HISTOGRAM_BINS, np.int64), np.full(_HISTOGRAM_BINS, np.float32(np.inf))
     for i in range(len(contributions)):
         bin_number = np.int64(contributions[i] / max_contribution * (_HISTOGRAM_BINS - 1))
-        counts[bin_number] += 1
+        bin_counts[bin_number] += 1
         bin_minimum[bin_number] = min(bin_minimum[bin_number], contributions[i])
     postings_above, bin_index = 0, _HISTOGRAM_BINS
     for i in range(TOPS):
@@ -113,7 +113,7 @@ def _write_top_bounds(contributions, max_contribution, tops):
         if 1 << i <= len(contributions):
             while postings_above < 1 << i:
                 bin_index -= 1
-                postings_above += counts[bin_index]
+                postings_above += bin_counts[bin_index]
             tops[i] = bin_minimum[bin_index]
 
 
@@ -281,7 +281,7 @@ def _take_promising(sums, touched_rows, n_touched, threshold, window_rows, score
 
 
 @compiled
-def _add_by_bits(
+def _add_list_bits(
     contributions, bits, ranks, first_word, last_posting, factor, threshold, window_rows, scores, n_candidates
 ):
     """Add a list, by its bits, to the scores of the candidates.
@@ -392,7 +392,7 @@ def _complete_scores(lists, list_numbers, factors, first_row, n_optional, thresh
             first_word += first_row >> 6
             last_posting = offsets[list_numbers[i], POSTINGS_END] - 1
             min_score = threshold - reach[n_remaining]
-            n_candidates = _add_by_bits(
+            n_candidates = _add_list_bits(
                 contributions, bits, ranks, first_word, last_posting, factors[i], min_score, window_rows, scores,
                 n_candidates,
             )  # fmt: skip
@@ -542,17 +542,17 @@ class DecodedListCache:
         search_all(arrays, list_numbers, factors, ends, self._file.layout.n, scores, rows, sizes)
         return sizes
 
-    def _are_decoded(self, entries: Ints, weighting: Weighting) -> bool:
-        offsets = entries[entries[:, 0] > 0, 1].tolist()
+    def _are_decoded(self, list_entries: Ints, weighting: Weighting) -> bool:
+        offsets = list_entries[list_entries[:, 0] > 0, 1].tolist()
         return weighting == self._lists.weighting and all(map(self._lists.__contains__, offsets))
 
-    def _load_lists(self, entries: Ints, weighting: Weighting) -> DecodedLists | None:
-        """Return decoded lists that include `entries`, decoding new ones.
+    def _load_lists(self, list_entries: Ints, weighting: Weighting) -> DecodedLists | None:
+        """Return decoded lists that include `list_entries`, decoding new ones.
 
         The result is None if a list is damaged.
         """
         lists = self._lists
-        required_entries = entries[_find_distinct_lists(entries)]
+        required_entries = list_entries[_find_distinct_lists(list_entries)]
         new_entries = [entry for entry in required_entries if int(entry[1]) not in lists]
         if weighting != lists.weighting or not lists.has_capacity(sum(int(entry[0]) for entry in new_entries)):
             lists, new_entries = DecodedLists(weighting, self._capacity), list(required_entries)
