@@ -295,12 +295,12 @@ def _skip_statistics(data: bytes, start_byte: int) -> int:
 @lru_cache(1 << 12)
 def _decode_unsigned(data: bytes) -> int:
     """Decode a non-negative number of Thrift's compact protocol."""
-    decoded = 0
+    decoded_number = 0
     for byte in reversed(data):
-        decoded = decoded << 7 | byte & 127
-    if decoded & 1:
+        decoded_number = decoded_number << 7 | byte & 127
+    if decoded_number & 1:
         raise PagesError(_BAD_HEADER)
-    return decoded >> 1
+    return decoded_number >> 1
 
 
 def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
@@ -359,11 +359,11 @@ def _parse_zigzag(data: bytes, offset: int) -> tuple[int, int]:
 
 def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
     """Parse an unsigned varint at an offset; return it and the offset after it."""
-    unsigned = shift = 0
+    varint = shift = 0
     while (byte := data[offset]) >= 128:
-        unsigned |= (byte & 127) << shift
+        varint |= (byte & 127) << shift
         shift += 7
         offset += 1
         if shift > 63:
             raise PagesError(_BAD_HEADER)
-    return unsigned | byte << shift, offset + 1
+    return varint | byte << shift, offset + 1

@@ -311,13 +311,13 @@ def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: st
     Raises:
         InputError: As for `decode`.
     """
-    compressed, n_yielded = b"".join(chunks), 0
+    compressed_bytes, n_yielded = b"".join(chunks), 0
     try:
-        for block in bzip2.decode_streams(compressed):
+        for block in bzip2.decode_streams(compressed_bytes):
             n_yielded += len(block)
             yield block
     except bzip2.UnusualStreamError:
-        for decoded_bytes in decode([compressed], "bz2", source_name):
+        for decoded_bytes in decode([compressed_bytes], "bz2", source_name):
             yield decoded_bytes[n_yielded:]
             n_yielded = max(0, n_yielded - len(decoded_bytes))
 
@@ -526,18 +526,18 @@ def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
         raise InputError(f"{source_name} is {state} ({problem}): {_DOWNLOAD_ADVICE}") from error
 
 
-def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, compressed: bytes) -> Iterator[bytes]:
-    yield decoder.decompress(compressed, MAX_DECODED_BYTES)
+def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, compressed_bytes: bytes) -> Iterator[bytes]:
+    yield decoder.decompress(compressed_bytes, MAX_DECODED_BYTES)
     while not (decoder.eof or decoder.needs_input):
         yield decoder.decompress(b"", MAX_DECODED_BYTES)
 
 
-def _drain_gzip(decoder: "zlib._Decompress", compressed: bytes) -> Iterator[bytes]:
+def _drain_gzip(decoder: "zlib._Decompress", compressed_bytes: bytes) -> Iterator[bytes]:
     while True:
-        decoded_bytes = decoder.decompress(compressed, MAX_DECODED_BYTES)
+        decoded_bytes = decoder.decompress(compressed_bytes, MAX_DECODED_BYTES)
         yield decoded_bytes
-        compressed = decoder.unconsumed_tail
-        if decoder.eof or not (compressed or len(decoded_bytes) == MAX_DECODED_BYTES):
+        compressed_bytes = decoder.unconsumed_tail
+        if decoder.eof or not (compressed_bytes or len(decoded_bytes) == MAX_DECODED_BYTES):
             return
 
 

@@ -290,5 +290,5 @@ class Bert:
 
 def _load_tensor(tensor: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Load a tensor; on a CPU it stays memory-mapped if its file already has the dtype."""
-    stored = torch.from_numpy(tensor.memory_map())
-    return (stored.view(torch.bfloat16) if tensor.dtype == "BF16" else stored).to(device, dtype)
+    values = torch.from_numpy(tensor.memory_map())
+    return (values.view(torch.bfloat16) if tensor.dtype == "BF16" else values).to(device, dtype)

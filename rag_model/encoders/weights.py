@@ -231,7 +231,7 @@ def _modernize_name(parts: tuple[str, ...]) -> str:
     return ".".join([*parts[:-1], _LEGACY_SUFFIXES.get(parts[-1], parts[-1])])
 
 
-def _as_float32(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+def _as_float32(stored_values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     if dtype == "BF16":  # the upper half of an fp32
-        return (stored.astype("<u4") << 16).view("<f4")
-    return stored.astype("<f4")
+        return (stored_values.astype("<u4") << 16).view("<f4")
+    return stored_values.astype("<f4")

@@ -57,9 +57,9 @@ def estimate_mean(values: Sequence[float] | Numbers, resampling: Resampling = DE
     Raises:
         UsageError: there are no values, or a value is not finite.
     """
-    numbers = _to_finite_array(values)
-    low, high = _compute_bounds(_compute_resampled_means(numbers, resampling), resampling.level)
-    return Estimate(float(numbers.mean()), low, high, len(numbers))
+    samples = _to_finite_array(values)
+    low, high = _compute_bounds(_compute_resampled_means(samples, resampling), resampling.level)
+    return Estimate(float(samples.mean()), low, high, len(samples))
 
 
 def estimate_means(
@@ -75,16 +75,16 @@ def estimate_means(
     """
     if not columns:
         return {}
-    numbers = np.stack([_to_finite_array(column) for column in columns.values()], axis=1)  # (n, m)
-    n = len(numbers)
+    samples = np.stack([_to_finite_array(column) for column in columns.values()], axis=1)  # (n, m)
+    n = len(samples)
     mean_blocks = []
     for block in _iter_resamples(n, resampling):  # (r, n) question numbers
-        rows = np.arange(len(block))[:, None] * n
-        multiplicities = np.bincount((block + rows).ravel(), minlength=block.size).reshape(block.shape)
-        mean_blocks.append(multiplicities @ numbers / n)  # (r, n) @ (n, m) -> (r, m)
+        row_offsets = np.arange(len(block))[:, None] * n
+        multiplicities = np.bincount((block + row_offsets).ravel(), minlength=block.size).reshape(block.shape)
+        mean_blocks.append(multiplicities @ samples / n)  # (r, n) @ (n, m) -> (r, m)
     means = np.concatenate(mean_blocks)
-    bounds = [_compute_bounds(means[:, column], resampling.level) for column in range(numbers.shape[1])]
-    values = numbers.mean(axis=0)
+    bounds = [_compute_bounds(means[:, column], resampling.level) for column in range(samples.shape[1])]
+    values = samples.mean(axis=0)
     return {name: Estimate(float(values[i]), *bounds[i], n) for i, name in enumerate(columns)}
 
 
@@ -117,27 +117,27 @@ def estimate_from_sums(
     Raises:
         UsageError: there are no rows, or a count is not finite.
     """
-    numbers = _to_finite_array(counts)
+    samples = _to_finite_array(counts)
     # (r, n) -> (r, n, c) -> (r, c)
-    sums = [numbers[block].sum(axis=1) for block in _iter_resamples(len(numbers), resampling, numbers.shape[1])]
+    sums = [samples[block].sum(axis=1) for block in _iter_resamples(len(samples), resampling, samples.shape[1])]
     low, high = _compute_bounds(
         np.array([statistic(sums_of_draw) for sums_of_draw in np.concatenate(sums)]), resampling.level
     )
-    return Estimate(statistic(numbers.sum(axis=0)), low, high, len(numbers))
+    return Estimate(statistic(samples.sum(axis=0)), low, high, len(samples))
 
 
 def _to_finite_array(values: Sequence[float] | Numbers) -> Numbers:
-    numbers = np.asarray(values, np.float64)
-    if not numbers.size:
+    samples = np.asarray(values, np.float64)
+    if not samples.size:
         raise UsageError("a confidence interval needs at least one question")
-    if not np.isfinite(numbers).all():
+    if not np.isfinite(samples).all():
         raise UsageError("a confidence interval needs finite numbers: look for NaN among the values")
-    return numbers
+    return samples
 
 
-def _compute_resampled_means(numbers: Numbers, resampling: Resampling) -> Numbers:
+def _compute_resampled_means(samples: Numbers, resampling: Resampling) -> Numbers:
     # (r, n) -> (r,).
-    return np.concatenate([numbers[block].mean(axis=1) for block in _iter_resamples(len(numbers), resampling)])
+    return np.concatenate([samples[block].mean(axis=1) for block in _iter_resamples(len(samples), resampling)])
 
 
 def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Iterator[npt.NDArray[np.int64]]:
@@ -147,8 +147,8 @@ def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Itera
     """
     random = np.random.default_rng(resampling.seed)
     n_rows = max(1, _BLOCK_SIZE // (n * n_columns))
-    for start in range(0, resampling.draws, n_rows):
-        yield random.integers(0, n, (min(n_rows, resampling.draws - start), n))
+    for first_draw in range(0, resampling.draws, n_rows):
+        yield random.integers(0, n, (min(n_rows, resampling.draws - first_draw), n))
 
 
 def _compute_bounds(resampled_values: Numbers, level: float) -> tuple[float, float]:

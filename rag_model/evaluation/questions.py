@@ -106,9 +106,9 @@ def _read_file(url: str) -> tuple[Question, ...]:
 def _read_beir(folder: Path, split: str) -> QuestionSet:
     path = folder / "qrels" / f"{split}.tsv"
     grades: dict[str, dict[str, int]] = {}
-    for number, line in enumerate(_read_lines(path), start=1):
-        if line.strip() and (number > 1 or not line.startswith("query-id")):
-            question, document, grade = _parse_judgement(line, f"{path}, line {number}")
+    for line_number, line in enumerate(_read_lines(path), start=1):
+        if line.strip() and (line_number > 1 or not line.startswith("query-id")):
+            question, document, grade = _parse_judgement(line, f"{path}, line {line_number}")
             grades.setdefault(question, {})[document] = grade
     questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
     if not questions:
@@ -167,13 +167,13 @@ def _check_lines(file: TextIO, name: str) -> Iterator[str]:
     files and database dumps may have no line ends.
     """
     lines = iter(partial(file.readline, _MAX_LINE_LENGTH), "")
-    for number, line in enumerate(limit_blank_lines(lines, name), start=1):
+    for line_number, line in enumerate(limit_blank_lines(lines, name), start=1):
         if len(line) == _MAX_LINE_LENGTH:
             raise InputError(
-                f"{name}, line {number} is longer than a million characters: check that it is a question file"
+                f"{name}, line {line_number} is longer than a million characters: check that it is a question file"
             )
         if _INVALID_BYTE.search(line):
-            raise InputError(f"{name}, line {number} is not UTF-8: convert it to UTF-8")
+            raise InputError(f"{name}, line {line_number} is not UTF-8: convert it to UTF-8")
         yield line
 
 
@@ -214,18 +214,18 @@ def _check_encodable(questions: Iterable[Question], name: str) -> None:
 
 def _parse_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
     texts = (line.strip() for line in lines)
-    for number, text in enumerate(text for text in texts if text):
-        yield Question(str(number), text)
+    for question_number, text in enumerate(text for text in texts if text):
+        yield Question(str(question_number), text)
 
 
 def _parse_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
     reader = csv.reader(lines, delimiter="\t")
-    number = 0
+    row_number = 0
     try:
         for row in reader:
             if row:
-                yield _parse_dpr_row(row, str(number), f"{name}, line {reader.line_num}")
-                number += 1
+                yield _parse_dpr_row(row, str(row_number), f"{name}, line {reader.line_num}")
+                row_number += 1
     except csv.Error as error:
         raise InputError(f"{name}, line {reader.line_num}: {error}") from error
 
@@ -240,10 +240,10 @@ def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
     """Parse DPR's list of answers as a literal of bounded length, which is never evaluated."""
     try:
         with warnings.catch_warnings(action="ignore"):  # for patterns such as `['\\d+']`
-            value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
+            literal = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        value = None
-    return _check_answers(value, location)
+        literal = None
+    return _check_answers(literal, location)
 
 
 def _check_answers(value: Any, location: str) -> tuple[str, ...]:
@@ -255,12 +255,12 @@ def _check_answers(value: Any, location: str) -> tuple[str, ...]:
 
 
 def _parse_jsonl(lines: Iterator[str], name: str) -> Iterator[Question]:
-    for number, line in enumerate(lines, start=1):
+    for line_number, line in enumerate(lines, start=1):
         if line.strip():
-            yield _parse_json_line(line, number, f"{name}, line {number}")
+            yield _parse_json_line(line, line_number, f"{name}, line {line_number}")
 
 
-def _parse_json_line(line: str, number: int, location: str) -> Question:
+def _parse_json_line(line: str, line_number: int, location: str) -> Question:
     try:
         fields = parse_json(line)
     except ValueError as error:
@@ -271,7 +271,7 @@ def _parse_json_line(line: str, number: int, location: str) -> Question:
     text = fields["input"] if is_kilt else fields.get("question", fields.get("text"))
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
-    identity = str(fields.get("id", fields.get("_id", number - 1)))
+    identity = str(fields.get("id", fields.get("_id", line_number - 1)))
     common: dict[str, Any] = {
         "passages": _parse_passage_ids(fields.get("passages", []), location),
         "source": _parse_source(fields, location),
@@ -289,8 +289,8 @@ def _parse_passage_ids(value: Any, location: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str, value)))
 
 
-def _parse_source(value: Mapping[str, Any], location: str) -> str:
-    source = value.get("source", "")
+def _parse_source(question_row: Mapping[str, Any], location: str) -> str:
+    source = question_row.get("source", "")
     if not isinstance(source, str):
         raise InputError(f"{location}: `source` must be a string, such as the name of the data set")
     return source

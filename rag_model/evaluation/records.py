@@ -98,11 +98,11 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
         StoreError: a file of an evaluation is missing or damaged.
     """
     before_values, after_values = (read_measure_values(store, manifest) for manifest in (before, after))
-    pairs: dict[str, dict[str, MeasureComparison]] = {}
+    comparisons: dict[str, dict[str, MeasureComparison]] = {}
     for before_name, after_name in _match_retrievers(before.content.metrics, after.content.metrics):
         name = after_name if before_name == after_name else f"{before_name} -> {after_name}"
         before_metrics, after_metrics = before.content.metrics[before_name], after.content.metrics[after_name]
-        pairs[name] = {
+        comparisons[name] = {
             measure: _compare_measure(
                 before_metrics[measure],
                 after_metrics[measure],
@@ -111,12 +111,12 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
             for measure in after_metrics
             if measure in before_metrics
         }
-    if not any(pairs.values()):
+    if not any(comparisons.values()):
         raise UsageError(
             f"evaluations {before.id[:12]} and {after.id[:12]} have no measure of one retriever in "
             "common: compare two with the same retrievers and judgements"
         )
-    return EvaluationComparison(before, after, pairs)
+    return EvaluationComparison(before, after, comparisons)
 
 
 def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> list[tuple[str, str]]:
@@ -131,15 +131,15 @@ def _pair_values(
     """Return the (before, after) values of the questions that both evaluations have measured."""
     before_column = dict(_iter_column(before_values, before_name, measure))
     return [
-        (before_column[question], value)
-        for question, value in _iter_column(after_values, after_name, measure)
+        (before_column[question], after_value)
+        for question, after_value in _iter_column(after_values, after_name, measure)
         if question in before_column
     ]
 
 
-def _iter_column(values: MeasureValues, retriever: str, measure: str) -> Iterator[tuple[str, float]]:
-    column = values.retrievers.get(retriever, {}).get(measure, ())
-    yield from ((q, value) for q, value in zip(values.questions, column, strict=False) if value is not None)
+def _iter_column(evaluation: MeasureValues, retriever: str, measure: str) -> Iterator[tuple[str, float]]:
+    column = evaluation.retrievers.get(retriever, {}).get(measure, ())
+    yield from ((q, value) for q, value in zip(evaluation.questions, column, strict=False) if value is not None)
 
 
 def _compare_measure(before: MetricValue, after: MetricValue, pairs: list[tuple[float, float]]) -> MeasureComparison:

@@ -97,7 +97,7 @@ def answers_subject(
     }
     if "auto" not in settings.readers:
         # Settings that do not apply are left out, so that older evaluations keep their ids.
-        settings_json = {name: value for name, value in settings_json.items() if name not in _ROUTE_SETTINGS}
+        settings_json = {name: setting for name, setting in settings_json.items() if name not in _ROUTE_SETTINGS}
     model_id = identify_model(model)
     if model.startswith(ENDPOINT_PREFIX):
         settings_json["endpoint"] = _describe_endpoint(model)

@@ -87,7 +87,7 @@ def write_card(card: Card) -> str:
     lines = [
         "---",
         # A JSON value is a YAML value.
-        *(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in head.items()),
+        *(f"{name}: {json.dumps(setting, ensure_ascii=False)}" for name, setting in head.items()),
         "---",
         f"# {kind}, trained by bookwheel",
         "",
@@ -120,9 +120,9 @@ def _list_origin_rows(card: Card) -> list[Sequence[str]]:
     corpus = card.corpus.get("base") or card.corpus.get("dbname") or card.corpus.get("kind") or "unknown"
     return [
         *(
-            (f"began as ({part})", f"{source}, {digest}" if HubName.parse(source) else digest)
-            for part, digest in card.inputs["models"].items()
-            for source in [card.sources.get(part, "")]
+            (f"began as ({model_part})", f"{source}, {digest}" if HubName.parse(source) else digest)
+            for model_part, digest in card.inputs["models"].items()
+            for source in [card.sources.get(model_part, "")]
         ),
         ("snapshot", card.inputs["snapshot"]),
         ("its text", ", ".join(part for part in (corpus, licence) if part)),
@@ -144,8 +144,8 @@ def _render_stage(stage: StageSummary) -> list[str]:
 def _format_measures(trained: TrainingResult) -> str:
     initial, best = trained.initial_measures, trained.best_measures
     names = dict.fromkeys([*initial, *best])
-    rows = [(name, _format_measure(initial.get(name)), _format_measure(best.get(name))) for name in names]
-    return format_markdown_table(["measure", "before", "after"], rows)
+    measure_rows = [(name, _format_measure(initial.get(name)), _format_measure(best.get(name))) for name in names]
+    return format_markdown_table(["measure", "before", "after"], measure_rows)
 
 
 def _format_measure(value: float | None) -> str:
@@ -306,7 +306,7 @@ class Finetuning:
         trained_model = ModelMetadata(
             self.objective.name,
             space.to_json() if space else None,
-            {name: value for name, value in self.inputs.items() if name != "kind"},
+            {name: input_value for name, input_value in self.inputs.items() if name != "kind"},
             {"before": before, "after": after},
             self._build_provenance(seconds, trained),
         )
@@ -351,7 +351,7 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
         UsageError: the snapshot lacks an index that the settings name.
     """
     objective, job = finetuning.objective, finetuning.job
-    models = {part: read_architecture(resolve_folder(name)) for part, name in job.origins.names.items()}
+    models = {model_part: read_architecture(resolve_folder(name)) for model_part, name in job.origins.names.items()}
     costs, weight_bytes = objective.costs(job, models), estimate_weight_bytes(*models.values())
     memory_by_stage: dict[str, int] = {}
     n_steps, operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
@@ -368,18 +368,18 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
         disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
         memory_by_stage |= stage_costs.stage_bytes
     unit, n_items = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
-    sizes = {"steps": f"{n_steps:,}", unit: f"{n_items:,}"}
+    work_sizes = {"steps": f"{n_steps:,}", unit: f"{n_items:,}"}
     if costs.rebuilds:
-        sizes["rebuilds of the index"] = (
+        work_sizes["rebuilds of the index"] = (
             f"{costs.rebuilds:,}, each {costs.rebuild_operations / CORE_FLOPS:,.0f} s of a core"
         )
     if costs.preparation_operations:
-        sizes["scores of the generator"] = f"{costs.preparation_operations / CORE_FLOPS:,.0f} s of a core"
+        work_sizes["scores of the generator"] = f"{costs.preparation_operations / CORE_FLOPS:,.0f} s of a core"
     if rebuild is not None:
         peak_bytes, disk = max(rebuild.compute_stage_memory(1).values()), disk + rebuild.disk
         memory_by_stage["rebuild"] = max(costs.stage_bytes.values()) + peak_bytes
-        sizes["a rebuild takes"] = f"{format_bytes(peak_bytes)} of memory, {format_bytes(rebuild.disk)} of disk"
-    return WorkEstimate(sizes, memory_by_stage, operations, disk=disk)
+        work_sizes["a rebuild takes"] = f"{format_bytes(peak_bytes)} of memory, {format_bytes(rebuild.disk)} of disk"
+    return WorkEstimate(work_sizes, memory_by_stage, operations, disk=disk)
 
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:
@@ -405,8 +405,8 @@ def store_training_page(store: Store, model: str) -> str | None:
     with suppress(StoreError):
         content = store.models.get(model).content
         curves_by_stage = {
-            path.removesuffix(METRICS).removesuffix("-"): read_training_curves(store.blobs.get_local_path(blob))
-            for path, blob in sorted(content.files.items())
+            path.removesuffix(METRICS).removesuffix("-"): read_training_curves(store.blobs.get_local_path(metrics_ref))
+            for path, metrics_ref in sorted(content.files.items())
             if path.endswith(METRICS)
         }
         return store_report(store, model, render_training_report(f"{content.kind}: the training", curves_by_stage))

@@ -143,10 +143,10 @@ class RebuildFolder:
 
     def create_order(self, step: int, save: Callable[[Path], Any]) -> RebuildOrder:
         """Store the encoders that `save` writes, and return the order to rebuild with them."""
-        order = RebuildOrder(step, self._snapshot, self._step_folder(step))
-        with atomic_folder(order.encoders) as folder:
+        rebuild_order = RebuildOrder(step, self._snapshot, self._step_folder(step))
+        with atomic_folder(rebuild_order.encoders) as folder:
             save(folder)
-        return order
+        return rebuild_order
 
     def record_result(self, result: RebuildResult) -> None:
         """Record a finished rebuild."""
@@ -178,7 +178,7 @@ class RebuildFolder:
         orders = (RebuildOrder(step, self._snapshot, self._step_folder(step)) for step in self._list_started_steps())
         # Results are first, so that `max` prefers a finished rebuild.
         rebuilds: list[RebuildOrder | RebuildResult] = [*self._list_results()]
-        rebuilds += [order for order in orders if order.encoders.is_dir()]
+        rebuilds += [rebuild_order for rebuild_order in orders if rebuild_order.encoders.is_dir()]
         return max(
             (rebuild for rebuild in rebuilds if after < rebuild.step <= until),
             key=lambda rebuild: rebuild.step,
@@ -316,33 +316,33 @@ class MovingIndex:
 
     def _start_rebuild(self, n_steps: int) -> None:
         try:
-            order = self._rebuild_folder.create_order(n_steps, self._hooks.save_encoders)
+            rebuild_order = self._rebuild_folder.create_order(n_steps, self._hooks.save_encoders)
         except (ResourceError, OSError) as error:
             self._record_failure(n_steps, f"its encoders cannot be saved ({error})")
         else:
-            self._start_order(order)
+            self._start_order(rebuild_order)
 
-    def _start_order(self, order: RebuildOrder) -> None:
+    def _start_order(self, rebuild_order: RebuildOrder) -> None:
         assert self._rebuild is not None  # checked by __init__
         try:
-            self._running_rebuild = order, self._rebuild.start(order)
+            self._running_rebuild = rebuild_order, self._rebuild.start(rebuild_order)
         except BookwheelError as error:
-            self._record_failure(order.step, str(error))
+            self._record_failure(rebuild_order.step, str(error))
 
     def _wait_for_rebuild(self) -> RebuildResult | None:
         """Wait for the running rebuild; return None if there is none, or if it failed."""
         if self._running_rebuild is None:
             return None
-        (order, running_rebuild), self._running_rebuild = self._running_rebuild, None
+        (rebuild_order, running_rebuild), self._running_rebuild = self._running_rebuild, None
         try:
             rebuild_result = running_rebuild.result()
             self._rebuild_folder.record_result(rebuild_result)
         except GateRefusedError as error:
-            self._record_failure(order.step, str(error), "was refused by the gate")
+            self._record_failure(rebuild_order.step, str(error), "was refused by the gate")
         except BookwheelError as error:
-            self._record_failure(order.step, str(error))
+            self._record_failure(rebuild_order.step, str(error))
         except OSError as error:
-            self._record_failure(order.step, f"it cannot be recorded ({error})")
+            self._record_failure(rebuild_order.step, f"it cannot be recorded ({error})")
         else:
             return rebuild_result
         return None

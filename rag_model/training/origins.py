@@ -94,9 +94,9 @@ def choose_models(
             teacher is missing; or the named model of the store has no such part.
     """
     encoder, names = named_models.encoder, dict[str, str]()
-    for part in sorted({CROSS_ENCODER, COLBERT} & {*parts}):
-        names[part] = str(
-            snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, part)
+    for model_part in sorted({CROSS_ENCODER, COLBERT} & {*parts}):
+        names[model_part] = str(
+            snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, model_part)
         )
     if PASSAGE in parts:
         names |= _choose_bi_encoder(store, snapshot, encoder)

@@ -143,16 +143,16 @@ def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[
     """Yield the TOML lines of a settings record: plain settings first, then nested tables."""
     comments, defaults = parse_field_comments(type(settings)), type(settings)()
     choices = {name: get_args(kind) for name, kind in get_type_hints(type(settings)).items() if _is_choice(kind)}
-    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    subtables = {name: value for name, value in values.items() if is_dataclass(value)}
-    for name, value in values.items():
+    setting_values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    subtables = {name: setting for name, setting in setting_values.items() if is_dataclass(setting)}
+    for name, setting in setting_values.items():
         if name not in subtables:
             choice_text = f"one of {', '.join(map(str, choices[name]))}" if name in choices else ""
             comment = "; ".join(filter(None, (choice_text, comments.get(name, ""))))
-            yield _render_setting(name, value, getattr(defaults, name), comment, unit_defaults.get(name))
-    for name, value in subtables.items():
+            yield _render_setting(name, setting, getattr(defaults, name), comment, unit_defaults.get(name))
+    for name, setting in subtables.items():
         yield from ("", f"[{'.'.join((*path, name))}]", *([f"# {comments[name]}"] if name in comments else []))
-        yield from _render_tables(value, (*path, name), unit_defaults.get(name, {}))
+        yield from _render_tables(setting, (*path, name), unit_defaults.get(name, {}))
 
 
 def _is_choice(kind: Any) -> bool:

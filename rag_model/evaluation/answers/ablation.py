@@ -96,7 +96,7 @@ class AblationResult:
             "read": [usage.prompt_tokens for usage in usages],
             "written": [usage.new_tokens for usage in usages],
         }
-        return {name: sum(values) / len(values) for name, values in columns.items() if values}
+        return {name: sum(column) / len(column) for name, column in columns.items() if column}
 
     @property
     def stages(self) -> dict[str, float]:
@@ -172,8 +172,8 @@ def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
 
     The order is random because neighbours in a file are often about one article and share passages.
     """
-    order = random.Random(seed).sample(range(len(hits)), len(hits))
-    next_by_question = dict(zip(order, [*order[1:], order[0]], strict=True))
+    permutation = random.Random(seed).sample(range(len(hits)), len(hits))
+    next_by_question = dict(zip(permutation, [*permutation[1:], permutation[0]], strict=True))
     return [hits[next_by_question[position]] for position in range(len(hits))]
 
 

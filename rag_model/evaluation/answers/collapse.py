@@ -57,7 +57,7 @@ class CollapseStats:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name, for journals and reports."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: measure for name, measure in asdict(self).items() if measure is not None}
 
     def reason(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
         """Return a sentence about the collapse and its remedy; empty if nothing has collapsed."""

@@ -93,12 +93,12 @@ class AnswerCache:
         """Return the answers to all questions of a condition, in order."""
         batches: list[list[Reading]] = []
         n = len(condition.questions)
-        for start in range(0, n, _BATCH_SIZE):
-            batch = slice(start, start + _BATCH_SIZE)
+        for first_question in range(0, n, _BATCH_SIZE):
+            batch = slice(first_question, first_question + _BATCH_SIZE)
             batches.append(
                 self._answer_batch(condition.questions[batch], condition.hits[batch], condition.other_retriever)
             )
-            on_progress(min(start + _BATCH_SIZE, n), n)
+            on_progress(min(first_question + _BATCH_SIZE, n), n)
         return list(chain.from_iterable(batches))
 
     def _answer_batch(
@@ -354,7 +354,7 @@ class AnswerEvaluation:
     def ranks(self) -> dict[str, float]:
         """The `rank_metrics` of the outcomes; for labels, only the metrics that use evidence."""
         ranks = rank_metrics(self.outcomes, self._measured_depth)
-        return {name: value for name, value in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
+        return {name: rank for name, rank in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
     def stages(self) -> dict[str, float]:

@@ -119,7 +119,7 @@ def choose_route(
     """Return (signal, its best point), chosen as the module docstring describes."""
     best_point_by_signal: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
-        correct_scores = {score for score, value in zip(scores, weights_values, strict=True) if value > 0}
+        correct_scores = {score for score, weight in zip(scores, weights_values, strict=True) if weight > 0}
         points = list_route_points(scores, weights_values, passages_values)
         allowed_points = [point for point in points if point.least is None or point.least in correct_scores]
         best_point_by_signal[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
@@ -203,9 +203,9 @@ class RoutedAnswers:
             [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
             for question, *readings in zip(condition.questions, closed_book, open_book, strict=True)
         ]
-        is_measured = [None not in pair for pair in value_pairs]
+        is_measured = [None not in value_pair for value_pair in value_pairs]
         weights_values, passages_values = (
-            [value for value in column if value is not None]
+            [measure_value for measure_value in column if measure_value is not None]
             for column in zip(*(pair for pair in value_pairs if None not in pair), strict=True)
         )
         scores_by_signal = {

@@ -81,13 +81,13 @@ def measure_citations(question: Question, reading: Reading) -> Mapping[str, floa
     if not reading.context or not statements:
         return {}
     verdicts = [_check_citations(statement, reading, question) for statement in statements]
-    values = {CITES_ANY: float(any(statement.cited for statement in statements))}
-    values[CITATION_RECALL] = sum(
+    citation_measures = {CITES_ANY: float(any(statement.cited for statement in statements))}
+    citation_measures[CITATION_RECALL] = sum(
         _is_supported(statement, statement.cited, reading, question) for statement in statements
     ) / len(statements)
     if citations := [is_right for citation_verdicts in verdicts for is_right in citation_verdicts]:
-        values[CITATION_PRECISION] = sum(citations) / len(citations)
-    return {**values, **_measure_gold_citations(question, reading, statements)}
+        citation_measures[CITATION_PRECISION] = sum(citations) / len(citations)
+    return {**citation_measures, **_measure_gold_citations(question, reading, statements)}
 
 
 def _check_citations(statement: Statement, reading: Reading, question: Question) -> list[bool]:
@@ -96,29 +96,29 @@ def _check_citations(statement: Statement, reading: Reading, question: Question)
     verdicts = [
         is_supported
         and (
-            _is_supported(statement, [number], reading, question)
+            _is_supported(statement, [cited_number], reading, question)
             or not _is_supported(
                 statement,
-                [other_number for other_number in statement.cited if other_number != number],
+                [other_number for other_number in statement.cited if other_number != cited_number],
                 reading,
                 question,
             )
         )
-        for number in statement.cited
+        for cited_number in statement.cited
     ]
     return verdicts + [False] * len(statement.unknown)
 
 
-def _is_supported(statement: Statement, numbers: Sequence[int], reading: Reading, question: Question) -> bool:
-    texts = [f"{entry.title} {entry.text}" for entry in map(reading.context_entry, numbers)]
+def _is_supported(statement: Statement, cited_numbers: Sequence[int], reading: Reading, question: Question) -> bool:
+    texts = [f"{entry.title} {entry.text}" for entry in map(reading.context_entry, cited_numbers)]
     return supports(texts, statement.text, question.text, question.answers)
 
 
 def _measure_gold_citations(question: Question, reading: Reading, statements: Iterable[Statement]) -> dict[str, float]:
     gold_sets = [set(question.passages)] if question.passages else [set(pages) for pages in question.evidence]
     cited_entries = [
-        reading.context_entry(number)
-        for number in dict.fromkeys(number for statement in statements for number in statement.cited)
+        reading.context_entry(cited_number)
+        for cited_number in dict.fromkeys(cited_number for statement in statements for cited_number in statement.cited)
     ]
     if not gold_sets or not cited_entries:
         return dict.fromkeys([GOLD_CITATION_RECALL], 0.0) if gold_sets else {}
@@ -130,8 +130,8 @@ def _measure_gold_citations(question: Question, reading: Reading, statements: It
     }
 
 
-def _list_entry_ids(entry: ReadContextEntry, reading: Reading, *, pages: bool) -> set[str]:
-    passages = [reading.passages[position] for position in entry.places]
+def _list_entry_ids(context_entry: ReadContextEntry, reading: Reading, *, pages: bool) -> set[str]:
+    passages = [reading.passages[position] for position in context_entry.places]
     return {passage.page_id if pages else passage.id for passage in passages}
 
 
@@ -181,7 +181,7 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
         MissingExtraError: a package that a measure of this kind needs is not installed.
     """
     values = {name: compute(reading.answer, question.answers) for name, compute in answer_functions(kind).items()}
-    measures = {name: value for name, value in values.items() if value is not None}
+    measures = {name: measure for name, measure in values.items() if measure is not None}
     passage_measures = {**_compute_kilt_measures(question, reading, measures), **measure_citations(question, reading)}
     if kind in _EXTRACTIVE_KINDS:
         passage_measures |= measure_grounding(
@@ -194,7 +194,7 @@ def _compute_kilt_measures(question: Question, reading: Reading, measures: Mappi
     if not question.evidence:
         return {}
     precision = r_precision(reading.pages, question.evidence)
-    kilt_values = {f"KILT-{name}": value if precision == 1 else 0.0 for name, value in measures.items()}
+    kilt_values = {f"KILT-{name}": measure if precision == 1 else 0.0 for name, measure in measures.items()}
     recall = recall_at(reading.pages, question.evidence, _KILT_DEPTH)
     return {"R-precision": precision, f"recall@{_KILT_DEPTH}": recall, **kilt_values}
 
@@ -258,9 +258,9 @@ def estimate_measures(
         raise UsageError("there are no answers to measure: give at least one question")
     columns: dict[str, list[float]] = {}
     for answer in scored:
-        for name, value in answer.measures.items():
-            columns.setdefault(name, []).append(value)
-    means = {name: estimate_mean(values, resampling) for name, values in columns.items()}
+        for name, measure in answer.measures.items():
+            columns.setdefault(name, []).append(measure)
+    means = {name: estimate_mean(column, resampling) for name, column in columns.items()}
     predictions, golds = [answer.reading.answer for answer in scored], [answer.question.answers for answer in scored]
     estimates = {name: compute(predictions, golds, resampling) for name, compute in corpus_functions(kind).items()}
     return {**means, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}

@@ -157,18 +157,18 @@ def bleu(counts: BleuCounts) -> float:
     smoothed with sacrebleu's default method. BLEU is a measure of the set of answers, not the mean
     of the BLEU scores of single answers.
     """
-    order = len(counts) // 2 - 1
-    values = counts.astype(int).tolist()
-    matches, totals, lengths = values[:order], values[order:-2], values[-2:]
-    score = _create_bleu_metric(order).compute_bleu(
-        matches, totals, *lengths, smooth_method="exp", max_ngram_order=order
+    max_n = len(counts) // 2 - 1
+    count_values = counts.astype(int).tolist()
+    matches, totals, lengths = count_values[:max_n], count_values[max_n:-2], count_values[-2:]
+    score = _create_bleu_metric(max_n).compute_bleu(
+        matches, totals, *lengths, smooth_method="exp", max_ngram_order=max_n
     )
     return float(score.score) / 100
 
 
 @cache
-def _create_bleu_metric(order: int) -> Any:
-    return require("sacrebleu.metrics", "train").BLEU(max_ngram_order=order, effective_order=True)
+def _create_bleu_metric(max_n: int) -> Any:
+    return require("sacrebleu.metrics", "train").BLEU(max_ngram_order=max_n, effective_order=True)
 
 
 def corpus_bleu(
@@ -319,8 +319,8 @@ def distinct_ngram_ratio(
     return Estimate(ratio, max(0.0, ratio - half_width), min(1.0, ratio + half_width), len(texts))
 
 
-def _count_ngrams(words: Sequence[str], order: int) -> Counter[tuple[str, ...]]:
-    return Counter(zip(*(words[start:] for start in range(order)), strict=False))
+def _count_ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
 
 def _compute_jackknife_error(leave_one_out: Sequence[float]) -> float:
@@ -329,7 +329,7 @@ def _compute_jackknife_error(leave_one_out: Sequence[float]) -> float:
     if n < 2:
         return 0.0
     mean = math.fsum(leave_one_out) / n
-    return math.sqrt((n - 1) / n * math.fsum((value - mean) ** 2 for value in leave_one_out))
+    return math.sqrt((n - 1) / n * math.fsum((estimate - mean) ** 2 for estimate in leave_one_out))
 
 
 def _compute_distinct_3(

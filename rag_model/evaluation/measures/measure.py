@@ -184,7 +184,7 @@ def _compute_ranking(
         raise MEASURES.wrong_plugin_error(
             name, f"returned {len(values)} values for {len(rankings)} rankings", "return one number for each of them"
         )
-    return [_check_value(name, value) for value in values]
+    return [_check_value(name, ranking_value) for ranking_value in values]
 
 
 def _report_cutoffs(
@@ -201,8 +201,8 @@ def _report_cutoffs(
 
 
 def _measure_answer(name: str, compute: Callable[..., Any], prediction: str, golds: Sequence[str]) -> float | None:
-    value = MEASURES.call(name, compute, prediction, golds)
-    return None if value is None else _check_value(name, value)
+    measure_value = MEASURES.call(name, compute, prediction, golds)
+    return None if measure_value is None else _check_value(name, measure_value)
 
 
 def _measure_corpus(
@@ -217,8 +217,8 @@ def _measure_corpus(
         return None
     if not isinstance(estimate, Estimate):
         raise MEASURES.wrong_plugin_error(name, f"returned {estimate!r:.60}", "return an Estimate, or None")
-    value, low, high = (_check_value(name, number) for number in (estimate.value, estimate.low, estimate.high))
-    return replace(estimate, value=value, low=low, high=high)
+    mean, low, high = (_check_value(name, bound) for bound in (estimate.value, estimate.low, estimate.high))
+    return replace(estimate, value=mean, low=low, high=high)
 
 
 def _to_list(values: Any) -> list[Any]:
@@ -230,11 +230,11 @@ def _to_list(values: Any) -> list[Any]:
         raise TypeError(f"it returned {values!r:.60} instead of a list of numbers, {format_error(error)}") from error
 
 
-def _check_value(name: str, value: Any) -> float:
+def _check_value(name: str, plugin_value: Any) -> float:
     """Return a value of an installed measure as a float in [0, 1]."""
-    number = float(value) if isinstance(value, Real) else math.nan
+    number = float(plugin_value) if isinstance(plugin_value, Real) else math.nan
     if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # also true for NaN
-        raise MEASURES.wrong_plugin_error(name, f"returned {value!r:.60}", "return numbers from 0 to 1")
+        raise MEASURES.wrong_plugin_error(name, f"returned {plugin_value!r:.60}", "return numbers from 0 to 1")
     return min(1.0, max(0.0, number))
 
 

@@ -117,10 +117,10 @@ def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) 
         str(query): {result: -float(rank) for rank, result in enumerate(ranking.results)}
         for query, ranking in enumerate(rankings)
     }
-    values = [0.0] * len(rankings)
+    ranking_values = [0.0] * len(rankings)
     for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):
-        values[int(result.query_id)] = float(result.value)
-    return values
+        ranking_values[int(result.query_id)] = float(result.value)
+    return ranking_values
 
 
 def _report_ten(depth: int, judged_by: JudgedBy) -> list[int]:

@@ -104,17 +104,17 @@ def _describe_collapse(report: AnswerReport) -> tuple[str, Node]:
 
 def _render_measures(report: AnswerReport, open_book: AblationResult) -> Node:
     estimates = {**report.retrieval_intervals, **open_book.metrics}
-    values = {**report.retrieval, **{name: estimate.value for name, estimate in open_book.metrics.items()}}
-    rows = [
+    metric_values = {**report.retrieval, **{name: estimate.value for name, estimate in open_book.metrics.items()}}
+    table_rows = [
         (
             name,
-            f"{value:.3f}",
+            f"{metric:.3f}",
             *((_format_range(estimates[name]), f"{estimates[name].n:,}") if name in estimates else ("", "")),
         )
-        for name, value in values.items()
+        for name, metric in metric_values.items()
     ]
     titles = ("measure", f"{OPEN_BOOK}, k = {open_book.k}", "95 % interval", "questions")
-    return section("Figures", table(titles, rows))
+    return section("Figures", table(titles, table_rows))
 
 
 def _format_range(estimate: Estimate) -> str:
@@ -125,11 +125,11 @@ def _render_ablations(report: AnswerReport) -> Node:
     open_book_metrics = report.results[0].metrics
     measures = [name for name in dict.fromkeys((deciding_measure(report.kind), "F1")) if name in open_book_metrics]
     titles = ["passages", "k", "questions", *(title for measure in measures for title in (measure, "minus open book"))]
-    rows = [_render_ablation_row(result, measures) for result in report.results]
+    table_rows = [_render_ablation_row(result, measures) for result in report.results]
     sweep_results = _list_sweep_results(report.results)
     return section(
         "Sources of the loss",
-        table(titles, rows),
+        table(titles, table_rows),
         note(
             "Closed book measures the knowledge in the weights. 1 minus gold passage is the loss "
             "of the generator; gold passage minus open book is the loss of the retriever. In "
@@ -201,8 +201,8 @@ def _iter_reading_rows(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tup
         yield (
             f"reading, {name}",
             *(
-                _format_number(value, 1)
-                for value in (
+                _format_number(cell_number, 1)
+                for cell_number in (
                     _get_answer_milliseconds(condition_costs),
                     condition_costs.get("read"),
                     condition_costs.get("written"),
@@ -220,7 +220,7 @@ def _render_abstention(report: AbstentionReport) -> Node:
         signal: [ChartPoint(point.coverage, point.risk, point.risk, point.risk) for point in points]
         for signal, points in report.curves.items()
     }
-    areas = ", ".join(f"{signal} {value:.3f}" for signal, value in report.areas.items())
+    areas = ", ".join(f"{signal} {area:.3f}" for signal, area in report.areas.items())
     explanation = (
         f"Risk: the share of wrong answers among those given. Area under each curve, smaller is better: {areas}."
     )
@@ -278,5 +278,5 @@ def _render_passage_row(passage: AnswerPassage) -> tuple[Child, ...]:
     return _format_number(passage.weight), _format_number(passage.posterior), _format_number(passage.score), content
 
 
-def _format_number(value: float | None, n_decimals: int = 3) -> str:
-    return "–" if value is None else f"{value:.{n_decimals}f}"
+def _format_number(number: float | None, n_decimals: int = 3) -> str:
+    return "–" if number is None else f"{number:.{n_decimals}f}"

@@ -141,7 +141,7 @@ def _render_check_row(check: Check) -> tuple[Child, ...]:
 def _render_recalls(
     curves: Mapping[str, Sequence[OperatingPoint]], settings: Mapping[str, OperatingPoint], k: int
 ) -> Node:
-    rows = [
+    table_rows = [
         (name, p.setting, f"{p.recall_mean:.3f}", f"{p.recall_p5:.3f}", f"{p.distances:,.0f}", f"{p.milliseconds:.3g}")
         for name, points in curves.items()
         for p in points
@@ -157,7 +157,7 @@ def _render_recalls(
             f"percentile.{ring_note} Distance computations are the same on every machine; for lists "
             "they count the compared codes."
         ),
-        tag("details", tag("summary", "the numbers"), table(titles, rows)),
+        tag("details", tag("summary", "the numbers"), table(titles, table_rows)),
     )
 
 
@@ -165,18 +165,18 @@ def _render_health(health: Mapping[str, IndexHealth], build_metrics: Mapping[str
     """Show the statistics of each index file, then the distribution of its links or lists."""
     statistics_by_index = {name: {**stats.metrics(), **build_metrics.get(name, {})} for name, stats in health.items()}
     rows = [
-        (title, *(_format_statistic(values.get(statistic_name)) for values in statistics_by_index.values()))
+        (title, *(_format_statistic(statistics.get(statistic_name)) for statistics in statistics_by_index.values()))
         for statistic_name, title in _STATISTICS.items()
-        if any(statistic_name in values for values in statistics_by_index.values())
+        if any(statistic_name in statistics for statistics in statistics_by_index.values())
     ]
     charts = [chart for name, index_health in health.items() for chart in _render_distributions(name, index_health)]
     return section("Inside each index", table(("", *statistics_by_index), rows), pair(*charts))
 
 
-def _format_statistic(value: float | int | None) -> str:
-    if value is None:
+def _format_statistic(statistic: float | int | None) -> str:
+    if statistic is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return f"{statistic:,}" if isinstance(statistic, int) else f"{statistic:.4g}"
 
 
 def _render_distributions(name: str, health: IndexHealth) -> Iterator[Node]:
@@ -214,23 +214,23 @@ def _render_history(history: Sequence[PastBuild]) -> Node:
             for name, numbers in known_values_by_index.items()
         }
     titles = ("build", "built", "snapshot", "passages", "changed", *columns_by_title)
-    rows: list[Sequence[Child]] = [
+    table_rows: list[Sequence[Child]] = [
         (
-            number,
+            build_number,
             build.created_at,
             tag("code", build.snapshot[:12]),
             f"{build.passages:,}",
             _format_statistic(build.changed),
-            *(cells[number - 1] for cells in columns_by_title.values()),
+            *(cells[build_number - 1] for cells in columns_by_title.values()),
         )
-        for number, build in enumerate(history, 1)
+        for build_number, build in enumerate(history, 1)
     ]
     return section(
         "The last builds",
         *(note("Warning: ", warning, ".") for warning in list_warnings(history)),
         pair(*charts),
         note("Builds that changed more than half of the passages are not in the line of the cost."),
-        tag("details", tag("summary", "the numbers"), table(titles, rows)),
+        tag("details", tag("summary", "the numbers"), table(titles, table_rows)),
     )
 
 
@@ -247,9 +247,9 @@ def _render_lengths(lengths: Mapping[int, int]) -> Node | None:
 
 
 def _render_dropped_pages(report: BuildReport) -> Node | None:
-    rows = sorted(report.dropped.items(), key=lambda item: -item[1])
-    chart = bar_chart([(reason, n, f"{n:,}") for reason, n in rows])
-    return section("Pages left out, by reason", chart) if rows else None
+    reason_counts = sorted(report.dropped.items(), key=lambda item: -item[1])
+    chart = bar_chart([(reason, n, f"{n:,}") for reason, n in reason_counts])
+    return section("Pages left out, by reason", chart) if reason_counts else None
 
 
 def _render_unknown_templates(report: BuildReport) -> Node | None:
@@ -259,16 +259,16 @@ def _render_unknown_templates(report: BuildReport) -> Node | None:
 
 
 def _render_stages(stages: Sequence[BuildStage]) -> Node | None:
-    rows = [(stage.name, stage.seconds, _format_stage(stage)) for stage in stages]
-    return section("Time by stage", bar_chart(rows)) if rows else None
+    bars = [(stage.name, stage.seconds, _format_stage(stage)) for stage in stages]
+    return section("Time by stage", bar_chart(bars)) if bars else None
 
 
 def _format_stage(stage: BuildStage) -> str:
     return f"{stage.seconds:,.1f} s" + (f", {stage.reused} reused" if stage.reused else "")
 
 
-def _render_sizes(sizes: Mapping[str, int]) -> Node | None:
-    rows = sorted(sizes.items(), key=lambda item: -item[1])
+def _render_sizes(bytes_by_kind: Mapping[str, int]) -> Node | None:
+    rows = sorted(bytes_by_kind.items(), key=lambda item: -item[1])
     return (
         section("Size by kind of file", bar_chart([(kind, n, format_bytes(n)) for kind, n in rows])) if rows else None
     )

@@ -58,9 +58,9 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
     '<p class="note">1 &lt; 2</p>'
     """
     attribute_text = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(value))}"'
-        for key, value in attributes.items()
-        if value is not None
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_format_attribute(attribute))}"'
+        for key, attribute in attributes.items()
+        if attribute is not None
     )
     return Node(f"<{name}{attribute_text}>{join(*children).html}</{name}>")
 
@@ -70,8 +70,8 @@ def join(*children: Child) -> Node:
     return Node("".join(child.html if isinstance(child, Node) else escape(str(child)) for child in children))
 
 
-def _format_attribute(value: str | float) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else str(value)
+def _format_attribute(attribute: str | float) -> str:
+    return f"{attribute:.5g}" if isinstance(attribute, float) else str(attribute)
 
 
 def render_document(title: str, content: Iterable[Node]) -> str:
@@ -136,8 +136,8 @@ def tiles(values: Iterable[tuple[str, str]]) -> Node:
     return tag("div", *(_render_tile(name, value) for name, value in values), class_="tiles")
 
 
-def _render_tile(name: str, value: str) -> Node:
-    return tag("div", tag("b", value), tag("span", name), class_="tile")
+def _render_tile(name: str, tile_value: str) -> Node:
+    return tag("div", tag("b", tile_value), tag("span", name), class_="tile")
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Child]]) -> Node:
@@ -150,12 +150,12 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Child]]) -> Node:
 
 def format_bytes(n: int) -> str:
     """Return a number of bytes as text with a unit, such as `1.53 MB`."""
-    size = float(n)
+    scaled_bytes = float(n)
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} TB"
+        if scaled_bytes < 1000:
+            return f"{scaled_bytes:.3g} {unit}"
+        scaled_bytes /= 1000
+    return f"{scaled_bytes:,.3g} TB"
 
 
 class Scale:
@@ -174,7 +174,7 @@ class Scale:
 
 def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
     """Return horizontal bars of (label, value, value as text); the longest bar fills the width."""
-    longest = max((value for _, value, _ in rows), default=0) or 1
+    longest = max((bar_value for _, bar_value, _ in rows), default=0) or 1
     return tag("div", *(_render_bar(label, value / longest, text) for label, value, text in rows), class_="bars")
 
 
@@ -207,7 +207,7 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
     """Return a histogram of counts[i] `things` in the i-th bucket: 0, 1, 2-3, 4-7, … `unit`."""
-    used_buckets = [i for i, count in enumerate(counts) if count]
+    used_buckets = [i for i, n_things in enumerate(counts) if n_things]
     buckets = range(used_buckets[0], used_buckets[-1] + 1) if used_buckets else range(0)
     x = Scale(buckets.start, max(buckets.stop, buckets.start + 1), _X0, _X1)
     bounds = {i: 1 << i >> 1 for i in buckets}
@@ -224,7 +224,7 @@ def _render_column_chart(
     bars: Sequence[tuple[float, float, int, str]], labels: Sequence[Node], label: str, caption: str
 ) -> Node:
     """Return a chart of vertical bars, given as (left, right, count, title)."""
-    top = max((count for _, _, count, _ in bars), default=0) or 1
+    top = max((n_things for _, _, n_things, _ in bars), default=0) or 1
     y = Scale(0, top, _Y0, _Y1)
     marks = (
         tag(
@@ -232,11 +232,11 @@ def _render_column_chart(
             tag("title", title),
             class_="s1 mark",
             x=x0 + _GAP,
-            y=y(count),
+            y=y(n_things),
             width=max(1.0, x1 - x0 - 2 * _GAP),
-            height=_Y0 - y(count),
+            height=_Y0 - y(n_things),
         )
-        for x0, x1, count, title in bars
+        for x0, x1, n_things, title in bars
     )
     level_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, top)]
     return _render_svg(label, join(*level_lines, *marks, *labels, _render_caption(caption)))
@@ -287,7 +287,7 @@ def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
 
 
 def _render_effort_curve(
-    number: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
+    series: int, name: str, efforts: Sequence[OperatingPoint], unit: CostUnit, project: Projection
 ) -> Node:
     ordered_points = sorted(efforts, key=lambda point: _get_cost(point, unit))
     titles = [
@@ -295,31 +295,31 @@ def _render_effort_curve(
         f"{p.distances:,.0f} distances, {p.milliseconds:.3g} ms"
         for p in ordered_points
     ]
-    return _render_line(number, titles, [(x, y, y, whisker_end) for x, y, whisker_end in map(project, ordered_points)])
+    return _render_line(series, titles, [(x, y, y, whisker_end) for x, y, whisker_end in map(project, ordered_points)])
 
 
-def _render_line(number: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
+def _render_line(series: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
     """Return a line with whiskers; a point is (x, y, start of the whisker, end of the whisker)."""
     line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
     marks = [
         tag(
             "g",
             tag("title", title),
-            tag("line", x1=x, x2=x, y1=start, y2=end, class_="whisker"),
+            tag("line", x1=x, x2=x, y1=whisker_start, y2=whisker_end, class_="whisker"),
             tag("circle", cx=x, cy=y, r=4, class_="mark"),
         )
-        for title, (x, y, start, end) in zip(titles, points, strict=True)
+        for title, (x, y, whisker_start, whisker_end) in zip(titles, points, strict=True)
     ]
-    return tag("g", line, *marks, class_=f"s{_color_number(number)}")
+    return tag("g", line, *marks, class_=f"s{_color_number(series)}")
 
 
-def _render_ring(number: int, point: OperatingPoint, project: Projection) -> Node:
+def _render_ring(series: int, point: OperatingPoint, project: Projection) -> Node:
     x, y, _ = project(point)
-    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_color_number(number)}")
+    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_color_number(series)}")
 
 
-def _color_number(number: int) -> int:
-    return (number - 1) % _N_COLOURS + 1
+def _color_number(series: int) -> int:
+    return (series - 1) % _N_COLOURS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +389,13 @@ def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
     return log_ticks if len(log_ticks) > 1 else _get_ticks(quantities[0], quantities[-1], _MAX_LABELS)
 
 
-def _render_line_with_intervals(number: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
+def _render_line_with_intervals(series: int, name: str, points: Sequence[ChartPoint], x: Scale, y: Scale) -> Node:
     ordered_points = sorted(points, key=lambda point: point.x)
     titles = [
         f"{name}, {p.x:,g}: {p.y:.4g}" + (f" [{p.low:.4g}, {p.high:.4g}]" if p.low < p.high else "")
         for p in ordered_points
     ]
-    return _render_line(number, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered_points])
+    return _render_line(series, titles, [(x(p.x), y(p.y), y(p.low), y(p.high)) for p in ordered_points])
 
 
 def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
@@ -439,9 +439,9 @@ def _render_svg(label: str, content: Node, description: str = "") -> Node:
 def legend(names: Iterable[str]) -> Node:
     """Return the legend of a chart's lines, in the order of their series."""
     return tag(
-        "div", *(_render_legend_entry(number, name) for number, name in enumerate(names, start=1)), class_="legend"
+        "div", *(_render_legend_entry(series, name) for series, name in enumerate(names, start=1)), class_="legend"
     )
 
 
-def _render_legend_entry(number: int, name: str) -> Node:
-    return tag("span", tag("i", class_=f"swatch b{_color_number(number)}"), name, class_="key")
+def _render_legend_entry(series: int, name: str) -> Node:
+    return tag("span", tag("i", class_=f"swatch b{_color_number(series)}"), name, class_="key")

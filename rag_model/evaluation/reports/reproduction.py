@@ -78,9 +78,9 @@ class TableLine:
         """Return the line's cells as text, in the order of the table's columns."""
         interval = "" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
         published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
-        value = "" if self.value is None else f"{self.value:.2f}"
+        value_text = "" if self.value is None else f"{self.value:.2f}"
         difference = "" if self.difference is None else f"{self.difference:+.2f}"
-        first_cells = self.row, self.data, self.measure, published, value
+        first_cells = self.row, self.data, self.measure, published, value_text
         return (*first_cells, difference, interval, self.verdict, "" if self.published is None else self.source)
 
 
@@ -136,7 +136,7 @@ def render_reproduction_markdown(report: ReproductionReport) -> str:
         format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
         format_markdown_table(("lineage", ""), list(report.lineage.items())),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(section_text for section_text in parts if section_text) + "\n"
 
 
 def format_markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

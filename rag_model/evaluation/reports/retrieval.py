@@ -86,7 +86,7 @@ def _render_header(report: RetrievalReport) -> Node:
 
 def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
     measures = list(retrievers[0].overall.metrics)
-    rows = [
+    table_rows = [
         (
             retriever.expression,
             *_iter_estimate_cells(retriever.overall, measures),
@@ -101,7 +101,7 @@ def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
         "Bytes: the size of the files that a search reads, including the question encoder's."
     )
     titles = ("retriever", *measures, "ms a question", "bytes")
-    return section("Retrievers", table(titles, rows), note(explanation))
+    return section("Retrievers", table(titles, table_rows), note(explanation))
 
 
 def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
@@ -116,8 +116,8 @@ def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterat
 
 
 def _format_interval(estimate: Estimate, sign: str) -> Node:
-    value = f"{estimate.value:+.3f} " if sign else ""
-    return tag("span", f"{value}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
+    value_text = f"{estimate.value:+.3f} " if sign else ""
+    return tag("span", f"{value_text}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
 
 
 def _render_trade_off(report: RetrievalReport) -> Node:
@@ -153,9 +153,9 @@ def _render_stages(retriever: RetrieverComparison) -> Node:
     measures = list(retriever.overall.metrics)
     rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
-        values = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
+        value_cells = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
         costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
-        rows.append((stage.name, *values, *costs))
+        rows.append((stage.name, *value_cells, *costs))
     return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
@@ -172,5 +172,5 @@ def _render_group(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
     return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
 
 
-def _format_milliseconds(value: float) -> str:
-    return f"{value:,.3g}"
+def _format_milliseconds(milliseconds: float) -> str:
+    return f"{milliseconds:,.3g}"

@@ -62,8 +62,8 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 
     `score` is a string, as in DPR's own files.
     """
-    entries = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
-    write_user_file(path, _iter_json_array(entries))
+    json_outcomes = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
+    write_user_file(path, _iter_json_array(json_outcomes))
 
 
 def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
@@ -88,11 +88,11 @@ def write_answers(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
 
 def write_kilt(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
     """Write KILT's prediction file: each answer with the pages of its passages, best page first."""
-    rows = (
+    kilt_rows = (
         {"id": answer.question.id, "output": [{"answer": answer.reading.answer, "provenance": _kilt_pages(answer)}]}
         for answer in scored_answers
     )
-    write_user_file(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_user_file(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in kilt_rows))
 
 
 def write_report(html: str, path: Path) -> None:
@@ -183,8 +183,8 @@ def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
     }
 
 
-def _iter_json_array(entries: Iterable[str]) -> Iterator[str]:
+def _iter_json_array(json_items: Iterable[str]) -> Iterator[str]:
     yield "["
-    for number, entry in enumerate(entries):
-        yield (",\n" if number else "\n") + entry
+    for i, json_item in enumerate(json_items):
+        yield (",\n" if i else "\n") + json_item
     yield "\n]\n"

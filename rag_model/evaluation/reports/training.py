@@ -51,9 +51,9 @@ def read_training_curves(path: Path) -> TrainingCurves:
         if isinstance(snapshot, str) and snapshot not in snapshots[-1:]:
             moves += [step] if snapshots else []
             snapshots.append(snapshot)
-        for name, value in record.items():
-            if name not in {"kind", "step"} and isinstance(value, int | float) and math.isfinite(value):
-                points_by_curve.setdefault(f"{record['kind']} {name}", []).append((step, float(value)))
+        for name, measure in record.items():
+            if name not in {"kind", "step"} and isinstance(measure, int | float) and math.isfinite(measure):
+                points_by_curve.setdefault(f"{record['kind']} {name}", []).append((step, float(measure)))
     if _WAITED_CURVE in points_by_curve:
         points_by_curve[_WAITED_CURVE] = _cumulate(points_by_curve[_WAITED_CURVE])
     return TrainingCurves(
@@ -71,8 +71,8 @@ def _iter_records(path: Path) -> Iterator[dict[str, Any]]:
 
 def _cumulate(points: Series) -> list[tuple[float, float]]:
     total, totals = 0.0, list[tuple[float, float]]()
-    for step, value in points:
-        total += value
+    for step, increment in points:
+        total += increment
         totals.append((step, total))
     return totals
 
@@ -102,7 +102,7 @@ def training_sections(curves: TrainingCurves) -> Iterator[Node]:
 
 
 def _render_refresh_note(curves: TrainingCurves) -> Node:
-    n_failed_refreshes = max((value for _, value in curves.series.get("train refreshes_failed", ())), default=0.0)
+    n_failed_refreshes = max((n_failed for _, n_failed in curves.series.get("train refreshes_failed", ())), default=0.0)
     summary = f"The training moved to a rebuilt index {len(curves.index_moves):,} times, at the dashed lines"
     return note(f"{summary}; {n_failed_refreshes:,.0f} rebuilds failed.")
 
@@ -119,6 +119,6 @@ def _render_index_charts(curves: TrainingCurves) -> Iterator[Node]:
 
 
 def _render_line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
-    points_by_series = {name: [ChartPoint(x, y, y, y) for x, y in values] for name, values in series.items()}
+    points_by_series = {name: [ChartPoint(x, y, y, y) for x, y in points] for name, points in series.items()}
     legends = [legend(series)] if len(series) > 1 else []
     return tag("div", tag("h3", title), *legends, line_chart(points_by_series, title, "steps", marks=moves))

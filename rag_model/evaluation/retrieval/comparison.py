@@ -280,7 +280,7 @@ def compare_retrievers(
     comparisons = []
     for position, metrics in enumerate(measured):
         baseline = first_values if position else None
-        values = metrics.final_stage.values
+        values_by_retriever = metrics.final_stage.values
         columns = {
             f"{i} {name}": column for i, stage in enumerate(metrics.stages) for name, column in stage.values.items()
         }
@@ -288,11 +288,11 @@ def compare_retrievers(
         comparisons.append(
             RetrieverComparison(
                 metrics,
-                _estimate_group(values, baseline, all_positions),
+                _estimate_group(values_by_retriever, baseline, all_positions),
                 rank_metrics(metrics.outcomes, k) if judge.judged_by == "answers" else {},
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(metrics.stages)],
                 {
-                    name: _estimate_group(values, baseline, group_positions)
+                    name: _estimate_group(values_by_retriever, baseline, group_positions)
                     for name, group_positions in groups.positions.items()
                 },
                 judge.shares_by_kind(metrics.outcomes, k),
@@ -302,11 +302,11 @@ def compare_retrievers(
 
 
 def _estimate_group(
-    values: Mapping[str, Sequence[float]],
+    values_by_measure: Mapping[str, Sequence[float]],
     first_values: Mapping[str, Sequence[float]] | None,
     positions: Sequence[int],
 ) -> GroupMetrics:
-    group_values = {name: [column[position] for position in positions] for name, column in values.items()}
+    group_values = {name: [column[position] for position in positions] for name, column in values_by_measure.items()}
     estimates = estimate_means(group_values)
     if first_values is None:
         return GroupMetrics(len(positions), estimates, {})

@@ -125,8 +125,8 @@ def retrieve(
         UsageError: See `Retriever.search`.
         InputError: An answer pattern is malformed, or takes too long to match.
     """
-    for start in range(0, len(questions), QUERY_BATCH):
-        batch = questions[start : start + QUERY_BATCH]
+    for first_question in range(0, len(questions), QUERY_BATCH):
+        batch = questions[first_question : first_question + QUERY_BATCH]
         hit_lists = search_questions(retriever, batch, k)
         yield from (
             match_hits(question, hits, patterns=patterns) for question, hits in zip(batch, hit_lists, strict=True)
@@ -251,8 +251,8 @@ class RetrievalJudge:
 
     def mean_values(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the mean of each of `measures(k)`, in [0, 1]."""
-        values = self.values(outcomes, self.measures(k))
-        return {name: sum(column) / len(column) for name, column in values.items()}
+        columns = self.values(outcomes, self.measures(k))
+        return {name: sum(column) / len(column) for name, column in columns.items()}
 
     def intervals(
         self, outcomes: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING

@@ -87,10 +87,10 @@ def time_stages(
         if time.perf_counter() > end_time:
             break
     encoder_medians = _get_median_ms(seconds_by_encoder)
-    pairs = zip(seconds_by_stage, passage_seconds, strict=True)
+    seconds_pairs = zip(seconds_by_stage, passage_seconds, strict=True)
     return [
         StageTimings(n_timed, encoder_medians, _get_median_ms(seconds), 1000 * float(np.median(other_seconds)))
-        for seconds, other_seconds in pairs
+        for seconds, other_seconds in seconds_pairs
     ]
 
 
@@ -114,7 +114,7 @@ def _time_query(
 
 
 def _get_median_ms(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
-    return {name: 1000 * float(np.median(values)) for name, values in seconds.items()}
+    return {name: 1000 * float(np.median(samples)) for name, samples in seconds.items()}
 
 
 class QueryBatches:
@@ -272,7 +272,7 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
             milliseconds=milliseconds[-1],
             search_milliseconds=sum(milliseconds),
             total_milliseconds=sum(milliseconds) + costs.encoding(stage),
-            bytes=sum(size for path, size in size_by_path.items() if path not in child_files),
+            bytes=sum(n_bytes for path, n_bytes in size_by_path.items() if path not in child_files),
             total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )
 
@@ -294,5 +294,5 @@ def _count_encoder_bytes(stage: RetrieverStage) -> int:
     return sum(sum(list_model_files(encoder).values()) for encoder in stage.encoders)
 
 
-def _count_values(values: Mapping[str, Sequence[float]]) -> int:
-    return min(map(len, values.values()))
+def _count_values(values_by_name: Mapping[str, Sequence[float]]) -> int:
+    return min(map(len, values_by_name.values()))

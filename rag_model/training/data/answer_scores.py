@@ -88,7 +88,7 @@ def score_answers(
     Raises:
         InputError: a score is not finite.
     """
-    example_groups = [examples[start : start + BLOCK] for start in range(0, len(examples), BLOCK)]
+    example_groups = [examples[i : i + BLOCK] for i in range(0, len(examples), BLOCK)]
     blocks = put_blocks(partial(_put_block, store, identity, dtype), example_groups)
     block_scores = score_blocks(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
@@ -160,8 +160,8 @@ def _put_block(store: Store, identity: str, dtype: str, examples: Sequence[Scori
     payload = [
         [example.id, example.text, example.answer, example.passages, example.is_plain_text] for example in examples
     ]
-    blob = store.blobs.put_bytes(json.dumps(payload, ensure_ascii=False).encode())
-    return AnswerBlock(blob, identity, sum(len(example.passages) for example in examples), dtype=dtype)
+    block_ref = store.blobs.put_bytes(json.dumps(payload, ensure_ascii=False).encode())
+    return AnswerBlock(block_ref, identity, sum(len(example.passages) for example in examples), dtype=dtype)
 
 
 def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:

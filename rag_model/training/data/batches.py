@@ -46,7 +46,7 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
     """Return batches of `size` items, shuffled by seed and epoch; the last one may be smaller."""
     permutation = random.Random(f"{seed} {epoch}").sample(items, len(items))
-    return [tuple(permutation[start : start + size]) for start in range(0, len(permutation), size)]
+    return [tuple(permutation[i : i + size]) for i in range(0, len(permutation), size)]
 
 
 def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: random.Random | None) -> DprBatch:

@@ -85,13 +85,13 @@ def _open_text(url: str, noun: str) -> Iterator[TextIO]:
 def _iter_lines(file: TextIO, name: str, n_blank_lines: int, first_character: str) -> Iterator[tuple[str, Any]]:
     first_line = [first_character + file.readline(_MAX_VALUE_LENGTH)]
     lines = chain(filter(None, first_line), iter(partial(file.readline, _MAX_VALUE_LENGTH), ""))
-    for number, line in enumerate(limit_blank_lines(lines, name), start=1 + n_blank_lines):
+    for line_number, line in enumerate(limit_blank_lines(lines, name), start=1 + n_blank_lines):
         if line.strip():
             try:
-                value = parse_json(line)
+                row = parse_json(line)
             except ValueError as error:
-                raise InputError(f"{name}, line {number}: not a JSON value: {error}") from error
-            yield f"{name}, line {number}", value
+                raise InputError(f"{name}, line {line_number}: not a JSON value: {error}") from error
+            yield f"{name}, line {line_number}", row
 
 
 class _ArrayReader:
@@ -117,18 +117,18 @@ class _ArrayReader:
 
     def _decode_value(self, location: str) -> Any:
         """Decode the next value; read more text until it is complete."""
-        size = _CHUNK_SIZE
+        chunk_size = _CHUNK_SIZE
         while True:
             try:
-                value, end = _DECODER.raw_decode(self._text, self._position)
+                json_value, value_end = _DECODER.raw_decode(self._text, self._position)
                 # a number at the end of the text may continue
-                if end < len(self._text) or not self._read_more(size):
-                    self._advance(end)
-                    return value
+                if value_end < len(self._text) or not self._read_more(chunk_size):
+                    self._advance(value_end)
+                    return json_value
             except (ValueError, RecursionError) as error:
-                if len(self._text) - self._position > _MAX_VALUE_LENGTH or not self._read_more(size):
+                if len(self._text) - self._position > _MAX_VALUE_LENGTH or not self._read_more(chunk_size):
                     raise InputError(f"{location}: not a JSON value: {error}") from error
-            size *= 2  # a long value is then decoded only a few times
+            chunk_size *= 2  # a long value is then decoded only a few times
 
     def _peek(self) -> str:
         """Return the next character that is not blank, without consuming it."""
@@ -232,8 +232,8 @@ def _list_content(example: Example) -> list[Any]:
 
 def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
     first_character = _read_first_character(url)
-    rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
-    parse_row = next((_detect_format(value) for _, value in rows), None)
+    located_rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
+    parse_row = next((_detect_format(row) for _, row in located_rows), None)
     if parse_row is None:
         if first_character == "[":  # no question file is an array
             field_names = "; ".join(", ".join(names) for names in _FORMATS)
@@ -244,9 +244,9 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
         for question in read_questions(url).questions:
             yield Example(question.id, question.text, question.answers)
         return
-    for number, (location, value) in enumerate(iter_json_file(url)):
+    for i, (location, row) in enumerate(iter_json_file(url)):
         try:
-            example = parse_row(value, str(number), n_negatives)
+            example = parse_row(row, str(i), n_negatives)
             json.dumps(_list_texts(example), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise InputError(f"{location} holds half of a character: {error}; correct it") from error
@@ -257,9 +257,9 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
         yield example
 
 
-def _detect_format(value: Any) -> RowParser | None:
+def _detect_format(row: Any) -> RowParser | None:
     """Return the parser for the format of a file's first object; None for question files."""
-    keys = value.keys() if isinstance(value, Mapping) else set()
+    keys = row.keys() if isinstance(row, Mapping) else set()
     return next((parse_row for required_keys, parse_row in _FORMATS.items() if keys >= set(required_keys)), None)
 
 
@@ -281,34 +281,34 @@ def _list_texts(example: Example) -> list[str]:
     return [example.id, example.question, *example.answers, *passage_texts]
 
 
-def _parse_dpr(value: Mapping[str, Any], number: str, n_negatives: int) -> Example:
+def _parse_dpr(row: Mapping[str, Any], row_number: str, n_negatives: int) -> Example:
     """Parse DPR's format: question, answers, positive_ctxs, hard_negative_ctxs.
 
     The format's negative_ctxs are random passages and are left out.
     """
     return Example(
-        number,
-        _parse_question(value["question"]),
-        _check_strings(value.get("answers", [])),
-        tuple(_parse_context(context) for context in value["positive_ctxs"]),
-        tuple(_parse_context(context) for context in islice(value.get("hard_negative_ctxs", []), n_negatives)),
+        row_number,
+        _parse_question(row["question"]),
+        _check_strings(row.get("answers", [])),
+        tuple(_parse_context(context) for context in row["positive_ctxs"]),
+        tuple(_parse_context(context) for context in islice(row.get("hard_negative_ctxs", []), n_negatives)),
     )
 
 
-def _parse_triple(value: Mapping[str, Any], number: str, _: int) -> Example:
-    identity, title = str(value.get("id", number)), _check_string(value.get("title", ""))
-    positive = build_passage(title, _check_string(value["context"]))
-    return Example(identity, _parse_question(value["question"]), _check_strings(value.get("answers", [])), (positive,))
+def _parse_triple(row: Mapping[str, Any], row_number: str, _: int) -> Example:
+    identity, title = str(row.get("id", row_number)), _check_string(row.get("title", ""))
+    positive = build_passage(title, _check_string(row["context"]))
+    return Example(identity, _parse_question(row["question"]), _check_strings(row.get("answers", [])), (positive,))
 
 
-def _parse_kilt(value: Mapping[str, Any], _: str, __: int) -> Example:
+def _parse_kilt(row: Mapping[str, Any], _: str, __: int) -> Example:
     """Parse KILT's format, whose provenance names pages of KILT's knowledge source without text."""
-    outputs = value["output"]
+    outputs = row["output"]
     answers = [_check_string(output["answer"]) for output in outputs if output.get("answer") is not None]
     pages = [str(provenance["wikipedia_id"]) for output in outputs for provenance in output.get("provenance") or []]
     return Example(
-        str(value["id"]),
-        _parse_question(value["input"]),
+        str(row["id"]),
+        _parse_question(row["input"]),
         tuple(dict.fromkeys(answers)),
         pages=tuple(dict.fromkeys(pages)),
     )
@@ -321,9 +321,9 @@ _FORMATS: dict[tuple[str, ...], RowParser] = {
 }
 
 
-def _parse_context(value: Mapping[str, Any]) -> Passage:
-    identity = value.get("passage_id", value.get("psg_id", ""))
-    return build_passage(_check_string(value.get("title") or ""), _check_string(value["text"]), str(identity))
+def _parse_context(context: Mapping[str, Any]) -> Passage:
+    identity = context.get("passage_id", context.get("psg_id", ""))
+    return build_passage(_check_string(context.get("title") or ""), _check_string(context["text"]), str(identity))
 
 
 def _read_beir(folder: Path, split: str) -> list[Example]:
@@ -332,11 +332,11 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
     needed_ids = relevant_ids | {question.own_document for question in question_set.questions}
     document_by_id: dict[str, Passage] = {}
     corpus = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
-    for location, value in iter_json_file(corpus):
+    for location, row in iter_json_file(corpus):
         try:
-            if (identity := str(value["_id"])) in needed_ids:
+            if (identity := str(row["_id"])) in needed_ids:
                 document_by_id[identity] = build_passage(
-                    _check_string(value.get("title", "")), _check_string(value["text"]), identity
+                    _check_string(row.get("title", "")), _check_string(row["text"]), identity
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
@@ -361,20 +361,20 @@ def _list_relevant(grades: Mapping[str, int]) -> list[str]:
     return sorted((doc for doc, grade in grades.items() if grade > 0), key=lambda doc: -grades[doc])
 
 
-def _parse_question(value: Any) -> str:
-    text = _check_string(value).strip()
+def _parse_question(question: Any) -> str:
+    text = _check_string(question).strip()
     if not text:
         raise ValueError("its question is empty")
     return text
 
 
-def _check_string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.60} is not a string")
-    return value
+def _check_string(json_value: Any) -> str:
+    if not isinstance(json_value, str):
+        raise TypeError(f"{json_value!r:.60} is not a string")
+    return json_value
 
 
-def _check_strings(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError(f"its answers are {value!r:.60}, not a list of strings")
-    return tuple(_check_string(answer) for answer in value)
+def _check_strings(json_value: Any) -> tuple[str, ...]:
+    if not isinstance(json_value, list):
+        raise TypeError(f"its answers are {json_value!r:.60}, not a list of strings")
+    return tuple(_check_string(answer) for answer in json_value)

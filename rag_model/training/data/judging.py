@@ -193,7 +193,7 @@ class JudgeBlock(ScoreBlock):
         examples = [Example("", question, tuple(answers)) for question, answers, _ in content["questions"]]
         settings = JudgeSettings(**{**content["settings"], "choices": tuple(content["settings"]["choices"])})
         judge = Judge(load_stored_generator(store.url, self.model, self.dtype, self.cpu), examples, settings)
-        passage_lists = [[Passage(**values) for values in passages] for _, _, passages in content["questions"]]
+        passage_lists = [[Passage(**fields) for fields in passages] for _, _, passages in content["questions"]]
         return [
             [(verdict.right, verdict.log_p) for verdict in judge_passages(judge, example.question, passages)]
             for example, passages in zip(examples, passage_lists, strict=True)
@@ -267,8 +267,8 @@ def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_s
         InputError: a score is not finite.
     """
     verdicts = list[Verdict]()
-    for start in range(0, len(pairs), batch_size):
-        questions, passages = zip(*pairs[start : start + batch_size], strict=True)
+    for first_pair in range(0, len(pairs), batch_size):
+        questions, passages = zip(*pairs[first_pair : first_pair + batch_size], strict=True)
         scores = judge.scores(
             list(questions), [passage.title for passage in passages], [passage.text for passage in passages]
         )

@@ -48,9 +48,9 @@ class PassageTask(PartTask):
 
     def compute(self, store: Store) -> list[dict[str, Any]]:
         """Return the fields of each passage."""
-        rows = np.load(io.BytesIO(store.blobs.read(self.rows)), allow_pickle=False)
+        row_numbers = np.load(io.BytesIO(store.blobs.read(self.rows)), allow_pickle=False)
         with open_passages(store, self.file) as file:
-            return [*map(asdict, file.read_rows(rows.tolist()))]
+            return [*map(asdict, file.read_rows(row_numbers.tolist()))]
 
     def estimate_seconds(self) -> float:
         """Return the estimated seconds to read the row groups that hold the rows."""
@@ -73,12 +73,12 @@ def read_passages(
     `runner` reads them on workers, one task per part; if None, this process reads them.
     """
     store, files, tasks = snapshot.store, snapshot.manifest.content.files, list[PassageTask]()
-    for part, _, local_rows in Partition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
+    for part_index, _, local_rows in Partition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
         np.save(part_rows := io.BytesIO(), local_rows.astype(np.int32), allow_pickle=False)
-        file = files[passages_path(snapshot.parts[part].name)]
+        file = files[passages_path(snapshot.parts[part_index].name)]
         tasks.append(PassageTask(file, store.blobs.put_bytes(part_rows.getvalue())))
     passages = chain.from_iterable(run_tasks(store, tasks, runner, on_progress))
-    return {row: Passage(**values) for row, values in zip(rows, passages, strict=True)}
+    return {row: Passage(**fields) for row, fields in zip(rows, passages, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class PassageMemory:
         self.snapshot = snapshot
         self._encoder: QuestionEncoder = _AnySpaceEncoder(snapshot) if encoder is None else encoder
         self._retriever = open_retriever(snapshot, retriever, encoder=self._encoder)
-        metrics = {entry.get("metric", "ip") for entry in snapshot.manifest.content.indexes.values()}
+        metrics = {index_entry.get("metric", "ip") for index_entry in snapshot.manifest.content.indexes.values()}
         if metrics - {"ip"}:
             raise UsageError(
                 f"snapshot {snapshot.id[:12]} uses metric {min(metrics - {'ip'})}, and p(z|x) "
@@ -145,8 +145,8 @@ class PassageMemory:
         """Return the (b, k) rows of the passages that `retrieve` returns, without reading them."""
         k = min(k, self.snapshot.n)
         self._retriever.check_depth(k)
-        rows = self._retriever.find(Queries.from_vectors(questions, self._encoder, query_vectors), k).rows
-        row_lists = [query_rows[query_rows >= 0].tolist() for query_rows in rows]
+        hit_rows = self._retriever.find(Queries.from_vectors(questions, self._encoder, query_vectors), k).rows
+        row_lists = [query_rows[query_rows >= 0].tolist() for query_rows in hit_rows]
         return np.array([[*query_rows, *_choose_padding_rows(query_rows, k)] for query_rows in row_lists], np.int64)
 
     def fetch_rows(self, ranked: Sequence[Sequence[RankedRow]]) -> RetrievedBatch:
@@ -170,15 +170,15 @@ class PassageMemory:
         return unique_vectors[inverse.reshape(rows.shape)]  # (u, d) -> (…, d)
 
     def _pad_hits(self, hits: Sequence[Hit], k: int) -> list[Hit]:
-        rows = _choose_padding_rows([hit.row for hit in hits], k)
-        passages = self.snapshot.passages(rows) if rows else []
-        padding = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(rows, passages, strict=True)]
+        padding_rows = _choose_padding_rows([hit.row for hit in hits], k)
+        passages = self.snapshot.passages(padding_rows) if padding_rows else []
+        padding = [Hit(k, 0.0, row, passage, "", "") for row, passage in zip(padding_rows, passages, strict=True)]
         return [*hits, *padding]
 
 
-def _choose_padding_rows(rows: Sequence[int], k: int) -> list[int]:
-    """Return the lowest rows that are not in `rows`, enough to extend `rows` to `k` rows."""
-    return [row for row in range(k) if row not in rows][: k - len(rows)]
+def _choose_padding_rows(hit_rows: Sequence[int], k: int) -> list[int]:
+    """Return the lowest rows that are not in `hit_rows`, enough to extend them to `k` rows."""
+    return [row for row in range(k) if row not in hit_rows][: k - len(hit_rows)]
 
 
 class _AnySpaceEncoder:
@@ -213,8 +213,8 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])
     vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
     scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
-    reranked_rows = zip(candidates.hits, order.tolist(), scores.tolist(), strict=True)
+    best_columns = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
+    reranked_rows = zip(candidates.hits, best_columns.tolist(), scores.tolist(), strict=True)
     hits = [
         [
             replace(hits[index], rank=rank, score=query_scores[index], inner_product=query_scores[index])
@@ -222,7 +222,7 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
         ]
         for hits, order_row, query_scores in reranked_rows
     ]
-    return RetrievedBatch(hits, np.take_along_axis(vectors, order[:, :, None], axis=1))
+    return RetrievedBatch(hits, np.take_along_axis(vectors, best_columns[:, :, None], axis=1))
 
 
 def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) -> tuple[list[int], RetrievedBatch]:

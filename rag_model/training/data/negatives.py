@@ -160,8 +160,8 @@ class SearchTask(RecordedTask):
         """Return the rows of the best passages of each question; -1 after the last."""
         files = IndexFiles(store.blobs.get_local_path(self.index), list, self.n)
         index = get_kind(_BM25).open(files, self.entry)
-        rows: list[list[int]] = index.search(json.loads(store.blobs.read(self.questions)), self.depth)[1].tolist()
-        return rows
+        hit_rows: list[list[int]] = index.search(json.loads(store.blobs.read(self.questions)), self.depth)[1].tolist()
+        return hit_rows
 
     def estimate_seconds(self) -> float:
         """Return the estimated seconds of the search."""
@@ -188,7 +188,7 @@ class CheckTask(PartTask):
         """Return the checks of each candidate, as hex digits."""
         arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
         questions, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
-        distinct_rows, starts = np.unique(rows, return_index=True)
+        distinct_rows, row_starts = np.unique(rows, return_index=True)
         checker_by_question = {q: CandidateChecker(*arguments[q]) for q in np.unique(questions).tolist()}
         with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
@@ -197,7 +197,7 @@ class CheckTask(PartTask):
             )
             checks = [
                 checker_by_question[q].check(*passage)
-                for passage, passage_questions in zip(passages, np.split(questions, starts[1:]), strict=True)
+                for passage, passage_questions in zip(passages, np.split(questions, row_starts[1:]), strict=True)
                 for q in passage_questions.tolist()
             ]
         return np.array(checks, CHECKS).tobytes().hex()
@@ -257,9 +257,9 @@ def _check_candidates(
     positions = np.argsort(rows, axis=None, kind="stable")
     positions = positions[np.count_nonzero(rows < 0) :]
     questions, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
-    for part, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
+    for part_index, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
         np.save(candidates := io.BytesIO(), np.array([questions[span], local_rows], np.int32), allow_pickle=False)
-        file = files[passages_path(snapshot.parts[part].name)]
+        file = files[passages_path(snapshot.parts[part_index].name)]
         tasks.append(CheckTask(file, checkers, store.blobs.put_bytes(candidates.getvalue())))
         spans.append(span)
     checks = np.zeros(rows.shape, CHECKS)
@@ -323,10 +323,10 @@ def add_mined_passages(
     questions = [example.question for example in minable_examples]
     check_queries(questions)
     if recipe.search == "bm25":
-        rows = _search_bm25(questions, snapshot, recipe.mining.depth, indexer, runner)
+        hit_rows = _search_bm25(questions, snapshot, recipe.mining.depth, indexer, runner)
     else:
-        rows = _search_snapshot(questions, snapshot, recipe, on_progress)
-    mined_examples = mine_passages(minable_examples, rows, snapshot, recipe.mining, runner, on_progress)
+        hit_rows = _search_snapshot(questions, snapshot, recipe, on_progress)
+    mined_examples = mine_passages(minable_examples, hit_rows, snapshot, recipe.mining, runner, on_progress)
     for (name, index), example in zip(minable_keys, mined_examples, strict=True):
         completed_sets[name][index] = example
     return completed_sets
@@ -337,8 +337,8 @@ def sample_passages(snapshot: Snapshot, count: int, runner: TaskRunner | None = 
 
     `runner` reads them on workers; if None, this process reads them.
     """
-    rows = np.unique(np.linspace(0, snapshot.n - 1, min(count, snapshot.n), dtype=np.int64))
-    return [*read_passages(snapshot, rows.tolist(), runner).values()]
+    sampled_rows = np.unique(np.linspace(0, snapshot.n - 1, min(count, snapshot.n), dtype=np.int64))
+    return [*read_passages(snapshot, sampled_rows.tolist(), runner).values()]
 
 
 def estimate_mining_bytes(snapshot: Snapshot, recipe: NegativesRecipe) -> int:
@@ -363,14 +363,14 @@ def _search_bm25(
     """Return the (q, k) rows of the best passages by BM25, -1 after the last."""
     content, store, name = snapshot.manifest.content, snapshot.store, _find_bm25_index(snapshot)
     if name is not None:
-        index, entry = content.files[content.index_file(name)], content.indexes[name]
+        index_ref, entry = content.files[content.index_file(name)], content.indexes[name]
     else:
         plan = _plan_bm25(snapshot)
-        index, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
-    k, starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
-    blocks = [questions[start : start + _TASK_QUESTIONS] for start in starts]
+        index_ref, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
+    k, block_starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
+    blocks = [questions[start : start + _TASK_QUESTIONS] for start in block_starts]
     tasks = [
-        SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index, dict(entry), snapshot.n, k)
+        SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index_ref, dict(entry), snapshot.n, k)
         for block in blocks
     ]
     return np.concatenate([np.array(rows, np.int64) for rows in run_tasks(store, tasks, runner)])
@@ -380,13 +380,13 @@ def _search_snapshot(
     questions: Sequence[str], snapshot: Snapshot, recipe: NegativesRecipe, on_progress: OnProgress
 ) -> Rows:
     """Return the (q, k) rows of the best passages by the recipe's retriever, -1 after the last."""
-    retriever, rows = open_retriever(snapshot, recipe.retriever), list[Rows]()
+    retriever, row_batches = open_retriever(snapshot, recipe.retriever), list[Rows]()
     k = min(recipe.mining.depth, retriever.most, snapshot.n)
-    for start in range(0, len(questions), _SEARCH_BATCH):
-        batch = questions[start : start + _SEARCH_BATCH]
-        rows.append(retriever.find(Queries(batch), k).rows)
-        on_progress(start + len(batch), len(questions))
-    return np.concatenate(rows)
+    for first_question in range(0, len(questions), _SEARCH_BATCH):
+        batch = questions[first_question : first_question + _SEARCH_BATCH]
+        row_batches.append(retriever.find(Queries(batch), k).rows)
+        on_progress(first_question + len(batch), len(questions))
+    return np.concatenate(row_batches)
 
 
 def _plan_bm25(snapshot: Snapshot) -> IndexPlan:

@@ -72,7 +72,7 @@ class CachedPairScorer:
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Return (n,) float32 scores of n pairs, in order; score and cache the missing blocks."""
-        spans = [slice(start, start + self._block) for start in range(0, len(questions), self._block)]
+        spans = [slice(i, i + self._block) for i in range(0, len(questions), self._block)]
         pairs = [(list(questions[span]), list(titles[span]), list(texts[span])) for span in spans]
         keys = [digest_json([self._identity, *block_pairs]) for block_pairs in pairs]
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,15 +87,15 @@ class CachedPairScorer:
 
     def _score_blocks(self, pairs_by_key: Mapping[str, _Pairs]) -> list[str]:
         """Score the blocks that are not cached in one call; return their lines for the file."""
-        new_pairs = {key: pairs for key, pairs in pairs_by_key.items() if key not in self._scores_by_key}
+        new_pairs = {key: block_pairs for key, block_pairs in pairs_by_key.items() if key not in self._scores_by_key}
         if not new_pairs:
             return []
         questions, titles, texts = (
             [text for pairs in new_pairs.values() for text in pairs[column]] for column in range(3)
         )
         scores = iter(self._teacher.scores(questions, titles, texts).tolist())
-        for key, pairs in new_pairs.items():
-            self._scores_by_key[key] = list(islice(scores, len(pairs[0])))
+        for key, block_pairs in new_pairs.items():
+            self._scores_by_key[key] = list(islice(scores, len(block_pairs[0])))
         return [_to_line(key, self._scores_by_key[key]) for key in new_pairs]
 
 
@@ -173,7 +173,7 @@ class WorkerPairScorer:
             InputError: the cross-encoder's files are damaged, or a score is not finite.
         """
         n_pairs = len(questions)
-        spans = [slice(start, start + self.block) for start in range(0, n_pairs, self.block)]
+        spans = [slice(i, i + self.block) for i in range(0, n_pairs, self.block)]
         blocks = put_blocks(partial(self._put_block, questions, titles, texts), spans)
 
         def report(n_finished: int, _: int) -> None:
@@ -186,9 +186,9 @@ class WorkerPairScorer:
     def _put_block(
         self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str], span: slice
     ) -> PairBlock:
-        pairs = [list(questions[span]), list(titles[span]), list(texts[span])]
-        blob = self.store.blobs.put_bytes(json.dumps(pairs, ensure_ascii=False).encode())
-        return PairBlock(blob, self.identity, len(pairs[0]), cpu=self.cpu, onnx=self.onnx, dtype=self.dtype)
+        block_pairs = [list(questions[span]), list(titles[span]), list(texts[span])]
+        pairs_ref = self.store.blobs.put_bytes(json.dumps(block_pairs, ensure_ascii=False).encode())
+        return PairBlock(pairs_ref, self.identity, len(block_pairs[0]), cpu=self.cpu, onnx=self.onnx, dtype=self.dtype)
 
     def _put_files(self) -> Files:
         files = list_cross_encoder_files(self.folder)

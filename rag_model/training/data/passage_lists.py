@@ -60,13 +60,13 @@ class PassageLister:
         """
         rows = self._retrieve_rows(examples, k) if self.store is None else self._retrieve_once(self.store, examples, k)
         row_lists = [tuple(row for row in example_rows if row != _NO_ROW) for example_rows in rows.tolist()]
-        pairs = zip(examples, row_lists, strict=True)
-        return [replace(example, rows=example_rows) for example, example_rows in pairs if example_rows]
+        examples_and_rows = zip(examples, row_lists, strict=True)
+        return [replace(example, rows=example_rows) for example, example_rows in examples_and_rows if example_rows]
 
     def to_scoring_examples(self, lists: Sequence[PassageList]) -> list[ScoringExample]:
         """Return the examples with the texts of their passages, to be scored by a generator."""
-        rows = sorted({row for passage_list in lists for row in passage_list.rows})
-        passages = read_passages(self.memory.snapshot, rows, self.runner)
+        needed_rows = sorted({row for passage_list in lists for row in passage_list.rows})
+        passages = read_passages(self.memory.snapshot, needed_rows, self.runner)
         text_by_row = {row: (passage.title, passage.text) for row, passage in passages.items()}
         return [
             ScoringExample(example.id, example.text, example.answer, passages, example.source is not None)
@@ -117,5 +117,5 @@ class PassageLister:
 
     def _find_rows(self, examples: Sequence[PassageList], k: int) -> list[list[int]]:
         texts = [example.text for example in examples]
-        rows: list[list[int]] = self.memory.find_rows(texts, self.encoder.encode_questions(texts), k).tolist()
-        return rows
+        hit_rows: list[list[int]] = self.memory.find_rows(texts, self.encoder.encode_questions(texts), k).tolist()
+        return hit_rows

@@ -67,10 +67,10 @@ class BagMemory:
 
         `query_terms` (q, l, 2) are weighted terms as returned by `SparseEncoder.encode_questions`.
         """
-        rows = self.find_rows(query_terms, k)
-        needed_rows = np.unique(rows[rows >= 0]).tolist()
+        hit_rows = self.find_rows(query_terms, k)
+        needed_rows = np.unique(hit_rows[hit_rows >= 0]).tolist()
         passages_by_row = dict(zip(needed_rows, self.snapshot.passages(needed_rows), strict=True))
-        return [[passages_by_row[row] for row in query_rows if row >= 0] for query_rows in rows.tolist()]
+        return [[passages_by_row[row] for row in query_rows if row >= 0] for query_rows in hit_rows.tolist()]
 
     def find_rows(self, query_terms: Vectors, k: int) -> Rows:
         """Return the (q, k) rows of the passages that `propose` returns; -1 after the last."""
@@ -127,8 +127,8 @@ def _encode_bags(folder: Path, texts: list[Path], workdir: Path) -> list[Path]:
     spec, vocabulary_size, row_paths = read_bag_spec(folder), read_vocabulary_size(folder), list[Path]()
     tokenizer = load_tokenizer(folder, spec.max_length)
     encoder = BagEncoder(folder, spec, tokenizer, compute_term_mask(tokenizer, vocabulary_size))
-    for number, text_path in enumerate(texts):
-        row_paths.append(workdir / f"{number}.sparse")
+    for i, text_path in enumerate(texts):
+        row_paths.append(workdir / f"{i}.sparse")
         with SparseWriter(row_paths[-1], vocabulary_size, 1) as writer:
             for batch in PassageFile(text_path).iter_batches(["title", "text"]):
                 writer.write(encoder.encode_passages(*(column.to_pylist() for column in batch.columns)))

@@ -83,12 +83,12 @@ def sentences_in(text: str) -> list[tuple[int, int]]:
     """Return the character spans of a text's sentences, ascending; they cover all words."""
     words = list(_WORD.finditer(text))
     spans: list[tuple[int, int]] = []
-    start = 0
+    first_word = 0
     for index, word in enumerate(words):
         is_last = index + 1 == len(words)
         if is_last or ends_sentence(word[0], words[index + 1][0]):
-            spans.append((words[start].start(), word.end()))
-            start = index + 1
+            spans.append((words[first_word].start(), word.end()))
+            first_word = index + 1
     return spans
 
 
@@ -134,7 +134,7 @@ def _iter_splits(passages: Sequence[Passage], tokenizer: Any, n_tokens: int) -> 
     texts = [passage.text for passage in passages]
     encoding = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
     for passage, text, offsets in zip(passages, texts, encoding["offset_mapping"], strict=True):
-        ends = [end for _, end in offsets[: 2 * n_tokens]]
+        ends = [token_end for _, token_end in offsets[: 2 * n_tokens]]
         if len(ends) > n_tokens and text[ends[n_tokens - 1] : ends[-1]].strip():
             yield passage, text[: ends[n_tokens - 1]], text[ends[n_tokens - 1] : ends[-1]]
 
@@ -143,8 +143,8 @@ def passages_overlap(first: Passage, second: Passage) -> bool:
     """Return whether two passages are equal or are overlapping windows of one page."""
     if first.hash == second.hash:
         return True
-    ends = first.start_word + first.n_words, second.start_word + second.n_words
-    shares_words = first.start_word < ends[1] and second.start_word < ends[0]
+    end_words = first.start_word + first.n_words, second.start_word + second.n_words
+    shares_words = first.start_word < end_words[1] and second.start_word < end_words[0]
     return (first.page_id, first.kind) == (second.page_id, second.kind) and shares_words
 
 
@@ -157,8 +157,8 @@ class SpanRowsTask(PartTask):
 
     def compute(self, store: Store) -> str:
         """Return a bitmap of the part's rows that have a span, as hex digits."""
-        rows = SpanFile(store.blobs.get_local_path(self.file)).rows
-        return np.packbits(np.bincount(rows).astype(np.bool_)).tobytes().hex()
+        span_rows = SpanFile(store.blobs.get_local_path(self.file)).rows
+        return np.packbits(np.bincount(span_rows).astype(np.bool_)).tobytes().hex()
 
 
 class SalientSpans:
@@ -189,8 +189,8 @@ class SalientSpans:
 
         `runner` reads the files on workers; if None, this process reads them.
         """
-        blobs = [self._snapshot.manifest.content.files[path] for path in self._paths]
-        bitmaps = run_tasks(self._snapshot.store, [*map(SpanRowsTask, blobs)], runner)
+        span_files = [self._snapshot.manifest.content.files[path] for path in self._paths]
+        bitmaps = run_tasks(self._snapshot.store, [*map(SpanRowsTask, span_files)], runner)
         masks = (np.unpackbits(np.frombuffer(bytes.fromhex(bitmap), np.uint8)) for bitmap in bitmaps)
         part_rows = [start + np.flatnonzero(mask) for start, mask in zip(self._partition.starts, masks, strict=False)]
         return np.concatenate([np.zeros(0, np.int64), *part_rows])
@@ -209,11 +209,11 @@ class SalientSpans:
             spans_by_row |= dict(zip(unique_rows[span].tolist(), part_spans, strict=True))
         return [spans_by_row[row] for row in rows]
 
-    def _open(self, part: int) -> SpanFile:
+    def _open(self, part_index: int) -> SpanFile:
         try:
-            self._files[part] = SpanFile(self._snapshot.path(self._paths[part]))
+            self._files[part_index] = SpanFile(self._snapshot.path(self._paths[part_index]))
         except InputError as error:
             raise StoreError(
                 f"cannot read the spans of snapshot {self._snapshot.id[:12]} ({error}): run `verify`"
             ) from error
-        return self._files[part]
+        return self._files[part_index]

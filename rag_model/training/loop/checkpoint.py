@@ -97,7 +97,7 @@ class TrainerState:
                 to the checkpoints.
         """
         # Checkpoints of version 0.1 lack this field.
-        searched_snapshots = tuple(SearchedSnapshot(**entry) for entry in value.get("asked", ()))
+        searched_snapshots = tuple(SearchedSnapshot(**fields) for fields in value.get("asked", ()))
         best = BestWeights(**value["best"])
         if not all(type(step) is int and 0 <= step < _MAX_STEPS for step in (value["step"], best.step)):
             raise ValueError("its step is not a valid number")
@@ -237,7 +237,7 @@ def _list_parameter_names(module: nn.Module, optimizer: torch.optim.Optimizer) -
 
 def _list_moment_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     state, names = optimizer.state_dict()["state"], _list_parameter_names(module, optimizer)
-    return {f"{names[index]}/{key}": value for index, tensors in state.items() for key, value in tensors.items()}
+    return {f"{names[index]}/{key}": tensor for index, tensors in state.items() for key, tensor in tensors.items()}
 
 
 def _load_moments(moments: Mapping[str, Tensor], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -345,21 +345,21 @@ class Journal:
         missing_rows = [] if tensorboard_folder.exists() else rows
         self._board = SummaryWriter(str(tensorboard_folder), purge_step=step + 1)
         for row in missing_rows:
-            values = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
-            self._add_scalars(row["kind"], row["step"], values)
+            scalars = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "step"}
+            self._add_scalars(row["kind"], row["step"], scalars)
 
     def write(self, kind: str, step: int, values: Mapping[str, float], snapshot: str | None = None) -> None:
         """Append a row; `kind` (`train`, `dev`) groups curves, `snapshot` is the searched one."""
         # JSON has no NaN and no infinity.
-        finite_values = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        finite_values = {name: measure if math.isfinite(measure) else None for name, measure in values.items()}
         snapshot_field = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **snapshot_field, **finite_values}) + "\n")
         self._file.flush()  # a process that is killed later loses no row
         self._add_scalars(kind, step, values)
 
-    def _add_scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._board.add_scalar(f"{kind}/{name}", value, step)
+    def _add_scalars(self, kind: str, step: int, scalars: Mapping[str, float]) -> None:
+        for name, scalar in scalars.items():
+            self._board.add_scalar(f"{kind}/{name}", scalar, step)
 
     def __enter__(self) -> Self:
         return self
@@ -377,14 +377,14 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """
     path = folder / METRICS
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    return [_parse_row(line, path, number) for number, line in enumerate(lines, start=1) if line.endswith(b"\n")]
+    return [_parse_row(line, path, i) for i, line in enumerate(lines, start=1) if line.endswith(b"\n")]
 
 
-def _parse_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse_row(line: bytes, path: Path, line_number: int) -> dict[str, Any]:
     try:
         row = parse_json(line)
         if type(row["kind"]) is str and type(row["step"]) is int:
             return dict(row)
     except (ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{path} is corrupt in line {number}: delete it; the curves then begin with the next step")
+    raise InputError(f"{path} is corrupt in line {line_number}: delete it; the curves then begin with the next step")

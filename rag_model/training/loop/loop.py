@@ -104,9 +104,9 @@ class ForwardSplitter:
             if n_rows == 1 or self._is_running_part or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             self._largest_batch = max(self._largest_batch, n_rows)
-            size = ceil(n_rows / self._n_parts)
+            part_rows = ceil(n_rows / self._n_parts)
             run_part = partial(self._run_part, forward)
-            parts = [slice(start, start + size) for start in range(0, n_rows, size)]
+            parts = [slice(i, i + part_rows) for i in range(0, n_rows, part_rows)]
             outputs = [
                 checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part), use_reentrant=False) for part in parts
             ]
@@ -122,27 +122,27 @@ class ForwardSplitter:
             self._is_running_part = was_running
 
 
-def _iter_tensors(value: Any) -> Any:
+def _iter_tensors(argument: Any) -> Any:
     """Yield the tensors with rows in nested arguments."""
-    if isinstance(value, Tensor):
-        if value.ndim:
-            yield value
-    elif isinstance(value, Mapping):
-        yield from _iter_tensors(tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for element in value:
+    if isinstance(argument, Tensor):
+        if argument.ndim:
+            yield argument
+    elif isinstance(argument, Mapping):
+        yield from _iter_tensors(tuple(argument.values()))
+    elif isinstance(argument, tuple | list):
+        for element in argument:
             yield from _iter_tensors(element)
 
 
-def _take_rows(value: Any, n_rows: int, part: slice) -> Any:
+def _take_rows(argument: Any, n_rows: int, row_range: slice) -> Any:
     """Return nested arguments with the rows of a part; tensors of another length are kept whole."""
-    if isinstance(value, Tensor):
-        return value[part] if value.ndim and len(value) == n_rows else value
-    if isinstance(value, dict):
-        return {name: _take_rows(element, n_rows, part) for name, element in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_take_rows(element, n_rows, part) for element in value)
-    return value
+    if isinstance(argument, Tensor):
+        return argument[row_range] if argument.ndim and len(argument) == n_rows else argument
+    if isinstance(argument, dict):
+        return {name: _take_rows(element, n_rows, row_range) for name, element in argument.items()}
+    if isinstance(argument, tuple | list):
+        return type(argument)(_take_rows(element, n_rows, row_range) for element in argument)
+    return argument
 
 
 def _concatenate(outputs: list[Any]) -> Any:
@@ -331,11 +331,11 @@ class _Trainer(Generic[Batch]):
         max_norm = self.settings.max_gradient_norm or _NO_CLIPPING
         gradient_norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), max_norm)
         # (batches of all processes, 1 + measures)
-        values = self.accelerator.gather(own_values)
-        self.check_finite_step(step, batches, values[:, 0], gradient_norm)
+        gathered_measures = self.accelerator.gather(own_values)
+        self.check_finite_step(step, batches, gathered_measures[:, 0], gradient_norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()
-        means = dict(zip(names, values.mean(0).tolist(), strict=True))
+        means = dict(zip(names, gathered_measures.mean(0).tolist(), strict=True))
         return {**means, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
 
     def try_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
@@ -357,8 +357,8 @@ class _Trainer(Generic[Batch]):
                 self.accelerator.backward(loss / len(batches))
                 names = ["loss", *measures]
                 # (1 + measures,)
-                values = [torch.as_tensor(value).to(loss).detach() for value in (loss, *measures.values())]
-                measure_rows.append(torch.stack(values))
+                step_measures = [torch.as_tensor(measure).to(loss).detach() for measure in (loss, *measures.values())]
+                measure_rows.append(torch.stack(step_measures))
             exchange_counts()
         except torch.OutOfMemoryError:
             can_repeat = abandon_step(can_repeat=self.splitter.halve())
@@ -383,14 +383,14 @@ class _Trainer(Generic[Batch]):
     def list_batches(self, step: int) -> list[Batch]:
         """Return this process's batches of a step; a step may span two epochs."""
         n_batches, n_processes = self.settings.accumulation, self.accelerator.num_processes
-        start = (step - 1) * n_batches * n_processes + self.accelerator.process_index
-        return [self.get_batch(start + number * n_processes) for number in range(n_batches)]
+        first_position = (step - 1) * n_batches * n_processes + self.accelerator.process_index
+        return [self.get_batch(first_position + i * n_processes) for i in range(n_batches)]
 
     def get_batch(self, position: int) -> Batch:
-        epoch, number = divmod(position, len(self.epoch[1]))
+        epoch, batch_index = divmod(position, len(self.epoch[1]))
         if epoch != self.epoch[0]:
             self.epoch = (epoch, self.task.batches(epoch))
-        return self.epoch[1][number]
+        return self.epoch[1][batch_index]
 
     def check_finite_step(self, step: int, batches: Sequence[Batch], losses: Tensor, norm: Tensor) -> None:
         """Raise before the weights change if a loss or gradient is not finite.

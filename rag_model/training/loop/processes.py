@@ -128,10 +128,10 @@ def exchange_counts(count: int = 0) -> list[int]:
     own_count = torch.tensor([count])
     gathered_counts = [torch.empty_like(own_count) for _ in range(n_processes)]
     distributed.all_gather(gathered_counts, own_count)
-    counts = [int(process_count) for process_count in gathered_counts]
-    if min(counts) < 0:
-        raise StepAbandonedError(can_repeat=min(counts) == _ABANDONS_STEP)
-    return counts
+    process_counts = [int(process_count) for process_count in gathered_counts]
+    if min(process_counts) < 0:
+        raise StepAbandonedError(can_repeat=min(process_counts) == _ABANDONS_STEP)
+    return process_counts
 
 
 def abandon_step(*, can_repeat: bool) -> bool:
@@ -152,9 +152,9 @@ def copy_weights_of_first(module: nn.Module) -> None:
         return
     for parameter in module.parameters():
         if parameter.requires_grad:
-            values = parameter.detach().contiguous()
-            distributed.broadcast(values, 0)
-            parameter.data.copy_(values)
+            weights = parameter.detach().contiguous()
+            distributed.broadcast(weights, 0)
+            parameter.data.copy_(weights)
 
 
 def average_gradients(module: nn.Module) -> None:

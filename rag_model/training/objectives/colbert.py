@@ -192,7 +192,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         positives = locate_positives(
             batch.examples, passages, offsets[:-1].tolist(), own_scores.device, counts_once=False
         )
-        gold, ignored = (gather_all_processes(rows)[0] for rows in positives)
+        gold, ignored = (gather_all_processes(own_rows)[0] for own_rows in positives)
         # (m, b of all) -> (m of all, b of all)
         all_scores, _ = gather_all_processes(own_scores.T)
         in_batch_loss, accuracy = in_batch_cross_entropy(all_scores.T, gold, ignored)
@@ -242,17 +242,17 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         If there are more than `passages_at_once`, they are scored in parts, which the backward pass
         computes again.
         """
-        size = self._recipe.passages_at_once
-        if len(passages) <= size:
+        chunk_size = self._recipe.passages_at_once
+        if len(passages) <= chunk_size:
             return self._score_part(question_vectors, *self._tokenize_passages(passages))
         parts = [
             checkpoint(
                 self._score_part,
                 question_vectors,
-                *self._tokenize_passages(passages[start : start + size]),
+                *self._tokenize_passages(passages[first_passage : first_passage + chunk_size]),
                 use_reentrant=False,
             )
-            for start in range(0, len(passages), size)
+            for first_passage in range(0, len(passages), chunk_size)
         ]
         return torch.cat(parts, 1)  # (b, s) of each part -> (b, m)
 

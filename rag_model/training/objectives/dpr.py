@@ -104,8 +104,8 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         )
 
 
-def _split_positions(positions: Sequence[int], size: int) -> list[Sequence[int]]:
-    return [positions[start : start + size] for start in range(0, len(positions), size)]
+def _split_positions(positions: Sequence[int], chunk_size: int) -> list[Sequence[int]]:
+    return [positions[i : i + chunk_size] for i in range(0, len(positions), chunk_size)]
 
 
 class Dpr(MiningObjective[DprTraining]):

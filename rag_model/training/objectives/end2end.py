@@ -90,11 +90,11 @@ def read_statements(source: str) -> list[Statement]:
             or there is no line.
     """
     statements: list[Statement] = []
-    for number, (location, value) in enumerate(iter_json_file(source, "statements")):
-        text = value.get("statement") if isinstance(value, dict) else None
+    for i, (location, statement_row) in enumerate(iter_json_file(source, "statements")):
+        text = statement_row.get("statement") if isinstance(statement_row, dict) else None
         if not isinstance(text, str) or not text.strip():
             raise InputError(f'{location} has no statement: write {{"statement": "…"}} on each line')
-        statements.append(Statement(str(value.get("id", number)), " ".join(text.split())))
+        statements.append(Statement(str(statement_row.get("id", i)), " ".join(text.split())))
     if not statements:
         raise InputError(f"{source} holds no statement: give a file with at least one")
     return statements
@@ -128,7 +128,7 @@ class LeadTask(PartTask):
     def compute(self, store: Store) -> list[tuple[str, str]]:
         """Return the page and the sentence of each lead."""
         passage_leads = [*_iter_leads(store.blobs.get_local_path(self.file))]
-        return [passage_leads[number][1:] for number in self.numbers]
+        return [passage_leads[i][1:] for i in self.numbers]
 
 
 def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner | None = None) -> list[Statement]:
@@ -146,17 +146,17 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
         previous_page = result["last"]
     rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(lead_counts)
     # reservoir sampling (Vitter's algorithm R)
-    for number in range(partition.n):
-        slot = number if number < limit else rng.randrange(number + 1)
+    for lead_number in range(partition.n):
+        slot = lead_number if lead_number < limit else rng.randrange(lead_number + 1)
         if slot < limit:
-            reservoir[slot] = number
-    numbers = np.sort(np.array([*reservoir.values()], np.int64))
+            reservoir[slot] = lead_number
+    lead_numbers = np.sort(np.array([*reservoir.values()], np.int64))
     tasks = [
-        LeadTask(files[part], tuple((local_numbers + skipped_counts[part]).tolist()))
-        for part, _, local_numbers in partition.split(numbers)
+        LeadTask(files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
+        for part_index, _, local_numbers in partition.split(lead_numbers)
     ]
     passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
-    statement_by_number = dict(zip(numbers.tolist(), starmap(Statement, passage_leads), strict=True))
+    statement_by_number = dict(zip(lead_numbers.tolist(), starmap(Statement, passage_leads), strict=True))
     return sorted((statement_by_number[number] for number in reservoir.values()), key=lambda statement: statement.id)
 
 
@@ -172,9 +172,9 @@ def first_sentence(text: str) -> str:
     'Dr. Jones was born in 1899.'
     """
     words = text.split()
-    for end in range(1, len(words)):
-        if ends_sentence(words[end - 1], words[end]):
-            return " ".join(words[:end])
+    for n_words in range(1, len(words)):
+        if ends_sentence(words[n_words - 1], words[n_words]):
+            return " ".join(words[:n_words])
     return " ".join(words)
 
 
@@ -324,16 +324,16 @@ class End2EndTask(RagTask):
 
     def batches(self, epoch: int) -> Sequence[RagBatch]:
         """Return an epoch's batches: RAG's questions, then statements in rounds over all."""
-        batches, size = super().batches(epoch), self._settings.reconstruction.batch_size
+        batches, batch_size = super().batches(epoch), self._settings.reconstruction.batch_size
         if not self._statements:
             return batches
-        first_statement = epoch * len(batches) * size
+        first_statement = epoch * len(batches) * batch_size
         return [
             (
                 *batch,
                 *(
-                    StatementPair.from_statement(self._get_statement(first_statement + index * size + offset))
-                    for offset in range(size)
+                    StatementPair.from_statement(self._get_statement(first_statement + index * batch_size + offset))
+                    for offset in range(batch_size)
                 ),
             )
             for index, batch in enumerate(batches)
@@ -353,16 +353,16 @@ class End2EndTask(RagTask):
         }
         return answer_loss + self._settings.reconstruction.weight * reconstruction_loss, all_measures
 
-    def _get_statement(self, number: int) -> Statement:
+    def _get_statement(self, statement_number: int) -> Statement:
         """Return the statement with a number, from 0; each round has its own random order."""
-        round_number, index = divmod(number, len(self._statements))
+        round_number, index = divmod(statement_number, len(self._statements))
         return self._statements[self._get_round_order(round_number)[index]]
 
     def _get_round_order(self, round_number: int) -> list[int]:
         if self._round[0] != round_number:
-            numbers = range(len(self._statements))
+            positions = range(len(self._statements))
             rng = random.Random(f"{self._settings.rag.seed} statements {round_number}")
-            self._round = round_number, rng.sample(numbers, len(numbers))
+            self._round = round_number, rng.sample(positions, len(positions))
         return self._round[1]
 
     def _compute_reconstruction_loss(self, batch: Sequence[QuestionAnswer]) -> Tensor:

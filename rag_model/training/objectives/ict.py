@@ -114,9 +114,9 @@ class IctTask(TextTask):
         """Return the loss over the passages of all processes, and the in-batch `accuracy`."""
         sentences, sentence_passages = self.draw_pairs(batch)
         # (b, d) -> (m of all, d)
-        passage_vectors, start = gather_all_processes(self.module.embed_passages(sentence_passages))
+        passage_vectors, first_row = gather_all_processes(self.module.embed_passages(sentence_passages))
         keys, _ = gather_all_processes(passage_keys(sentence_passages).to(passage_vectors.device))
-        gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + start  # (b,)
+        gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + first_row  # (b,)
         # (b, m): copies of the positive, which must not be negatives
         ignored = (keys[None] == keys[gold][:, None]).scatter(1, gold[:, None], False)
         loss, accuracy = in_batch_loss(

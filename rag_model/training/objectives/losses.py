@@ -46,15 +46,15 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     if processes.count == 1:
         return rows, 0
     if rows.dtype is torch.bool:  # gloo cannot gather bool
-        gathered_bytes, start = gather_all_processes(rows.byte())
-        return gathered_bytes.bool(), start
-    sizes = exchange_counts(len(rows))
+        gathered_bytes, first_row = gather_all_processes(rows.byte())
+        return gathered_bytes.bool(), first_row
+    row_counts = exchange_counts(len(rows))
     # (n, ...) -> (max n, ...)
-    padded_rows = torch.cat([rows, rows.new_zeros(max(sizes) - len(rows), *rows.shape[1:])])
+    padded_rows = torch.cat([rows, rows.new_zeros(max(row_counts) - len(rows), *rows.shape[1:])])
     gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
     # (sum of n, ...)
-    gathered_rows = torch.cat([gathered[process, :size] for process, size in enumerate(sizes)])
-    return gathered_rows, sum(sizes[: processes.index])
+    gathered_rows = torch.cat([gathered[process, :n_rows] for process, n_rows in enumerate(row_counts)])
+    return gathered_rows, sum(row_counts[: processes.index])
 
 
 def locate_positives(
@@ -72,8 +72,8 @@ def locate_positives(
     in a `DprBatch`, which holds each passage once. `passages` are this process's passages, and
     `gold` are the positions of the positives in them.
     """
-    keys, start = gather_all_processes(passage_keys(passages).to(device))
-    rows = torch.tensor(gold, device=device) + start
+    keys, first_row = gather_all_processes(passage_keys(passages).to(device))
+    rows = torch.tensor(gold, device=device) + first_row
     if not counts_once:
         return rows, mask_other_positives(examples, keys, rows)
     positions = torch.arange(len(keys), device=device)
@@ -90,8 +90,8 @@ def mean_over_processes(total: Tensor, count: int) -> Tensor:
     `total` is the sum over the `count` elements of this process. The gradient is also that of the
     mean over the elements of all processes. The gradient is 0 if no process has an element.
     """
-    counts = exchange_counts(count)
-    return total * (len(counts) / max(1, sum(counts)))
+    process_counts = exchange_counts(count)
+    return total * (len(process_counts) / max(1, sum(process_counts)))
 
 
 class _AllGather(Function):

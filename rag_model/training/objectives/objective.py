@@ -58,7 +58,7 @@ S = TypeVar("S", bound=TrainingSettings)
 def find_loop_settings(settings: TrainingSettings) -> dict[str, LoopSettings]:
     """Return the loop settings of all stages by the name of their table: `loop` and others."""
     tables = {field_.name: getattr(settings, field_.name) for field_ in fields(settings)}  # type: ignore[arg-type]
-    return {name: value for name, value in tables.items() if isinstance(value, LoopSettings)}
+    return {name: table for name, table in tables.items() if isinstance(table, LoopSettings)}
 
 
 @dataclass(frozen=True, slots=True)

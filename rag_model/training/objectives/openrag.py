@@ -163,11 +163,11 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and models, and the settings of the judge."""
-        pair = {"question": self.module.question, "passage": self.module.passage}
+        encoders = {"question": self.module.question, "passage": self.module.passage}
         bounds = [[example.best_negative_log_p, example.worst_positive_log_p] for example in self._pools.examples]
         return {
             **super().recipe(),
-            "specs": {name: encoder.spec.to_json() for name, encoder in pair.items()},
+            "specs": {name: encoder.spec.to_json() for name, encoder in encoders.items()},
             "snapshot": self._online.memory.snapshot.id,
             "choices": list(self._online.settings.choices),
             "max_new_tokens": self._online.settings.max_new_tokens,
@@ -482,7 +482,7 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
 
     for first in range(0, len(train), _READ_BATCH):
         batch = train[first : first + _READ_BATCH]
-        rows = np.concatenate([find_rows(start) for start in range(first, first + len(batch), _SEARCH_BATCH)])
+        rows = np.concatenate([find_rows(i) for i in range(first, first + len(batch), _SEARCH_BATCH)])
         passages = read_passages(job.snapshot, np.unique(rows[rows >= 0]).tolist(), job.runner)
         for example, example_rows in zip(batch, rows.tolist(), strict=True):
             yield example, [passages[row] for row in example_rows if row >= 0]

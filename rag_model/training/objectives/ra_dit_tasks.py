@@ -175,9 +175,9 @@ class DevSet:
     @torch.no_grad()
     def losses(self, generator: Generator, retrieval: RetrievedBatch) -> list[float]:
         """Return -log p(y|x) of each question's first answer, given passages and inner products."""
-        rows = zip(self.examples, retrieval.hits, retrieval.passages, strict=True)
+        retrieved_examples = zip(self.examples, retrieval.hits, retrieval.passages, strict=True)
         nlls = list[float]()
-        for example, hits, passages in rows:
+        for example, hits, passages in retrieved_examples:
             targets = generator.encode_targets([example.answers[0]])
             log_p, _ = target_log_p(
                 generator.logits(generator.encode_contexts([example.question], [passages]), targets), targets.tokens
@@ -401,8 +401,8 @@ class RetrieverTask(StageTask):
     def evaluate(self) -> Measures:
         """Return the measures of `DevSet`, and `kl` and `target_entropy` of the dev lists."""
         kl_losses, target_entropies = list[Tensor](), list[Tensor]()
-        for start in range(0, len(self._dev_lists), _BATCH):
-            batch = self._dev_lists[start : start + _BATCH]
+        for first_list in range(0, len(self._dev_lists), _BATCH):
+            batch = self._dev_lists[first_list : first_list + _BATCH]
             vectors = self._question.encode_questions([scored_list.text for scored_list in batch])
             question_vectors = torch.from_numpy(vectors)
             losses, entropies, _ = self._compute_losses(question_vectors, batch)
@@ -450,8 +450,8 @@ class RetrieverTask(StageTask):
     def _warn_if_uniform(self) -> None:
         """Warn if most targets are uniform, because the encoder would unlearn to choose."""
         is_uniform = list[bool]()
-        for start in range(0, len(self._train), _BATCH):
-            examples = self._train[start : start + _BATCH]
+        for first_example in range(0, len(self._train), _BATCH):
+            examples = self._train[first_example : first_example + _BATCH]
             batch = [example for example in examples if len(example.scores.log_p) > 1]
             if batch:
                 target, mask = self.compute_target(batch)

@@ -325,9 +325,9 @@ class RagTask:
         """Retrieve the passages of all training questions with the initial encoder."""
         questions = list(dict.fromkeys(pair.example.question for pair in self._train))
         rows_by_question: dict[str, list[RankedRow]] = {}
-        for start in range(0, len(questions), _SEARCH_BATCH):
+        for i in range(0, len(questions), _SEARCH_BATCH):
             for question, hits in zip(
-                batch := questions[start : start + _SEARCH_BATCH], self._retrieve_questions(batch).hits, strict=True
+                batch := questions[i : i + _SEARCH_BATCH], self._retrieve_questions(batch).hits, strict=True
             ):
                 rows_by_question[question] = [(hit.row, hit.score) for hit in hits]
         return rows_by_question
@@ -363,8 +363,8 @@ class RagTask:
         if self.module.passage is None:
             return torch.from_numpy(retrieval.vectors)
         passages, positions = index_passages(passage for passages in retrieval.passages for passage in passages)
-        rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieval.passages])
-        return self.module.passage.embed_passages(passages)[rows]  # (m, d) -> (b, k, d)
+        vector_rows = torch.tensor([[positions[passage.hash] for passage in hits] for hits in retrieval.passages])
+        return self.module.passage.embed_passages(passages)[vector_rows]  # (m, d) -> (b, k, d)
 
     def _encode_inputs(self, batch: Sequence[QuestionAnswer], retrieval: RetrievedBatch) -> tuple[Contexts, Targets]:
         generator = self.module.generator
@@ -373,14 +373,14 @@ class RagTask:
 
     def _compute_nll(self, retrieval: RetrievedBatch) -> float:
         """Return the mean -log p(y|x) of the dev set's first answers, without label smoothing."""
-        size, total_nll = self._recipe.batch_size, 0.0
-        for start in range(0, len(self._dev), size):
-            window = slice(start, start + size)
-            batch, part = self._dev[window], RetrievedBatch(retrieval.hits[window], retrieval.vectors[window])
+        batch_size, total_nll = self._recipe.batch_size, 0.0
+        for first_pair in range(0, len(self._dev), batch_size):
+            window = slice(first_pair, first_pair + batch_size)
+            batch, batch_hits = self._dev[window], RetrievedBatch(retrieval.hits[window], retrieval.vectors[window])
             question_vectors = self.module.embed_questions([pair.example.question for pair in batch])
             reader_inputs = (
-                self._compute_logits(question_vectors, part),
-                *self._encode_inputs(batch, part),
+                self._compute_logits(question_vectors, batch_hits),
+                *self._encode_inputs(batch, batch_hits),
             )
             total_nll -= float(self.module.log_likelihood(*reader_inputs).log_p.sum().detach())
         return total_nll / len(self._dev)

@@ -227,8 +227,8 @@ class RealmTask(TextTask):
         The measures are `nll` in nats per text, `utility`, `null_prior`, and the signs of retrieval
         collapse, `distinct` and `spread` of the candidates.
         """
-        size, rows = self._recipe.batch_size, self._split.dev.tolist()
-        batches = [TextBatch(_DEV_EPOCH, tuple(rows[start : start + size])) for start in range(0, len(rows), size)]
+        size, dev_rows = self._recipe.batch_size, self._split.dev.tolist()
+        batches = [TextBatch(_DEV_EPOCH, tuple(dev_rows[i : i + size])) for i in range(0, len(dev_rows), size)]
         results = [self._compute_likelihoods(batch) for batch in batches]
         ids = [
             [passage.id for passage in passages[1:]] for result in results for passages in result.candidates.passages
@@ -239,14 +239,14 @@ class RealmTask(TextTask):
             "utility": sum(compute_utility(result.log_y, result.log_p).sum().item() for result in results),
             "null_prior": sum(result.log_prior[:, 0].exp().sum().item() for result in results),
         }
-        means = {name: value / len(rows) for name, value in sums.items()}
+        means = {name: total / len(dev_rows) for name, total in sums.items()}
         return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
 
     def mask_batch(self, batch: TextBatch) -> list[MaskedText]:
         """Mask the texts of a batch; equal batches give equal masks."""
         passages = self._snapshot.passages(batch.rows)
         encodings = self.module.reader.tokenizer.tokenize([passage.text for passage in passages])
-        rows = zip(batch.rows, passages, encodings, self._read_spans(batch.rows), strict=True)
+        batch_rows = zip(batch.rows, passages, encodings, self._read_spans(batch.rows), strict=True)
         seed, tokenizer = self._recipe.seed, self.module.reader.tokenizer
         return [
             mask_text(
@@ -257,7 +257,7 @@ class RealmTask(TextTask):
                 tokenizer,
                 self._masking_limits,
             )
-            for row, passage, encoding, spans in rows
+            for row, passage, encoding, spans in batch_rows
         ]
 
     @property
@@ -268,10 +268,10 @@ class RealmTask(TextTask):
         text_tokens = min(recipe.question_tokens, tokenizer.max_tokens // 2)
         return MaskingLimits(text_tokens - special_tokens, recipe.most_masks, recipe.random_share)
 
-    def _read_spans(self, rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
+    def _read_spans(self, passage_rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
         if self._salient is None:
-            return [None] * len(rows)
-        return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(rows)]
+            return [None] * len(passage_rows)
+        return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(passage_rows)]
 
     def _compute_likelihoods(self, batch: TextBatch) -> BatchLikelihoods:
         texts = self.mask_batch(batch)
@@ -319,8 +319,8 @@ class RealmObjective(Objective[RealmTraining]):
         check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
         realm = Realm(encoders, TrainableMaskedLM.load(names[MASKED_LM]), frozen=recipe.freeze_encoders)
         moving = _resolve_moving_settings(job.settings)
-        index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
-        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, index, job.runner)
+        moving_index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
+        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, moving_index, job.runner)
 
     def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding texts and candidates, and of reading their pairs."""

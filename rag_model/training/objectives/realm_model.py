@@ -117,22 +117,22 @@ def _find_window_start(masks: Sequence[int], n_pieces: int, window: int) -> int:
 def _build_masked_text(
     text: str, encoding: "Encoding", window: Span, masks: Sequence[int], tokenizer: MaskedLMTokenizer
 ) -> MaskedText:
-    start, end = window
-    if start >= end:
+    window_start, window_end = window
+    if window_start >= window_end:
         return MaskedText((), text, (), (), ())
-    ids = list(encoding.ids[start:end])
+    ids = list(encoding.ids[window_start:window_end])
     targets = tuple(encoding.ids[index] for index in masks)
     for index in masks:
-        ids[index - start] = tokenizer.mask_id
-    question_parts, position = [], encoding.offsets[start][0]
+        ids[index - window_start] = tokenizer.mask_id
+    question_parts, position = [], encoding.offsets[window_start][0]
     for index in masks:
         piece_start, piece_end = encoding.offsets[index]
         question_parts += [text[position:piece_start], f" {tokenizer.mask_token} "]
         position = piece_end
-    question_parts.append(text[position : encoding.offsets[end - 1][1]])
+    question_parts.append(text[position : encoding.offsets[window_end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
     clues = _find_clues(text, encoding, masks)
-    return MaskedText(clues, masked_question, tuple(ids), tuple(index - start for index in masks), targets)
+    return MaskedText(clues, masked_question, tuple(ids), tuple(index - window_start for index in masks), targets)
 
 
 def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
@@ -291,7 +291,7 @@ class Realm(nn.Module):
         """
         distinct, positions = index_passages(passage for passages in candidates.passages for passage in passages)
         passage_vectors = self.encoders.embed_passages(distinct)  # (u, d)
-        rows = torch.tensor(
+        vector_rows = torch.tensor(
             [
                 [positions[passage.hash] for passage in passages] + [0] * (candidates.width - len(passages))
                 for passages in candidates.passages
@@ -300,7 +300,7 @@ class Realm(nn.Module):
         )
         with torch.autocast(passage_vectors.device.type, enabled=False):
             # (b, c, d) * (b, 1, d) -> (b, c)
-            return (passage_vectors[rows].to(query_vectors) * query_vectors[:, None]).sum(-1)
+            return (passage_vectors[vector_rows].to(query_vectors) * query_vectors[:, None]).sum(-1)
 
     def log_p(self, texts: Sequence[MaskedText], candidates: Candidates, max_passage_pieces: int) -> Tensor:
         """Return the (b, c, m) log p(y_j|z,x) of masked wordpieces; 0 without a mask or candidate.
@@ -321,11 +321,11 @@ class Realm(nn.Module):
         token_log_p: Tensor = self.reader(
             null_inputs, [joined_text for _, _, joined_text in candidate_inputs]
         )  # (b + k, m)
-        rows = [*range(len(texts)), *(row for row, _, _ in candidate_inputs)]
+        input_rows = [*range(len(texts)), *(row for row, _, _ in candidate_inputs)]
         columns = [0] * len(texts) + [column for _, column, _ in candidate_inputs]
         # (b, c, m)
         log_p = token_log_p.new_zeros(len(texts), candidates.width, token_log_p.shape[1])
-        log_p[rows, columns] = token_log_p
+        log_p[input_rows, columns] = token_log_p
         return log_p
 
     def save(self, folder: Path) -> Space:
@@ -343,5 +343,5 @@ class Realm(nn.Module):
         tokenizer = self.reader.tokenizer
         capacity = max(0, tokenizer.max_tokens - tokenizer.template.size - len(text.ids))
         ids, type_ids = tokenizer.join_pair(text.ids, passage[:capacity])
-        start = len(tokenizer.template.prefix)
-        return MaskedInput(ids, type_ids, [start + position for position in text.positions], text.targets)
+        prefix_length = len(tokenizer.template.prefix)
+        return MaskedInput(ids, type_ids, [prefix_length + position for position in text.positions], text.targets)

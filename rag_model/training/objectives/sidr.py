@@ -206,9 +206,9 @@ class TrainableSidr(nn.Module):
     def forward(self, texts: Sequence[str]) -> WeightsAndBags:
         """Return the (b, V) weights of one batch of texts over the vocabulary, and their bags."""
         device = self.model.device
-        rows = tokenize(self._tokenizer, texts)
-        width = pad_length(max(map(len, rows)), training_length_multiple(device))
-        ids, attention_mask = pad_rows(rows, width, self.model.pad_id)
+        id_rows = tokenize(self._tokenizer, texts)
+        n_columns = pad_length(max(map(len, id_rows)), training_length_multiple(device))
+        ids, attention_mask = pad_rows(id_rows, n_columns, self.model.pad_id)
         tokens = torch.from_numpy(ids).to(device)
         weights: Tensor = self.model(tokens, torch.from_numpy(attention_mask).to(device))
         return weights, self.model.bag_of_tokens(tokens)
@@ -312,8 +312,8 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and encoders, and the encoders' specs."""
-        pair = {"question": self.module.question, "passage": self.module.passage}
-        return {**super().recipe(), "specs": {name: encoder.spec.to_json() for name, encoder in pair.items()}}
+        encoders = {"question": self.module.question, "passage": self.module.passage}
+        return {**super().recipe(), "specs": {name: encoder.spec.to_json() for name, encoder in encoders.items()}}
 
     def loss(self, batch: DprBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the texts of all processes, and the measures of `sidr_loss`."""
@@ -325,7 +325,7 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
         ranking = self._ranking_evaluator
         scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
         by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
-        return {**by_weights, **{f"{BAG}{name}": value for name, value in by_bags.items()}}
+        return {**by_weights, **{f"{BAG}{name}": measure for name, measure in by_bags.items()}}
 
 
 def sidr_loss(
@@ -341,7 +341,7 @@ def sidr_loss(
     # (b,), (b, m of all)
     positives = locate_positives(batch.examples, batch.passages, batch.gold, passages[0].device)
     questions = _gather_weights_and_bags(pair.embed_questions([example.question for example in batch.examples]))
-    gold, ignored = (gather_all_processes(rows)[0] for rows in positives)
+    gold, ignored = (gather_all_processes(own_rows)[0] for own_rows in positives)
     loss, measures = semi_parametric_loss(questions, passages, gold, ignored, n_terms, temperature, both_ways=both_ways)
     return loss, {**measures, "heaviest": passages[0].detach().max()}
 
@@ -373,8 +373,8 @@ class Sidr(MiningObjective[SidrTraining]):
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
         folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])
-        pair = SidrPair.load(*folders, settings.sidr)
-        return SidrTask(pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
+        encoder_pair = SidrPair.load(*folders, settings.sidr)
+        return SidrTask(encoder_pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
 
     def costs(self, job: Job[SidrTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of computing all term weights of a batch, and of mining."""

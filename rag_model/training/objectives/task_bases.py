@@ -97,8 +97,8 @@ class RankingEvaluator:
         """
         # (b, d) @ (d, m) -> (b, m)
         return self.evaluate_scores(
-            question_vectors[start : start + _SCORE_BATCH] @ passage_vectors.T
-            for start in range(0, len(question_vectors), _SCORE_BATCH)
+            question_vectors[i : i + _SCORE_BATCH] @ passage_vectors.T
+            for i in range(0, len(question_vectors), _SCORE_BATCH)
         )
 
     def evaluate_scores(self, blocks: Iterable[Vectors]) -> Measures:
@@ -134,12 +134,12 @@ class RankingEvaluator:
             for index, doc in own_document_by_example.items()
         }
 
-    def _exclude_own_document(self, index: int, scores: Vectors) -> Vectors:
+    def _exclude_own_document(self, example_index: int, scores: Vectors) -> Vectors:
         """Return the scores of an example, with -inf for its own document."""
-        if not self._own_rows.get(index):
+        if not self._own_rows.get(example_index):
             return scores
         other_scores = scores.copy()
-        other_scores[self._own_rows[index]] = -np.inf
+        other_scores[self._own_rows[example_index]] = -np.inf
         return other_scores
 
     def _rank_first_answer(self, example: Example, scores: Vectors) -> int | None:
