@@ -204,17 +204,17 @@ def parse_reply(record_type: type[_Record], value: Any) -> _Record:
     return record
 
 
-def _parse_record(record_type: Any, value: Any, path: str) -> Any:
-    if not isinstance(value, Mapping):
+def _parse_record(record_type: Any, json_object: Any, path: str) -> Any:
+    if not isinstance(json_object, Mapping):
         raise ValueError(f"{path or 'the reply'} is not an object")  # noqa: TRY004 - a value
-    values = {}
+    fields = {}
     for name, hint, is_required, *_ in list_json_fields(record_type):
         field_path = f"{path}.{name}" if path else name
-        if name in value:
-            values[name] = _parse_value(hint, value[name], field_path)
+        if name in json_object:
+            fields[name] = _parse_value(hint, json_object[name], field_path)
         elif is_required:
             raise ValueError(f"{field_path} is missing")
-    return record_type.from_fields(values) if issubclass(record_type, Hit) else record_type(**values)
+    return record_type.from_fields(fields) if issubclass(record_type, Hit) else record_type(**fields)
 
 
 def _parse_value(hint: Any, value: Any, path: str) -> Any:
@@ -224,7 +224,7 @@ def _parse_value(hint: Any, value: Any, path: str) -> Any:
     if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ValueError(f"{path} is not a list")
-        return tuple(_parse_value(type_arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        return tuple(_parse_value(type_arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if is_dataclass(hint):
         return _parse_record(hint, value, path)
     if hint is float and type(value) is int and math.isfinite(value):

@@ -208,12 +208,12 @@ class ReusableArticles:
         if article is None:
             return None
         templates = _split_names(article.templates)
-        end = article.start + article.count
-        spans = article.spans.get_range(article.start, end) if article.spans else ()
+        end_row = article.start + article.count
+        spans = article.spans.get_range(article.start, end_row) if article.spans else ()
         if article.digest:
             stored = StoredArticle(article.file, article.start, article.count, article.digest)
             return ArticleResult((), article.reason, article.dropped, spans, stored, templates)
-        passages = to_passages(article.file.iter_tables(article.start, end))
+        passages = to_passages(article.file.iter_tables(article.start, end_row))
         return ArticleResult(passages, article.reason, article.dropped, spans, templates=templates)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
@@ -235,20 +235,20 @@ class ReusableArticles:
 
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
-        counts = log["passages"].to_numpy()
+        passage_counts = log["passages"].to_numpy()
         # Skip the part if a page was removed from its passages, so that the log counts more than
         # the file has, or if an earlier version wrote the file without dates.
-        if counts.sum() != file.n_rows or not file.dated:
+        if passage_counts.sum() != file.n_rows or not file.dated:
             return
-        starts = np.cumsum(counts) - counts
+        start_rows = np.cumsum(passage_counts) - passage_counts
         page_ids = log["page_id"].to_pylist()
-        is_consistent = _mask_consistent_articles(file, page_ids, starts, counts)
+        is_consistent = _mask_consistent_articles(file, page_ids, start_rows, passage_counts)
         keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
         later_columns: list[list[Any]] = [
             log[name].to_pylist() if name in log.column_names else [default] * len(page_ids)
             for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
-        columns = page_ids, starts.tolist(), counts.tolist(), reasons, *later_columns
+        columns = page_ids, start_rows.tolist(), passage_counts.tolist(), reasons, *later_columns
         articles = map(_LoggedArticle, *columns, repeat(file), repeat(spans))
         self._articles.update(compress(zip(keys, articles, strict=True), is_consistent.tolist()))
 
@@ -267,14 +267,14 @@ def _split_names(names: str) -> tuple[str, ...]:
 
 
 def _mask_consistent_articles(
-    file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], counts: npt.NDArray[Any]
+    file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], n_rows: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     """Return (n,): for each article, whether all passages at its rows belong to its page."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
     page_numbers = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
-    is_own_row = page_numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), counts)
+    is_own_row = page_numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
     n_own = np.concatenate([[0], np.cumsum(is_own_row)])
-    is_complete: npt.NDArray[np.bool_] = n_own[starts + counts] - n_own[starts] == counts
+    is_complete: npt.NDArray[np.bool_] = n_own[starts + n_rows] - n_own[starts] == n_rows
     return is_complete
 
 
