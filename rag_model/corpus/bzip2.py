@@ -306,8 +306,8 @@ def _follow_segments(chain: Any, n_symbols: Any, first_position: Any, segment_sy
     """Write the symbols along the chain from `first_position`, with runs expanded; return their
     number.
 
-    Return -1 if `out` is full. `chain` is a permutation of `n_symbols` positions, so each position is in
-    one segment, and a row of `segment_symbols` has room for all of them.
+    Return -1 if `out` is full. `chain` is a permutation of `n_symbols` positions, so each position
+    is in one segment, and a row of `segment_symbols` has room for all of them.
     """
     n_segments = _BLOCK_SEGMENTS if n_symbols >= _MIN_SEGMENTED_BYTES else 1
     segment_step = n_symbols // n_segments

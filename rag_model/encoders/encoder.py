@@ -299,7 +299,7 @@ def load_any_encoder(folder: Path, role: Role = "question", name: str = "") -> A
 
         return TokenEncoder.load(folder)
     if is_sparse_encoder(folder):
-        from rag_model.encoders.sparse_encoder import SparseEncoder  # noqa: PLC0415 - this kind only
+        from rag_model.encoders.sparse_encoder import SparseEncoder  # noqa: PLC0415 - one kind only
 
         return SparseEncoder.load(folder)
     return Encoder.load(name or folder, role)

@@ -232,7 +232,7 @@ def _count_rows(url: str) -> int:
 
 
 def _split_range(urls: Sequence[str], row_counts: Sequence[int], first_row: int, end_row: int) -> Iterator[FileRange]:
-    """Yield each file with rows of [first_row, end_row), and the range of these rows within the file."""
+    """Yield each file with rows of [first_row, end_row), and the range of these rows in the file."""
     for url, (start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
         if first_row < stop and start < end_row:
             yield url, max(first_row - start, 0), min(end_row, stop) - start

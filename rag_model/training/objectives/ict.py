@@ -116,7 +116,8 @@ class IctTask(TextTask):
         # (b, d) -> (m of all, d)
         passage_vectors, first_row = gather_all_processes(self.module.embed_passages(sentence_passages))
         keys, _ = gather_all_processes(passage_keys(sentence_passages).to(passage_vectors.device))
-        gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + first_row  # (b,)
+        # (b,)
+        gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + first_row
         # (b, m): copies of the positive, which must not be negatives
         ignored = (keys[None] == keys[gold][:, None]).scatter(1, gold[:, None], False)
         loss, accuracy = in_batch_loss(

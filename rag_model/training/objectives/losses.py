@@ -51,7 +51,8 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     row_counts = exchange_counts(len(rows))
     # (n, ...) -> (max n, ...)
     padded_rows = torch.cat([rows, rows.new_zeros(max(row_counts) - len(rows), *rows.shape[1:])])
-    gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]  # (processes, max n, ...)
+    # (processes, max n, ...)
+    gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]
     # (sum of n, ...)
     gathered_rows = torch.cat([gathered[process, :n_rows] for process, n_rows in enumerate(row_counts)])
     return gathered_rows, sum(row_counts[: processes.index])
