@@ -42,7 +42,7 @@ MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
 MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
 # The compiled decoder takes 0.4 s to load and saves 0.06 s per megabyte, so a process loads it
 # after `_MIN_COMPILED_BYTES` of bzip2 streams. It decodes slices of up to `_MAX_COMPILED_BYTES`.
-_MIN_COMPILED_BYTES, _MAX_COMPILED_BYTES = 2 << 20, 4 << 20
+_MIN_COMPILED_BYTES, _MAX_COMPILED_BYTES = 1 << 20, 4 << 20
 _bzip2_bytes_read = [0]  # bytes of bzip2 streams that `read_slice` has read in this process
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
 _7Z_MAGIC = b"7z\xbc\xaf\x27\x1c"
