@@ -137,12 +137,12 @@ async def _call_snapshot(service: Service, arguments: NoArguments) -> dict[str, 
 
 
 def _read_passage(service: Service, passage_id: str) -> dict[str, Any]:
-    with service.slot.acquire() as loaded:
-        located_passage = locate_passage(loaded.snapshot, passage_id)
+    with service.slot.acquire() as loaded_snapshot:
+        located_passage = locate_passage(loaded_snapshot.snapshot, passage_id)
         passage = located_passage.passage
-        attribution = Attribution.from_corpus(loaded.snapshot.manifest.content.corpus)
+        attribution = Attribution.from_corpus(loaded_snapshot.snapshot.manifest.content.corpus)
         return {
-            "snapshot": loaded.id,
+            "snapshot": loaded_snapshot.id,
             **{name: getattr(passage, name) for name in ("id", "page_id", "title", "section", "kind", "text")},
             "url": attribution.url(passage),
             "revised": format_iso(passage.revised),

@@ -108,7 +108,7 @@ class Service:
             return await self._search_batcher.submit(questions, k, retriever, seconds, on_queued, client)
 
     async def retrieve(
-        self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded: LoadedSnapshot
+        self, queries: Sequence[str], k: int | None, retriever: str | None, client: str, loaded_snapshot: LoadedSnapshot
     ) -> list[list[Hit]]:
         """Return the best `k` passages for each query, from a snapshot that the caller holds open.
 
@@ -124,7 +124,7 @@ class Service:
         if len(queries) <= chunk_size:
             with self._reserve_core():
                 return await self._search_when_queue_has_room(
-                    self._search_batcher, queries, k, retriever, client, loaded
+                    self._search_batcher, queries, k, retriever, client, loaded_snapshot
                 )
         chunks = [queries[start : start + chunk_size] for start in range(0, len(queries), chunk_size)]
         chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
@@ -137,7 +137,7 @@ class Service:
                     continue
                 chunk_index = remaining_chunks.popleft()
                 chunk_hits[chunk_index] = await self._search_when_queue_has_room(
-                    self._chunk_batcher, chunks[chunk_index], k, retriever, client, loaded
+                    self._chunk_batcher, chunks[chunk_index], k, retriever, client, loaded_snapshot
                 )
 
         # Two tasks per worker, so that the next chunk waits in the queue while one is searched.
@@ -172,13 +172,15 @@ class Service:
         k: int | None,
         retriever: str | None,
         client: str,
-        loaded: LoadedSnapshot,
+        loaded_snapshot: LoadedSnapshot,
     ) -> list[list[Hit]]:
         seconds = self.settings.request_seconds
         on_queued, deadline = partial(notify, self.observer.on_queued, "search"), time.monotonic() + seconds
         while True:
             try:
-                result = await batcher.submit(queries, k, retriever, seconds, on_queued, client, loaded=loaded)
+                result = await batcher.submit(
+                    queries, k, retriever, seconds, on_queued, client, loaded_snapshot=loaded_snapshot
+                )
             except QueueFullError:
                 if time.monotonic() > deadline:
                     raise
@@ -198,17 +200,17 @@ class Service:
         deadline = time.monotonic() + _OPENING_SECONDS
         while True:
             try:
-                loaded = self.pins.hold(name)
+                loaded_snapshot = self.pins.hold(name)
                 break
             except SnapshotOpeningError:
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(_OPENING_CHECK_SECONDS)
         try:
-            yield loaded
+            yield loaded_snapshot
         finally:
             # Another thread closes the snapshot's files, which takes too long for the event loop.
-            self.slot.release(loaded, partial(asyncio.get_running_loop().run_in_executor, None))
+            self.slot.release(loaded_snapshot, partial(asyncio.get_running_loop().run_in_executor, None))
 
     async def answer(
         self,
@@ -264,22 +266,22 @@ class Service:
             NotReadyError: No snapshot is loaded yet.
         """
         refusal = self.follower.refusal
-        with self.slot.acquire() as loaded:
-            served_ref = loaded.served_ref
+        with self.slot.acquire() as loaded_snapshot:
+            snapshot, served_ref = loaded_snapshot.snapshot, loaded_snapshot.served_ref
             return {
                 "snapshot": served_ref.snapshot,
                 "ref": served_ref.ref,
                 "number": served_ref.number or None,
                 "created_at": served_ref.created_at or None,
-                "passages": loaded.snapshot.n,
-                "indexes": list(loaded.indexes),
-                "retrievers": list(loaded.retrievers),
-                "model": loaded.model.id if loaded.model else None,
+                "passages": snapshot.n,
+                "indexes": list(loaded_snapshot.indexes),
+                "retrievers": list(loaded_snapshot.retrievers),
+                "model": loaded_snapshot.model.id if loaded_snapshot.model else None,
                 "refused": None if refusal is None else refusal.to_json(),
                 "store_problem": self.follower.problem or None,
-                "explanations": [explain_retriever(loaded.snapshot, expression) for expression in loaded.retrievers],
-                "kinds": list(list_passage_kinds(loaded.snapshot)),
-                "notes": list(loaded.notes),
+                "explanations": [explain_retriever(snapshot, expression) for expression in loaded_snapshot.retrievers],
+                "kinds": list(list_passage_kinds(snapshot)),
+                "notes": list(loaded_snapshot.notes),
             }
 
     def explain_unready(self) -> str:

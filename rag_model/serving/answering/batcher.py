@@ -114,7 +114,7 @@ class QueuedRequest(Generic[_Reply]):
     # receives passages and text early; None if only the whole reply is sent
     progress: AnswerProgress | None = None
     # the snapshot to search, which the caller holds open; None means the current one
-    loaded: LoadedSnapshot | None = None
+    loaded_snapshot: LoadedSnapshot | None = None
     trace: RequestTrace | None = field(default_factory=CURRENT_TRACE.get)
     queued_at: int = field(default_factory=time.time_ns)  # nanoseconds since the epoch
 
@@ -280,7 +280,7 @@ class Batcher(Generic[_Reply]):
         on_queued: Callable[[int, int], None] = lambda questions, waiting: None,
         client: str = "",
         progress: AnswerProgress | None = None,
-        loaded: LoadedSnapshot | None = None,
+        loaded_snapshot: LoadedSnapshot | None = None,
     ) -> _Reply:
         """Queue a request and return its reply, within `seconds`.
 
@@ -293,7 +293,7 @@ class Batcher(Generic[_Reply]):
                 queue.
             client: Identity of the client, for taking turns.
             progress: Receives partial results from `run_batch`.
-            loaded: The snapshot to search, held open by the caller; None means the current one.
+            loaded_snapshot: The snapshot to search, held open by the caller; None means the current one.
 
         Raises:
             QueueFullError: The queue is full, or clients with fewer questions evicted this request.
@@ -303,7 +303,7 @@ class Batcher(Generic[_Reply]):
         """
         loop = asyncio.get_running_loop()
         request: QueuedRequest[_Reply] = QueuedRequest(
-            questions, k, retriever, loop, loop.create_future(), client, progress, loaded
+            questions, k, retriever, loop, loop.create_future(), client, progress, loaded_snapshot
         )
         self._enqueue(request)
         on_queued(len(questions), self._queue.question_count)

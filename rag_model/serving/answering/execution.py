@@ -74,9 +74,9 @@ def search_batch(
     """Search for all requests of a batch, together for each retriever."""
     reply_by_position: dict[int, SearchResult | BookwheelError] = {}
     with ExitStack() as stack:
-        if any(request.loaded is None for request in requests):
+        if any(request.loaded_snapshot is None for request in requests):
             current_snapshot = stack.enter_context(slot.acquire())
-        snapshots = [request.loaded or current_snapshot for request in requests]
+        snapshots = [request.loaded_snapshot or current_snapshot for request in requests]
         keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
         for (_, retriever), positions in _group_positions(list(keys)).items():
             group = [requests[position] for position in positions]
@@ -93,18 +93,18 @@ def answer_batch(
     Decoding stops between two tokens once all clients have disconnected. Requests with a `progress`
     receive the passages and the text as soon as they exist.
     """
-    with slot.acquire() as loaded:
-        model = "" if loaded.model is None else loaded.model.id
+    with slot.acquire() as loaded_snapshot:
+        model = "" if loaded_snapshot.model is None else loaded_snapshot.model.id
         reply_by_position: dict[int, AnswerResult | BookwheelError] = {}
         for (retriever, k), positions in _group_positions(
             [(request.retriever, request.k) for request in requests]
         ).items():
             group, start_ns = [requests[position] for position in positions], time.time_ns()
             try:
-                reporter = _ProgressReporter(loaded.id, model, group)
+                reporter = _ProgressReporter(loaded_snapshot.id, model, group)
                 listeners = (reporter.report_text, reporter.report_passages) if reporter.has_listeners else ()
                 callbacks = AnswerCallbacks(partial(_are_abandoned, group), *listeners)
-                batch_answers = loaded.answer(_list_questions(group), k, retriever, callbacks)
+                batch_answers = loaded_snapshot.answer(_list_questions(group), k, retriever, callbacks)
             except UsageError as error:
                 if len(positions) > 1:
                     # The batcher repeats the requests one by one to find the faulty one.
@@ -114,9 +114,9 @@ def answer_batch(
             except StoppedError as stopped:
                 reply_by_position.update(dict.fromkeys(positions, ClientGoneError(str(stopped))))
                 continue
-            notify(observer.on_answer, loaded, batch_answers)
+            notify(observer.on_answer, loaded_snapshot, batch_answers)
             attributes = {
-                "bookwheel.snapshot": loaded.id,
+                "bookwheel.snapshot": loaded_snapshot.id,
                 "bookwheel.model": model,
                 "bookwheel.batch": len(batch_answers),
             }
@@ -124,13 +124,13 @@ def answer_batch(
             remaining_answers = iter(batch_answers)
             for position in positions:
                 reply_by_position[position] = AnswerResult(
-                    loaded.id, model, [next(remaining_answers) for _ in requests[position].questions]
+                    loaded_snapshot.id, model, [next(remaining_answers) for _ in requests[position].questions]
                 )
         return [reply_by_position[position] for position in range(len(requests))]
 
 
 def _search_with_retriever(
-    loaded: LoadedSnapshot,
+    snapshot: LoadedSnapshot,
     observer: Observer,
     retriever: str | None,
     requests: Sequence[QueuedRequest[SearchResult]],
@@ -146,27 +146,27 @@ def _search_with_retriever(
             continue
         rows = [row for position in positions for row in range(first_rows[position], first_rows[position + 1])]
         try:
-            hits = iter(loaded.search(queries if len(rows) == len(queries) else queries.subset(rows), k, retriever))
+            hits = iter(snapshot.search(queries if len(rows) == len(queries) else queries.subset(rows), k, retriever))
         except UsageError as error:  # no such retriever, or it returns fewer than k passages
             reply_by_position.update(dict.fromkeys(positions, error))
             continue
         for position in positions:
-            reply_by_position[position] = SearchResult(loaded.id, [next(hits) for _ in requests[position].questions])
+            reply_by_position[position] = SearchResult(snapshot.id, [next(hits) for _ in requests[position].questions])
     results = [reply_by_position[position] for position in range(len(requests))]
     if any(request.trace is not None for request in requests):
         attributes = {
-            "bookwheel.snapshot": loaded.id,
-            "bookwheel.retriever": loaded.retrievers[0] if retriever is None else retriever,
+            "bookwheel.snapshot": snapshot.id,
+            "bookwheel.retriever": snapshot.retrievers[0] if retriever is None else retriever,
             "bookwheel.batch": len(queries),
         }
         notify(add_search_stages, requests, start_ns, queries.encoding_seconds, queries.reading_seconds, attributes)
-    if batch := _describe_batch(loaded, retriever, requests, queries, results, time.perf_counter() - start_time):
+    if batch := _describe_batch(snapshot, retriever, requests, queries, results, time.perf_counter() - start_time):
         notify(observer.on_search, batch)
     return results
 
 
 def _describe_batch(
-    loaded: LoadedSnapshot,
+    loaded_snapshot: LoadedSnapshot,
     retriever: str | None,
     requests: Sequence[QueuedRequest[SearchResult]],
     queries: Queries,
@@ -179,7 +179,7 @@ def _describe_batch(
     ]
     if not answered:
         return None
-    vectors = queries.find_vectors(loaded.question_encoder)
+    vectors = queries.find_vectors(loaded_snapshot.question_encoder)
     if vectors is not None and len(answered) < len(requests):
         vectors = vectors[
             [
@@ -189,8 +189,8 @@ def _describe_batch(
             ]
         ]
     return SearchBatch(
-        loaded=loaded,
-        retriever=loaded.retrievers[0] if retriever is None else retriever,
+        loaded_snapshot=loaded_snapshot,
+        retriever=loaded_snapshot.retrievers[0] if retriever is None else retriever,
         questions=_list_questions([request for request, _ in answered]),
         vectors=vectors,
         ks=[request.k or len(hits) for request, reply in answered for hits in reply.hits],

@@ -223,11 +223,11 @@ class RefFollower(FollowerThread):
                 _LOG.info("the pull of snapshot %s is interrupted: %s", name, reason)
                 self._wake()
                 return None
-            loaded = self._open_warm(folder, served_ref, None, current)
+            loaded_snapshot = self._open_warm(folder, served_ref, None, current)
         else:
-            loaded = self._open_ranged(store, served_ref, current)
+            loaded_snapshot = self._open_ranged(store, served_ref, current)
         _LOG.info("%s is open for the requests that name it, after %.1f s", name, time.monotonic() - start_time)
-        return self._slot.hold(loaded)
+        return self._slot.hold(loaded_snapshot)
 
     def _update_to(self, store: Store, target: _TargetVersion) -> None:
         """Load a version unless it is current, or was refused and is not due for a retry."""
@@ -387,19 +387,19 @@ class RefFollower(FollowerThread):
             if target.model is not None:
                 raise UsageError("a model needs pulled passages: leave out --from-store or --model")
             store.snapshots.resolve_trusted(name)
-            loaded = self._open_ranged(store, served_ref, current)
+            loaded_snapshot = self._open_ranged(store, served_ref, current)
         except BookwheelError as error:
             if not self._settings.pull:
                 raise
             _LOG.warning("%s is served when it is pulled, not by ranges: %s", name, error)
             return current
-        self._swap_in(loaded, time.monotonic() - start_time)
+        self._swap_in(loaded_snapshot, time.monotonic() - start_time)
         lease = SnapshotLease(store)
         with suppress(StoreError):  # a reader without the right to write holds no lease
-            lease.hold(loaded.id)
+            lease.hold(loaded_snapshot.id)
         self._lease.close()
         self._lease = lease
-        return loaded
+        return loaded_snapshot
 
     def _open_ranged(self, store: Store, served_ref: ServedRef, current: LoadedSnapshot | None) -> LoadedSnapshot:
         """Open a snapshot that is read from the store by ranges, and warm it up."""
@@ -408,8 +408,8 @@ class RefFollower(FollowerThread):
         if snapshot.ranges is None:
             snapshot.close()
             raise UsageError(f"{store.url} is a local folder, which is not read by ranges: leave out --from-store")
-        loaded = LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
-        return loaded.warm_up()
+        loaded_snapshot = LoadedSnapshot.open_ranged(snapshot, served_ref, self._settings, current, self._scorers)
+        return loaded_snapshot.warm_up()
 
     def _pull_and_load_model(
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
@@ -466,28 +466,28 @@ class RefFollower(FollowerThread):
         """Open a pulled snapshot, warm it up, and only then swap it in."""
         self._swap_in(self._open_warm(folder, served_ref, model, current), time.monotonic() - start_time)
 
-    def _swap_in(self, loaded: LoadedSnapshot, seconds: float) -> None:
-        self._slot.prepare(loaded)
-        for note in loaded.notes:
+    def _swap_in(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
+        self._slot.prepare(loaded_snapshot)
+        for note in loaded_snapshot.notes:
             _LOG.warning("%s", note)
-        self._refused_version, served_ref = None, loaded.served_ref
+        self._refused_version, served_ref = None, loaded_snapshot.served_ref
         _LOG.info(
             "%s@%d: snapshot %s is served%s, after %.1f s",
             served_ref.ref,
             served_ref.number,
-            loaded.id[:12],
-            " from the store" if loaded.is_ranged else "",
+            loaded_snapshot.id[:12],
+            " from the store" if loaded_snapshot.is_ranged else "",
             seconds,
         )
-        notify(self._observer.on_swap, loaded, seconds)
-        self._slot.swap(loaded)
+        notify(self._observer.on_swap, loaded_snapshot, seconds)
+        self._slot.swap(loaded_snapshot)
         self._has_served = True
 
     def _open_warm(
         self, folder: Path, served_ref: ServedRef, model: ServedModel | None, current: LoadedSnapshot | None
     ) -> LoadedSnapshot:
-        loaded = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
-        return loaded.warm_up()
+        loaded_snapshot = LoadedSnapshot.open(folder, served_ref, self._settings, model, current, self._scorers)
+        return loaded_snapshot.warm_up()
 
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
         """Record which snapshot the ref names, so that a start needs no store."""
@@ -622,10 +622,10 @@ class FolderFollower(FollowerThread):
             if self._settings.run_trials:
                 try_snapshot(root, content, available.indexes)
         served_ref = ServedRef(CURRENT, 0, snapshot_id, "")
-        loaded = LoadedSnapshot.open(root, served_ref, self._settings, None, current).warm_up()
-        self._slot.prepare(loaded)
-        notify(self._observer.on_swap, loaded, 0.0)
-        return loaded
+        loaded_snapshot = LoadedSnapshot.open(root, served_ref, self._settings, None, current).warm_up()
+        self._slot.prepare(loaded_snapshot)
+        notify(self._observer.on_swap, loaded_snapshot, 0.0)
+        return loaded_snapshot
 
     def _run(self) -> None:
         while True:

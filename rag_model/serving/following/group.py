@@ -76,21 +76,21 @@ class WorkerSlot(SnapshotSlot):
             raise NotReadyError("this worker is still opening the current snapshot: ask again in a moment")
         return super().hold_current()
 
-    def set_prepared(self, loaded: LoadedSnapshot, switch_number: int) -> None:
+    def set_prepared(self, loaded_snapshot: LoadedSnapshot, switch_number: int) -> None:
         """Store an open snapshot that is served from switch `switch_number` on."""
         self.discard_prepared()
         with self._lock:
-            self._prepared = switch_number, loaded
+            self._prepared = switch_number, loaded_snapshot
 
     def discard_prepared(self, switch_number: int | None = None) -> None:
         """Close the prepared snapshot; with `switch_number`, only if it is for that switch."""
         with self._lock:
             if self._prepared is None or switch_number not in (None, self._prepared[0]):
                 return
-            loaded, self._prepared = self._prepared[1], None
-            is_served = loaded is self._current
+            loaded_snapshot, self._prepared = self._prepared[1], None
+            is_served = loaded_snapshot is self._current
         if not is_served:
-            loaded.close()
+            loaded_snapshot.close()
 
     def needs_snapshot(self, number: int) -> bool:
         """Return whether the snapshot of switch `number` is neither served nor prepared."""
@@ -102,10 +102,10 @@ class WorkerSlot(SnapshotSlot):
         with self._lock:
             if self._prepared is None or self._prepared[0] > self._link.switch_number:
                 return
-            (self._served_number, loaded), self._prepared = self._prepared, None
-            is_served = loaded is self._current
+            (self._served_number, loaded_snapshot), self._prepared = self._prepared, None
+            is_served = loaded_snapshot is self._current
         if not is_served:
-            super().swap(loaded)
+            super().swap(loaded_snapshot)
 
     def close(self) -> None:
         """Remove the current and the prepared snapshot."""
@@ -116,18 +116,18 @@ class WorkerSlot(SnapshotSlot):
 class LeaderSlot(WorkerSlot):
     """The slot of the leader, the worker that follows the ref for all workers."""
 
-    def prepare(self, loaded: LoadedSnapshot) -> None:
+    def prepare(self, loaded_snapshot: LoadedSnapshot) -> None:
         """Wait until every other worker has opened the snapshot.
 
         Raises:
-            BookwheelError: A worker cannot open the snapshot; `loaded` is closed.
+            BookwheelError: A worker cannot open the snapshot; `loaded_snapshot` is closed.
             FollowerStoppedError: The service is shutting down.
         """
-        self._link.send("open", **describe_snapshot(loaded))
+        self._link.send("open", **describe_snapshot(loaded_snapshot))
         try:
             self._opening = self._wait_for_others()
         except BaseException:
-            loaded.close()
+            loaded_snapshot.close()
             raise
 
     def _wait_for_others(self) -> Message:
@@ -139,10 +139,10 @@ class LeaderSlot(WorkerSlot):
                 return dict(reply["opening"])
         raise FollowerStoppedError("the service is shutting down")
 
-    def swap(self, loaded: LoadedSnapshot) -> None:
+    def swap(self, loaded_snapshot: LoadedSnapshot) -> None:
         """Switch all workers to the prepared snapshot."""
         switch_number = self._opening["number"]
-        self.set_prepared(loaded, switch_number)
+        self.set_prepared(loaded_snapshot, switch_number)
         self._link.switch_number = switch_number
         self.switch_if_due()
         self._link.send("switch", opening=self._opening)
@@ -158,15 +158,15 @@ class LeaderSlot(WorkerSlot):
         super().withdraw()
 
 
-def describe_snapshot(loaded: LoadedSnapshot) -> Message:
+def describe_snapshot(loaded_snapshot: LoadedSnapshot) -> Message:
     """Return the message from which another worker opens the same snapshot."""
     return {
-        "folder": None if loaded.is_ranged else str(loaded.snapshot.location),
-        "ref": asdict(loaded.served_ref),
-        "model": loaded.model and loaded.model.id,
+        "folder": None if loaded_snapshot.is_ranged else str(loaded_snapshot.snapshot.location),
+        "ref": asdict(loaded_snapshot.served_ref),
+        "model": loaded_snapshot.model and loaded_snapshot.model.id,
         # The leader chooses them for all workers, because the choice depends on free memory.
-        "retrievers": loaded.retrievers,
-        "notes": loaded.notes,
+        "retrievers": loaded_snapshot.retrievers,
+        "notes": loaded_snapshot.notes,
     }
 
 
@@ -201,14 +201,14 @@ class LeaderStatePublisher:
         """Pin a snapshot and reply with its location; return False while it is being opened."""
         name, reply = request["name"], {"to": request["sender"], "name": request["name"]}
         try:
-            loaded = self._pins.hold(name)
+            loaded_snapshot = self._pins.hold(name)
         except SnapshotOpeningError:
             return False
         except BookwheelError as error:
             self._link.send("pin", error=error_to_dict(error), **reply)
         else:
-            self._link.send("pin", error=None, opening=describe_snapshot(loaded), **reply)
-            self._slot.release(loaded)
+            self._link.send("pin", error=None, opening=describe_snapshot(loaded_snapshot), **reply)
+            self._slot.release(loaded_snapshot)
         return True
 
 
@@ -272,14 +272,14 @@ class WorkerFollower(FollowerThread):
         """Open a snapshot, store it for its switch, and report the result to the supervisor."""
         error: BookwheelError | None = None
         try:
-            loaded = self._open(opening)
+            loaded_snapshot = self._open(opening)
         except BookwheelError as failure:
             error = failure
         except BaseException as failure:  # a panic of a native library is not an Exception
             error = ResourceError(f"unexpected {type(failure).__name__}: {failure}")
         else:
-            loaded.served_ref = ServedRef(**opening["ref"])
-            self._slot.set_prepared(loaded, opening["number"])
+            loaded_snapshot.served_ref = ServedRef(**opening["ref"])
+            self._slot.set_prepared(loaded_snapshot, opening["number"])
         self._link.send("opened", number=opening["number"], error=error and error_to_dict(error))
 
     def _open(self, opening: Message) -> LoadedSnapshot:
@@ -291,12 +291,12 @@ class WorkerFollower(FollowerThread):
                 return current
         settings = replace(self._settings, retrievers=tuple(opening["retrievers"]))
         if folder is None:
-            loaded = self._open_ranged(served_ref, settings, current)
+            loaded_snapshot = self._open_ranged(served_ref, settings, current)
         else:
             model = self._load_model(opening["model"], current)
-            loaded = LoadedSnapshot.open(Path(folder), served_ref, settings, model, current, self._scorers)
-        loaded.notes = tuple(opening["notes"])
-        return loaded.warm_up()
+            loaded_snapshot = LoadedSnapshot.open(Path(folder), served_ref, settings, model, current, self._scorers)
+        loaded_snapshot.notes = tuple(opening["notes"])
+        return loaded_snapshot.warm_up()
 
     def _open_ranged(
         self, served_ref: ServedRef, settings: ServiceSettings, current: LoadedSnapshot | None

@@ -79,8 +79,8 @@ class PinnedSnapshots:
                 pin = self._pins[name] = _Pin(time.monotonic(), self._hold_current(name))
             pin.last_request_time = time.monotonic()
             match pin.state:
-                case LoadedSnapshot() as loaded:
-                    return self._slot.hold(loaded)
+                case LoadedSnapshot() as loaded_snapshot:
+                    return self._slot.hold(loaded_snapshot)
                 case _Failure(error):
                     raise error
         if is_new:
@@ -114,7 +114,7 @@ class PinnedSnapshots:
 
     def _open(self, name: str, pin: _Pin, open_snapshot: Callable[[str], LoadedSnapshot | None]) -> None:
         try:
-            loaded = open_snapshot(name)
+            loaded_snapshot = open_snapshot(name)
         except NotFoundError as error:
             _LOG.warning("a request names snapshot %s, which cannot be opened: %s", name, error)
             reason = "it expired, was taken down, or never existed"
@@ -126,7 +126,7 @@ class PinnedSnapshots:
             )
         else:
             with self._lock:
-                pin.state = loaded
+                pin.state = loaded_snapshot
 
     def _record_failure(self, pin: _Pin, error: BookwheelError) -> None:
         with self._lock:
@@ -136,10 +136,11 @@ class PinnedSnapshots:
         """Return the current snapshot, held open, if it has this name."""
         if self._slot.served_ref is None:
             return None
-        loaded = self._slot.hold_current()
-        if name in (loaded.id, f"{loaded.served_ref.ref}@{loaded.served_ref.number}"):
-            return loaded
-        self._slot.release(loaded)
+        loaded_snapshot = self._slot.hold_current()
+        served_ref = loaded_snapshot.served_ref
+        if name in (loaded_snapshot.id, f"{served_ref.ref}@{served_ref.number}"):
+            return loaded_snapshot
+        self._slot.release(loaded_snapshot)
         return None
 
     def _drop(self, name: str, error: BookwheelError | None = None) -> None:

@@ -57,11 +57,11 @@ class SnapshotSlot:
         Raises:
             NotReadyError: No snapshot is loaded.
         """
-        loaded = self.hold_current()
+        loaded_snapshot = self.hold_current()
         try:
-            yield loaded
+            yield loaded_snapshot
         finally:
-            self.release(loaded)
+            self.release(loaded_snapshot)
 
     def hold_current(self) -> LoadedSnapshot:
         """Return the current snapshot, and keep it open until `release` is called.
@@ -74,23 +74,23 @@ class SnapshotSlot:
                 raise NotReadyError(self._absence)
             return self.hold(self._current)
 
-    def hold(self, loaded: LoadedSnapshot) -> LoadedSnapshot:
-        """Return `loaded`, and keep it open until `release` is called.
+    def hold(self, loaded_snapshot: LoadedSnapshot) -> LoadedSnapshot:
+        """Return `loaded_snapshot`, and keep it open until `release` is called.
 
-        `loaded` is the current snapshot, one that the caller holds already, or a new one.
+        `loaded_snapshot` is the current snapshot, one that the caller holds already, or a new one.
         """
         with self._lock:
-            n_readers = self._reader_counts.get(id(loaded), 0)
-            self._reader_counts[id(loaded)] = n_readers + 1
+            n_readers = self._reader_counts.get(id(loaded_snapshot), 0)
+            self._reader_counts[id(loaded_snapshot)] = n_readers + 1
         if not n_readers:
-            self._on_loaded(loaded.id)
-        return loaded
+            self._on_loaded(loaded_snapshot.id)
+        return loaded_snapshot
 
-    def prepare(self, loaded: LoadedSnapshot) -> None:
-        """Prepare the swap to `loaded`; with several workers, wait until all have opened it.
+    def prepare(self, loaded_snapshot: LoadedSnapshot) -> None:
+        """Prepare the swap to `loaded_snapshot`; with several workers, wait until all have opened it.
 
         Raises:
-            BookwheelError: Another worker cannot open it; `loaded` is closed.
+            BookwheelError: Another worker cannot open it; `loaded_snapshot` is closed.
         """
 
     def withdraw(self) -> None:
@@ -98,11 +98,11 @@ class SnapshotSlot:
         self._absence = "the snapshot was taken down, and no other one is open: publish one, and ask again"
         self.close()
 
-    def swap(self, loaded: LoadedSnapshot) -> None:
-        """Make `loaded` the current snapshot; the previous one is freed after its last reader."""
+    def swap(self, loaded_snapshot: LoadedSnapshot) -> None:
+        """Make `loaded_snapshot` the current snapshot; the previous one is freed after its last reader."""
         with self._lock:
             # The slot itself is a reader.
-            previous_snapshot, self._current = self._current, self.hold(loaded)
+            previous_snapshot, self._current = self._current, self.hold(loaded_snapshot)
         if previous_snapshot is not None:
             self.release(previous_snapshot)
 
@@ -120,20 +120,20 @@ class SnapshotSlot:
             self.release(previous_snapshot)
 
     def release(
-        self, loaded: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
+        self, loaded_snapshot: LoadedSnapshot, run: Callable[[Callable[[], None]], object] = lambda free: free()
     ) -> None:
         """Release one hold of a snapshot; the last release frees it, in a function that `run`
         calls.
         """
         with self._lock:
-            self._reader_counts[id(loaded)] -= 1
-            if self._reader_counts[id(loaded)]:
+            self._reader_counts[id(loaded_snapshot)] -= 1
+            if self._reader_counts[id(loaded_snapshot)]:
                 return
-        run(partial(self._free, loaded))
+        run(partial(self._free, loaded_snapshot))
 
-    def _free(self, loaded: LoadedSnapshot) -> None:
-        loaded.close()
+    def _free(self, loaded_snapshot: LoadedSnapshot) -> None:
+        loaded_snapshot.close()
         trim_memory()
         with self._lock:
-            del self._reader_counts[id(loaded)]
-        self._on_freed(loaded.id)
+            del self._reader_counts[id(loaded_snapshot)]
+        self._on_freed(loaded_snapshot.id)

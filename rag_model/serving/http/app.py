@@ -367,14 +367,14 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
                 for position, text in enumerate(query.questions)
                 if has_visible_text(text)
             }
-            async with service.hold(options.snapshot) as loaded:
+            async with service.hold(options.snapshot) as snapshot:
                 hit_lists = await service.retrieve(
-                    list(text_by_position.values()), query.topk, options.expression, _get_client(request), loaded
+                    list(text_by_position.values()), query.topk, options.expression, _get_client(request), snapshot
                 )
             hits_by_position = dict(zip(text_by_position, hit_lists, strict=True))
             ordered_hits = [hits_by_position.get(position, []) for position in range(len(query.questions))]
             format_reply = partial(
-                messages.format_retrieve_reply, query, loaded.id, ordered_hits, as_msgpack=as_msgpack
+                messages.format_retrieve_reply, query, snapshot.id, ordered_hits, as_msgpack=as_msgpack
             )
             # A long reply is formatted in a thread, so that the event loop serves other requests.
             return (

@@ -306,12 +306,12 @@ class ServiceMetrics(Observer):
         self._batch_sizes.observe(len(batch.questions))
         self._encode_seconds.observe(batch.encode_seconds)
         self._search_seconds.observe(batch.search_seconds)
-        if batch.retriever == batch.loaded.retrievers[0]:
-            self.quality.record_search(batch.loaded.id, batch.questions, batch.vectors, batch.ks, batch.hits)
+        if batch.retriever == batch.loaded_snapshot.retrievers[0]:
+            self.quality.record_search(batch.loaded_snapshot.id, batch.questions, batch.vectors, batch.ks, batch.hits)
 
-    def on_answer(self, loaded: LoadedSnapshot, answers: Sequence[Answer]) -> None:
+    def on_answer(self, loaded_snapshot: LoadedSnapshot, answers: Sequence[Answer]) -> None:
         """Record times, outcomes, tokens, and whether passages support the answers."""
-        self.quality.record_answers(loaded.id, answers)
+        self.quality.record_answers(loaded_snapshot.id, answers)
         for answer in answers:
             for stage, seconds in answer.seconds.items():
                 self._stages.labels(stage).observe(seconds)
@@ -319,19 +319,21 @@ class ServiceMetrics(Observer):
             self._answers.labels(outcome).inc()
             self._count_tokens("answer", answer.usage)
             if outcome == GIVEN:
-                self._record_given_answer(loaded, answer)
+                self._record_given_answer(loaded_snapshot, answer)
 
-    def on_swap(self, loaded: LoadedSnapshot, seconds: float) -> None:
+    def on_swap(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
         """Record the new snapshot, and start to monitor its quality."""
         if self._is_leader:
             if self.served is not None:
                 self._swaps.labels("ok").inc()
             self._swap_seconds.observe(seconds)
-            encode = None if loaded.question_encoder is None else loaded.question_encoder.encode_questions
-            self.quality.start_monitoring(loaded.snapshot, *(loaded.monitored_index or (None, {})), encode=encode)
-            self.probes.start_monitoring(loaded.model)
+            encoder = loaded_snapshot.question_encoder
+            encode = None if encoder is None else encoder.encode_questions
+            index, parameters = loaded_snapshot.monitored_index or (None, {})
+            self.quality.start_monitoring(loaded_snapshot.snapshot, index, parameters, encode=encode)
+            self.probes.start_monitoring(loaded_snapshot.model)
         self.overrides.clear()
-        if can_check_overrides(loaded.model) and self._sampled_answers is None and self._override_every:
+        if can_check_overrides(loaded_snapshot.model) and self._sampled_answers is None and self._override_every:
             self._sampled_answers = self._create_counter(
                 "answers_sampled", "Answers given from passages that were checked."
             )
@@ -339,14 +341,15 @@ class ServiceMetrics(Observer):
             self._override_answers = self._create_counter("answers_override", text)
             text = "Sampled answers whose check failed; they are not among the checked ones."
             self._unchecked_answers = self._create_counter("answers_unchecked", text)
-        if loaded.model is not None:
+        if loaded_snapshot.model is not None:
             # The first call takes half a second, for which the first answer need not wait.
             tokenize("")
-        self.on_ref_moved(loaded, loaded.served_ref)
+        self.on_ref_moved(loaded_snapshot, loaded_snapshot.served_ref)
 
-    def on_ref_moved(self, loaded: LoadedSnapshot, served_ref: ServedRef) -> None:
+    def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Record the ref's move."""
-        self.served = ServedSnapshotInfo.from_manifest(loaded.snapshot.manifest, served_ref, loaded.retrievers[0])
+        manifest, retriever = loaded_snapshot.snapshot.manifest, loaded_snapshot.retrievers[0]
+        self.served = ServedSnapshotInfo.from_manifest(manifest, served_ref, retriever)
         self.refusal = None
 
     def on_loaded(self, snapshot: str) -> None:
@@ -394,7 +397,7 @@ class ServiceMetrics(Observer):
         self.overrides.close()
         self.probes.close()
 
-    def _record_given_answer(self, loaded: LoadedSnapshot, answer: Answer) -> None:
+    def _record_given_answer(self, loaded_snapshot: LoadedSnapshot, answer: Answer) -> None:
         """Record an answer's memory and citations, and whether its passages support it."""
         if answer.memory is not None:
             self._memories.labels(answer.memory).inc()
@@ -403,7 +406,7 @@ class ServiceMetrics(Observer):
             self._unsupported.inc()
         if answer.context:
             self._numbered_answers.labels("yes" if answer.citations else "no").inc()
-        model = loaded.model
+        model = loaded_snapshot.model
         if model is not None and can_check_overrides(model) and list_texts_read(answer):
             self.overrides.record_answer(partial(create_override_checker, model), answer, unsupported=unsupported)
 

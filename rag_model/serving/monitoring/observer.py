@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 class SearchBatch:
     """Questions that were searched together, with one retriever of one snapshot."""
 
-    loaded: LoadedSnapshot  # open during the call; keep only its `snapshot` for longer
+    loaded_snapshot: LoadedSnapshot  # open during the call; keep only its `snapshot` for longer
     retriever: str  # expression
     questions: Sequence[str]
     vectors: Vectors | None  # (q, d) float32, of `questions`; None if the retriever needs none
@@ -71,13 +71,13 @@ class Observer:
     def on_search(self, batch: SearchBatch) -> None:
         """Handle a batch of searches; its snapshot may be closed after the call."""
 
-    def on_answer(self, loaded: LoadedSnapshot, answers: Sequence[Answer]) -> None:
+    def on_answer(self, loaded_snapshot: LoadedSnapshot, answers: Sequence[Answer]) -> None:
         """Handle a batch of answers, each with its passages."""
 
-    def on_swap(self, loaded: LoadedSnapshot, seconds: float) -> None:
+    def on_swap(self, loaded_snapshot: LoadedSnapshot, seconds: float) -> None:
         """Handle a swap to a new snapshot, whose loading took `seconds`."""
 
-    def on_ref_moved(self, loaded: LoadedSnapshot, served_ref: ServedRef) -> None:
+    def on_ref_moved(self, loaded_snapshot: LoadedSnapshot, served_ref: ServedRef) -> None:
         """Handle a move of the ref that names the same snapshot again."""
 
     def on_loaded(self, snapshot: str) -> None:
