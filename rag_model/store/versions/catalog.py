@@ -114,7 +114,7 @@ class Catalog(Generic[ManifestT]):
     def resolve(self, name: str) -> str:
         """Return the id for a ref, `ref@number`, an id, or a unique prefix of 4 digits or more.
 
-        A ref takes precedence over an equal prefix.
+        A ref takes precedence over an equal prefix, but no ref is a version whose id was deleted.
 
         Raises:
             NotFoundError: there is no such version, or more than one.
@@ -131,9 +131,9 @@ class Catalog(Generic[ManifestT]):
             return self._get_id_at_move(match[1], int(match[2]))
         if FULL_ID.fullmatch(name):
             self._refuse_replaced(name)
-        if FULL_ID.fullmatch(name) and self.files.get_size(self.manifest_path(name)) is not None:
-            return name
-        if move := self.refs.find_current(name):
+            if self.files.get_size(self.manifest_path(name)) is not None:
+                return name
+        elif move := self.refs.find_current(name):
             return move.snapshot
         matching_ids = (
             [identity for identity in self.list_ids() if identity.startswith(name)] if _PREFIX.fullmatch(name) else []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.errors import RefConflictError, StoreError, UsageError
+from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
 from rag_model.store import Store
 from rag_model.store.versions.refs import check_ref_name
 
@@ -71,6 +71,12 @@ def test_bad_names_are_refused(name: str, memory_store: Store) -> None:
 def test_a_ref_moves_only_to_a_full_id(memory_store: Store) -> None:
     with pytest.raises(UsageError, match="not a full snapshot id"):
         memory_store.refs.move("latest", "abcd", 0)
+
+
+def test_a_ref_with_the_name_of_an_id_is_not_taken_for_this_version(memory_store: Store) -> None:
+    memory_store.refs.move("a" * 64, "b" * 64, 0)
+    with pytest.raises(NotFoundError, match="no snapshot or ref"):
+        memory_store.snapshots.resolve("a" * 64)
 
 
 @pytest.mark.parametrize("written", [b"{}", b"not json", b'{"format": 1, "number": 2}'])
