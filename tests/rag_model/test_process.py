@@ -115,17 +115,19 @@ def test_another_allocator_stays() -> None:
 
 @pytest.mark.parametrize("package", ["flows", "beam_jobs"])
 @pytest.mark.parametrize(("chosen", "used"), [(None, "system"), ("mimalloc", "mimalloc")])
-def test_arrow_allocates_by_the_c_library_unless_the_environment_says_otherwise(
+def test_arrow_and_openblas_are_configured_unless_the_environment_says_otherwise(
     package: str, chosen: str | None, used: str
 ) -> None:
-    code = "import pyarrow; print(pyarrow.default_memory_pool().backend_name)"
-    child = f"import {package}, subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True); {code}"
-    environment_without_pool = {
-        name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"
-    }
-    environment = environment_without_pool | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
+    code = (
+        "import os, pyarrow; print(pyarrow.default_memory_pool().backend_name, os.environ['OPENBLAS_THREAD_TIMEOUT'])"
+    )
+    start = f"import {package}, subprocess, sys; assert 'numpy' not in sys.modules"
+    child = f"{start}; subprocess.run([sys.executable, '-c', {code!r}], check=True); {code}"
+    names = {"ARROW_DEFAULT_MEMORY_POOL", "OPENBLAS_THREAD_TIMEOUT"}
+    environment_without_choice = {name: value for name, value in os.environ.items() if name not in names}
+    environment = environment_without_choice | ({"ARROW_DEFAULT_MEMORY_POOL": chosen} if chosen else {})
     process = subprocess.run([sys.executable, "-c", child], env=environment, capture_output=True, text=True, check=True)
-    assert process.stdout.split() == [used, used], "of the process, and of one that it starts"
+    assert process.stdout.split() == [used, "4", used, "4"], "of the process, and of one that it starts"
 
 
 MIB = 1 << 20
