@@ -409,8 +409,8 @@ class RangeCache:
 def evict_unused_files(folder: Path, max_bytes: int) -> None:
     """Delete sparse files below a folder that no process has open, until they take `max_bytes`."""
     with suppress(OSError):
-        statuses = [(path, path.stat()) for path in folder.rglob(f"*{_SUFFIX}")]
-        files = [(status.st_mtime, 512 * status.st_blocks, path) for path, status in statuses]
+        paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{_SUFFIX}")]
+        files = [(stat.st_mtime, 512 * stat.st_blocks, path) for path, stat in paths_with_stats]
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if total <= max_bytes:

@@ -50,9 +50,9 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     numbers = {
         name: getattr(plan, name) for name in _REPORTED_FIELDS[not plan.shards] if getattr(plan, name, None) is not None
     }
-    document = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
-    document |= {"build_bytes": needed_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
-    document |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row_bytes}
+    plan_record = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
+    plan_record |= {"build_bytes": needed_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
+    plan_record |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row_bytes}
     seconds_error = SECONDS_ERROR.get(plan.kind)
     error_note = (
         ""
@@ -62,8 +62,8 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     recall = estimate_recall(plan) if is_over_vectors else None
     max_recall = estimate_max_recall(plan_factory, d, n) if is_over_vectors else None
     recall_note = "" if recall is None else f"about {recall:.2f} with this search, "
-    document |= {"cpu_seconds_error": seconds_error, "recall": recall, "max_recall": max_recall}
-    document["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds_by_stage.items()}
+    plan_record |= {"cpu_seconds_error": seconds_error, "recall": recall, "max_recall": max_recall}
+    plan_record["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds_by_stage.items()}
     lines = [
         f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if is_over_vectors else 'passages'}",
         f"numbers   {format_numbers(numbers) or 'none'}",
@@ -82,7 +82,7 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
         f"{row_bytes:,} bytes a passage",
         f"time      {sum(seconds_by_stage.values()) / 60:,.1f} minutes of one core, about{error_note}",
     ]
-    return Reply(document, "\n".join(lines))
+    return Reply(plan_record, "\n".join(lines))
 
 
 def index(

@@ -46,7 +46,7 @@ _STRING, _ARRAY = 8, 9  # types of values
 _NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_ENTRIES = 100_000  # maximum number of keys, and of tensors
 _MAX_TEXT = 1 << 24  # maximum bytes of a text; the longest one is a chat template
-_MAX_ITEMS = 1 << 23  # maximum items of all arrays; a vocabulary of 256,000 tokens has three arrays
+_MAX_ITEMS = 1 << 23  # maximum items of all arrays together; 256,000 tokens need 768,000
 # maximum sum of squared token lengths, because libraries split each token at every position
 _MAX_SQUARES = 1 << 31
 _MAX_DIMENSIONS = 8

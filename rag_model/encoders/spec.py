@@ -10,7 +10,7 @@
 
 Other Hugging Face folders get the defaults.
 
-**ColBERT** (`TokenSpec`): mark tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
+**ColBERT** (`TokenSpec`): marker tokens, lengths, masks and skipped tokens (Khattab and Zaharia 2020,
 section 3.2).
 
 Three folder layouts are read: bookwheel's record, Stanford's (`artifact.metadata`, with

@@ -100,7 +100,7 @@ def cluster_tokens(vectors: Vectors, n_clusters: int) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """A padded batch of questions, or of passages, with their mark tokens."""
+    """A padded batch of questions, or of passages, with their marker tokens."""
 
     ids: npt.NDArray[np.int64]  # (b, t) token ids, padded with [MASK]
     attention_mask: npt.NDArray[np.bool_]  # (b, t) whether other tokens attend to each token
@@ -109,7 +109,7 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class ColbertTokenizer:
-    """A tokenizer that adds the mark tokens and the mask tokens of a spec."""
+    """A tokenizer that adds the marker tokens and the mask tokens of a spec."""
 
     spec: TokenSpec
     question_tokenizer: "Tokenizer"
@@ -123,7 +123,7 @@ class ColbertTokenizer:
         """Load the tokenizer of `folder`.
 
         Raises:
-            InputError: the tokenizer is missing or corrupt, or its vocabulary lacks a mark token.
+            InputError: the tokenizer is missing or corrupt, or its vocabulary lacks a marker token.
         """
         question_tokenizer = load_tokenizer(folder, spec.question_length - 1)
         passage_tokenizer = load_tokenizer(folder, spec.passage_length - 1)

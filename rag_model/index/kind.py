@@ -523,9 +523,9 @@ class RangedKind(Protocol):
 class DerivingKind(Protocol):
     """A kind over text or weighted terms that can derive its file from the previous index.
 
-    The derived file has the same bytes as a full build. A build derives instead of scattering and
-    merging. A puller derives instead of fetching, from the passages, or from a delta with the
-    weighted terms of new passages.
+    The derived file has the same bytes as a full build. A build that derives it does not scatter
+    and merge. A puller that derives it does not fetch the file: it needs the passages, or a delta
+    with the weighted terms of new passages.
     """
 
     name: ClassVar[str]

@@ -67,12 +67,12 @@ class RerankedRetriever(SnapshotRetriever):
         candidates = child_ranking.truncate(self._depth)
         passages = self.read_passages(candidates.rows, candidates.passages)
         is_hit = candidates.rows >= 0  # (q, depth)
-        pair_passages = [passages[row] for row in candidates.rows[is_hit].tolist()]
+        hit_passages = [passages[row] for row in candidates.rows[is_hit].tolist()]
         pair_queries = np.repeat(np.arange(len(queries)), is_hit.sum(axis=1)).tolist()
         pair_scores = self._scorer.scores(
             [queries.texts[query] for query in pair_queries],
-            [passage.title for passage in pair_passages],
-            [passage.text for passage in pair_passages],
+            [passage.title for passage in hit_passages],
+            [passage.text for passage in hit_passages],
         )
         if not np.isfinite(pair_scores).all():
             raise InputError(

@@ -44,7 +44,7 @@ _INDEX = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # Types of the representations whose recipe states no kind.
 _DEFAULT_TYPES: dict[str, RepresentationType] = {TOKENS: "tokens", SPARSE: "sparse"}
 _REPRESENTATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_MAX_LICENCE = 100  # characters; every hit repeats the licence
+_MAX_LICENCE = 100  # maximum characters of a licence, because every hit repeats it
 
 
 def default_indexes() -> dict[str, IndexRecipe]:

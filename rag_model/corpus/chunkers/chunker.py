@@ -1,9 +1,9 @@
 """Chunkers: the protocol with its contract, the registry, files of settings, and passages.
 
-A setting of type `Path` names a file or a folder. In a folder and its direct subfolders, the files
-that match the field's metadata are used, `field(metadata={"files": ("tokenizer.json",
-"*.safetensors")})`, otherwise all files; workers get no other files. The first pattern must match
-in the folder itself, so that a wrong folder is not copied to the store by mistake. In keys and in
+A setting of type `Path` names a file or a folder. Workers get the files in the folder and in its
+direct subfolders, or only those that match the patterns of the field's metadata, such as
+`field(metadata={"files": ("tokenizer.json", "*.safetensors")})`. The first pattern must match in
+the folder itself, so that a wrong folder is not copied to the store by mistake. In keys and in
 the recipe of a snapshot, a digest of the bytes replaces the path.
 """
 

@@ -41,7 +41,7 @@ class PlanRequest:
     dropped: Mapping[str, int] = field(default_factory=dict)  # number of dropped files by reason
 
     def find_boundaries(self, kind: SourceKind, dbname: str = "") -> "PartBoundaries | None":
-        """Return the boundaries of the parent's parts; None if its kind or its wiki differs."""
+        """Return the boundaries of the parent's parts; None if the parent has another kind or wiki."""
         boundaries = self.parent_boundaries
         is_same_source = boundaries is not None and (boundaries.kind, boundaries.dbname) == (kind, dbname)
         return boundaries if is_same_source else None
@@ -81,7 +81,10 @@ class DumpFormat(Protocol):
         ...
 
     def can_plan_fast(self, url: str) -> bool:
-        """Return whether planning reads only a small part of the file; its plan is not stored."""
+        """Return whether planning reads only a small part of the file.
+
+        Such a plan is not stored, because making it again costs little.
+        """
         ...
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:

@@ -631,15 +631,15 @@ def _render_composite(request: _Request, target: str, side: str) -> str:
     for i, formatted_number in enumerate(formatted_numbers):
         value = _convert_value(request, i, smallest)
         decimals = len(formatted_number.text.partition(".")[2]) if "×" not in formatted_number.text else 0
-        remainder = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
+        smaller_units = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
         pieces: list[str] = []
         for code, ratio in levels:
-            remainder, unit_count = divmod(remainder, ratio) if ratio else (0.0, remainder)
-            text = "0" if not unit_count else request.format_digits(f"{unit_count:.{decimals}f}", is_output=True)
-            name = _get_name(request, find_unit(code), side, is_singular=unit_count == 1)
+            smaller_units, n_units = divmod(smaller_units, ratio) if ratio else (0.0, smaller_units)
+            text = "0" if not n_units else request.format_digits(f"{n_units:.{decimals}f}", is_output=True)
+            name = _get_name(request, find_unit(code), side, is_singular=n_units == 1)
             pieces.insert(0, text + separator + name)
             decimals = 0
-            if not remainder:
+            if not smaller_units:
                 break
         text = ("−" if value < 0 else "") + separator.join(pieces)
         words += (_get_range_text(request, request.ranges[i - 1], has_name, True, text) if i else "") + text

@@ -530,7 +530,7 @@ class StructureParser:
         self._body, self._structures = body, frozenset(structures)
 
     def extract(self, section: RawSection) -> tuple[str, list[Structure]]:
-        """Return (section's markup with long lists removed, section's structures)."""
+        """Return the markup of a section without its long lists, and its tables, boxes and lists."""
         markup, structures = section.body, list[Structure | None]()
         if "infobox" in self._structures:
             structures += map(self._parse_box, find_boxes(markup, self._templates))

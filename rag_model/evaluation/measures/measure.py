@@ -46,7 +46,7 @@ class Ranking:
     grades: Mapping[str, int]
 
 
-def report_no_cutoff(depth: int, judged_by: JudgedBy) -> Sequence[int]:
+def return_no_cutoffs(depth: int, judged_by: JudgedBy) -> Sequence[int]:
     """Return no cutoffs, for a measure that is computed only if a recipe names it."""
     return ()
 
@@ -61,7 +61,7 @@ class RankingMeasure:
     # Function of the search depth and the kind of judgement; returns the cutoffs that reports list,
     # from 1 to the depth. Only built-in measures may report a deeper cutoff: nDCG@10 of fewer than
     # 10 passages is defined as in trec_eval.
-    report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = report_no_cutoff
+    report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = return_no_cutoffs
     # Whether it needs all relevant ids, which are unknown if questions are judged by answers.
     needs_qrels: bool = False
     listed_apart: tuple[JudgedBy, ...] = ()  # judgements for which reports list it under `ranks`

@@ -331,11 +331,11 @@ def _copy_previous_codes(
     plan: VectorPlan, trained: Path, vectors: Path, previous_piece: PreviousPiece, lists: Rows, codes: Codes
 ) -> None:
     """Copy the lists and codes of vectors that a previous piece holds too."""
-    previous_rows = find_equal_rows(vectors, previous_piece.rows)
+    equal_previous_rows = find_equal_rows(vectors, previous_piece.rows)
     n_rows, code_bytes = len(map_vectors(previous_piece.rows)), codes.shape[1]
     previous_codes = read_codes(plan, trained, previous_piece.piece, previous_piece.number, n_rows, code_bytes)
-    reused_rows = np.flatnonzero(previous_rows >= 0)
-    lists[reused_rows], codes[reused_rows] = (array[previous_rows[reused_rows]] for array in previous_codes)
+    reused_rows = np.flatnonzero(equal_previous_rows >= 0)
+    lists[reused_rows], codes[reused_rows] = (array[equal_previous_rows[reused_rows]] for array in previous_codes)
 
 
 def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:

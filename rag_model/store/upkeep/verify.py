@@ -114,10 +114,10 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
     """
     try:
         manifest = store.snapshots.get(identity)
-        parents = [store.snapshots.get(parent).content for parent in manifest.parents]
+        parent_contents = [store.snapshots.get(parent).content for parent in manifest.parents]
     except StoreError:  # already reported, or the parent has expired
         return []
-    all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parents)
+    all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parent_contents)
     steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
     refs = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
     delta_path_by_blob = {ref: path for (path, _), ref in zip(steps, refs, strict=True) if ref}

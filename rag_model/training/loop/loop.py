@@ -322,7 +322,7 @@ class _Trainer(Generic[Batch]):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         batches = self.list_batches(step)
-        while (values_and_names := self.try_gradients(step, batches)) is None:
+        while (values_and_names := self.try_compute_gradients(step, batches)) is None:
             # Memory is freed outside the exception handler, because the exception keeps tensors
             # alive.
             self.prepared_optimizer.zero_grad()
@@ -338,7 +338,7 @@ class _Trainer(Generic[Batch]):
         means = dict(zip(names, gathered_measures.mean(0).tolist(), strict=True))
         return {**means, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
 
-    def try_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
+    def try_compute_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
         """Add the gradients of a step's batches; return their measures and the measures' names.
 
         The gradients are the means over all processes. Return None if the memory of a process was

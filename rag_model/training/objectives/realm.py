@@ -81,8 +81,8 @@ class RealmRecipe(RetrieverChoice):
     # because the paper's equation has one sum
     marginal: Marginal = "sequence"
     candidates: int = 8  # passages per text, including the null passage; paper: 8
-    # divides the logits of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines
-    # differ too little
+    # divides the logits of p(z|x); for vectors of unit length, whose cosines differ little, 0.05
+    # is better than 1
     temperature: float = 1.0
     # texts per batch and process; instead of 512 over 64 TPUs, because it fits one machine
     batch_size: int = 8
@@ -215,7 +215,7 @@ class RealmTask(TextTask):
             {
                 "utility": compute_utility(log_y, log_p).mean().detach(),
                 "null_prior": masked_log_prior[:, 0].exp().mean(),
-                # 1 times 0 without a candidate
+                # a masked entry, whose logarithm is set to 0, adds 1 times 0
                 "prior_entropy": -(masked_log_prior.exp() * masked_log_prior).sum(1).mean(),
                 "candidates": float(candidates.mask[:, 1:].sum(1).mean()),
             },
