@@ -120,15 +120,15 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
         templates = template_table.read_templates(template_pages, siteinfo.language, siteinfo.namespaces)
         paths = {"templates": workdir / "templates.json"}
         paths["templates"].write_text(json.dumps(templates), encoding="utf-8")
-        counts = {"templates": len(templates)}
+        template_counts = {"templates": len(templates)}
         if task.redirects:
             paths["redirects"] = workdir / "redirects.arrow"
-            counts["redirects"] = write_redirects(redirects, siteinfo, paths["redirects"])
-        return StageResult(paths, counts)
+            template_counts["redirects"] = write_redirects(redirects, siteinfo, paths["redirects"])
+        return StageResult(paths, template_counts)
 
     record, _ = store.memo.get_or_create("templates", task.inputs(), produce)
-    blobs = {name: blob.to_json() for name, blob in record.outputs.items()}
-    return {"blobs": blobs, **record.stats}
+    blob_dicts = {name: blob_ref.to_json() for name, blob_ref in record.outputs.items()}
+    return {"blobs": blob_dicts, **record.stats}
 
 
 def _separate_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterator[Page]:
@@ -174,8 +174,8 @@ def sort_redirects(task: RedirectTask, store: Store) -> Report:
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "redirects.arrow"
-        blobs = map(BlobRef.from_json, json.loads(store.blobs.read(task.parts)))
-        merge_redirects(map(store.blobs.get_local_path, blobs), task.number, task.bits, path, task.removed)
+        redirect_refs = map(BlobRef.from_json, json.loads(store.blobs.read(task.parts)))
+        merge_redirects(map(store.blobs.get_local_path, redirect_refs), task.number, task.bits, path, task.removed)
         return StageResult({"redirects": path}, {})
 
     record, _ = store.memo.get_or_create("redirects", task.inputs(), produce)
@@ -234,7 +234,7 @@ def collect_tables(
         bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
         removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
         removed_ids = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
-        redirect_tasks = [RedirectTask(parts, number, bits, removed_ids) for number in range(1 << bits)]
+        redirect_tasks = [RedirectTask(parts, range_number, bits, removed_ids) for range_number in range(1 << bits)]
         shard_seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
         files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: shard_seconds)
     if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):
@@ -394,5 +394,5 @@ def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | No
 def _estimate_seconds(task: ChunkTask) -> float:
     if task.parent_parts:
         return task.bytes / _REUSED_BYTES_PER_SECOND
-    model_bytes = sum(blob.size for _, blobs in task.setting_files for _, blob in blobs)
+    model_bytes = sum(file_ref.size for _, blobs in task.setting_files for _, file_ref in blobs)
     return task.bytes * (1 / _PARSED_BYTES_PER_SECOND + model_bytes / _ENCODED_BYTES_PER_SECOND)

@@ -94,10 +94,10 @@ def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launc
     """
     store = Store.open(launch.store_url)
     files, parts = snapshot.manifest.content.files, [part for part in snapshot.parts if part.rows]
-    rows = [files[passages_path(part.name)] for part in parts]
+    row_files = [files[passages_path(part.name)] for part in parts]
     if bags is not None:
-        rows = _encode_bags(store, bags, rows, [part.rows for part in parts], launch)
-    builds = [index.start_index(store, plan.kind, plan, rows)]
+        row_files = _encode_bags(store, bags, row_files, [part.rows for part in parts], launch)
+    builds = [index.start_index(store, plan.kind, plan, row_files)]
     for job in (index.train, index.scatter, index.build_shards):
         builds = job(builds, launch)
     return index.merge(builds, launch)[0].blob
@@ -110,19 +110,19 @@ def _encode_bags(
     encoder = store_bag_tokenizer(store, folder)
     tasks = [
         EmbedTask(
-            blob,
-            blob.id,
+            passages_ref,
+            passages_ref.id,
             encoder.passage,
             encoder.space.digest,
             encoder.space.dim,
             "float16",
             encoder.kind,
             encoder.scale,
-            new_passages=rows,
+            new_passages=n_rows,
             is_device_independent=True,
             libraries=STATIC_LIBRARIES,
         )
-        for blob, rows in zip(passages, row_counts, strict=True)
+        for passages_ref, n_rows in zip(passages, row_counts, strict=True)
     ]
     return [result.vectors for result in embed.run(tasks, launch)]
 
@@ -193,10 +193,10 @@ def redact(task: RedactTask, store: Store) -> Report:
         paths_by_name.pop(SPANS, None),
     )
     with temporary_folder("redact") as folder:
-        redacted, rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
+        redacted, n_rows = redact_part(PartFiles(passages, paths_by_name, articles, spans), {*task.pages}, folder)
         paths = {TEXT: redacted.passages, ARTICLES: redacted.articles, SPANS: redacted.spans, **redacted.vectors}
         files = {name: store.blobs.put_file(path) for name, path in paths.items() if path}
-    return asdict(RedactResult(rows, files))
+    return asdict(RedactResult(n_rows, files))
 
 
 def redact_parts(

@@ -157,8 +157,8 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it
 def _load_encoder(store_url: str, files: tuple[tuple[str, BlobRef], ...]) -> Any:
     keep_freed_memory()
-    blobs = Store.open(store_url).blobs
-    return load_passage_encoder(build_link_tree({name: blobs.get_local_path(ref) for name, ref in files}))
+    blob_store = Store.open(store_url).blobs
+    return load_passage_encoder(build_link_tree({name: blob_store.get_local_path(ref) for name, ref in files}))
 
 
 def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | None = None) -> list[EmbedResult]:
@@ -217,4 +217,4 @@ def _estimate_seconds(task: EmbedTask) -> float:
 
 def _count_encoder_bytes(task: EmbedTask) -> int:
     """Return the total bytes of the encoder's files, which are mostly weights."""
-    return sum(blob.size for _, blob in task.encoder)
+    return sum(file_ref.size for _, file_ref in task.encoder)

@@ -243,8 +243,8 @@ class _ReuseLookup:
     def list_embed_stages(self) -> list[StageReuse]:
         """Return the rows of the table of each representation."""
         return [
-            counts.to_stage("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
-            for name, counts in self._embed.items()
+            stage_counts.to_stage("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
+            for name, stage_counts in self._embed.items()
         ]
 
     def look_up_passages(self, task: ChunkTask, page_table: PageTable) -> ChunkResult:
@@ -268,13 +268,13 @@ class _ReuseLookup:
 
     def look_up_vectors(self, name: str, chunk_result: ChunkResult, parent_parts: tuple[ParentPart, ...]) -> None:
         """Look up a part's vectors of a representation."""
-        counts = self._embed[name]
+        stage_counts = self._embed[name]
         task = EmbedTask.of(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
-        inputs, rows = task.inputs(), chunk_result.rows
+        inputs, n_rows = task.inputs(), chunk_result.rows
         record = self._store.memo.find("embed", self._store.memo.compute_key(inputs))
         if record is not None:
-            counts.add(rows, rows, None)
-            self._rows[name] += [record.outputs["embeddings"]] if rows else []
+            stage_counts.add(n_rows, n_rows, None)
+            self._rows[name] += [record.outputs["embeddings"]] if n_rows else []
             return
         passages = (
             self._store.blobs.get_local_path(chunk_result.passages)
@@ -282,7 +282,7 @@ class _ReuseLookup:
             else self._scratch
         )
         reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
-        counts.add(rows, reused_rows, inputs)
+        stage_counts.add(n_rows, reused_rows, inputs)
 
     def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
         """Look up the plan's cells and quantizers; the parent's are reused if new vectors fit
@@ -308,10 +308,8 @@ class _ReuseLookup:
         obstacles = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
         shard_list = find_shard_list(manifest, name) if manifest and not obstacles else None
         shards = read_shards(self._store, shard_list) if shard_list else []
-        missing_shards = [number for number, shard in enumerate(shards) if not self._store.blobs.exists(shard.blob)]
-        changes = (
-            {f"cell {number} is missing": 1 for number in missing_shards} if shards else dict.fromkeys(obstacles, total)
-        )
+        missing_shards = [i for i, shard in enumerate(shards) if not self._store.blobs.exists(shard.blob)]
+        changes = {f"cell {i} is missing": 1 for i in missing_shards} if shards else dict.fromkeys(obstacles, total)
         n_updatable = len(shards) - len(missing_shards)
         return [StageReuse(stage, unit, n_updatable, total, total, 0, changes or {"slices": total})]
 
@@ -323,8 +321,8 @@ class _ReuseLookup:
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
         """Return the inputs in which a stage's closest record differs; [] if all are recorded."""
-        counts = self._embed.get(plan.over, self.chunk)
-        is_complete = counts.recorded == counts.tasks
+        stage_counts = self._embed.get(plan.over, self.chunk)
+        is_complete = stage_counts.recorded == stage_counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()
         inputs = {**index_inputs(plan), "vectors": digest_bytes(blob_list) if is_complete else "not made yet"}
         return _RecordedInputs(self._store, stage, considered_inputs=tuple(inputs)).find_changed(inputs)

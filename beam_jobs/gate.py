@@ -84,8 +84,8 @@ def rank_part(task: SampleTask, store: Store) -> Report:
     """Return the rows of one part that may belong to the sample, with their keys."""
 
     def produce(_: Path) -> StageResult:
-        keys, rows = rank_passages(store.blobs.get_local_path(task.passages), task.n_candidates, task.seed)
-        return StageResult({}, {"keys": keys.tolist(), "rows": rows.tolist()})
+        keys, first_rows = rank_passages(store.blobs.get_local_path(task.passages), task.n_candidates, task.seed)
+        return StageResult({}, {"keys": keys.tolist(), "rows": first_rows.tolist()})
 
     inputs = {"passages": task.passages.id, "count": task.n_candidates, "seed": task.seed, "code": _SAMPLE_CODE}
     return dict(store.memo.get_or_create("sample", inputs, produce)[0].stats)
@@ -151,13 +151,13 @@ def _iter_parent_neighbors(
             yield lists, find_equal_rows(store.blobs.get_local_path(parent_rows), rows_path)
 
 
-def _read_queries(store: Store, blob: BlobRef) -> Vectors:
-    queries: Vectors = np.load(io.BytesIO(store.blobs.read(blob)), allow_pickle=False)
+def _read_queries(store: Store, queries_ref: BlobRef) -> Vectors:
+    queries: Vectors = np.load(io.BytesIO(store.blobs.read(queries_ref)), allow_pickle=False)
     return queries
 
 
-def _read_lists(store: Store, blob: BlobRef) -> NeighborLists:
-    with np.load(io.BytesIO(store.blobs.read(blob)), allow_pickle=False) as arrays:
+def _read_lists(store: Store, lists_ref: BlobRef) -> NeighborLists:
+    with np.load(io.BytesIO(store.blobs.read(lists_ref)), allow_pickle=False) as arrays:
         return NeighborLists(arrays["scores"], arrays["rows"].astype(np.int64), arrays["floor"])
 
 
@@ -225,7 +225,7 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         sample = QuerySample(**json.loads(store.blobs.read(task.sample)))
         return create_query_set(snapshot, task.recipe, representation, sample)
     with np.load(io.BytesIO(store.blobs.read(task.neighbors)), allow_pickle=False) as arrays:
-        vectors, scores, rows = arrays["vectors"], arrays["scores"], arrays["rows"]
+        vectors, scores, exact_rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
     def score(queries: Rows, candidate_rows: Rows) -> Vectors:
         # Called if more rows have the same score than neighbours are stored, as in a corpus of
@@ -234,7 +234,7 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
 
-    return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, rows, score)
+    return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, exact_rows, score)
 
 
 def measure_indexes(
@@ -318,10 +318,10 @@ def _create_tasks(
     parent: Content | None = None,
 ) -> list[MeasureTask]:
     content = snapshot.manifest.content
-    blob = store.blobs.put_bytes(json.dumps(content.to_json()).encode())
+    content_ref = store.blobs.put_bytes(json.dumps(content.to_json()).encode())
     return [
         MeasureTask(
-            blob,
+            content_ref,
             name,
             recipe.k,
             recipe.queries,
@@ -334,9 +334,9 @@ def _create_tasks(
     ]
 
 
-def _get_search_parameters(parent: Content | None, index: str) -> tuple[tuple[str, int], ...]:
+def _get_search_parameters(parent: Content | None, index_name: str) -> tuple[tuple[str, int], ...]:
     """Return the search parameters of the parent's index; empty without one."""
-    search = parent.indexes.get(index, {}).get("search") if parent else None
+    search = parent.indexes.get(index_name, {}).get("search") if parent else None
     return tuple((name, value) for name, value in (search or {}).items() if type(value) is int and value > 0)
 
 
@@ -382,8 +382,8 @@ def _add_queries(
         if content.kind_of(representation) == "vectors"
     }
     tasks_by_representation = {
-        representation: _create_neighbor_tasks(store, snapshot, recipe, representation, blob, parent)
-        for representation, blob in queries_by_representation.items()
+        representation: _create_neighbor_tasks(store, snapshot, recipe, representation, queries_ref, parent)
+        for representation, queries_ref in queries_by_representation.items()
     }
     all_tasks = [task for part_tasks in tasks_by_representation.values() for task in part_tasks]
     progress.n_parts = len(all_tasks)
@@ -417,8 +417,8 @@ def _find_previous_sample(store: Store, parent: Content | None, recipe: GateReci
     representations = dict.fromkeys(map(parent.representation_of, parent.indexes)) if parent else {}
     for representation in representations:
         record = _find_query_record(store, parent, recipe, representation)
-        if record and (blob := record.outputs.get(_SAMPLE)):
-            return QuerySample(**json.loads(store.blobs.read(blob)))
+        if record and (sample_ref := record.outputs.get(_SAMPLE)):
+            return QuerySample(**json.loads(store.blobs.read(sample_ref)))
     return None
 
 
@@ -499,13 +499,13 @@ def _create_neighbor_tasks(
     tasks = []
     for part in snapshot.parts:
         if part.rows:
-            rows = content.files[content.rows_path(representation, part.name)]
+            rows_ref = content.files[content.rows_path(representation, part.name)]
             parent_rows = tuple(
                 parent.files[path]
                 for _, parent_part in ranges.within(part.first_page, part.last_page)
                 if parent is not None and (path := parent.rows_path(representation, parent_part.name)) in parent.files
             )
-            tasks.append(NeighborTask(rows, part.rows, queries, metric, 2 * recipe.k, parent_rows, parent_queries))
+            tasks.append(NeighborTask(rows_ref, part.rows, queries, metric, 2 * recipe.k, parent_rows, parent_queries))
     return tasks
 
 
@@ -515,16 +515,16 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
     There are 2 * k neighbours per query, to detect ties at rank k.
     """
     vectors, depth = _read_queries(store, queries), min(2 * k, snapshot.n)
-    scores, rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
+    scores, best_rows = np.empty((len(vectors), 0), np.float32), np.empty((len(vectors), 0), np.int64)
     first_row = 0
     for part, report in zip((part for part in snapshot.parts if part.rows), reports, strict=True):
         lists = _read_lists(store, BlobRef.from_json(report))
         all_scores = np.hstack([scores, lists.scores])  # (q, j + m)
-        all_rows = np.hstack([rows, np.where(lists.rows < 0, -1, lists.rows + first_row)])
-        scores, rows = select_top_k(all_scores, all_rows, depth)
+        all_rows = np.hstack([best_rows, np.where(lists.rows < 0, -1, lists.rows + first_row)])
+        scores, best_rows = select_top_k(all_scores, all_rows, depth)
         first_row += part.rows
     file = io.BytesIO()
-    np.savez(file, vectors=vectors, scores=scores, rows=rows)
+    np.savez(file, vectors=vectors, scores=scores, rows=best_rows)
     return store.blobs.put_bytes(file.getvalue())
 
 

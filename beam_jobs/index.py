@@ -215,15 +215,15 @@ def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceT
 
 def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
     """Return a task per part, each with the parent's parts that contain pages of it."""
-    rows = read_blob_list(store, build.rows)
-    parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(rows)
+    row_refs = read_blob_list(store, build.rows)
+    parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(row_refs)
     # the table names the files of all parts, too many to repeat in every task
     build = replace(build, parent_rows=None)
     return [
         ScatterTask(
-            build, number, part_rows, tuple(from_table(ParentRows, part, "a parent's rows") for part in parent_parts)
+            build, i, part_rows, tuple(from_table(ParentRows, part, "a parent's rows") for part in parent_parts)
         )
-        for number, (part_rows, parent_parts) in enumerate(zip(rows, parent_rows, strict=True))
+        for i, (part_rows, parent_parts) in enumerate(zip(row_refs, parent_rows, strict=True))
     ]
 
 
@@ -239,8 +239,8 @@ def build_shards(
     parent_shards = [_find_parent_shards(store, build) for build in builds]
     tasks = [
         [
-            ShardTask(build, number, **cell, parent=shard.blob if shard else None)
-            for number, (cell, shard) in enumerate(zip(_read_cells(store, build), shards, strict=True))
+            ShardTask(build, cell_number, **cell, parent=shard.blob if shard else None)
+            for cell_number, (cell, shard) in enumerate(zip(_read_cells(store, build), shards, strict=True))
             if shard is None or shard.slices != cell["slices"]
         ]
         for build, shards in zip(builds, parent_shards, strict=True)
@@ -267,13 +267,13 @@ def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard
     if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):
         return [None] * n_shards
     shards = read_shards(store, build.parent_shards)
-    if numbers := build.parent_shard_numbers:
-        if max(numbers) >= len(shards):
+    if shard_numbers := build.parent_shard_numbers:
+        if max(shard_numbers) >= len(shards):
             return [None] * n_shards
-        renumbered_shards = [shards[number] for number in numbers]
+        renumbered_shards = [shards[shard_number] for shard_number in shard_numbers]
         shards = [
-            shard if number == old_number else replace(shard, slices="")
-            for number, (old_number, shard) in enumerate(zip(numbers, renumbered_shards, strict=True))
+            shard if shard_number == old_number else replace(shard, slices="")
+            for shard_number, (old_number, shard) in enumerate(zip(shard_numbers, renumbered_shards, strict=True))
         ]
     if len(shards) > n_shards:
         return [None] * n_shards
@@ -289,11 +289,11 @@ def _with_shards(
     results: Sequence[tuple[ShardTask, IndexStageResult]],
 ) -> IndexInProgress:
     """Return the record with its shards, reused or new, and with counts of both."""
-    shard_by_number = {number: shard for number, shard in enumerate(parent_shards) if shard}
+    shard_by_number = {i: shard for i, shard in enumerate(parent_shards) if shard}
     shard_by_number |= {
         task.number: BuiltShard.of(require_blob(result.blob), task.slices, result.stats) for task, result in results
     }
-    ordered_shards = [shard_by_number[number] for number in range(len(parent_shards))]
+    ordered_shards = [shard_by_number[shard_number] for shard_number in range(len(parent_shards))]
     shard_list = store.blobs.put_bytes(json.dumps([shard.to_json() for shard in ordered_shards]).encode())
     build = replace(build, shards=shard_list)
     if build.parent_shards is None or not ordered_shards:
@@ -394,13 +394,11 @@ def _run_on_gpus(
         return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=True, recorded=recorded)
     all_reports = [*(recorded or look_up_reports(function, tasks, Store.open(launch.store_url)))]
     groups: dict[bool, list[int]] = {True: [], False: []}
-    for number, task in enumerate(tasks):
-        groups[_get_plan(task).kind in _GPU_KINDS].append(number)
-    for uses_gpu, numbers in groups.items():
-        group, n_before = [tasks[number] for number in numbers], len(groups[True]) * (not uses_gpu)
-        is_small = launch.is_too_small(
-            sum(estimate_seconds(tasks[number]) for number in numbers if all_reports[number] is None)
-        )
+    for task_index, task in enumerate(tasks):
+        groups[_get_plan(task).kind in _GPU_KINDS].append(task_index)
+    for uses_gpu, task_indexes in groups.items():
+        group, n_before = [tasks[i] for i in task_indexes], len(groups[True]) * (not uses_gpu)
+        is_small = launch.is_too_small(sum(estimate_seconds(tasks[i]) for i in task_indexes if all_reports[i] is None))
         reports = run_job(
             stage,
             function,
@@ -408,10 +406,10 @@ def _run_on_gpus(
             launch.for_gpus(n_gpus) if uses_gpu and not is_small else launch,
             partial(_report_group_progress, on_progress, n_before, len(tasks)),
             estimate_seconds,
-            recorded=[all_reports[number] for number in numbers],
+            recorded=[all_reports[i] for i in task_indexes],
         )
-        for number, report in zip(numbers, reports, strict=True):
-            all_reports[number] = report
+        for task_index, report in zip(task_indexes, reports, strict=True):
+            all_reports[task_index] = report
     return [report for report in all_reports if report is not None]
 
 

@@ -207,13 +207,13 @@ def _redact_training(
             yield VectorFiles([old_path]).read_rows(np.flatnonzero(~find_common_rows(old_path, remaining)))
 
     def write_file(out: Path) -> IndexStats:
-        rows = _open_listed_row_files(store, build.rows)
+        row_files = _open_listed_row_files(store, build.rows)
         if isinstance(kind, ShardUpdatingKind):
             # A damaged trained file is replaced by a new one.
             with suppress(InputError, StoreError):
                 trained_path = store.blobs.get_local_path(reused_training.blob)
-                return kind.redact(plan, trained_path, rows, iter_removed(), out)
-        return kind.train(plan, rows, out) | {"reason": "the earlier trained file is damaged"}
+                return kind.redact(plan, trained_path, row_files, iter_removed(), out)
+        return kind.train(plan, row_files, out) | {"reason": "the earlier trained file is damaged"}
 
     # The ids are recorded without their prefixes, so that `gc` does not take them for references
     # and keep the removed vectors.
@@ -288,9 +288,9 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
     return asdict(_run_once(store, "scatter", piece_inputs(plan), write_file, **inputs))
 
 
-def _get_scatter_inputs(rows: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
+def _get_scatter_inputs(rows_ref: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
     """Return the inputs that determine a part's piece, except the plan."""
-    return {"vectors": rows.id, "trained": trained_blob.id, "number": number}
+    return {"vectors": rows_ref.id, "trained": trained_blob.id, "number": number}
 
 
 def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
@@ -338,10 +338,10 @@ def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
         raise store.blobs.damaged_error(locations_blob)
 
     def read_slice(number_and_location: tuple[int, SliceLocation]) -> bytes:
-        number, location = number_and_location
-        slice_bytes = store.blobs.read_range(pieces[number], location.start, location.end)
+        part_number, location = number_and_location
+        slice_bytes = store.blobs.read_range(pieces[part_number], location.start, location.end)
         if not location.matches(slice_bytes):
-            raise store.blobs.damaged_error(pieces[number])
+            raise store.blobs.damaged_error(pieces[part_number])
         return slice_bytes
 
     numbered_locations = enumerate(SliceLocation.from_table(np.frombuffer(location_bytes, SLICE_LOCATION_DTYPE)))
@@ -391,14 +391,14 @@ def _open_listed_row_files(store: Store, blob_list: BlobRef) -> Sequence[Path]:
 
 
 def _open_row_files(store: Store, refs: Sequence[BlobRef]) -> Sequence[Path]:
-    blobs = store.blobs
+    blob_store = store.blobs
     if store.files.is_local:
-        return [*map(blobs.get_local_path, refs)]
+        return [*map(blob_store.get_local_path, refs)]
 
     def read_range(ref: BlobRef, start: int, end: int) -> bytes:
-        return blobs.read_range(ref, start, min(end, ref.size))
+        return blob_store.read_range(ref, start, min(end, ref.size))
 
-    return RemoteRowFiles(refs, blobs.get_local_path, read_range, blobs.open)
+    return RemoteRowFiles(refs, blob_store.get_local_path, read_range, blob_store.open)
 
 
 def _fetch_listed_files(store: Store, blob_list: BlobRef) -> list[Path]:

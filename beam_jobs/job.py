@@ -55,8 +55,8 @@ def run_job(
         if memoised
         else [None] * len(tasks)
     )
-    unrecorded_numbers = [number for number, report in enumerate(reports) if report is None]
-    remaining_tasks = [tasks[number] for number in unrecorded_numbers]
+    unrecorded_numbers = [i for i, report in enumerate(reports) if report is None]
+    remaining_tasks = [tasks[i] for i in unrecorded_numbers]
     n_recorded = len(tasks) - len(unrecorded_numbers)
 
     def report_remaining(done: int, total: int) -> None:
@@ -72,7 +72,7 @@ def run_job(
 
         new_reports = run_on_workers(stage, function, remaining_tasks, launch, report_remaining, estimate_seconds)
     reports_by_number = dict(zip(unrecorded_numbers, new_reports, strict=True))
-    return [reports_by_number[number] if report is None else report for number, report in enumerate(reports)]
+    return [reports_by_number[i] if report is None else report for i, report in enumerate(reports)]
 
 
 def _run_in_process(

@@ -128,10 +128,10 @@ class ForkServer:
         assert self._process.stdout is not None
         reported_seconds = 0.0
         for line in self._process.stdout:
-            number, exit_code, cpu_seconds = line.split()
+            request_number, exit_code, cpu_seconds = line.split()
             report_cpu_seconds(float(cpu_seconds) - reported_seconds)
             reported_seconds = float(cpu_seconds)
-            self._exit_codes[int(number)].put(int(exit_code))
+            self._exit_codes[int(request_number)].put(int(exit_code))
         # The server died. Queues of workers that had ended before are not read again.
         server_exit_code = self._process.wait()
         for exit_codes in self._exit_codes:
@@ -168,18 +168,18 @@ def serve_requests() -> None:
             os.read(exit_signals, _READ_BYTES)
             _report_exits(requests)
         if 0 in readable:
-            if not (data := os.read(0, _READ_BYTES)):
+            if not (request_bytes := os.read(0, _READ_BYTES)):
                 return
-            *lines, partial_line = (partial_line + data).split(b"\n")
+            *lines, partial_line = (partial_line + request_bytes).split(b"\n")
             for line in lines:
-                number, *arguments = json.loads(line)
+                request_number, *arguments = json.loads(line)
                 pid = os.fork()
                 if not pid:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, interrupt_handler)
                     _run_worker(*arguments)
-                requests[pid] = number
+                requests[pid] = request_number
 
 
 def _report_exits(requests: dict[int, int]) -> None:

@@ -135,17 +135,17 @@ class Worker(beam.DoFn, Generic[Task]):
         Raises:
             BookwheelError: the error that the task raised.
         """
-        number, task = element
+        task_number, task = element
         store = self.store = self.store or self._open_store()
         runs, run = store.runs, self.launch.run
         if self.lease is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
             # the local runner has no retries: after one failure the other tasks would be useless
             return []
-        store.memo = replace(store.memo, owner=f"{run}/{number}")  # an engine may retry this task
+        store.memo = replace(store.memo, owner=f"{run}/{task_number}")  # an engine may retry this task
         start_time = time.monotonic()
         try:
             self._check_version()
-            runs.write_report(run, self.stage, number, run_task(self.function, task, store))
+            runs.write_report(run, self.stage, task_number, run_task(self.function, task, store))
             # The runner's UI shows these metrics under the stage's name.
             Metrics.counter(self.stage, "tasks_done").inc()  # type: ignore[no-untyped-call]
             milliseconds = round(1000 * (time.monotonic() - start_time))
@@ -154,9 +154,9 @@ class Worker(beam.DoFn, Generic[Task]):
             Metrics.counter(self.stage, "tasks_failed").inc()  # type: ignore[no-untyped-call]
             # if the store itself failed, only the raised error remains
             with suppress(errors.BookwheelError):
-                runs.write_report(run, self.stage + FAILED_SUFFIX, number, errors.error_to_dict(error))
+                runs.write_report(run, self.stage + FAILED_SUFFIX, task_number, errors.error_to_dict(error))
             raise
-        return [number]
+        return [task_number]
 
     def _open_store(self) -> Store:
         try:

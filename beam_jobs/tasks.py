@@ -97,6 +97,6 @@ def restore_threads() -> Iterator[None]:
         yield
     finally:
         faiss.omp_set_num_threads(n_threads)
-        for name, value in environment.items():
+        for name, previous_value in environment.items():
             os.environ.pop(name, None)
-            os.environ |= {} if value is None else {name: value}
+            os.environ |= {} if previous_value is None else {name: previous_value}

@@ -80,7 +80,7 @@ def is_local(flags: Sequence[str]) -> bool:
 def _find_runner(flags: Sequence[str]) -> str | None:
     """Return the last runner in Beam's flags without its module: `flink` for `FlinkRunner`."""
     words = [word for flag in flags for word in flag.split("=", 1)]
-    runners = [value for word, value in pairwise([*words, ""]) if word == _RUNNER_OPTION]
+    runners = [runner for word, runner in pairwise([*words, ""]) if word == _RUNNER_OPTION]
     return runners[-1].lower().rpartition(".")[2].removesuffix("runner") if runners else None
 
 
@@ -274,9 +274,9 @@ def refuse_unlisted(flags: Sequence[str]) -> None:
     """
     allowed_by_operator = {option.removeprefix("--") for option in _read_words(ALLOWED_VARIABLE)}
     allowed_by_operator |= {f"{name}={value}" for name, value in _iter_options(read_default_options())}
-    for name, value in _iter_options(flags):
-        is_allowed = name in _SIZE_OPTIONS or (name == "runner" and value in _RUNNERS)
-        if not is_allowed and not allowed_by_operator & {name, f"{name}={value}"}:
+    for name, option_value in _iter_options(flags):
+        is_allowed = name in _SIZE_OPTIONS or (name == "runner" and option_value in _RUNNERS)
+        if not is_allowed and not allowed_by_operator & {name, f"{name}={option_value}"}:
             raise UsageError(
                 f"a form may not set Beam's option {name[:60]!r} to this value: to allow it, set "
                 f"{ALLOWED_VARIABLE}={name[:60]} in the worker's environment"
@@ -311,7 +311,7 @@ def _iter_options(flags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """
     remaining_flags = list(flags)
     while remaining_flags:
-        name, equals_sign, value = remaining_flags.pop(0).partition("=")
+        name, equals_sign, option = remaining_flags.pop(0).partition("=")
         if not equals_sign and remaining_flags and not remaining_flags[0].startswith("-"):
-            value = remaining_flags.pop(0)
-        yield name.removeprefix("--"), value
+            option = remaining_flags.pop(0)
+        yield name.removeprefix("--"), option

@@ -14,12 +14,12 @@ from flows.stage import in_run, log
 def show_build(outcome: BuildOutcome) -> None:
     """Write a build's table, and the link to its report, as artifacts of the run."""
     log_build(outcome)
-    rows = [{"what": name, "value": f"{value:,}"} for name, value in outcome.counts.items() if name != "dropped"]
+    rows = [{"what": name, "value": f"{count:,}"} for name, count in outcome.counts.items() if name != "dropped"]
     rows += [{"what": f"dropped: {reason}", "value": f"{n:,}"} for reason, n in outcome.counts["dropped"].items()]
     rows += [
-        {"what": f"index {index}: {metric}", "value": f"{value:,}"}
-        for index, metrics in outcome.metrics.items()
-        for metric, value in metrics.items()
+        {"what": f"index {index_name}: {metric}", "value": f"{metric_value:,}"}
+        for index_name, metrics in outcome.metrics.items()
+        for metric, metric_value in metrics.items()
     ]
     rows += [{"what": f"{stage}, seconds", "value": f"{seconds:.1f}"} for stage, seconds in outcome.seconds.items()]
     move_sentence = f"{outcome.ref}@{outcome.number} names it now" if outcome.number else f"{outcome.ref} did not move"
@@ -29,9 +29,9 @@ def show_build(outcome: BuildOutcome) -> None:
 
 def log_build(outcome: BuildOutcome) -> None:
     """Write the counts, the gate's checks, the snapshot and the ref into the run's log."""
-    counts = ", ".join(f"{value:,} {name}" for name, value in outcome.counts.items() if name != "dropped")
+    counts_text = ", ".join(f"{count:,} {name}" for name, count in outcome.counts.items() if name != "dropped")
     dropped = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
-    log(f"counts: {counts}; dropped: {dropped or 'none'}")
+    log(f"counts: {counts_text}; dropped: {dropped or 'none'}")
     log_gate(outcome.gate)
     for warning in outcome.warnings:
         log(f"warning: {warning}")
@@ -47,8 +47,8 @@ def log_gate(gate: dict[str, Any]) -> None:
 
 def log_metrics(subject: str, metrics: Mapping[str, float], n: int) -> None:
     """Write the metrics of an evaluation into the run's log."""
-    values = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-    log(f"{subject}, {n:,} questions: {values}")
+    metrics_text = ", ".join(f"{name} {metric_value:.3f}" for name, metric_value in metrics.items())
+    log(f"{subject}, {n:,} questions: {metrics_text}")
 
 
 def show_answers(outcome: EvaluateOutcome) -> None:
@@ -86,7 +86,7 @@ def show_release(outcome: ReleaseOutcome) -> None:
     """Write the steps, metrics and checks of a release as an artifact of the run."""
     log_gate(outcome.gate)
     rows = [{"what": step, "value": "done" if is_done else "as before"} for step, is_done in outcome.done.items()]
-    rows += [{"what": name, "value": value} for name, value in outcome.figures.items()]
+    rows += [{"what": name, "value": figure} for name, figure in outcome.figures.items()]
     rows += [
         {"what": f"check: {check['name']}", "value": f"{check['observed']}, wanted {check['wanted']}"}
         for check in outcome.gate["checks"]
@@ -116,9 +116,9 @@ def _iter_retriever_rows(expression: str, comparison: dict[str, Any]) -> Iterato
 def _format_metrics(comparison: dict[str, Any]) -> dict[str, str]:
     intervals, differences = comparison["intervals"], comparison.get("differences", {})
     return {
-        name: f"{value:.3f} [{intervals[name][0]:.3f}, {intervals[name][1]:.3f}]"
+        name: f"{metric_value:.3f} [{intervals[name][0]:.3f}, {intervals[name][1]:.3f}]"
         + (f", {format_paired_difference(differences[name])}" if name in differences else "")
-        for name, value in comparison["metrics"].items()
+        for name, metric_value in comparison["metrics"].items()
     }
 
 

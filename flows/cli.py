@@ -250,7 +250,7 @@ def handle_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, previous_handler)
 
 
-def _interrupt(number: int, frame: object) -> None:
+def _interrupt(signal_number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 

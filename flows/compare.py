@@ -247,7 +247,7 @@ def compare_and_report(
 def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> CompareOutcome:
     """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
     ids = tuple(question.id for question in run.question_set.questions)
-    values = MeasureValues(
+    measure_values = MeasureValues(
         ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}
     )
     metrics_by_retriever = {
@@ -256,7 +256,7 @@ def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: st
     }
     outcome_json = replace(outcome, report=None).to_json()
     new_evaluation = NewEvaluation(
-        metrics_by_retriever, values, outcome_json, partial(_write_record_files, run, outcome.advice)
+        metrics_by_retriever, measure_values, outcome_json, partial(_write_record_files, run, outcome.advice)
     )
     return store_evaluation(run.store, run.subject, new_evaluation, questions, outcome)
 

@@ -290,8 +290,8 @@ def _write_record_files(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) 
 
 def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
     evaluation = run.examination
-    settings = {name: value for name, value in asdict(evaluation.settings.decoding).items() if value is not None}
-    decoding = ", ".join(f"{name} {value}" for name, value in settings.items())
+    settings = {name: setting for name, setting in asdict(evaluation.settings.decoding).items() if setting is not None}
+    decoding = ", ".join(f"{name} {setting}" for name, setting in settings.items())
     return AnswerReport(
         model=outcome.model,
         snapshot=outcome.snapshot,

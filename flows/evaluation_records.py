@@ -80,4 +80,4 @@ def _publish_page(store: Store, evaluation: str) -> str | None:
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
     """Return metrics as a manifest stores them, with their confidence intervals, if any."""
-    return {name: MetricValue(value, *intervals.get(name, (None, None))) for name, value in metrics.items()}
+    return {name: MetricValue(metric, *intervals.get(name, (None, None))) for name, metric in metrics.items()}

@@ -97,12 +97,12 @@ class TrainingWatch:
             waits = ", and waits for it" if self._moving.mode == "synchronous" else ""
             self._reporter.say(f"rebuilds the index with the encoders of step {n_steps:,}{waits} …")
 
-    def _report_index_change(self, n_steps: int, values: Mapping[str, float]) -> None:
-        age, previous_age = values["snapshot_age"], self._index_age
+    def _report_index_change(self, n_steps: int, step_values: Mapping[str, float]) -> None:
+        age, previous_age = step_values["snapshot_age"], self._index_age
         self._index_age = age
         if age <= previous_age:
             self._n_used_rebuilds += 1
-            seconds = format_seconds(values["rebuild_seconds"])
+            seconds = format_seconds(step_values["rebuild_seconds"])
             self._reporter.say(f"searches the index of step {n_steps - int(age):,} now; its rebuild took {seconds}")
 
     def _format_remaining(self, step: int, n_steps: int) -> str:
@@ -402,8 +402,8 @@ def show_training(outcome: FinetuneOutcome) -> None:
     """Write an outcome's table as an artifact of the run."""
     initial_metrics, best_metrics = outcome.metrics["before"], outcome.metrics["after"]
     rows = [
-        {"what": name, "before": f"{value:.4g}", "after": f"{best_metrics[name]:.4g}"}
-        for name, value in initial_metrics.items()
+        {"what": name, "before": f"{initial_value:.4g}", "after": f"{best_metrics[name]:.4g}"}
+        for name, initial_value in initial_metrics.items()
     ]
     table_description = f"Model {outcome.model[:12]} ({outcome.name}@{outcome.number}) after {outcome.steps:,} steps"
     artifacts.create_table(rows, "finetune-measures", table_description, outcome.report, "The training")

@@ -144,8 +144,8 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     own_provenance[HISTORY] = format_history(build.parent)
     # An index that is not built here keeps its shards.
     shards = {
-        name: entry
-        for name, entry in {**build.derived_provenance.get(SHARDS, {}), **own_provenance[SHARDS]}.items()
+        name: shard_list
+        for name, shard_list in {**build.derived_provenance.get(SHARDS, {}), **own_provenance[SHARDS]}.items()
         if name in content.indexes
     }
     provenance = {**own_provenance, **build.derived_provenance, SHARDS: shards}
@@ -225,9 +225,9 @@ def train_indexes(
 ) -> list[IndexInProgress]:
     """Derive indexes from the parent's; train the others, or reuse the parent's training."""
     store, launch = build.store, build.launch
-    rows, trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
+    row_files, trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     builds = [
-        index.start_index(store, name, plan, rows[plan.over], trainings.get(name), parent_indexes.get(name))
+        index.start_index(store, name, plan, row_files[plan.over], trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()
     ]
     return index.train(index.derive(builds, launch), launch, on_progress)

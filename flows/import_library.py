@@ -103,7 +103,7 @@ def import_library(
         with clock("check"):
             check_encoder(target, imported_parts, encoding)
         chunk_results, embed_results = imported_parts.passages, {EMBEDDINGS: imported_parts.embeddings}
-        new_indexes = {name: index for name, index in recipe.index.items() if name not in ready_files}
+        new_indexes = {name: index_recipe for name, index_recipe in recipe.index.items() if name not in ready_files}
         plans = plan_indexes(new_indexes, chunk_results, {EMBEDDINGS: encoding.space.dim}, worker_memory(beam_options))
         assemble_content = partial(build_imported_content, imported_parts, recipe, encoding)
         ready_indexes = take_index_files(target, assemble_content(()), recipe, [*ready_files.values()])
@@ -121,10 +121,10 @@ def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequ
         UsageError: a value is not NAME=FILE, or a name is given twice.
     """
     ready_files: dict[str, ReadyIndex] = {}
-    for value in index_files:
-        name, separator, path = value.partition("=")
+    for option in index_files:
+        name, separator, path = option.partition("=")
         if not (name and separator and path):
-            raise UsageError(f"the index file {value!r} is not NAME=FILE: give for example hnsw=wiki.faiss")
+            raise UsageError(f"the index file {option!r} is not NAME=FILE: give for example hnsw=wiki.faiss")
         if name in ready_files:
             raise UsageError(f"two index files are named {name}: give each its own name")
         ready_files[name] = ReadyIndex.inspect(name, Path(path))

@@ -152,7 +152,7 @@ class CompareOutcome:
         retriever, standings = self.first_retriever, self.standings
         metrics = {name: comparison["metrics"] for name, comparison in standings.items()}
         return {
-            **{entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "standings"},
+            **{field_.name: getattr(self, field_.name) for field_ in fields(self) if field_.name != "standings"},
             "notes": list(self.notes),
             "retriever": retriever,
             # the older name of `retriever`, from when every retriever was an index

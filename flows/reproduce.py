@@ -126,10 +126,10 @@ class ReproductionPlan:
         measured_systems = set[object]()
         for row in self.rows:
             row_works = list[WorkEstimate]()
-            for data in row.list_data():
-                system = (row.library, row.retriever, row.depth, row.model, row.k, row.readers, row.beams, data)
+            for data_name in row.list_data():
+                system = (row.library, row.retriever, row.depth, row.model, row.k, row.readers, row.beams, data_name)
                 if system not in measured_systems:
-                    row_works.append(estimate_row(self, row, data))
+                    row_works.append(estimate_row(self, row, data_name))
                 measured_systems.add(system)
             yield row_works
 
@@ -183,7 +183,7 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
         raise UsageError(f"--data {folder} is not a folder: give one for the local copies of the data")
     reproduction = read_reproduction(name)
     selected_rows = reproduction.select_rows(rows)
-    names = [data for row in selected_rows for data in row.list_data()]
+    names = [data_name for row in selected_rows for data_name in row.list_data()]
     for row in selected_rows:
         library = reproduction.library[row.library]
         try:
@@ -191,8 +191,8 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
         except UsageError as error:
             raise UsageError(f"row {row.name!r} of {name}: {error}") from error
         names += [library.dump, *([library.vectors] if library.vectors else [])]
-    data = {data: reproduction.data[data] for data in dict.fromkeys(names)}
-    return ReproductionPlan(reproduction, selected_rows, data, Path(folder), fraction)
+    data_sets = {data_name: reproduction.data[data_name] for data_name in dict.fromkeys(names)}
+    return ReproductionPlan(reproduction, selected_rows, data_sets, Path(folder), fraction)
 
 
 def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
@@ -312,9 +312,9 @@ def reproduce(
         if not run.snapshots:
             raise next(iter(run.library_failures.values()))
         with clock("evaluate") as on_progress:
-            for number, (row, data, evaluator) in enumerate(tasks, start=1):
+            for i, (row, data, evaluator) in enumerate(tasks, start=1):
                 evaluate_row(run, row, data, evaluator)
-                on_progress(number, len(tasks))
+                on_progress(i, len(tasks))
         with clock("table"):
             lines = run.list_lines()
             outcome = ReproduceOutcome(
@@ -392,9 +392,9 @@ class ReproductionRun:
         """
         if row.library in self.library_failures:
             raise self.library_failures[row.library]
-        for index in self.plan.reproduction.select_indexes(row.library, [row]):
-            if (row.library, index) in self.index_failures:
-                raise self.index_failures[row.library, index]
+        for index_name in self.plan.reproduction.select_indexes(row.library, [row]):
+            if (row.library, index_name) in self.index_failures:
+                raise self.index_failures[row.library, index_name]
 
     def name_ref(self, library: str) -> str:
         """Return the ref of a library; a sample has a separate ref."""
@@ -410,37 +410,37 @@ class ReproductionRun:
             for measure in row.list_measures(data)
         ]
 
-    def _build_line(self, row: Row, data: str, measure: str) -> TableLine:
-        evaluation = self.evaluations.get((row.name, data))
+    def _build_line(self, row: Row, data_name: str, measure: str) -> TableLine:
+        evaluation = self.evaluations.get((row.name, data_name))
         metric = None if evaluation is None else evaluation.metrics[measure]
         return TableLine(
             row.name,
-            data,
+            data_name,
             measure,
-            row.published.get(data, {}).get(measure),
+            row.published.get(data_name, {}).get(measure),
             row.tolerance,
             None if metric is None else 100 * metric.value,
             None if metric is None or metric.low is None else 100 * metric.low,
             None if metric is None or metric.high is None else 100 * metric.high,
             row.source,
-            self._format_command(row, data),
+            self._format_command(row, data_name),
             "" if evaluation is None else evaluation.manifest.id,
             0 if evaluation is None else int(evaluation.manifest.provenance.get("n") or 0),
             self.plan.fraction is not None,
-            str(self.failures.get((row.name, data), "")),
+            str(self.failures.get((row.name, data_name), "")),
         )
 
-    def _format_command(self, row: Row, data: str) -> str:
+    def _format_command(self, row: Row, data_name: str) -> str:
         """Return the `evaluate` command that measures a row alone."""
         words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.name_ref(row.library)]
-        words += ["--questions", self.paths[data], "--retriever", row.retriever]
+        words += ["--questions", self.paths[data_name], "--retriever", row.retriever]
         if row.model:
             words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
             words += ["-k", str(row.k)] if row.k else []
             words += [word for reader in row.readers for word in ("--reader", reader)]
         else:
             words += ["-k", str(row.depth)]
-        file = self.plan.data[data]
+        file = self.plan.data[data_name]
         words += ["--answers", file.answers] if file.answers != "spans" else []
         return join([*words, *(["--judge", file.judged_by] if file.judged_by else [])])
 
@@ -651,12 +651,12 @@ def build_library(run: ReproductionRun, name: str) -> None:
     if name in run.snapshots:
         return
     if len(indexes) == 1:
-        run.index_failures.update({(name, index): failures[name] for index in indexes})
+        run.index_failures.update({(name, index_name): failures[name] for index_name in indexes})
     else:
         # Build one index at a time to learn which ones fail. Files of finished indexes are reused.
-        for index in indexes:
-            with _record_failure(run.index_failures, (name, index)):
-                build_with_indexes([index])
+        for index_name in indexes:
+            with _record_failure(run.index_failures, (name, index_name)):
+                build_with_indexes([index_name])
     with _record_failure(run.library_failures, name):
         good_indexes = [index for index in indexes if (name, index) not in run.index_failures]
         run.snapshots[name] = build_with_indexes(good_indexes)
@@ -762,7 +762,7 @@ def _write_table(report: ReproductionReport, folder: Path) -> None:
 
 def format_plan(document: Mapping[str, Any]) -> list[str]:
     """Format the plan of a reproduction: bytes, disk, hours, licences and notes."""
-    unsized_names = [name for name, size in document["download"].items() if not size]
+    unsized_names = [name for name, n_bytes in document["download"].items() if not n_bytes]
     processors = format_count(document["cores"], "core")
     processors += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
     return [

@@ -144,7 +144,7 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
 def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> dict[str, RedactResult]:
     """Write the parts that contain the pages again without them; return the results by part."""
     content, parts = affected.manifest.content, list_parts_to_redact(affected)
-    tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part).items())) for part in parts]
+    tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part_name).items())) for part_name in parts]
     results = corpus.redact_parts(tasks, launch, on_progress)
     return {part.name: result for part, result in zip(parts, results, strict=True)}
 

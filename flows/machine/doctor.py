@@ -209,7 +209,7 @@ def _check_gpu() -> Finding:
     import torch  # noqa: PLC0415 - takes seconds, and only this check needs it
 
     if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         return Finding("gpu", True, f"{names}, CUDA {torch.version.cuda}")
     has_driver = shutil.which("nvidia-smi") is not None
     description = "a driver, but torch does not see the GPU" if has_driver else "none: encoding runs on the CPU"

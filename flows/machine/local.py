@@ -218,7 +218,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     }
     services = LocalServices("", "", "", credentials)
     _start_process(
-        folder, "s3", [weed_path, "server", *(f"-{name}={value}" for name, value in options.items())], services
+        folder, "s3", [weed_path, "server", *(f"-{name}={option}" for name, option in options.items())], services
     )
     health_url = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
     _wait_for(folder, "s3", lambda: _is_reachable(health_url) and _create_bucket(credentials))
@@ -312,7 +312,7 @@ def _read_services(folder: Path) -> LocalServices:
 
 def _read_processes(folder: Path) -> list[StartedProcess]:
     with suppress(FileNotFoundError):
-        return [StartedProcess(**value) for value in json.loads((folder / "processes.json").read_text())]
+        return [StartedProcess(**fields) for fields in json.loads((folder / "processes.json").read_text())]
     return []
 
 

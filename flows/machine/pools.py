@@ -171,8 +171,8 @@ def job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
     if pool == "kubernetes":
         limits = {"memory": f"{-(-resources.memory // 2**20)}Mi", "cpu": str(resources.cores)}
         kubernetes_resources = {
-            f"{resource_name}_{kind_of_limit}": size
-            for resource_name, size in limits.items()
+            f"{resource_name}_{kind_of_limit}": limit
+            for resource_name, limit in limits.items()
             for kind_of_limit in ("request", "limit")
         }
         return {

@@ -81,10 +81,10 @@ def lock_folder(work_folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _set_environment(values: Mapping[str, str]) -> Iterator[None]:
+def _set_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for this process and its children within the block."""
-    previous_values, previous_folder = {name: os.environ.get(name) for name in values}, tempfile.tempdir
-    os.environ.update(values)
+    previous_values, previous_folder = {name: os.environ.get(name) for name in environment}, tempfile.tempdir
+    os.environ.update(environment)
     tempfile.tempdir = None  # tempfile then looks it up again
     try:
         yield

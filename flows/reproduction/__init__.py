@@ -134,8 +134,8 @@ class Row:
         """
         cutoffs = [
             int(match[1])
-            for data in self.list_data()
-            for measure in self.list_measures(data)
+            for data_name in self.list_data()
+            for measure in self.list_measures(data_name)
             if (match := _CUTOFF.search(measure))
         ]
         return max(cutoffs, default=_DEFAULT_DEPTH)
@@ -157,12 +157,12 @@ class Reproduction:
             if not _NAME.fullmatch(name):
                 raise UsageError(f"{name!r} cannot name a reproduction, data set or library: use a-z, 0-9 and -")
         for name, library in self.library.items():
-            for data in filter(None, (library.dump, library.vectors)):
-                _check_known(data, self.data, f"library {name}", "data set")
+            for data_name in filter(None, (library.dump, library.vectors)):
+                _check_known(data_name, self.data, f"library {name}", "data set")
         for row in self.row:
             _check_known(row.library, self.library, f"row {row.name!r}", "library")
-            for data in row.list_data():
-                _check_known(data, self.data, f"row {row.name!r}", "data set")
+            for data_name in row.list_data():
+                _check_known(data_name, self.data, f"row {row.name!r}", "data set")
         names = [row.name for row in self.row]
         if duplicate := next((name for name in names if names.count(name) > 1), None):
             raise UsageError(f"two rows have the name {duplicate!r}: give each its own")
@@ -230,9 +230,9 @@ def read_reproduction(name: str) -> Reproduction:
         if isinstance(recipe := library.setdefault("recipe", {}), dict):
             # a recipe without [index] would have the default indexes
             recipe.setdefault("index", {})
-    for data in _list_tables(table.get("data")):
-        if isinstance(local_path := data.get("path"), str) and "://" not in local_path:
-            data["path"] = str(path.parent.absolute() / local_path)
+    for data_table in _list_tables(table.get("data")):
+        if isinstance(local_path := data_table.get("path"), str) and "://" not in local_path:
+            data_table["path"] = str(path.parent.absolute() / local_path)
     _resolve_folders(_list_tables(table.get("library")), "encoder", path.parent)
     _resolve_folders([row for row in _as_list(table.get("row")) if isinstance(row, dict)], "model", path.parent)
     # such as own-table of `Own_table.toml`
@@ -240,12 +240,12 @@ def read_reproduction(name: str) -> Reproduction:
     return from_table(Reproduction, {"name": default_name, **table}, str(path))
 
 
-def _list_tables(value: object) -> list[dict[str, object]]:
-    return [table for table in value.values() if isinstance(table, dict)] if isinstance(value, dict) else []
+def _list_tables(json_value: object) -> list[dict[str, object]]:
+    return [table for table in json_value.values() if isinstance(table, dict)] if isinstance(json_value, dict) else []
 
 
-def _as_list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+def _as_list(json_value: object) -> list[object]:
+    return json_value if isinstance(json_value, list) else []
 
 
 def _resolve_folders(tables: Sequence[dict[str, object]], key: str, parent: Path) -> None:

@@ -59,7 +59,7 @@ def reindex(
             the dump is chunked, but nothing is built.
     """
     recipe = arguments["recipe"] or Recipe()
-    names = tuple(name.strip() for value in structures for name in value.split(","))
+    names = tuple(name.strip() for option in structures for name in option.split(","))
     arguments["recipe"] = replace(
         recipe,
         licence=licence or recipe.licence,

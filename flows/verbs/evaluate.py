@@ -171,17 +171,17 @@ def _to_text(path: Path | None) -> str | None:
 
 
 def _parse_labels(options: Sequence[str]) -> dict[str, str]:
-    pairs = [option.partition("=") for option in options]
+    label_pairs = [option.partition("=") for option in options]
     if invalid_option := next(
-        (option for option, pair in zip(options, pairs, strict=True) if not pair[0] or not pair[2]), None
+        (option for option, pair in zip(options, label_pairs, strict=True) if not pair[0] or not pair[2]), None
     ):
         raise UsageError(f"--label {invalid_option!r} is not LABEL=WORD: give one such as SUPPORTS=true")
-    return {label.strip(): word.strip() for label, _, word in pairs}
+    return {label.strip(): word.strip() for label, _, word in label_pairs}
 
 
 def _refuse_options(options: dict[str, Any], advice: str) -> None:
-    for name, value in options.items():
-        if value:
+    for name, option_value in options.items():
+        if option_value:
             raise UsageError(f"{name} {advice}")
 
 
@@ -271,9 +271,9 @@ def format_comparison(outcome: CompareOutcome) -> str:
 
 def iter_metric_lines(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> Iterator[str]:
     """Yield a line for each metric, with its confidence interval if there is one."""
-    for name, value in metrics.items():
+    for name, metric in metrics.items():
         interval = intervals.get(name)
-        yield f"{name:<12} {value:.3f}" + (f"  [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+        yield f"{name:<12} {metric:.3f}" + (f"  [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
 
 
 def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
@@ -351,8 +351,8 @@ def _iter_group_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
             yield name, f"{group['n']:,}", expression, f"{group['metrics'][outcome.measure]:.3f}", difference
 
 
-def _align_columns(rows: Iterator[Sequence[str]]) -> Iterator[str]:
-    all_rows = list(rows)
+def _align_columns(table_rows: Iterator[Sequence[str]]) -> Iterator[str]:
+    all_rows = list(table_rows)
     widths = [max(len(row[column]) for row in all_rows) for column in range(len(all_rows[0]))]
     for row in all_rows:
-        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield "  ".join(f"{cell:<{column_width}}" for cell, column_width in zip(row, widths, strict=True)).rstrip()

@@ -78,7 +78,7 @@ def _format_outcome(outcome: FinetuneOutcome) -> list[str]:
         ),
         f"trained   {steps_text}; the best weights are those of step {outcome.best_step:,}",
         *(
-            f"{measure:<16}{value:>10.4g} before {best_metrics[measure]:>10.4g} after"
-            for measure, value in initial_metrics.items()
+            f"{measure:<16}{initial_value:>10.4g} before {best_metrics[measure]:>10.4g} after"
+            for measure, initial_value in initial_metrics.items()
         ),
     ]

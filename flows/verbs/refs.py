@@ -102,9 +102,9 @@ def rollback(
         to: A number in the ref's log; by default the one that names the previous snapshot.
     """
     opened_store = Store.open(store)
-    name, _, number = ref.partition("@")
-    if to is None and number.isdecimal():
-        ref, to = name, int(number)
+    name, _, move_number = ref.partition("@")
+    if to is None and move_number.isdecimal():
+        ref, to = name, int(move_number)
     return build_move_reply(ref, roll_back(opened_store, ref, to), opened_store.find_catalog(ref)[0].noun)
 
 

@@ -89,9 +89,9 @@ def release(
 def _parse_floors(options: Sequence[str]) -> Mapping[str, float]:
     floors = {}
     for option in options:
-        name, _, value = option.partition("=")
+        name, _, floor_text = option.partition("=")
         try:
-            floors[name] = float(value)
+            floors[name] = float(floor_text)
         except ValueError:
             raise UsageError(f"--floor {option!r} is not MEASURE=VALUE: give one such as Success@20=0.6") from None
     return floors
@@ -104,7 +104,7 @@ def _iter_outcome_lines(outcome: ReleaseOutcome) -> Iterator[str]:
     if outcome.model:
         yield f"model      {outcome.model}"
     yield f"evaluation {outcome.evaluation}"
-    yield from (f"figure     {name}: {value}" for name, value in outcome.figures.items())
+    yield from (f"figure     {name}: {figure}" for name, figure in outcome.figures.items())
     for check in outcome.gate["checks"]:
         yield f"check      {check['name']}: {check['observed']}, wanted {check['wanted']}"
     if outcome.number is None:

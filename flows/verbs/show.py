@@ -43,8 +43,8 @@ def build_training_reply(store: Store, prefix: str) -> Reply:
 
 def summarize_training(key: str, checkpoint: StoredCheckpoint) -> dict[str, Any]:
     """Return an unfinished training as JSON values, without its files."""
-    values = {name: value for name, value in checkpoint.to_json().items() if name not in ("format", "files")}
-    return {"training": key, **values, "bytes": checkpoint.bytes}
+    checkpoint_fields = {name: value for name, value in checkpoint.to_json().items() if name not in ("format", "files")}
+    return {"training": key, **checkpoint_fields, "bytes": checkpoint.bytes}
 
 
 def format_training_line(key: str, checkpoint: StoredCheckpoint) -> str:
@@ -144,13 +144,13 @@ def _build_version_reply(
 
 def _format_snapshot(manifest: Manifest) -> list[str]:
     content, provenance = manifest.content, manifest.provenance
-    size = sum({ref.id: ref.size for ref in content.files.values()}.values())
+    n_bytes = sum({ref.id: ref.size for ref in content.files.values()}.values())
     return [
         f"snapshot  {manifest.id}",
         f"corpus    {content.corpus.get('dbname') or content.corpus.get('kind')}, "
         f"newest revision {content.corpus.get('newest_revision') or 'unknown'}",
         f"passages  {content.n:,} in {format_count(len(content.parts), 'part')}, "
-        f"{format_count(len(content.files), 'file')}, {size / 1e6:,.1f} MB",
+        f"{format_count(len(content.files), 'file')}, {n_bytes / 1e6:,.1f} MB",
         f"encoder   {content.space['name'] if content.space else 'none'}",
         *(
             f"encoder   {name}: {_get_space_name(content, name)}"
@@ -186,14 +186,14 @@ def _get_space_name(content: Content, representation: str) -> str:
 
 def _format_model(manifest: ModelManifest) -> list[str]:
     content = manifest.content
-    size = sum({ref.id: ref.size for ref in content.files.values()}.values())
+    n_bytes = sum({ref.id: ref.size for ref in content.files.values()}.values())
     return [
         f"model     {manifest.id}",
         f"kind      {content.kind}",
-        f"files     {len(content.files)}, {size / 1e6:,.1f} MB",
+        f"files     {len(content.files)}, {n_bytes / 1e6:,.1f} MB",
         f"asks      {content.space['name'] if content.space else 'nothing'}",
-        *(f"{name:<9} {_format_setting(value)}" for name, value in content.lineage.items()),
-        *(f"metrics   {name}: {_format_setting(values)}" for name, values in manifest.metrics.items()),
+        *(f"{name:<9} {_format_setting(setting)}" for name, setting in content.lineage.items()),
+        *(f"metrics   {name}: {_format_setting(metric_values)}" for name, metric_values in manifest.metrics.items()),
         f"trained   {manifest.provenance.get('created_at', 'unknown')}",
     ]
 
@@ -225,8 +225,8 @@ def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str,
             yield change, list_key, provenance[key]
 
 
-def _format_setting(value: Any) -> str:
-    return format_settings(value) if isinstance(value, Mapping) else format_value(value)
+def _format_setting(setting: Any) -> str:
+    return format_settings(setting) if isinstance(setting, Mapping) else format_value(setting)
 
 
 def build_evaluation_reply(manifest: EvaluationManifest, signature: str) -> Reply:
@@ -243,11 +243,11 @@ def summarize_evaluation(manifest: EvaluationManifest) -> dict[str, Any]:
     summary = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
     summary |= {"model_name": _format_model_label(subject) or None}
     provenance = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
-    values = {
+    figures = {
         name: {label: metric.value for label, metric in metrics.items()}
         for name, metrics in _get_metrics(manifest).items()
     }
-    return {**summary, **provenance, "figures": values}
+    return {**summary, **provenance, "figures": figures}
 
 
 def format_evaluation_line(manifest: EvaluationManifest) -> str:
@@ -281,9 +281,9 @@ def _iter_comparison_lines(comparison: EvaluationComparison) -> Iterator[str]:
         f"setting   {name}: {format_value(old_value)} -> {format_value(new_value)}"
         for name, (old_value, new_value) in _find_changed_settings(comparison).items()
     )
-    for retriever, pairs in comparison.pairs.items():
+    for retriever, comparisons in comparison.pairs.items():
         yield f"retriever {retriever}"
-        for name, pair in pairs.items():
+        for name, pair in comparisons.items():
             sample_text = f" over {pair.n:,} questions" if pair.n else ", of the whole set, without an interval"
             values_text = f"{pair.before.value:.3f} -> {pair.after.value:.3f}"
             yield f"figure    {name:<12} {values_text}: {_format_difference(pair)}{sample_text}"
@@ -303,8 +303,8 @@ def _find_changed_settings(comparison: EvaluationComparison) -> dict[str, tuple[
     return {name: (old_settings.get(name), new_settings.get(name)) for name in changed_names}
 
 
-def _format_difference(pair: MeasureComparison) -> str:
-    difference = pair.difference
+def _format_difference(measure_pair: MeasureComparison) -> str:
+    difference = measure_pair.difference
     interval_text = (
         "" if difference.low is None or difference.high is None else f" [{difference.low:+.3f}, {difference.high:+.3f}]"
     )
@@ -320,9 +320,9 @@ def _iter_evaluation_lines(manifest: EvaluationManifest) -> Iterator[str]:
     yield f"model     {model_label or 'none: retrieval alone'}"
     yield f"questions {provenance.get('n')} of {provenance.get('questions')} ({subject.questions})"
     yield from (
-        f"setting   {name}: {format_value(value)}"
-        for name, value in subject.settings.items()
-        if value not in (None, "", {})
+        f"setting   {name}: {format_value(setting)}"
+        for name, setting in subject.settings.items()
+        if setting not in (None, "", {})
     )
     for retriever, metrics in _get_metrics(manifest).items():
         yield f"retriever {retriever}"
@@ -410,8 +410,8 @@ def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
         yield f"pull      {kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
 
 
-def _format_counts(counts: Mapping[Any, int]) -> str:
-    return ", ".join(f"{counts[change]:,} {change}" for change in CHANGES)
+def _format_counts(change_counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{change_counts[change]:,} {change}" for change in CHANGES)
 
 
 def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str]:
@@ -424,11 +424,11 @@ def format_difference(name: str, old_value: Any, new_value: Any) -> Iterator[str
         label, text = ("corpus", key) if section == "corpus" else ("setting", name)
         yield f"{label:<9} {text}: {format_value(old_value)} -> {format_value(new_value)}"
         return
-    index, _, key = key.partition(".")
+    index_name, _, key = key.partition(".")
     if not key:
-        change, entry = ("removed", old_value) if new_value is None else ("added", new_value)
-        yield f"index     {index}: {change}, {format_index(entry)}"
+        change, index_entry = ("removed", old_value) if new_value is None else ("added", new_value)
+        yield f"index     {index_name}: {change}, {format_index(index_entry)}"
     elif key in _UNIT_BY_KEY and isinstance(old_value, int) and isinstance(new_value, int):
-        yield f"index     {index}: {old_value:,} -> {new_value:,} {_UNIT_BY_KEY[key]}"
+        yield f"index     {index_name}: {old_value:,} -> {new_value:,} {_UNIT_BY_KEY[key]}"
     elif key.partition(".")[0] != "trained":
-        yield f"index     {index}: {key} {format_value(old_value)} -> {format_value(new_value)}"
+        yield f"index     {index_name}: {key} {format_value(old_value)} -> {format_value(new_value)}"

@@ -118,9 +118,9 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
     return Reply(document, "\n".join(lines), refusal)
 
 
-def _format_location(blob: str | None) -> str:
+def _format_location(blob_id: str | None) -> str:
     """Return where in the store the file of a blob is, for a reader who restores it."""
-    return "" if blob is None else f" ({BlobRef(blob, 0).path})"
+    return "" if blob_id is None else f" ({BlobRef(blob_id, 0).path})"
 
 
 def _describe_trust_problem(catalog: Catalog[Any], name: str) -> str:

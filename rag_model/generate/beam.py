@@ -260,8 +260,8 @@ def _append_tokens(
     """Append one token to each live hypothesis, in all of its d rows."""
     d, device = log_prior.shape[1], log_prior.device
     # (h, 1) + (d,) -> (h, d), on the CPU: the generator copies it to its device without waiting
-    rows = torch.tensor(parents)[:, None] * d + torch.arange(d)
-    state = generator.select_rows(state, rows.flatten())
+    beam_rows = torch.tensor(parents)[:, None] * d + torch.arange(d)
+    state = generator.select_rows(state, beam_rows.flatten())
     # (h,) -> (h d,)
     return generator.step(state, send_to(torch.tensor(tokens), device).repeat_interleave(d))
 

@@ -164,7 +164,7 @@ class _TargetLogP(torch.autograd.Function):
 def _split_rows(logits: Tensor) -> list[slice]:
     max_values = _MAX_CUDA_LOGITS if logits.is_cuda else _MAX_CPU_LOGITS
     n_rows = max(1, max_values // logits.shape[-1])
-    return [slice(start, start + n_rows) for start in range(0, len(logits), n_rows)]
+    return [slice(i, i + n_rows) for i in range(0, len(logits), n_rows)]
 
 
 def _sum_mixture_log_p(prior: Tensor, logits: Tensor) -> Tensor:
@@ -172,8 +172,8 @@ def _sum_mixture_log_p(prior: Tensor, logits: Tensor) -> Tensor:
     return (_to_wide(logits).log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)
 
 
-def _to_wide(values: Tensor) -> Tensor:
-    return values.to(_choose_wide_dtype(values.dtype))
+def _to_wide(logits: Tensor) -> Tensor:
+    return logits.to(_choose_wide_dtype(logits.dtype))
 
 
 def _choose_wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -195,11 +195,11 @@ def target_log_p_from_state(generator: Generator, first_logits: Tensor, state: S
         tokens: (t,) tokens of the target.
         k: contexts per question.
     """
-    rows = torch.arange(len(first_logits), device=tokens.device)
+    row_numbers = torch.arange(len(first_logits), device=tokens.device)
     steps = [first_logits[:, None]]  # (b k, v) -> (b k, 1, v)
     if len(tokens) > 1:
-        continuation = tokens[:-1].expand(len(rows), -1)  # (t,) -> (b k, t - 1)
-        steps.append(generator.extend(generator.select_rows(state, rows), continuation))
+        continuation = tokens[:-1].expand(len(row_numbers), -1)  # (t,) -> (b k, t - 1)
+        steps.append(generator.extend(generator.select_rows(state, row_numbers), continuation))
     logits = torch.cat(steps, 1)
     logits = logits.view(-1, k, *logits.shape[1:])  # (b k, t, v) -> (b, k, t, v)
     return target_log_p(logits, tokens.expand(len(logits), -1))[0]

@@ -73,7 +73,7 @@ def tokenize_untrusted(
             {
                 offset
                 for offset in _iter_cut_offsets(text, special_names)
-                if any(start < offset <= end for start, end in untrusted_spans)
+                if any(span_start < offset <= span_end for span_start, span_end in untrusted_spans)
             }
         )
         results.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
@@ -200,19 +200,19 @@ class InstructionTemplate:
 
     def render(self, question: str, passage: Passage) -> RenderedPrompt:
         """Fill in the template."""
-        values = {"question": question, "text": passage.text, "title": passage.title}
+        fields_by_name = {"question": question, "text": passage.text, "title": passage.title}
         parts = [("", self.before)]
         for literal, field, _, _ in Formatter().parse(self.template):
-            parts += [("", literal), *([(field, values[field])] if field else [])]
+            parts += [("", literal), *([(field, fields_by_name[field])] if field else [])]
         return _concatenate([*parts, ("", self.after)])
 
 
 def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
     for field in fields(template):
-        value = getattr(template, field.name)
-        if type(value) is not type(field.default) or (type(value) is int and value < 1):
+        setting = getattr(template, field.name)
+        if type(setting) is not type(field.default) or (type(setting) is int and setting < 1):
             raise UsageError(
-                f"{field.name} {value!r} of a prompt template is invalid: give a value like {field.default!r}"
+                f"{field.name} {setting!r} of a prompt template is invalid: give a value like {field.default!r}"
             )
 
 
@@ -312,8 +312,8 @@ def _select_kept_tokens(encoding: TokenizedText, truncatable: Sequence[Span], ma
 
 
 def _iter_positions_inside(encoding: TokenizedText, span: Span) -> Iterator[int]:
-    for position, (start, end) in enumerate(encoding.offsets):
-        if not encoding.added[position] and span[0] <= max(start, end - 1) < span[1]:
+    for position, (token_start, token_end) in enumerate(encoding.offsets):
+        if not encoding.added[position] and span[0] <= max(token_start, token_end - 1) < span[1]:
             yield position
 
 
@@ -322,17 +322,17 @@ def pad_rows(token_rows: Sequence[Sequence[int]], pad: int, *, left: bool = Fals
     left.
     """
     lengths = torch.tensor([len(row) for row in token_rows])
-    width = max(len(row) for row in token_rows)
-    paddings = [[pad] * (width - len(row)) for row in token_rows]
+    n_columns = max(len(row) for row in token_rows)
+    paddings = [[pad] * (n_columns - len(row)) for row in token_rows]
     tokens = torch.tensor(
         [
             [*(padding if left else ()), *row, *(() if left else padding)]
             for row, padding in zip(token_rows, paddings, strict=True)
         ]
     )
-    columns = torch.arange(width)
+    columns = torch.arange(n_columns)
     # (s,) and (n, 1) -> (n, s)
-    mask = columns >= width - lengths[:, None] if left else columns < lengths[:, None]
+    mask = columns >= n_columns - lengths[:, None] if left else columns < lengths[:, None]
     return tokens.long(), mask
 
 

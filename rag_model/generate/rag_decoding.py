@@ -88,10 +88,10 @@ def _sample_candidates(
     cumulative_p = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
     # (b, k) -> (b,)
     drawn_passages = (cumulative_p <= draw_uniform(random_streams)[:, None]).sum(-1).clamp(max=k - 1)
-    rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
+    context_rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
     logits, state = prefilled
-    rows = rows.to(logits.device)
-    drawn_prefilled = (logits[rows], generator.select_rows(state, rows))  # (b k, v) -> (b, v)
+    context_rows = context_rows.to(logits.device)
+    drawn_prefilled = (logits[context_rows], generator.select_rows(state, context_rows))  # (b k, v) -> (b, v)
     propose = propose_sampled(sampling, random_streams)
     answers = beam_search(
         generator, drawn_prefilled, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1
@@ -122,8 +122,8 @@ def _fill_in_missing_scores(
         chunk_size = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
         chunk = missing_scores[-chunk_size:]
         del missing_scores[-chunk_size:]
-        rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
-        scores = log_likelihoods(generator, prefilled, rows, answers).tolist()
+        context_rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
+        scores = log_likelihoods(generator, prefilled, context_rows, answers).tolist()
         for log_p_by_passage, z, score in zip(log_p_lists, passages, scores, strict=True):
             log_p_by_passage[z] = score
 
@@ -141,20 +141,20 @@ def log_likelihoods(
     """
     logits, state = prefilled
     row_ids = torch.tensor(rows, device=logits.device)
-    width = max(map(len, answers))
+    n_columns = max(map(len, answers))
     # (m, t)
     tokens = torch.tensor(
-        [[*answer, *[generator.pad_token] * (width - len(answer))] for answer in answers], device=logits.device
+        [[*answer, *[generator.pad_token] * (n_columns - len(answer))] for answer in answers], device=logits.device
     )
     scores = _gather_log_p(logits[row_ids], tokens[:, 0])  # (n, v) -> (m, v) -> (m,)
-    if width > 1:
+    if n_columns > 1:
         lengths = torch.tensor([len(answer) for answer in answers], device=logits.device)
         # (m, t - 1, v) -> (m, t - 1)
         later_scores = _gather_log_p(
             generator.extend(generator.select_rows(state, row_ids), tokens[:, :-1]), tokens[:, 1:]
         )
         # (t - 1,) and (m, 1) -> (m, t - 1)
-        is_answer_token = torch.arange(1, width, device=logits.device) < lengths[:, None]
+        is_answer_token = torch.arange(1, n_columns, device=logits.device) < lengths[:, None]
         scores = scores + later_scores.where(is_answer_token, 0).sum(-1)  # (m, t - 1) -> (m,)
     return scores
 

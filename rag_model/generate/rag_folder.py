@@ -101,8 +101,8 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             "or read a generator alone with --reader concat"
         )
     with temporary_folder("rag") as parts_folder:
-        for part in (QUESTION, GENERATOR):
-            _extract_part(folder, config, part, parts_folder / part)
+        for model_part in (QUESTION, GENERATOR):
+            _extract_part(folder, config, model_part, parts_folder / model_part)
         question = TrainableEncoder.load(parts_folder / QUESTION, QUESTION, device=device)
         prompt_template, settings = (
             _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
@@ -155,9 +155,9 @@ def _convert_to_dpr(
     if not isinstance(question.whole, transformers.BertModel):
         return None
     config = question.whole.config.to_dict()
-    config = {name: value for name, value in config.items() if name not in {"model_type", "architectures"}}
+    config = {name: setting for name, setting in config.items() if name not in {"model_type", "architectures"}}
     dpr_encoder = transformers.DPRQuestionEncoder(transformers.DPRConfig(**config, projection_dim=0))
-    tensors = {name: value for name, value in question.whole.state_dict().items() if not name.startswith("pooler.")}
+    tensors = {name: tensor for name, tensor in question.whole.state_dict().items() if not name.startswith("pooler.")}
     dpr_encoder.question_encoder.bert_model.load_state_dict(tensors)
     return cast("DPRQuestionEncoder", dpr_encoder)
 

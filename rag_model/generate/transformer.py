@@ -161,8 +161,8 @@ class CausalGenerator(_TransformerGenerator):
 def _pad_left(contexts: Contexts) -> tuple[Tensor, Tensor]:
     """Return (tokens, int64 mask) of contexts, (n, s) each, with all padding moved to the left."""
     # (n, s): padding first, then the tokens in order.
-    order = contexts.mask.long().argsort(dim=1, stable=True)
-    return contexts.tokens.gather(1, order), contexts.mask.gather(1, order).long()
+    padding_first = contexts.mask.long().argsort(dim=1, stable=True)
+    return contexts.tokens.gather(1, padding_first), contexts.mask.gather(1, padding_first).long()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +232,15 @@ class Seq2SeqGenerator(_TransformerGenerator):
         mask = contexts.mask.long()
         # (n, s) -> (n, s, d)
         hidden = self.module.get_encoder()(input_ids=contexts.tokens, attention_mask=mask)[0]
-        rows = torch.arange(len(hidden), device=hidden.device)
+        row_numbers = torch.arange(len(hidden), device=hidden.device)
         outputs = self.module(
             encoder_outputs=(hidden,),
             attention_mask=mask,
-            decoder_input_ids=torch.full_like(rows, self.decoder_start_token)[:, None],
+            decoder_input_ids=torch.full_like(row_numbers, self.decoder_start_token)[:, None],
             use_cache=True,
         )
         # (n, 1, v) -> (n, v)
-        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, rows.cpu())
+        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, row_numbers.cpu())
 
     @torch.no_grad()
     def step(self, state: Seq2SeqState, tokens: Tensor) -> tuple[Tensor, Seq2SeqState]:

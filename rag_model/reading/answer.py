@@ -59,10 +59,10 @@ def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
     return tuple(
         Statement(
             plain_text[start:end],
-            tuple(dict.fromkeys(number for number in numbers if number <= n_entries)),
-            tuple(dict.fromkeys(number for number in numbers if number > n_entries)),
+            tuple(dict.fromkeys(number for number in entry_numbers if number <= n_entries)),
+            tuple(dict.fromkeys(number for number in entry_numbers if number > n_entries)),
         )
-        for (start, end), numbers in zip(sentence_spans, citations_by_sentence, strict=True)
+        for (start, end), entry_numbers in zip(sentence_spans, citations_by_sentence, strict=True)
     )
 
 
@@ -79,11 +79,11 @@ def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMa
     plain_text, marks, position = "", list[_CitationMark](), 0
     quotation_spans = [match.span() for match in _QUOTATION.finditer(text) if match.span() != (0, len(text.rstrip()))]
     for match in _BRACKET.finditer(text) if n_entries else ():
-        numbers = tuple(_parse_numbers(match[1], n_entries))
-        if not numbers or any(start < match.start(1) < end for start, end in quotation_spans):
+        entry_numbers = tuple(_parse_numbers(match[1], n_entries))
+        if not entry_numbers or any(start < match.start(1) < end for start, end in quotation_spans):
             continue
         plain_text += text[position : match.start()]
-        marks.append(_CitationMark(len(plain_text), numbers))
+        marks.append(_CitationMark(len(plain_text), entry_numbers))
         position = match.end()
     return (plain_text + text[position:]).strip() if marks else text, marks
 
@@ -95,26 +95,26 @@ def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
     for match in _RANGE.finditer(bracket):
         first_number, last_number = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
         max_number = last_number if last_number <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first_number - 1
-        yield from (number for number in range(max(1, first_number), max_number + 1))
+        yield from (entry_number for entry_number in range(max(1, first_number), max_number + 1))
 
 
 def _iter_sentence_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield the [start, end) offsets of each sentence."""
     token_spans = list(_iter_token_spans(text))
     first_token = 0
-    for index, (start, end) in enumerate(token_spans):
-        if index + 1 == len(token_spans) or _is_boundary(text, (start, end), token_spans[index + 1]):
-            yield token_spans[first_token][0], end
+    for index, (token_start, token_end) in enumerate(token_spans):
+        if index + 1 == len(token_spans) or _is_boundary(text, (token_start, token_end), token_spans[index + 1]):
+            yield token_spans[first_token][0], token_end
             first_token = index + 1
 
 
 def _iter_token_spans(text: str) -> Iterator[tuple[int, int]]:
     for token in re.finditer(r"\S+", text):
-        start = token.start()
-        for part in split_token(token[0]):
-            size = len(part.removeprefix(" "))
-            yield start, start + size
-            start += size
+        token_start = token.start()
+        for token_part in split_token(token[0]):
+            n_characters = len(token_part.removeprefix(" "))
+            yield token_start, token_start + n_characters
+            token_start += n_characters
 
 
 def _is_boundary(text: str, token_span: Sequence[int], next_span: Sequence[int]) -> bool:
@@ -259,7 +259,7 @@ class Answer:
     @property
     def memory(self) -> Memory | None:
         """The memory from which the text comes; None if the text is empty."""
-        read_texts = [entry.text for entry in self.context] or [
+        read_texts = [context_entry.text for context_entry in self.context] or [
             support.hit.passage.text for support in self.support if support.hit.row >= 0
         ]
         return name_memory(self.text, read_texts)
@@ -272,8 +272,8 @@ class Answer:
     @property
     def citations(self) -> tuple[ContextEntry, ...]:
         """The cited entries of the context, in the order of their first citation."""
-        numbers = dict.fromkeys(number for statement in self.statements for number in statement.cited)
-        return tuple(self.context[number - 1] for number in numbers)
+        entry_numbers = dict.fromkeys(entry_number for statement in self.statements for entry_number in statement.cited)
+        return tuple(self.context[entry_number - 1] for entry_number in entry_numbers)
 
     @property
     def plain(self) -> str:
@@ -312,7 +312,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         fields["statements"] = [
             asdict(statement, dict_factory=_convert_tuples_to_lists) for statement in answer.statements
         ]
-        fields["citations"] = [entry.number for entry in answer.citations]
+        fields["citations"] = [context_entry.number for context_entry in answer.citations]
     return fields
 
 
@@ -321,6 +321,6 @@ def _replace_infinite_float(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _convert_tuples_to_lists(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _convert_tuples_to_lists(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a record's fields with lists instead of tuples, as in JSON."""
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in pairs}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields}

@@ -123,13 +123,13 @@ def _get_adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
 
 def _get_text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
     """Return the text of `next_run` after the overlap; None if the overlapping words differ."""
-    start = next_run.first.passage.start_word
-    n_shared = min(run.end, next_run.end) - start
+    next_start = next_run.first.passage.start_word
+    n_shared = min(run.end, next_run.end) - next_start
     words, next_words = split_words(run.text), split_words(next_run.text)
-    if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - start):
+    if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - next_start):
         # In text without spaces, the ends of a passage change the number of words.
         return _get_text_after_character_overlap(run.text, next_run.text)
-    offset = start - run.first.passage.start_word
+    offset = next_start - run.first.passage.start_word
     is_equal = [word.strip() for word in words[offset : offset + n_shared]] == [
         word.strip() for word in next_words[:n_shared]
     ]
@@ -268,11 +268,11 @@ def _number_entries(entries: Sequence[_Entry]) -> PromptContext:
     """Number the entries from 1 and render them."""
     excerpts: list[ContextEntry] = []
     text, previous_page = "", None
-    for number, entry in enumerate(entries, start=1):
+    for entry_number, entry in enumerate(entries, start=1):
         first_hit = entry.run.first
         excerpts.append(
             ContextEntry(
-                number,
+                entry_number,
                 first_hit.passage.title,
                 first_hit.passage.section,
                 first_hit.url,
@@ -284,19 +284,19 @@ def _number_entries(entries: Sequence[_Entry]) -> PromptContext:
             )
         )
         page = first_hit.passage.page_id, entry.title
-        text += _render_line(entry, number, titled=page != previous_page)
+        text += _render_line(entry, entry_number, titled=page != previous_page)
         previous_page = page
     return PromptContext(text.strip("\n"), tuple(excerpts))
 
 
-def _render_line(entry: _Entry, number: int = 1, *, titled: bool = True) -> str:
+def _render_line(entry: _Entry, entry_number: int = 1, *, titled: bool = True) -> str:
     day = f" ({entry.day})" if entry.day else ""
     title = f"\nTitle: {entry.title}{day}\n" if titled else ""
     kind = entry.run.first.passage.kind
     # The text of tables, infoboxes and lists starts with the section.
     label = entry.section if kind == PROSE else kind.capitalize()
     section = f"{label}: " if label else ""
-    return f"{title}[{number}] {section}{entry.text}\n"
+    return f"{title}[{entry_number}] {section}{entry.text}\n"
 
 
 def _flatten(text: str) -> str:

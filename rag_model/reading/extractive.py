@@ -104,11 +104,11 @@ class SpanModel:
         if self.kind == _DPR:
             inputs.pop("token_type_ids", None)
         outputs = self.module(**inputs)
-        starts, ends = (
+        start_logits, end_logits = (
             logits.float().masked_fill(~is_passage, -torch.inf) for logits in (outputs.start_logits, outputs.end_logits)
         )
         relevance = outputs.relevance_logits.view(-1) if self.kind == _DPR else None
-        return SpanScores(starts, ends, offsets, relevance, int(inputs["attention_mask"].sum()))
+        return SpanScores(start_logits, end_logits, offsets, relevance, int(inputs["attention_mask"].sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ class SpanScores:
 
         If no span is possible, the result is an empty span with log p = -inf.
         """
-        starts, ends = (_normalize(logits) for logits in (self.starts, self.ends))
-        span_scores = starts[:, :, None] + ends[:, None]  # (k, t, t)
+        start_log_p, end_log_p = (_normalize(logits) for logits in (self.starts, self.ends))
+        span_scores = start_log_p[:, :, None] + end_log_p[:, None]  # (k, t, t)
         is_allowed = torch.ones(span_scores.shape[1:], dtype=torch.bool).triu() & ~torch.ones(
             span_scores.shape[1:], dtype=torch.bool
         ).triu(max_span)
@@ -192,7 +192,7 @@ class ExtractiveReader(RetrievingReader):
         if not any(text.strip() for text in texts):
             return Answer(question, "", None, support, usage=TokenUsage(0, 0))
         spans = self._model.score(question, texts)
-        text_number, start, end, log_p = spans.find_best(self._model.max_span)
+        text_number, span_start, span_end, log_p = spans.find_best(self._model.max_span)
         return Answer(
-            question, texts[text_number][start:end].strip(), log_p, support, usage=TokenUsage(spans.tokens, 0)
+            question, texts[text_number][span_start:span_end].strip(), log_p, support, usage=TokenUsage(spans.tokens, 0)
         )

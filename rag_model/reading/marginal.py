@@ -201,8 +201,8 @@ def _decode_token_texts(generator: Generator, tokens: Sequence[int]) -> list[str
     text.
     """
     texts: list[str] = []
-    for end in range(1, len(tokens) + 1):
-        texts.append(decode_new_text(generator, tokens[:end], "".join(texts), is_last=end == len(tokens)))
+    for n_tokens in range(1, len(tokens) + 1):
+        texts.append(decode_new_text(generator, tokens[:n_tokens], "".join(texts), is_last=n_tokens == len(tokens)))
     return texts
 
 

@@ -175,5 +175,5 @@ def batch_by_key(keys: Sequence[Hashable], batch_size: int) -> Iterator[list[int
     for position, key in enumerate(keys):
         positions_by_key[key].append(position)
     for positions in positions_by_key.values():
-        for start in range(0, len(positions), batch_size):
-            yield positions[start : start + batch_size]
+        for first_position in range(0, len(positions), batch_size):
+            yield positions[first_position : first_position + batch_size]

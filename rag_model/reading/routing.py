@@ -113,12 +113,12 @@ class Route:
             InputError: the file cannot be read, or has no route.
         """
         try:
-            value = parse_json(path.read_text(encoding="utf-8"))
+            route_json = parse_json(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise InputError(f"{path} cannot be read ({error.strerror}): give another file") from error
         except ValueError:
-            value = None
-        return cls.from_json(value, str(path))
+            route_json = None
+        return cls.from_json(route_json, str(path))
 
     def write(self, path: Path, **chosen: Any) -> None:
         """Write the route to a file, with `chosen`: how it was chosen.

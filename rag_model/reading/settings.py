@@ -70,8 +70,8 @@ class PromptSettings:
 
     def user(self, context: str, question: str) -> str:
         """Return the user message; with an empty context it contains only the question."""
-        values = {"context": context, _DATED_CONTEXT: context, "question": question}
-        return fill_template(self.template if context else CLOSED_BOOK_TEMPLATE, **values)
+        template_values = {"context": context, _DATED_CONTEXT: context, "question": question}
+        return fill_template(self.template if context else CLOSED_BOOK_TEMPLATE, **template_values)
 
 
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:

@@ -52,9 +52,9 @@ class RetrieverNeeds:
         """Return the resources of several retrievers, each once."""
         merged_fields: dict[str, dict[str, None]] = {field.name: {} for field in fields(cls)}
         for retriever_needs in all_needs:
-            for name, values in merged_fields.items():
-                values.update(dict.fromkeys(getattr(retriever_needs, name)))
-        return cls(**{name: tuple(values) for name, values in merged_fields.items()})
+            for name, field_values in merged_fields.items():
+                field_values.update(dict.fromkeys(getattr(retriever_needs, name)))
+        return cls(**{name: tuple(field_values) for name, field_values in merged_fields.items()})
 
     @property
     def index_names(self) -> tuple[str, ...]:
@@ -65,14 +65,14 @@ class RetrieverNeeds:
         """Whether passage vectors are read, by row or by an index that searches or reranks with
         them.
         """
-        entries = [content.indexes.get(name) for name in self.index_names]
-        return bool(self.vectors) or any(entry is None or entry.get("refine") == "vectors" for entry in entries)
+        index_entries = [content.indexes.get(name) for name in self.index_names]
+        return bool(self.vectors) or any(entry is None or entry.get("refine") == "vectors" for entry in index_entries)
 
     def files(self, snapshot: Snapshot) -> dict[str, int]:
         """Return the size in bytes of each file of the snapshot that is read, except encoders."""
         content = snapshot.manifest.content
         size_by_path = {
-            path: size for name in self.index_names for path, size in index_file_sizes(snapshot, name).items()
+            path: n_bytes for name in self.index_names for path, n_bytes in index_file_sizes(snapshot, name).items()
         }
         for representation in self.vectors:
             paths = [content.rows_path(representation, part.name) for part in content.parts]

@@ -49,8 +49,8 @@ class IndexRetriever(SnapshotRetriever):
         """Search the index with the encoded queries, or with their texts."""
         encoder = self._context.index_encoder(self.index)
         query_values = queries.texts if encoder is None else queries.vectors(encoder)
-        scores, rows = self._context.index(self.index).search(query_values, k, **self.parameters)
-        return RankedRows(self.name, rows, scores, scores if self.exact_products else None)
+        scores, hit_rows = self._context.index(self.index).search(query_values, k, **self.parameters)
+        return RankedRows(self.name, hit_rows, scores, scores if self.exact_products else None)
 
 
 class DenseRetriever(IndexRetriever):
@@ -111,8 +111,8 @@ class DenseRetriever(IndexRetriever):
                 `k` is out of range.
         """
         self.check_depth(k)
-        scores, rows = self._context.index(self.index).search(vectors, k)
-        return self.build_hits(RankedRows(self.name, rows, scores, scores if self.exact_products else None))
+        scores, hit_rows = self._context.index(self.index).search(vectors, k)
+        return self.build_hits(RankedRows(self.name, hit_rows, scores, scores if self.exact_products else None))
 
 
 class ProductRetriever(SnapshotRetriever):

@@ -96,7 +96,7 @@ class Call(Node):
 
     def __str__(self) -> str:
         """Return the normal spelling."""
-        arguments = [*map(str, self.arguments), *(f"{name}={value}" for name, value in self.options.items())]
+        arguments = [*map(str, self.arguments), *(f"{name}={option}" for name, option in self.options.items())]
         return f"{self.name}({', '.join(arguments)})" + ("" if self.depth is None else f":{self.depth}")
 
     def check_options(self, *allowed: str) -> None:
@@ -135,10 +135,10 @@ class Call(Node):
             UsageError: the value is not a finite number.
         """
         node = self.options[argument] if isinstance(argument, str) else self.arguments[argument]
-        value = _parse_float(str(node))
-        if not math.isfinite(value):
+        number = _parse_float(str(node))
+        if not math.isfinite(number):
             raise node.error(f"{_describe_argument(self, argument)} is {node}: give a number")
-        return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else value
+        return int(str(node)) if re.fullmatch(r"-?[0-9]+", str(node)) else number
 
     def get_floats(self, option: str, count: int, maximum: float) -> tuple[float, ...] | None:
         """Return an option as `count` numbers above 0 and up to `maximum`; None if it is missing.
@@ -157,11 +157,11 @@ class Call(Node):
                 f"{option} of {self.name} is a list of {len(node.items)} for {count} retrievers: "
                 "give one number per retriever"
             )
-        values = tuple(_parse_float(item.text) for item in node.items)
-        for item, value in zip(node.items, values, strict=True):
-            if not 0 < value <= maximum:
+        floats = tuple(_parse_float(item.text) for item in node.items)
+        for item, float_value in zip(node.items, floats, strict=True):
+            if not 0 < float_value <= maximum:
                 raise item.error(f"{option} holds {item.text}: give numbers above 0, up to {maximum:,.0f}")
-        return values
+        return floats
 
     def _find_node(self, argument: int | str) -> Node | None:
         if isinstance(argument, str):
@@ -272,7 +272,7 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     """
     if condition is None:
         return expression
-    field, equals, choices = (part.strip() for part in condition.partition("="))
+    field, equals, choices = (word.strip() for word in condition.partition("="))
     # A category or a title may contain commas.
     words = [choices] if field in ("category", "title") else [choice.strip() for choice in choices.split(",")]
     is_known = field in WHERE_COLUMNS and equals and all(words)
@@ -409,8 +409,8 @@ def _tokenize(text: str) -> list[tuple[int, str, bool]]:
     """Return (offset, text, whether it was quoted) for each token of an expression."""
     tokens: list[tuple[int, str, bool]] = []
     offset = 0
-    end = len(text.rstrip())
-    while offset < end:
+    text_end = len(text.rstrip())
+    while offset < text_end:
         match = _TOKEN.match(text, offset)
         if match is None:
             raise expression_error(text, offset, "a quote is not closed: add another one after the name")

@@ -52,9 +52,9 @@ class FusedRetriever(SnapshotRetriever):
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search every child retriever, and rank by the fused score; ties are ordered by row."""
         child_rankings = tuple(child.find(queries, max(DEPTH, k)) for child in self._children)
-        rows, scores = self._fuse_lists(child_rankings)
+        fused_rows, scores = self._fuse_lists(child_rankings)
         passage_by_row = {row: passage for ranking in child_rankings for row, passage in ranking.passages.items()}
-        return RankedRows(self.name, rows, scores, legs=child_rankings, passages=passage_by_row).truncate(k)
+        return RankedRows(self.name, fused_rows, scores, legs=child_rankings, passages=passage_by_row).truncate(k)
 
 
 def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows, Scores]:
@@ -72,13 +72,13 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
         the largest number of distinct rows of a query.
     """
     q = len(lists[0])
-    rows = np.hstack(lists)  # (q, sum of k_i)
+    all_rows = np.hstack(lists)  # (q, sum of k_i)
     contributions = [w / (k + np.arange(1, hits.shape[1] + 1)) for hits, w in zip(lists, weights, strict=True)]
-    contribution_grid = np.broadcast_to(np.concatenate(contributions), rows.shape)
-    is_hit = rows >= 0
-    row_range = int(rows.max(initial=0)) + 1
+    contribution_grid = np.broadcast_to(np.concatenate(contributions), all_rows.shape)
+    is_hit = all_rows >= 0
+    row_range = int(all_rows.max(initial=0)) + 1
     # one integer per pair of query and row
-    query_row_keys = (np.arange(q)[:, None] * row_range + rows)[is_hit]
+    query_row_keys = (np.arange(q)[:, None] * row_range + all_rows)[is_hit]
     hit_contributions = contribution_grid[is_hit]
     # Add in a fixed order, so that the sum does not depend on the order of the lists.
     order = np.lexsort((hit_contributions, query_row_keys))
@@ -89,8 +89,8 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     rounded_scores = np.round(fused_scores / fused_scores.max(initial=1e-300), _DIGITS)
     order = np.lexsort((key_rows, -rounded_scores, key_queries))
     key_queries, key_rows, fused_scores = key_queries[order], key_rows[order], fused_scores[order]
-    ends = np.cumsum(np.bincount(key_queries, minlength=q))[:-1]
-    return _pad_lists(np.split(key_rows, ends), np.split(fused_scores, ends))
+    query_ends = np.cumsum(np.bincount(key_queries, minlength=q))[:-1]
+    return _pad_lists(np.split(key_rows, query_ends), np.split(fused_scores, query_ends))
 
 
 def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normalize: bool = False) -> tuple[Rows, Scores]:
@@ -104,19 +104,19 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
     """
     row_lists, score_lists = [], []
     for lists in zip(_iter_lists(first), _iter_lists(second), strict=True):
-        rows = np.union1d(lists[0][0], lists[1][0])
-        first_scores, second_scores = (_score_rows(rows, *ranking, normalize=normalize) for ranking in lists)
+        union_rows = np.union1d(lists[0][0], lists[1][0])
+        first_scores, second_scores = (_score_rows(union_rows, *ranking, normalize=normalize) for ranking in lists)
         scores = first_scores + alpha * second_scores
-        order = np.lexsort((rows, -scores))
-        row_lists.append(rows[order])
-        score_lists.append(scores[order])
+        sorted_positions = np.lexsort((union_rows, -scores))
+        row_lists.append(union_rows[sorted_positions])
+        score_lists.append(scores[sorted_positions])
     return _pad_lists(row_lists, score_lists)
 
 
 def _iter_lists(ranked_rows: RankedRows) -> Iterator[tuple[Rows, Scores]]:
     """Yield (rows, scores) of each query."""
-    for rows, scores in zip(ranked_rows.rows, ranked_rows.scores, strict=True):
-        yield rows[rows >= 0], scores[rows >= 0].astype(np.float64)
+    for query_rows, scores in zip(ranked_rows.rows, ranked_rows.scores, strict=True):
+        yield query_rows[query_rows >= 0], scores[query_rows >= 0].astype(np.float64)
 
 
 def _score_rows(rows: Rows, list_rows: Rows, list_scores: Scores, *, normalize: bool) -> Scores:
@@ -131,11 +131,11 @@ def _score_rows(rows: Rows, list_rows: Rows, list_scores: Scores, *, normalize: 
 
 def _pad_lists(row_lists: Sequence[Rows], score_lists: Sequence[Scores]) -> tuple[Rows, Scores]:
     """Return (rows, scores) as (q, m) arrays, padded with row -1 and score 0."""
-    rows = np.full((len(row_lists), max(map(len, row_lists), default=0)), -1, np.int64)
-    scores = np.zeros(rows.shape)
+    padded_rows = np.full((len(row_lists), max(map(len, row_lists), default=0)), -1, np.int64)
+    scores = np.zeros(padded_rows.shape)
     for query, (row_list, score_list) in enumerate(zip(row_lists, score_lists, strict=True)):
-        rows[query, : len(row_list)], scores[query, : len(row_list)] = row_list, score_list
-    return rows, scores
+        padded_rows[query, : len(row_list)], scores[query, : len(row_list)] = row_list, score_list
+    return padded_rows, scores
 
 
 def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

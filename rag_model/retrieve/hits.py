@@ -48,7 +48,7 @@ class Hit:
         Raises:
             ValueError: `revised` is not a date.
         """
-        subclass_fields = {name: value for name, value in fields.items() if name not in HIT_JSON_FIELDS}
+        subclass_fields = {name: field_value for name, field_value in fields.items() if name not in HIT_JSON_FIELDS}
         revised = fields.get("revised")
         passage = Passage(
             fields["id"],

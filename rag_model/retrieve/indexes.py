@@ -44,22 +44,22 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
             installed, or files that the index needs were not pulled.
         UsageError: the snapshot has no such index.
     """
-    entry = find_index_entry(snapshot, name)
-    if entry is None:
+    index_entry = find_index_entry(snapshot, name)
+    if index_entry is None:
         return open_exact_index(snapshot)
     try:
-        index = get_opener(entry).open(index_files(snapshot, name), entry, mmap=mmap)
+        searcher = get_opener(index_entry).open(index_files(snapshot, name), index_entry, mmap=mmap)
     except KeyError as missing_key:
         raise StoreError(
             f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: rebuild the index"
         ) from missing_key
     except StoreError as error:
-        if entry.get("refine") != "vectors" or snapshot.is_remote:
+        if index_entry.get("refine") != "vectors" or snapshot.is_remote:
             raise
         raise StoreError(f"index {name} reranks its hits with the embeddings, but {error}") from error
-    if index.n != snapshot.n:
-        raise StoreError(f"index {name} holds {index.n} rows for {snapshot.n} passages: rebuild the snapshot")
-    return index
+    if searcher.n != snapshot.n:
+        raise StoreError(f"index {name} holds {searcher.n} rows for {snapshot.n} passages: rebuild the snapshot")
+    return searcher
 
 
 def find_index_entry(snapshot: Snapshot, name: str) -> Mapping[str, Any] | None:
@@ -68,10 +68,10 @@ def find_index_entry(snapshot: Snapshot, name: str) -> Mapping[str, Any] | None:
     Raises:
         UsageError: the snapshot has no such index.
     """
-    entry = snapshot.manifest.content.indexes.get(name)
-    if entry is None and name != EXACT:
+    index_entry = snapshot.manifest.content.indexes.get(name)
+    if index_entry is None and name != EXACT:
         raise UsageError(unknown_index_message(snapshot, name))
-    return entry
+    return index_entry
 
 
 def index_names(snapshot: Snapshot) -> tuple[str, ...]:
@@ -91,8 +91,8 @@ def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
         StoreError: the kind of the index is not installed.
         UsageError: the snapshot has no such index.
     """
-    entry = find_index_entry(snapshot, name)
-    return "vectors" if entry is None else get_opener(entry).represents
+    index_entry = find_index_entry(snapshot, name)
+    return "vectors" if index_entry is None else get_opener(index_entry).represents
 
 
 def index_kind(snapshot: Snapshot, name: str) -> str:
@@ -102,10 +102,10 @@ def index_kind(snapshot: Snapshot, name: str) -> str:
         StoreError: the kind of the index is not installed.
         UsageError: the snapshot has no such index.
     """
-    entry = find_index_entry(snapshot, name)
-    if entry is None:
+    index_entry = find_index_entry(snapshot, name)
+    if index_entry is None:
         return EXACT
-    return str(entry.get("kind") or get_kind_of_entry(entry).name)
+    return str(index_entry.get("kind") or get_kind_of_entry(index_entry).name)
 
 
 def open_graph(snapshot: Snapshot, name: str) -> GraphFile:
@@ -130,10 +130,10 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
     """
     if not parameters:
         return
-    entry = find_index_entry(snapshot, name)
-    if entry is None:
+    index_entry = find_index_entry(snapshot, name)
+    if index_entry is None:
         raise UsageError(f"{next(iter(parameters))} is not a search parameter of {EXACT}, which has none: remove it")
-    get_opener(entry).check_search(entry, parameters)
+    get_opener(index_entry).check_search(index_entry, parameters)
 
 
 def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
@@ -153,13 +153,13 @@ def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
     content, ranges = snapshot.manifest.content, snapshot.ranges
     if ranges is None or name not in content.indexes:
         return False
-    entry, path = content.indexes[name], content.index_file(name)
-    needs_no_outline = entry.get("kind") in _RANGED_KINDS and "Refine" not in str(entry.get("factory"))
+    index_entry, path = content.indexes[name], content.index_file(name)
+    needs_no_outline = index_entry.get("kind") in _RANGED_KINDS and "Refine" not in str(index_entry.get("factory"))
     # Small files of other kinds have no outline, and are not worth reading by ranges.
     if ranges.get_outline(path) is None and not needs_no_outline:
         return False
-    rows = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
-    paths = [path, *(rows if entry.get("refine") == "vectors" else [])]
+    row_paths = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
+    paths = [path, *(row_paths if index_entry.get("refine") == "vectors" else [])]
     return all(map(ranges.covers, paths))
 
 
@@ -184,9 +184,9 @@ def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
     vectors with which it searches or reranks.
     """
     content = snapshot.manifest.content
-    entry = content.indexes.get(name)
-    paths = [] if entry is None else [content.index_file(name)]
-    if entry is None or entry.get("refine") == "vectors":
+    index_entry = content.indexes.get(name)
+    paths = [] if index_entry is None else [content.index_file(name)]
+    if index_entry is None or index_entry.get("refine") == "vectors":
         paths += [content.rows_path(content.representation_of(name), part.name) for part in content.parts]
     return {path: content.files[path].size for path in paths if path in content.files}
 
@@ -200,8 +200,8 @@ def open_exact_index(snapshot: Snapshot, representation: str = EMBEDDINGS) -> Ex
 
 def index_metric(indexes: Mapping[str, Mapping[str, Any]], representation: str) -> Metric:
     """Return the metric of the indexes over a representation; inner product if there are none."""
-    entries = (entry for entry in indexes.values() if entry.get("over", EMBEDDINGS) == representation)
-    metric: Metric = next((entry["metric"] for entry in entries if "metric" in entry), "ip")
+    index_entries = (entry for entry in indexes.values() if entry.get("over", EMBEDDINGS) == representation)
+    metric: Metric = next((entry["metric"] for entry in index_entries if "metric" in entry), "ip")
     return metric
 
 
@@ -212,14 +212,14 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     Codes (PQ, SQ8, fp16) only approximate inner products, unless the hits are reranked with the
     vectors. Distances are not inner products.
     """
-    entry = indexes.get(name)
-    if entry is None:
+    index_entry = indexes.get(name)
+    if index_entry is None:
         # `exact` without a file compares the vectors
         return index_metric(indexes, EMBEDDINGS) == "ip"
-    if entry.get("over", EMBEDDINGS) != EMBEDDINGS:
+    if index_entry.get("over", EMBEDDINGS) != EMBEDDINGS:
         return False  # the index is over another vector space or over text
     try:
-        factory = parse_factory(str(entry.get("factory")))
+        factory = parse_factory(str(index_entry.get("factory")))
     except UsageError:  # a factory string of a plugin, whose scores are unknown
         return False
     if isinstance(factory, FlatSpec):
@@ -229,7 +229,7 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     else:
         # A transform may drop or shift dimensions.
         is_exact = factory.refine == "Flat" or (factory.codes.name == "Flat" and factory.rotation is None)
-    return (is_exact or entry.get("refine") == "vectors") and entry.get("metric") == "ip"
+    return (is_exact or index_entry.get("refine") == "vectors") and index_entry.get("metric") == "ip"
 
 
 def derive_index_file(
@@ -259,12 +259,12 @@ def derive_index_file(
     name = next((name for name in content.indexes if content.index_file(name) == path), None)
     if name is None or name not in previous_content.indexes or "kind" not in content.indexes[name]:
         return False
-    previous_entry, entry = previous_content.indexes[name], content.indexes[name]
+    previous_entry, index_entry = previous_content.indexes[name], content.indexes[name]
     try:
-        kind = get_kind(entry["kind"])
+        kind = get_kind(index_entry["kind"])
         if not isinstance(kind, DerivingKind) or previous_entry.get("kind") != kind.name:
             return False
-        inputs = previous_entry, entry, previous.path(previous_content.index_file(name))
+        inputs = previous_entry, index_entry, previous.path(previous_content.index_file(name))
         if kind.represents == TEXT:
             return kind.derive(*inputs, previous_rows(), _get_text_reader(snapshot), out) is not None
         if new_terms is None:

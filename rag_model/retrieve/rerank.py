@@ -197,15 +197,15 @@ class MaxSimRetriever(SnapshotRetriever):
 
 def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:
     """Rank the scored rows of each query, best first; ties by row."""
-    width = max(len(rows) for rows, _ in lists)
+    n_columns = max(len(query_rows) for query_rows, _ in lists)
     rows, scores = (
-        np.full((len(lists), width), -1, np.int64),
-        np.full((len(lists), width), -np.inf, np.float32),
+        np.full((len(lists), n_columns), -1, np.int64),
+        np.full((len(lists), n_columns), -np.inf, np.float32),
     )
     for query, (query_rows, query_scores) in enumerate(lists):
         rows[query, : len(query_rows)], scores[query, : len(query_rows)] = query_rows, query_scores
     rows[scores == -np.inf] = -1  # passages without tokens have score -inf
-    scores, rows = select_top_k(scores, rows, width)
+    scores, rows = select_top_k(scores, rows, n_columns)
     passage_by_row = {row: passage for ranking in inputs for row, passage in ranking.passages.items()}
     return RankedRows(name, rows, scores, legs=inputs, passages=passage_by_row)
 

@@ -246,9 +246,9 @@ class SnapshotRetriever(ABC):
         ranks_by_child = [_rank_by_row(child_ranking) for child_ranking in ranked.iter_lists()] if ranked.legs else None
         products = None if ranked.products is None else ranked.products.tolist()
         hits: list[list[Hit]] = []
-        for query, (rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
+        for query, (query_rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
             row_products = repeat(None) if products is None else products[query]
-            candidates = [entry for entry in zip(rows, scores, row_products, strict=False) if entry[0] >= 0]
+            candidates = [entry for entry in zip(query_rows, scores, row_products, strict=False) if entry[0] >= 0]
             hits.append(
                 [
                     Hit(
@@ -306,8 +306,8 @@ def _rank_by_row(ranked: RankedRows) -> _ChildRanks:
 
 
 def _build_child_hits(ranks_by_child: Sequence[_ChildRanks], query: int, row: int) -> tuple[LegHit, ...]:
-    entries = ((child_name, ranks_by_query[query].get(row)) for child_name, ranks_by_query in ranks_by_child)
-    return tuple(LegHit(child_name, *entry) for child_name, entry in entries if entry is not None)
+    ranks = ((child_name, ranks_by_query[query].get(row)) for child_name, ranks_by_query in ranks_by_child)
+    return tuple(LegHit(child_name, *rank) for child_name, rank in ranks if rank is not None)
 
 
 class SearchObserver(Protocol):

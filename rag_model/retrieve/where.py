@@ -59,7 +59,7 @@ class FilteredRetriever(SnapshotRetriever):
             UsageError: the snapshot has no passage of the given kinds.
         """
         conditions = self._conditions.items()
-        mask_by_field = {field: self.snapshot.match_rows(field, values) for field, values in conditions}
+        mask_by_field = {field: self.snapshot.match_rows(field, field_values) for field, field_values in conditions}
         if self.snapshot.n and not mask_by_field.get("kind", np.True_).any():
             raise self._create_kind_error()
         is_allowed = np.logical_and.reduce(list(mask_by_field.values()))
@@ -91,12 +91,12 @@ class FilteredRetriever(SnapshotRetriever):
 
     def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
         """Return the first `k` rows of each query for which `is_match` is true, in their order."""
-        order = np.argsort(~is_match, axis=1, kind="stable")
-        rows = np.take_along_axis(np.where(is_match, ranked.rows, -1), order, axis=1)
-        scores = np.take_along_axis(ranked.scores, order, axis=1)
-        products = None if ranked.products is None else np.take_along_axis(ranked.products, order, axis=1)
+        matches_first = np.argsort(~is_match, axis=1, kind="stable")
+        matching_rows = np.take_along_axis(np.where(is_match, ranked.rows, -1), matches_first, axis=1)
+        scores = np.take_along_axis(ranked.scores, matches_first, axis=1)
+        products = None if ranked.products is None else np.take_along_axis(ranked.products, matches_first, axis=1)
         legs = ranked.legs or (ranked,)
-        return RankedRows(self.name, rows, scores, products, legs, ranked.passages).truncate(k)
+        return RankedRows(self.name, matching_rows, scores, products, legs, ranked.passages).truncate(k)
 
 
 def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:

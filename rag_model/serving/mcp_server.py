@@ -298,8 +298,8 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
             f"snapshot {snapshot.id[:12]} has no passage {passage_id[:_MAX_QUOTED]!r}: use an id "
             "from a search of this snapshot"
         )
-    rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]
-    passage_by_row = dict(zip(rows, snapshot.passages(rows), strict=True))
+    near_rows = [near_row for near_row in (row - 1, row, row + 1) if 0 <= near_row < snapshot.n]
+    passage_by_row = dict(zip(near_rows, snapshot.passages(near_rows), strict=True))
     page_id = passage_by_row[row].page_id
     previous_id, next_id = (
         neighbour.id if (neighbour := passage_by_row.get(row + step)) and neighbour.page_id == page_id else None
@@ -327,9 +327,9 @@ def _find_row(snapshot: Snapshot, passage_id: str) -> int | None:
     return None
 
 
-def _find_row_in_part(snapshot: Snapshot, part: str, passage_id: str) -> int | None:
+def _find_row_in_part(snapshot: Snapshot, part_name: str, passage_id: str) -> int | None:
     first_row = 0
-    for batch in snapshot.batches(part, ["id"]):
+    for batch in snapshot.batches(part_name, ["id"]):
         position = int(pc.index(batch["id"], passage_id).as_py())
         if position >= 0:
             return first_row + position

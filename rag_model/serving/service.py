@@ -126,7 +126,7 @@ class Service:
                 return await self._search_when_queue_has_room(
                     self._search_batcher, queries, k, retriever, client, loaded_snapshot
                 )
-        chunks = [queries[start : start + chunk_size] for start in range(0, len(queries), chunk_size)]
+        chunks = [queries[i : i + chunk_size] for i in range(0, len(queries), chunk_size)]
         chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
         remaining_chunks = deque(range(len(chunks)))
 

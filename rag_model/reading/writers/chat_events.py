@@ -71,9 +71,9 @@ class EventParser:
         *lines, self._rest = self._rest.split(b"\n")
         for line in (raw_line.removesuffix(b"\r") for raw_line in lines):
             if line:
-                name, _, value = line.decode("utf-8", "replace").partition(":")
+                name, _, field_text = line.decode("utf-8", "replace").partition(":")
                 if name == "data":
-                    data = value.removeprefix(" ")
+                    data = field_text.removeprefix(" ")
                     # Some servers omit the empty line between events. Each event is one JSON
                     # object.
                     if self._data and self._data[-1].endswith("}") and data.startswith(("{", DONE)):
@@ -87,8 +87,8 @@ class EventParser:
         yield from self.feed(b"\n\n")
 
     def _take_event(self) -> str:
-        data, self._data = "\n".join(self._data), []
-        return data
+        event_text, self._data = "\n".join(self._data), []
+        return event_text
 
 
 @dataclass(slots=True)
@@ -199,16 +199,16 @@ class ChatReply:
             ]
 
 
-def _read_count(value: object) -> int | None:
+def _read_count(count: object) -> int | None:
     """Return a token count; None if the value is implausible."""
-    return value if type(value) is int and 0 <= value < _MAX_TOKENS else None
+    return count if type(count) is int and 0 <= count < _MAX_TOKENS else None
 
 
-def _read_log_p(value: object) -> float:
+def _read_log_p(log_p: object) -> float:
     """Return the log-likelihood of a token."""
-    if not isinstance(value, int | float) or not -_MAX_TOKENS < value < _MAX_TOKENS:
-        raise ValueError(f"the log-likelihood {value!r:.40} is not a number in nats")
-    return float(value)
+    if not isinstance(log_p, int | float) or not -_MAX_TOKENS < log_p < _MAX_TOKENS:
+        raise ValueError(f"the log-likelihood {log_p!r:.40} is not a number in nats")
+    return float(log_p)
 
 
 def _get_content(message: Mapping[str, Any]) -> str:
@@ -219,8 +219,8 @@ def _get_content(message: Mapping[str, Any]) -> str:
     return "".join(_get_text(part, "text") for part in parts if part.get("type") in _TEXT_PARTS)
 
 
-def _get_text(value: Mapping[str, Any], name: str) -> str:
-    text = value.get(name) or ""
+def _get_text(json_object: Mapping[str, Any], name: str) -> str:
+    text = json_object.get(name) or ""
     if not isinstance(text, str):
         raise TypeError(f"{name} is not a text")
     return text

@@ -88,9 +88,9 @@ class ChatSettings:
         """
         positive_fields = (*_NUMBER_FIELDS, "max_new_tokens", "max_reply_bytes")
         for name in positive_fields:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name} is {value}: give a number above 0")
+            setting = getattr(self, name)
+            if setting is not None and not (math.isfinite(setting) and setting > 0):
+                raise UsageError(f"{name} is {setting}: give a number above 0")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise UsageError(f"the temperature is {self.temperature}: give a number from 0 to 2")
         if self.token_limit + CHAT_TEMPLATE_TOKENS >= self.context:
@@ -113,12 +113,12 @@ class ChatSettings:
             UsageError: a value is invalid.
         """
         types = {field.name: field.type for field in fields(cls)}
-        values: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         for name in (*_NUMBER_FIELDS, "length_field", "logprobs", "temperature", "tokenizer", "prices"):
             variable = f"{LLM_PREFIX}{name.upper()}"
             if text := environment.get(variable, "").strip():
-                values[name] = _parse_value(variable, name, types[name], text)
-        return cls(**{**values, **overrides})
+                settings[name] = _parse_value(variable, name, types[name], text)
+        return cls(**{**settings, **overrides})
 
     @property
     def token_limit(self) -> int:

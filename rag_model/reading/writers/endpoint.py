@@ -279,11 +279,11 @@ class ChatClient:
         """
         try:
             async with aclosing(self._iter_events(response)) as events:
-                async for data in events:
-                    if data == DONE:
+                async for event_text in events:
+                    if event_text == DONE:
                         reply.reason = reply.reason or "stop"
                         break
-                    yield self._add_event(reply, data)
+                    yield self._add_event(reply, event_text)
         except (httpx.HTTPError, httpx.StreamError, OSError, ReplyTooLargeError, FailedAttemptError):
             if not reply.reason:
                 raise
@@ -317,17 +317,17 @@ class ChatClient:
                 if not is_streamed:
                     whole_reply += chunk
                     continue
-                for data in parser.feed(chunk):
-                    yield data
+                for event_text in parser.feed(chunk):
+                    yield event_text
         if not is_streamed:
             yield whole_reply.decode("utf-8", "replace")
             return
-        for data in parser.end():
-            yield data
+        for event_text in parser.end():
+            yield event_text
 
-    def _add_event(self, reply: ChatReply, data: str) -> str:
+    def _add_event(self, reply: ChatReply, event_text: str) -> str:
         try:
-            return reply.add_event(data)
+            return reply.add_event(event_text)
         except StreamedError as error:
             raise self._errors.streamed_error(str(error)) from None
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -255,8 +255,8 @@ class Batcher(Generic[_Reply]):
         self._waking_workers = 0  # workers that were woken but do not run yet
         self._is_closing = False
         self.threads = [
-            SupervisedThread(name, partial(self._run, number, init_thread), on_thread_death)
-            for number in range(workers)
+            SupervisedThread(name, partial(self._run, worker_number, init_thread), on_thread_death)
+            for worker_number in range(workers)
         ]
         for thread in self.threads:
             thread.start()

@@ -449,7 +449,7 @@ class LoadedSnapshot:
         return self
 
     def _run_warm_up_queries(self) -> None:
-        rows = [self.snapshot.n * number // _WARM_UP_QUERIES for number in range(_WARM_UP_QUERIES)]
+        rows = [self.snapshot.n * i // _WARM_UP_QUERIES for i in range(_WARM_UP_QUERIES)]
         queries = Queries([passage.title or passage.text[:100] or "?" for passage in self.snapshot.passages(rows)])
         for expression, retriever in list(self._retrievers.items()):
             try:
@@ -565,7 +565,7 @@ def _count_bytes(sizes: Mapping[str, int], settings: ServiceSettings) -> int:
     """
     if settings.memory_bytes is None:
         return sum(sizes.values())
-    shared_bytes = sum(size for path, size in sizes.items() if path.startswith(_INDEX_FOLDER))
+    shared_bytes = sum(n_bytes for path, n_bytes in sizes.items() if path.startswith(_INDEX_FOLDER))
     process_bytes = sum(sizes.values()) - shared_bytes + _LIBRARY_BYTES
     return shared_bytes + process_bytes * settings.processes
 
@@ -606,9 +606,9 @@ def _describe_unserved_indexes(
 def _get_recall(snapshot: Snapshot, name: str) -> tuple[str, float | None]:
     """Return the name and the value of an index's mean recall, from the manifest."""
     metrics = snapshot.manifest.metrics.get(name)
-    for measure, value in metrics.items() if isinstance(metrics, dict) else ():
-        if re.fullmatch(r"recall@\d+", measure) and isinstance(value, int | float):
-            return measure, float(value)
+    for measure, recall in metrics.items() if isinstance(metrics, dict) else ():
+        if re.fullmatch(r"recall@\d+", measure) and isinstance(recall, int | float):
+            return measure, float(recall)
     return "recall", None
 
 

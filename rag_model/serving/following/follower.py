@@ -415,8 +415,8 @@ class RefFollower(FollowerThread):
         self, store: Store, target: _TargetVersion, current: LoadedSnapshot | None
     ) -> tuple[Path, ServedModel | None]:
         """Pull a snapshot next to the current one, and load its model unless it is in use."""
-        ref, number = target.served_ref.ref, target.served_ref.number
-        store.snapshots.resolve_trusted(f"{ref}@{number}" if number else ref)
+        ref, ref_number = target.served_ref.ref, target.served_ref.number
+        store.snapshots.resolve_trusted(f"{ref}@{ref_number}" if ref_number else ref)
         snapshot = Snapshot.from_manifest(store, store.snapshots.get(target.served_ref.snapshot))
         content = snapshot.manifest.content
         available = AvailableRetrievers.plan(

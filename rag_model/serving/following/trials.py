@@ -64,7 +64,7 @@ _MODEL_KINDS: Mapping[ReaderName, str] = {
 _NEW_TOKENS = 4  # tokens of an answer
 _MODEL_QUESTIONS = (  # the second one has the maximum length of a service's questions
     "Who wrote it?",
-    " ".join(f"word {number}, Été 漢字 [x]?" for number in range(75)),
+    " ".join(f"word {i}, Été 漢字 [x]?" for i in range(75)),
 )
 
 
@@ -170,13 +170,13 @@ def _search_indexes(arguments: Any) -> None:
 def _search_index(snapshot: Snapshot, name: str) -> None:
     index = open_index(snapshot, name)
     queries = _TRIAL_QUERIES[representation_kind(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
-    rows = index.search(queries, min(_K, index.n))[1]
-    if rows.max(initial=-1) >= snapshot.n:
+    hit_rows = index.search(queries, min(_K, index.n))[1]
+    if hit_rows.max(initial=-1) >= snapshot.n:
         raise InputError(f"{index_files(snapshot, name).index} is damaged: it returns rows that do not exist")
 
 
 def _read_queries(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> list[str]:
-    rows = [snapshot.n * number // _QUERY_COUNT for number in range(_QUERY_COUNT)]
+    rows = [snapshot.n * i // _QUERY_COUNT for i in range(_QUERY_COUNT)]
     return [f"{passage.title} {passage.text}"[:1_000] for passage in snapshot.passages(rows)]
 
 

@@ -214,7 +214,7 @@ def accepts_event_stream(accept: str) -> bool:
     False
     """
     for media_range in accept.lower().split(","):
-        media_type, *parameters = (part.strip() for part in media_range.split(";"))
+        media_type, *parameters = (word.strip() for word in media_range.split(";"))
         if media_type == EVENT_STREAM_TYPE:
             return not any(_ZERO_QUALITY.fullmatch(parameter) for parameter in parameters)
     return False

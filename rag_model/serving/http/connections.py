@@ -84,9 +84,9 @@ class _BufferedTransport:
         chunks, self._pending = self._pending, []
         if not chunks or self._transport.is_closing():
             return
-        data = b"".join(chunks)
-        self._transport.write(data)
-        self._total_written += len(data)
+        reply_bytes = b"".join(chunks)
+        self._transport.write(reply_bytes)
+        self._total_written += len(reply_bytes)
         if self._timer is None and (unsent_bytes := self._transport.get_write_buffer_size()):
             self._start_deadline(unsent_bytes)
 
@@ -176,7 +176,7 @@ class _ConnectionLimitsProtocol(_BaseProtocol):  # type: ignore[misc]
     def on_headers_complete(self) -> None:
         """Start the request, unless its head is refused."""
         self._has_head = True
-        encodings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        encodings = [header for name, header in self.headers if name == b"transfer-encoding"]
         if self._is_refused or len(self.headers) > _MAX_HEADERS:
             self._refuse_long_request()
         elif any(encoding.strip().lower() != b"chunked" for encoding in encodings):

@@ -163,15 +163,15 @@ class RequestGuard:
             return None
         host = origin = authorization = content_type = None
         host_count = 0
-        for name, value in scope["headers"]:
+        for name, header in scope["headers"]:
             if name == b"host":
-                host, host_count = value, host_count + 1
+                host, host_count = header, host_count + 1
             elif name == b"origin":
-                origin = value
+                origin = header
             elif name == b"authorization":
-                authorization = value
+                authorization = header
             elif name == b"content-type":
-                content_type = value
+                content_type = header
         if rejection := self._check_host(host or b"", host_count, scope["method"] in _READ_METHODS):
             return rejection
         if origin is not None and not self._is_own_origin(origin, host or b""):

@@ -310,8 +310,8 @@ def read_retrieve_options(query_string: bytes) -> RetrieveOptions:
         UsageError: An option is unknown or repeated, or the retriever is not an expression.
     """
     options = parse_qs(query_string.decode("latin-1"), keep_blank_values=True)
-    for name, values in options.items():
-        if name not in ("snapshot", "retriever") or len(values) > 1:
+    for name, texts in options.items():
+        if name not in ("snapshot", "retriever") or len(texts) > 1:
             raise UsageError(
                 f"the URL's option {name[:_MAX_FIELD_NAME]!r} is unknown or repeated: /retrieve takes snapshot and "
                 "retriever"
@@ -340,8 +340,8 @@ def format_retrieve_reply(
     return _encode_msgpack(reply) if as_msgpack else to_json(reply)
 
 
-def _encode_msgpack(value: Any) -> bytes:
-    encoded_reply: bytes = require("msgspec", "serve").msgpack.encode(value)
+def _encode_msgpack(reply: Any) -> bytes:
+    encoded_reply: bytes = require("msgspec", "serve").msgpack.encode(reply)
     return encoded_reply
 
 

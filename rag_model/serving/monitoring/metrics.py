@@ -114,9 +114,9 @@ class ScrapeState:
             refusal = self.refusal
             names = {"snapshot": refusal.snapshot, "ref": refusal.ref, "number": str(refusal.number)}
             yield InfoMetricFamily("bookwheel_snapshot_refused", "The refused version that the ref names.", value=names)
-        for name, text, value in self._iter_gauges():
-            if value is not None:
-                yield GaugeMetricFamily(f"bookwheel_{name}", text, value=value)
+        for name, text, gauge_value in self._iter_gauges():
+            if gauge_value is not None:
+                yield GaugeMetricFamily(f"bookwheel_{name}", text, value=gauge_value)
         yield from _build_trend_metrics(self.served.trends if self.served else ())
         yield from _build_collapse_metrics(self.quality.collapse)
 
@@ -168,17 +168,17 @@ def _compute_age(now: float, event_time: float | None) -> float | None:
     return None if event_time is None else max(0.0, now - event_time)
 
 
-def _parse_unix_time(value: Any) -> float | None:
+def _parse_unix_time(time_text: Any) -> float | None:
     """Return the Unix time of an ISO 8601 text; None for anything else."""
     try:
-        time = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(time_text)
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
 
 
-def _parse_share(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
+def _parse_share(share: Any) -> float | None:
+    return float(share) if isinstance(share, int | float) and 0 <= share <= 1 else None
 
 
 class ServiceMetrics(Observer):

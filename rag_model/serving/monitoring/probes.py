@@ -98,14 +98,14 @@ def ask_probes(
     reader: Any = model.create_likelihood_reader() if model.is_local else model.create_uncited_reader()
     answers: list[Answer] = []
     likelihoods: list[float | None] = []
-    for start in range(0, len(questions), _BATCH_QUESTIONS):
+    for i in range(0, len(questions), _BATCH_QUESTIONS):
         if should_stop():
             raise StoppedError("another model is served")
-        batch = questions[start : start + _BATCH_QUESTIONS]
+        batch = questions[i : i + _BATCH_QUESTIONS]
         batch_answers = reader.answer_from(batch, [()] * len(batch), AnswerCallbacks(should_stop))
         texts = [answer.plain for answer in batch_answers]
         if recorded_answers is not None:
-            texts = [answer.text for answer in recorded_answers[start : start + _BATCH_QUESTIONS]]
+            texts = [answer.text for answer in recorded_answers[i : i + _BATCH_QUESTIONS]]
         answers += batch_answers
         text_rows = [row for row, text in enumerate(texts) if text and model.is_local]
         likelihood_by_row = dict(
@@ -142,8 +142,8 @@ def compare_probes(
     >>> compare_probes(before, [ProbeAnswer("rome", None, 2), ProbeAnswer("Lyon", None, 1)], [-1.5, -1.5])
     ProbeMetrics(same=0.5, difference=-0.625)
     """
-    pairs = zip(recorded_answers, answers, strict=True)
-    unchanged_share = sum(normalise(before.text) == normalise(now.text) for before, now in pairs) / len(
+    answer_pairs = zip(recorded_answers, answers, strict=True)
+    unchanged_share = sum(normalise(before.text) == normalise(now.text) for before, now in answer_pairs) / len(
         recorded_answers
     )
     differences = [

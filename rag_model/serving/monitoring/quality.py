@@ -164,15 +164,15 @@ class ExactVectorSearch:
         ]
         return np.concatenate(recalls)
 
-    def _score(self, vector: Vectors, queries: Rows, rows: Rows) -> Vectors:
+    def _score(self, vector: Vectors, queries: Rows, hit_rows: Rows) -> Vectors:
         """Return the (1, k) exact scores of (1, k) rows for one question's vector."""
-        scores = np.full(rows.shape, -np.inf, np.float32)
+        scores = np.full(hit_rows.shape, -np.inf, np.float32)
         for first_row, part in zip(self._first_rows, self._parts, strict=False):
-            is_in_part = (rows >= first_row) & (rows < first_row + part.n)
+            is_in_part = (hit_rows >= first_row) & (hit_rows < first_row + part.n)
             if is_in_part.any():
                 scores = np.where(
                     is_in_part,
-                    part.score(vector[None], np.where(is_in_part, rows - first_row, -1)),
+                    part.score(vector[None], np.where(is_in_part, hit_rows - first_row, -1)),
                     scores,
                 )
         return scores
@@ -316,9 +316,9 @@ class SlidingWindows:
             self._new_count += 1
         self._query_count += 1
         if sampled and self._query_count % self.settings.sample_every == 0 and len(self._samples) < _QUEUE_LIMIT:
-            rows = np.full(k, -1, np.int64)
-            rows[: len(hits)] = [hit.row for hit in hits]
-            self._samples.append(SampledQuery(question if vector is None else vector, rows))
+            hit_rows = np.full(k, -1, np.int64)
+            hit_rows[: len(hits)] = [hit.row for hit in hits]
+            self._samples.append(SampledQuery(question if vector is None else vector, hit_rows))
 
     def has_new_vectors(self, times: int) -> bool:
         """Return whether 1 / `times` of a full window or more was added since `take_vectors`."""
@@ -357,9 +357,9 @@ class SlidingWindows:
         recalls = np.array(self._recalls)
         return QualityMetrics(collapse_by_verb, float(recalls.mean()), percentile5(recalls), self.drift)
 
-    def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, value: _Value) -> None:
+    def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, sample: _Value) -> None:
         digest = blake2b(question.encode(errors="replace"), digest_size=16).digest()
-        window[digest] = value
+        window[digest] = sample
         window.move_to_end(digest)
         if len(window) > self.settings.window:
             window.popitem(last=False)
