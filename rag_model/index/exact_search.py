@@ -84,8 +84,8 @@ class ExactIndex:
         best_scores = np.empty((len(vectors), 0), np.float32)
         best_rows = np.empty((len(vectors), 0), np.int64)
         step = max(1, BLOCK_BYTES // (4 * self.dim))
-        for first_column in range(0, len(rows), step):
-            block_rows = rows[first_column : first_column + step]
+        for i in range(0, len(rows), step):
+            block_rows = rows[i : i + step]
             block = self._files.read_rows(block_rows)
             scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
             best_scores, best_rows = select_top_k(

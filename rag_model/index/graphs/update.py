@@ -140,7 +140,7 @@ def _drop_members(
     new_lists = np.empty((len(vectors), lists.shape[1]), np.uint64)
     new_lists[old_members < 0] = NO_LINK
     staying_members = np.flatnonzero(old_members >= 0)
-    losses = []  # members that lost a link, and the old numbers of its targets
+    lost_links = []  # members that lost a link, and the old numbers of its targets
     for first, end in iter_ranges(len(staying_members)):
         members = staying_members[first:end]
         old_lists = lists[old_members[members]]
@@ -148,8 +148,8 @@ def _drop_members(
         targets = new_numbers.take(old_targets)
         new_lists[members] = np.sort(_renumber(old_lists, targets), axis=1)
         slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
-        losses.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
-    losing_members, lost_targets = map(np.concatenate, zip(*losses, strict=True))
+        lost_links.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
+    losing_members, lost_targets = map(np.concatenate, zip(*lost_links, strict=True))
     affected_members, begins = np.unique(losing_members, return_index=True)
     begins = np.append(begins, len(losing_members))
     offers = []  # reverse links: the members that get one, and its key
