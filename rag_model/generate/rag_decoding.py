@@ -88,10 +88,10 @@ def _sample_candidates(
     cumulative_p = log_prior.double().softmax(-1).cumsum(-1).cpu()  # (b, k)
     # (b, k) -> (b,)
     drawn_passages = (cumulative_p <= draw_uniform(random_streams)[:, None]).sum(-1).clamp(max=k - 1)
-    context_rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
+    input_rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
     logits, state = prefilled
-    context_rows = context_rows.to(logits.device)
-    drawn_prefilled = (logits[context_rows], generator.select_rows(state, context_rows))  # (b k, v) -> (b, v)
+    input_rows = input_rows.to(logits.device)
+    drawn_prefilled = (logits[input_rows], generator.select_rows(state, input_rows))  # (b k, v) -> (b, v)
     propose = propose_sampled(sampling, random_streams)
     answers = beam_search(
         generator, drawn_prefilled, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1
@@ -122,8 +122,8 @@ def _fill_in_missing_scores(
         chunk_size = max(1, _MAX_LOGITS // (len(missing_scores[-1][1]) * generator.vocabulary_size))
         chunk = missing_scores[-chunk_size:]
         del missing_scores[-chunk_size:]
-        context_rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
-        scores = log_likelihoods(generator, prefilled, context_rows, answers).tolist()
+        input_rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
+        scores = log_likelihoods(generator, prefilled, input_rows, answers).tolist()
         for log_p_by_passage, z, score in zip(log_p_lists, passages, scores, strict=True):
             log_p_by_passage[z] = score
 

@@ -92,11 +92,11 @@ class FilteredRetriever(SnapshotRetriever):
     def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
         """Return the first `k` rows of each query for which `is_match` is true, in their order."""
         matches_first = np.argsort(~is_match, axis=1, kind="stable")
-        matching_rows = np.take_along_axis(np.where(is_match, ranked.rows, -1), matches_first, axis=1)
+        hit_rows = np.take_along_axis(np.where(is_match, ranked.rows, -1), matches_first, axis=1)
         scores = np.take_along_axis(ranked.scores, matches_first, axis=1)
         products = None if ranked.products is None else np.take_along_axis(ranked.products, matches_first, axis=1)
         legs = ranked.legs or (ranked,)
-        return RankedRows(self.name, matching_rows, scores, products, legs, ranked.passages).truncate(k)
+        return RankedRows(self.name, hit_rows, scores, products, legs, ranked.passages).truncate(k)
 
 
 def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
