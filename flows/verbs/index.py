@@ -47,10 +47,10 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
             f"{plan.factory} over {format_count(n, 'passage')} takes {format_bytes(needed_bytes)} of memory to build"
         )
         raise ResourceError(f"{description}: raise --memory from {format_bytes(request.memory)}")
-    numbers = {
+    plan_numbers = {
         name: getattr(plan, name) for name in _REPORTED_FIELDS[not plan.shards] if getattr(plan, name, None) is not None
     }
-    plan_record = plan.entry() | numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
+    plan_record = plan.entry() | plan_numbers | {"notes": list(plan.notes), "stage_bytes": dict(cost.stages)}
     plan_record |= {"build_bytes": needed_bytes, "search_bytes": cost.search_bytes, "disk_bytes": cost.disk_bytes}
     plan_record |= {"work_bytes": cost.work_bytes, "beside_bytes": n * row_bytes}
     seconds_error = SECONDS_ERROR.get(plan.kind)
@@ -66,7 +66,7 @@ def describe_plan(request: IndexRequest, n: int, d: int) -> Reply:
     plan_record["cpu_seconds"] = {stage: round(stage_seconds, 1) for stage, stage_seconds in seconds_by_stage.items()}
     lines = [
         f"index     {plan_factory} over {n:,} {f'vectors of {d} dimensions' if is_over_vectors else 'passages'}",
-        f"numbers   {format_numbers(numbers) or 'none'}",
+        f"numbers   {format_numbers(plan_numbers) or 'none'}",
         f"search    {format_numbers(plan.search) or 'exact'}",
         *([f"recall    {recall_note}at most about {max_recall:.2f}"] if max_recall else []),
         *(f"note      {note}" for note in plan.notes),
@@ -181,9 +181,9 @@ def index(
 
 def _determine_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
     """Return the number and dimension of vectors to plan for; by default those of the files."""
-    for name, value, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
-        if value is not None and not 1 <= value <= maximum:
-            raise UsageError(f"{name} is {value}: give a number from 1 to {maximum:,}")
+    for name, size, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
+        if size is not None and not 1 <= size <= maximum:
+            raise UsageError(f"{name} is {size}: give a number from 1 to {maximum:,}")
     if n is not None and d is not None:
         return n, d
     if not request.vectors:
