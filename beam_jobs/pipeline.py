@@ -141,7 +141,8 @@ class Worker(beam.DoFn, Generic[Task]):
         if self.lease is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
             # the local runner has no retries: after one failure the other tasks would be useless
             return []
-        store.memo = replace(store.memo, owner=f"{run}/{task_number}")  # an engine may retry this task
+        # An engine may retry this task.
+        store.memo = replace(store.memo, owner=f"{run}/{task_number}")
         start_time = time.monotonic()
         try:
             self._check_version()

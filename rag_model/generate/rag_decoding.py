@@ -91,7 +91,8 @@ def _sample_candidates(
     input_rows = torch.arange(len(log_prior)) * k + drawn_passages  # (b,) rows of the b k contexts
     logits, state = prefilled
     input_rows = input_rows.to(logits.device)
-    drawn_prefilled = (logits[input_rows], generator.select_rows(state, input_rows))  # (b k, v) -> (b, v)
+    # (b k, v) -> (b, v)
+    drawn_prefilled = (logits[input_rows], generator.select_rows(state, input_rows))
     propose = propose_sampled(sampling, random_streams)
     answers = beam_search(
         generator, drawn_prefilled, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1

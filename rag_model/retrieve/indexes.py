@@ -212,14 +212,14 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     Codes (PQ, SQ8, fp16) only approximate inner products, unless the hits are reranked with the
     vectors. Distances are not inner products.
     """
-    index_entry = indexes.get(name)
-    if index_entry is None:
+    entry = indexes.get(name)
+    if entry is None:
         # `exact` without a file compares the vectors
         return index_metric(indexes, EMBEDDINGS) == "ip"
-    if index_entry.get("over", EMBEDDINGS) != EMBEDDINGS:
+    if entry.get("over", EMBEDDINGS) != EMBEDDINGS:
         return False  # the index is over another vector space or over text
     try:
-        factory = parse_factory(str(index_entry.get("factory")))
+        factory = parse_factory(str(entry.get("factory")))
     except UsageError:  # a factory string of a plugin, whose scores are unknown
         return False
     if isinstance(factory, FlatSpec):
@@ -229,7 +229,7 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     else:
         # A transform may drop or shift dimensions.
         is_exact = factory.refine == "Flat" or (factory.codes.name == "Flat" and factory.rotation is None)
-    return (is_exact or index_entry.get("refine") == "vectors") and index_entry.get("metric") == "ip"
+    return (is_exact or entry.get("refine") == "vectors") and entry.get("metric") == "ip"
 
 
 def derive_index_file(
