@@ -104,8 +104,8 @@ class RaggedWriter(Generic[RowsT]):
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
     @abstractmethod
-    def to_arrow(self, rows: RowsT, first: int, last: int) -> pa.Array:
-        """Return the values in [first, last) as an Arrow array."""
+    def to_arrow(self, rows: RowsT, start: int, end: int) -> pa.Array:
+        """Return the values in [start, end) as an Arrow array."""
 
     def write(self, rows: RowsT) -> None:
         """Append passages."""
@@ -363,9 +363,9 @@ class SparseWriter(RaggedWriter[SparseVectors]):
         pair_type = pa.struct([("term", pa.int32()), ("weight", pa.uint8())])
         super().__init__(path, _TERMS_COLUMN, pair_type, {"dim": str(dim), "scale": str(scale)})
 
-    def to_arrow(self, rows: SparseVectors, first: int, last: int) -> pa.Array:
+    def to_arrow(self, rows: SparseVectors, start: int, end: int) -> pa.Array:
         """Return pairs of term and weight as an Arrow array."""
-        pair_columns = [pa.array(rows.terms[first:last]), pa.array(rows.weights[first:last])]
+        pair_columns = [pa.array(rows.terms[start:end]), pa.array(rows.weights[start:end])]
         return pa.StructArray.from_arrays(pair_columns, ["term", "weight"])
 
 
@@ -441,9 +441,9 @@ class TokenWriter(RaggedWriter[TokenVectors]):
         self._dim, self._dtype = dim, np.dtype(dtype)
         super().__init__(path, _TOKENS_COLUMN, pa.list_(pa.from_numpy_dtype(self._dtype), dim))
 
-    def to_arrow(self, rows: TokenVectors, first: int, last: int) -> pa.Array:
+    def to_arrow(self, rows: TokenVectors, start: int, end: int) -> pa.Array:
         """Return vectors as an Arrow array."""
-        flat_vectors = rows.vectors[first:last].astype(self._dtype, copy=False)
+        flat_vectors = rows.vectors[start:end].astype(self._dtype, copy=False)
         # (t, d) -> (t d,).
         return pa.FixedSizeListArray.from_arrays(pa.array(flat_vectors.reshape(-1)), self._dim)
 

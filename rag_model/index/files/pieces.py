@@ -118,14 +118,14 @@ class PieceReader:
         """Return the length of an array."""
         return int(self._headers[number][0][0])
 
-    def read(self, number: int, first: int = 0, last: int | None = None) -> Array:
-        """Return rows [first, last) of an array, in memory; by default all rows."""
+    def read(self, number: int, start: int = 0, end: int | None = None) -> Array:
+        """Return rows [start, end) of an array, in memory; by default all rows."""
         shape, dtype, offset = self._headers[number]
-        last = shape[0] if last is None else last
+        end = shape[0] if end is None else end
         row_bytes = dtype.itemsize * math.prod(shape[1:])
-        row_data = self._read(offset + first * row_bytes, (last - first) * row_bytes)
-        # flat -> (last - first, ...)
-        return np.frombuffer(row_data, dtype).reshape(last - first, *shape[1:])
+        row_data = self._read(offset + start * row_bytes, (end - start) * row_bytes)
+        # flat -> (end - start, ...)
+        return np.frombuffer(row_data, dtype).reshape(end - start, *shape[1:])
 
     def close(self) -> None:
         """Close the file."""

@@ -56,10 +56,10 @@ def new_graph(d: int, n_links: int, metric: Metric, ef_construction: int) -> Fai
     return index
 
 
-def bottom_links(index: FaissIndex, first: int, last: int) -> Links:
-    """Return a copy of the bottom lists of nodes [first, last): (m, 2M) int32, -1 where empty."""
+def bottom_links(index: FaissIndex, start: int, end: int) -> Links:
+    """Return a copy of the bottom lists of nodes [start, end): (m, 2M) int32, -1 where empty."""
     n_slots = int(index.hnsw.nb_neighbors(0))
-    first_slots = engine.view_array(index.hnsw.offsets)[first:last].astype(np.int64)
+    first_slots = engine.view_array(index.hnsw.offsets)[start:end].astype(np.int64)
     return gather_windows(engine.view_array(index.hnsw.neighbors), first_slots, n_slots)
 
 
@@ -224,9 +224,9 @@ class UpperLevels:
             nodes, begins, global_links, int(nodes[upper_graph.hnsw.entry_point]), int(upper_graph.hnsw.max_level) + 1
         )
 
-    def slice_nodes(self, first: int, last: int) -> tuple[Rows, Links, Rows]:
-        """Return the upper nodes in [first, last), their links, and each node's number of links."""
-        low, high = np.searchsorted(self.nodes, (first, last))
+    def slice_nodes(self, start: int, end: int) -> tuple[Rows, Links, Rows]:
+        """Return the upper nodes in [start, end), their links, and each node's number of links."""
+        low, high = np.searchsorted(self.nodes, (start, end))
         begins = self.begins[low : high + 1]
         return self.nodes[low:high], self.links[begins[0] : begins[-1]], np.diff(begins)
 
@@ -237,7 +237,7 @@ def count_slots(levels: Links, n_links: int) -> Rows:
 
 
 def iter_ranges(n: int, size: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, last) that cover `n` nodes."""
+    """Yield ranges [start, end) that cover `n` nodes."""
     for first_item in range(0, n, size):
         yield first_item, min(n, first_item + size)
 

@@ -204,32 +204,32 @@ class GraphShard:
             raise InputError(f"shard {number} of {plan.factory} does not match the scattered vectors: build it again")
         return cls(piece, members, sources)
 
-    def iter_candidates(self, first: int, last: int) -> Iterator[CandidateLinks]:
-        """Yield this cell's candidates for rows [first, last): member lists, and cross links."""
-        low, high = np.searchsorted(self.members, (first, last))
+    def iter_candidates(self, start: int, end: int) -> Iterator[CandidateLinks]:
+        """Yield this cell's candidates for rows [start, end): member lists, and cross links."""
+        low, high = np.searchsorted(self.members, (start, end))
         if low < high:
             # (r, 2M), (r,)
-            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - first
+            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - start
             # (r, 2M) -> (r 2M,)
             yield CandidateLinks(rows, np.full(len(rows), lists.shape[1]), _to_global_rows(lists, self.members).ravel())
             into_starts = self.piece.read(_BEGINS, low, high + 1)
             into = self.piece.read(_INTO, int(into_starts[0]), int(into_starts[-1]))
             yield CandidateLinks(rows, np.diff(into_starts), _to_global_rows(into, self.sources))
-        low, high = np.searchsorted(self.sources, (first, last))
+        low, high = np.searchsorted(self.sources, (start, end))
         if low < high:
             # (r, OUT), (r,)
-            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - first
+            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - start
             # (r, OUT) -> (r OUT,)
             yield CandidateLinks(rows, np.full(len(rows), out.shape[1]), _to_global_rows(out, self.members).ravel())
 
 
-def collect_candidates(shards: Sequence[GraphShard], first: int, last: int, width: int) -> ScoredLinks:
-    """Return (last - first, c >= width) keys of global rows: all candidates for [first, last)."""
-    candidate_links = [links for shard in shards for links in shard.iter_candidates(first, last)]
-    n_filled = np.zeros(last - first, np.int64)
+def collect_candidates(shards: Sequence[GraphShard], start: int, end: int, width: int) -> ScoredLinks:
+    """Return (end - start, c >= width) keys of global rows: all candidates for [start, end)."""
+    candidate_links = [links for shard in shards for links in shard.iter_candidates(start, end)]
+    n_filled = np.zeros(end - start, np.int64)
     for links in candidate_links:
         n_filled[links.rows] += links.counts
-    keys: ScoredLinks = np.full((last - first, max(width, int(n_filled.max(initial=0)))), NO_LINK)
+    keys: ScoredLinks = np.full((end - start, max(width, int(n_filled.max(initial=0)))), NO_LINK)
     n_filled[:] = 0
     for links in candidate_links:
         starts = np.cumsum(links.counts) - links.counts

@@ -109,17 +109,17 @@ class PartReader:
         """Return the (n,) lengths of the part's passages."""
         return self._piece.read(_LENGTHS)
 
-    def read_terms(self, first: int, last: int) -> tuple[Array, Array, Array]:
-        """Return (terms [first, last) concatenated, end of each, number of postings of each)."""
-        term_ends = self._read_ends(_TERM_ENDS, first, last)
+    def read_terms(self, start: int, end: int) -> tuple[Array, Array, Array]:
+        """Return (terms [start, end) concatenated, end of each, number of postings of each)."""
+        term_ends = self._read_ends(_TERM_ENDS, start, end)
         text = self._piece.read(_TEXT, int(term_ends[0]), int(term_ends[-1]))
-        return text, term_ends[1:] - term_ends[0], np.diff(self._read_ends(_ENDS, first, last))
+        return text, term_ends[1:] - term_ends[0], np.diff(self._read_ends(_ENDS, start, end))
 
-    def read_postings(self, first: int, last: int) -> tuple[Array, Array]:
-        """Return the rows, within the part, and the weights of the postings [first, last) in the
+    def read_postings(self, start: int, end: int) -> tuple[Array, Array]:
+        """Return the rows, within the part, and the weights of the postings [start, end) in the
         order of terms.
         """
-        return self._piece.read(_ROWS, first, last), self._piece.read(_WEIGHTS, first, last)
+        return self._piece.read(_ROWS, start, end), self._piece.read(_WEIGHTS, start, end)
 
     def close(self) -> None:
         """Close the piece."""
