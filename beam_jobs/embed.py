@@ -178,7 +178,7 @@ def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResul
     """Describe how much the encoder's endpoint must embed; return "" if the encoder has none."""
     if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not n_new_passages:
         return ""
-    from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - imports HTTP
+    from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - HTTP
 
     words_per_passage = sum(result.stats.words for result in chunk_results) / max(
         1, sum(result.stats.rows for result in chunk_results)

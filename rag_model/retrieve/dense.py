@@ -49,8 +49,8 @@ class IndexRetriever(SnapshotRetriever):
         """Search the index with the encoded queries, or with their texts."""
         encoder = self._context.index_encoder(self.index)
         query_values = queries.texts if encoder is None else queries.vectors(encoder)
-        scores, hit_rows = self._context.index(self.index).search(query_values, k, **self.parameters)
-        return RankedRows(self.name, hit_rows, scores, scores if self.exact_products else None)
+        scores, rows = self._context.index(self.index).search(query_values, k, **self.parameters)
+        return RankedRows(self.name, rows, scores, scores if self.exact_products else None)
 
 
 class DenseRetriever(IndexRetriever):
