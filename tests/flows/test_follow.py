@@ -195,7 +195,8 @@ count, last = 0, None
 
 def watch(event, arguments):
     global count
-    if event in ("os.rename", "os.link"):
+    # numba renames files too, those of its cache, if no other process has compiled its functions
+    if event in ("os.rename", "os.link") and str(arguments[1]).startswith(folder):
         count += 1
         if count == last:
             os.kill(os.getpid(), signal.SIGKILL)
