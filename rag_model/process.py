@@ -279,6 +279,8 @@ def limit_by_environment(n_available: int, variable: str, description: str) -> i
 
 _EXIT_SECONDS = 2.0  # time that a child has to end after it has closed its output
 _ELAPSED_FACTOR = 10  # seconds that may pass for each CPU second that a child may use
+# A terminal or a service manager sends them to all processes when it stops the parent.
+_STOP_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 
 
 class ChildDiedError(BookwheelError):
@@ -297,7 +299,7 @@ def run_in_child(module: str, value: Any, *, seconds: float, memory: int) -> Any
             files do not count.
 
     Raises:
-        BookwheelError: The function raised this error.
+        BookwheelError: The function raised this error, or another process stopped the child.
         ChildDiedError: The child crashed or exceeded a limit.
     """
     worker = ChildWorker(module, None, memory=memory)
@@ -334,7 +336,7 @@ class ChildWorker:
         `seconds` are CPU seconds, as for `run_in_child`.
 
         Raises:
-            BookwheelError: The function raised this error.
+            BookwheelError: The function raised this error, or another process stopped the child.
             ChildDiedError: The child crashed or exceeded a limit.
         """
         with self._lock:
@@ -360,7 +362,10 @@ class ChildWorker:
         if process.returncode == -signal.SIGXCPU:
             raise ChildDiedError(f"took more than {seconds:.0f} s of CPU time")
         if process.returncode < 0:
-            raise ChildDiedError(f"was ended by {signal.Signals(-process.returncode).name}")
+            signal_name = signal.Signals(-process.returncode).name
+            if -process.returncode in _STOP_SIGNALS:
+                raise BookwheelError(f"a child process got {signal_name}, a request to stop: run it again")
+            raise ChildDiedError(f"was ended by {signal_name}")
         raise ChildDiedError("ended without a reply")
 
     def _start(self) -> "subprocess.Popen[bytes]":

@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from rag_model.errors import ResourceError, StoreError
 
+RANGES_SUFFIX = ".ranges"  # of the sparse files
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
@@ -44,7 +45,6 @@ _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in
 _MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
 _HEADROOM_DIVISOR = 8  # an eviction frees an additional eighth of the maximum
 _DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
-_SUFFIX = ".ranges"
 _LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
 Numbers = npt.NDArray[np.int64]
@@ -387,7 +387,7 @@ class RangeCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(self.folder).free < _MIN_FREE_BYTES:
                 return self._create_in_memory(identity)
-            path = self.folder / f"{identity}{_SUFFIX}"
+            path = self.folder / f"{identity}{RANGES_SUFFIX}"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -409,7 +409,7 @@ class RangeCache:
 def evict_unused_files(folder: Path, max_bytes: int) -> None:
     """Delete sparse files below a folder that no process has open, until they take `max_bytes`."""
     with suppress(OSError):
-        paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{_SUFFIX}")]
+        paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{RANGES_SUFFIX}")]
         files = [(stat.st_mtime, 512 * stat.st_blocks, path) for path, stat in paths_with_stats]
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):

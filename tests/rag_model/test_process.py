@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rag_model.errors import InputError, StoreError
+from rag_model.errors import BookwheelError, InputError, StoreError
 from rag_model.process import ChildDiedError, is_allocator_configured, run_in_child
 
 _CHILD = """
@@ -154,6 +154,13 @@ def test_it_returns_what_its_function_returns() -> None:
 def test_a_death_is_told(how: str, seconds: float, sentence: str) -> None:
     with pytest.raises(ChildDiedError, match=sentence):
         run_in_child("tests.fixtures.crashing_child", how, seconds=seconds, memory=64 * MIB)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_stop_from_outside_is_no_death(name: str) -> None:
+    with pytest.raises(BookwheelError, match=f"{name}, a request to stop: run it again") as raised:
+        run_in_child("tests.fixtures.crashing_child", name, seconds=60, memory=64 * MIB)
+    assert not isinstance(raised.value, ChildDiedError), "its cause would be recorded"
 
 
 def test_its_errors_are_raised_here() -> None:

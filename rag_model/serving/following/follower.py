@@ -256,12 +256,15 @@ class RefFollower(FollowerThread):
 
     def _delete_taken_down(self) -> None:
         """Delete the files and the cached ranges of snapshots that were taken down."""
-        try:
-            delete_cached_ranges(self.taken_down)
-            for snapshot_id in remove_taken_down(self._target_ref.dest, self.taken_down, Manifest.from_bytes):
-                _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
-        except OSError as error:
-            _LOG.error("cannot delete snapshots that were taken down: %s", error)
+        for delete in (self._delete_pulled, delete_cached_ranges):
+            try:
+                delete(self.taken_down)
+            except OSError as error:  # does not keep the other files from being deleted
+                _LOG.error("cannot delete snapshots that were taken down: %s", error)
+
+    def _delete_pulled(self, taken_down: frozenset[str]) -> None:
+        for snapshot_id in remove_taken_down(self._target_ref.dest, taken_down, Manifest.from_bytes):
+            _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
 
     def _run(self) -> None:
         # Not every system has priorities for single threads.

@@ -29,6 +29,7 @@ import numpy as np
 from rag_model.errors import StoreError, UsageError
 from rag_model.ranges import (
     DIGEST_BYTES,
+    RANGES_SUFFIX,
     BlockLayout,
     Bytes,
     CachedFile,
@@ -156,15 +157,20 @@ class SnapshotRanges:
 def delete_cached_ranges(snapshots: Collection[str]) -> None:
     """Delete the cached ranges of snapshots, of all processes and of earlier ones too.
 
+    Files of earlier versions of this package are in no snapshot's folder, so they are deleted too.
     A process that has such files open can read them until it closes them.
 
     Raises:
         OSError: a file cannot be deleted; the next call continues.
     """
-    with suppress(FileNotFoundError):
-        for folder in _get_cache_folder().iterdir():
-            if folder.name in snapshots:
-                shutil.rmtree(folder)
+    if not snapshots:
+        return
+    with suppress(FileNotFoundError, RuntimeError):  # RuntimeError: there is no home directory
+        for entry in _get_cache_folder().iterdir():
+            if entry.name in snapshots:
+                shutil.rmtree(entry)
+            elif entry.suffix == RANGES_SUFFIX:
+                entry.unlink()
 
 
 def _get_cache_folder() -> Path:

@@ -157,12 +157,14 @@ def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far
 
     def list_cached() -> dict[str, bool]:
         """Return whether there are cached bytes, for each snapshot."""
-        folders = (tmp_path / "cache" / "ranges").iterdir()
+        folders = (path for path in (tmp_path / "cache" / "ranges").iterdir() if path.is_dir())
         return {folder.name: any(path.stat().st_blocks for path in folder.iterdir()) for folder in folders}
 
     with serving(far.url, tmp_path / "pulled", settings) as served:
         served.search("bada")
         assert list_cached() == {first: True}
+    earlier_file = tmp_path / "cache" / "ranges" / "0a1b.ranges"  # earlier versions had no folders
+    earlier_file.touch()
     tag(far, second, "latest")
     with serving(far.url, tmp_path / "pulled", settings) as served:
         served.search("bada")
@@ -170,9 +172,10 @@ def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far
         served.until_served(third)
         served.search("bada")
         assert list_cached() == {first: True, second: True, third: True}
+        assert earlier_file.exists()
         far.takedowns.record_replacement(first, third)
         far.takedowns.record_replacement(second, third)
-        until(lambda: list_cached() == {third: True})
+        until(lambda: list_cached() == {third: True} and not earlier_file.exists())
         far.takedowns.record_replacement(third, "")
         until(lambda: served.service.slot.current is None)
         until(lambda: list_cached() == {})

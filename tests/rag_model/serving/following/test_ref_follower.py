@@ -234,7 +234,12 @@ def test_a_snapshot_that_was_taken_down_makes_way_and_its_text_leaves_the_disk(l
         assert not (dest / library.red).exists()
 
 
-def test_a_version_before_that_was_taken_down_leaves_the_disk(library: Library, dest: Path) -> None:
+def test_a_version_before_that_was_taken_down_leaves_the_disk(
+    library: Library, dest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "ranges").write_text("no folder, so the cached ranges in it cannot be deleted")
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
     with serving(library.url, dest, with_limits(keep=5)) as found:
         library.move(library.blue)
         found.until_served(library.blue)
@@ -243,6 +248,17 @@ def test_a_version_before_that_was_taken_down_leaves_the_disk(library: Library, 
         library.store.takedowns.record_replacement(library.red, "")
         until(lambda: not texts_of(dest, "red"))
         assert colours(found) == {"blue"}
+
+
+def test_a_service_needs_no_home_directory(library: Library, dest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("BOOKWHEEL_CACHE", raising=False)
+    monkeypatch.setattr(Path, "home", find_no_home)
+    with serving(library.url, dest) as found:
+        library.store.takedowns.record_replacement(library.red, library.blue)
+        found.until_served(library.blue)
 
 
 def test_what_was_taken_down_without_a_replacement_is_not_served(library: Library, dest: Path) -> None:
