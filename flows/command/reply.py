@@ -42,7 +42,13 @@ AnyVersion = Annotated[  # for verbs that take evaluations too
         "`evaluation:`, an id of an evaluation."
     ),
 ]
-Yes = Annotated[bool, Parameter(help="Delete; without this option, the command only reports what it would delete.")]
+Yes = Annotated[
+    bool,
+    Parameter(
+        help="Delete; without this option, the command only reports what it would delete.",
+        show_env_var=False,  # only the flag confirms a deletion
+    ),
+]
 EncoderName = Annotated[  # not `--encoder`, which names the passage encoder of reindex in settings
     str | None,
     Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),

@@ -264,6 +264,7 @@ def test_settings_go_flag_environment_file_default(
     assert hits("--store", library) == 2
     monkeypatch.setenv("BOOKWHEEL_YES", "1")  # only a flag makes a dry run a deletion
     assert "give --yes" in bookwheel("gc", "--store", library, "--grace", "0").out
+    assert "BOOKWHEEL_YES" not in bookwheel("gc", "--help").out
 
 
 def test_a_broken_settings_file_is_one_sentence(
