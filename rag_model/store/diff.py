@@ -62,9 +62,9 @@ def iter_article_changes(before: Snapshot, after: Snapshot, *, max_rows: int = B
     Raises:
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
     """
-    pairs, rest_before, rest_after = _match_parts(before, after)
+    part_pairs, rest_before, rest_after = _match_parts(before, after)
     n_ahead = min(_PARTS_AHEAD, max(before.concurrency, after.concurrency))
-    for table_before, table_after in read_ahead(lambda pair: _read_columns(before, after, *pair), pairs, n_ahead):
+    for table_before, table_after in read_ahead(lambda pair: _read_columns(before, after, *pair), part_pairs, n_ahead):
         yield from _compare(table_before, table_after)
     if not rest_before and not rest_after:
         return
@@ -96,13 +96,13 @@ def _match_parts(
     if not (_are_disjoint(before.parts) and _are_disjoint(after.parts)):
         return [], parts_before, parts_after
     parts_by_range = {_get_page_range(part): part for part in parts_after}
-    pairs = [
+    part_pairs = [
         (part, parts_by_range.pop(_get_page_range(part)))
         for part in parts_before
         if _get_page_range(part) in parts_by_range
     ]
-    paired_names = {part.name for part, _ in pairs}
-    return pairs, [part for part in parts_before if part.name not in paired_names], list(parts_by_range.values())
+    paired_names = {part.name for part, _ in part_pairs}
+    return part_pairs, [part for part in parts_before if part.name not in paired_names], list(parts_by_range.values())
 
 
 def _list_changed_parts(snapshot: Snapshot, other: Snapshot) -> list[PartEntry]:
@@ -160,8 +160,8 @@ def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
     sorted_rows = table.take(np.argsort(row_buckets, kind="stable"))
     bounds = np.searchsorted(np.sort(row_buckets), np.arange(n_buckets + 1)).tolist()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
-        for start, end in pairwise(bounds):
-            columns = [column.combine_chunks() for column in sorted_rows.slice(start, end - start).columns]
+        for start_row, end_row in pairwise(bounds):
+            columns = [column.combine_chunks() for column in sorted_rows.slice(start_row, end_row - start_row).columns]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
 
 
@@ -322,5 +322,5 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     }
 
 
-def _count_fetched_bytes(size: int, patch: Patch | None) -> int:
-    return size if patch is None else patch.fetched_bytes
+def _count_fetched_bytes(file_bytes: int, patch: Patch | None) -> int:
+    return file_bytes if patch is None else patch.fetched_bytes

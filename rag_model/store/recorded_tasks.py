@@ -73,8 +73,8 @@ class PartTask(RecordedTask):
 
     def inputs(self) -> dict[str, Any]:
         """Return all fields, each file by its id, and the version of the code."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        ids = {name: value.id if isinstance(value, BlobRef) else value for name, value in values.items()}
+        field_values = {field.name: getattr(self, field.name) for field in fields(self)}
+        ids = {name: value.id if isinstance(value, BlobRef) else value for name, value in field_values.items()}
         return {**ids, "code": self.code}
 
     def estimate_seconds(self) -> float:

@@ -91,8 +91,8 @@ def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]])
         yield block
     for chunk in read_from(file.tell()):
         # One write of 16 MiB can take Linux ten times longer.
-        for start in range(0, len(chunk), _BLOCK_BYTES):
-            block = chunk[start : start + _BLOCK_BYTES]
+        for i in range(0, len(chunk), _BLOCK_BYTES):
+            block = chunk[i : i + _BLOCK_BYTES]
             file.write(block)
             yield block
 
@@ -211,12 +211,12 @@ class Blobs:
         Raises:
             StoreError: the blob is missing or damaged.
         """
-        data = self.files.read(ref.path)
-        if data is None:
+        blob_bytes = self.files.read(ref.path)
+        if blob_bytes is None:
             raise self._create_missing_error(ref)
-        if digest_bytes(data) != ref.id:
+        if digest_bytes(blob_bytes) != ref.id:
             raise self.damaged_error(ref)
-        return data
+        return blob_bytes
 
     def read_range(self, ref: BlobRef, start: int, end: int) -> bytes:
         """Read the bytes [start, end) of a blob with one request; they are not verified.
@@ -227,14 +227,14 @@ class Blobs:
         if not 0 <= start <= end <= ref.size:
             raise StoreError(f"blob {ref.id} has {ref.size} bytes, so none from {start} to {end}")
         try:
-            data = self.files.read_range(ref.path, start, end)
+            range_bytes = self.files.read_range(ref.path, start, end)
         except StoreError:
             # report a missing blob or a wrong size instead, if that is the cause
             self._check_size(ref)
             raise
-        if len(data) != end - start:
+        if len(range_bytes) != end - start:
             raise self.damaged_error(ref, "it is cut short")
-        return data
+        return range_bytes
 
     def fetch(self, ref: BlobRef, dest: Path, on_bytes: Callable[[int], None] = lambda size: None) -> None:
         """Copy a blob to a local path; the file appears complete and verified or not at all.
@@ -332,11 +332,11 @@ class Blobs:
         return True
 
     def _check_size(self, ref: BlobRef) -> None:
-        size = self.files.get_size(ref.path)
-        if size is None:
+        stored_bytes = self.files.get_size(ref.path)
+        if stored_bytes is None:
             raise self._create_missing_error(ref)
-        if size != ref.size:
-            raise self.damaged_error(ref, f"{size} bytes instead of {ref.size}")
+        if stored_bytes != ref.size:
+            raise self.damaged_error(ref, f"{stored_bytes} bytes instead of {ref.size}")
 
     def _create_missing_error(self, ref: BlobRef) -> StoreError:
         return StoreError(

@@ -102,16 +102,16 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return the entry of one object; a folder is treated as missing."""
         bucket, key = self.split(path)
-        entry = self.head(bucket, key) if key else None
-        if entry is None:
+        object_entry = self.head(bucket, key) if key else None
+        if object_entry is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", path)
-        return entry
+        return object_entry
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         """List the objects and folders in a folder; a missing folder has none."""
         bucket, key = self.split(path)
-        entries = list(self.list_objects(bucket, f"{key}/" if key else "", deep=False))
-        return entries if detail else [entry["name"] for entry in entries]
+        object_entries = list(self.list_objects(bucket, f"{key}/" if key else "", deep=False))
+        return object_entries if detail else [entry["name"] for entry in object_entries]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         """Return the bytes of an object or of a range."""

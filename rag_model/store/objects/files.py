@@ -100,10 +100,10 @@ def probe_exclusive_creation(fs: Any, folder: str) -> bool:
 
 def _has_one_winner(fs: Any, path: str) -> bool:
     values = [f"{writer} {secrets.token_hex(8)}".encode() for writer in range(_RACE_WRITERS)]
-    start = threading.Barrier(_RACE_WRITERS)
+    start_barrier = threading.Barrier(_RACE_WRITERS)
 
     def write(value: bytes) -> bool:
-        start.wait()
+        start_barrier.wait()
         return create_exclusive(fs, path, value)
 
     try:
@@ -123,10 +123,10 @@ def _has_one_winner(fs: Any, path: str) -> bool:
             fs.rm_file(path)
 
 
-def _create_local(path: Path, data: bytes) -> bool:
+def _create_local(path: Path, file_bytes: bytes) -> bool:
     try:
         with atomic_write(path, exclusive=True) as temporary:
-            temporary.write_bytes(data)
+            temporary.write_bytes(file_bytes)
     except FileExistsError:
         if os.path.lexists(path.parent) and not path.parent.is_dir():  # the parent is a file
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path.parent)) from None
@@ -134,18 +134,18 @@ def _create_local(path: Path, data: bytes) -> bool:
     return True
 
 
-def _create_in_memory(fs: MemoryFileSystem, path: str, data: bytes) -> bool:
+def _create_in_memory(fs: MemoryFileSystem, path: str, file_bytes: bytes) -> bool:
     with _memory_lock:
         if fs.exists(path):
             return False
-        fs.pipe_file(path, data)
+        fs.pipe_file(path, file_bytes)
         return True
 
 
-def _create_by_condition(fs: Any, path: str, data: bytes) -> bool:
+def _create_by_condition(fs: Any, path: str, file_bytes: bytes) -> bool:
     """Create with `If-None-Match: *`; servers report an existing file with various errors."""
     try:
-        fs.pipe_file(path, data, mode="create")
+        fs.pipe_file(path, file_bytes, mode="create")
     except FileExistsError:
         return False
     except OSError:
@@ -268,8 +268,8 @@ class Files:
         folders = [folder]
         while folders:
             level, folders = folders, []
-            for parent, entries in zip(level, self.map_concurrently(self._list_entries, level), strict=True):
-                for entry in entries:
+            for parent, folder_entries in zip(level, self.map_concurrently(self._list_entries, level), strict=True):
+                for entry in folder_entries:
                     path = entry["name"][len(self._root) :].strip("/")
                     if entry["type"] == "file" and not entry["name"].endswith("/"):
                         yield StoredFile(path, int(entry["size"]), _get_modified_time(entry))
@@ -278,8 +278,8 @@ class Files:
 
     def list_names(self, folder: str, *, kind: str = "file") -> list[str]:
         """Return the sorted base names of a folder's files or (`kind="directory"`) folders."""
-        entries = (entry for entry in self._list_entries(folder) if entry["type"] == kind)
-        bases = (entry["name"].rpartition("/")[2] for entry in entries)
+        folder_entries = (entry for entry in self._list_entries(folder) if entry["type"] == kind)
+        bases = (folder_entry["name"].rpartition("/")[2] for folder_entry in folder_entries)
         # An object store may list the folder itself, by a name that ends in a slash. A dot-file is
         # a temporary file.
         return sorted(base for base in bases if base and not base.startswith("."))
@@ -304,18 +304,18 @@ class Files:
         Raises:
             StoreError: the file is not a JSON object.
         """
-        data = self.read(path)
-        if data is None:
+        file_bytes = self.read(path)
+        if file_bytes is None:
             return None
         try:
-            value = parse_json(data)
+            json_object = parse_json(file_bytes)
         except ValueError as error:
             raise StoreError(
                 f"{self.url_of(path)} is damaged: it is not JSON ({error}); restore it from a copy"
             ) from error
-        if not isinstance(value, dict):
+        if not isinstance(json_object, dict):
             raise StoreError(f"{self.url_of(path)} is damaged: it is not a JSON object; restore it from a copy")
-        return value
+        return json_object
 
     def open(self, path: str, size: int) -> BinaryIO:
         """Open a file of `size` bytes for reads at any offset; a remote file is read by range."""
@@ -334,10 +334,10 @@ class Files:
         """Yield the bytes [start, size) in chunks of 16 MiB; three further chunks are
         prefetched.
         """
-        starts = range(start, size, _CHUNK_BYTES)
-        if self.is_local or len(starts) < 2:
-            return (self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)) for offset in starts)
-        return read_ahead(lambda offset: self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)), starts)
+        chunk_starts = range(start, size, _CHUNK_BYTES)
+        if self.is_local or len(chunk_starts) < 2:
+            return (self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)) for offset in chunk_starts)
+        return read_ahead(lambda offset: self.read_range(path, offset, min(offset + _CHUNK_BYTES, size)), chunk_starts)
 
     def create(self, path: str, data: bytes) -> bool:
         """Create a file exclusively; return False if another writer was first.
@@ -441,16 +441,16 @@ class Files:
 
     def _upload_remote(self, source: Path, path: str) -> None:
         """Upload a file, a large one in parts; by default s3fs would hold 500 MB in memory."""
-        size = source.stat().st_size
+        file_bytes = source.stat().st_size
         transfer_limits = {
-            "chunksize": max(_CHUNK_BYTES, -(-size // _MAX_CHUNKS)),
+            "chunksize": max(_CHUNK_BYTES, -(-file_bytes // _MAX_CHUNKS)),
             "max_concurrency": CHUNKS_AHEAD,
         }
         try:
             self._fs.put_file(str(source), self._get_full_path(path), **(transfer_limits if self._cloud else {}))
         except FileNotFoundError:
             # Perhaps the upload succeeded, its response was lost, and the request was sent again.
-            if self.get_size(path) != size:
+            if self.get_size(path) != file_bytes:
                 raise
 
     def _get_full_path(self, path: str) -> str:

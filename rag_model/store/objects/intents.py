@@ -93,13 +93,13 @@ class Intents:
             StoreError: the store cannot be written.
         """
         path, needed_paths = f"intents/{name}.json", None if needs is None else sorted(needs)
-        value: dict[str, Any] = {"format": _FORMAT, "started": None, "needs": needed_paths}
-        value["started"] = store_time = self.write_timed(path, value)
+        intent: dict[str, Any] = {"format": _FORMAT, "started": None, "needs": needed_paths}
+        intent["started"] = store_time = self.write_timed(path, intent)
         try:
             while self._is_endangered(name, needed_paths, store_time):
                 time.sleep(_PAUSE_SECONDS)
-                store_time = self.write_timed(path, value)
-            with self._renew_periodically(path, json_bytes(value)):
+                store_time = self.write_timed(path, intent)
+            with self._renew_periodically(path, json_bytes(intent)):
                 yield
         finally:
             with suppress(StoreError):  # if the file stays, the intent expires
@@ -134,10 +134,10 @@ class Intents:
 
     def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
         """Return the name of the oldest valid turn, or None if this is the oldest."""
-        value = self.files.read_json(path)
-        if value is None:
+        intent = self.files.read_json(path)
+        if intent is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")
-        store_time = self.write_timed(path, value)
+        store_time = self.write_timed(path, intent)
         turns_by_age = [
             (turn["started"] or modified, name)
             for name, modified, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
@@ -156,10 +156,10 @@ class Intents:
         return [
             Intent(
                 name,
-                value.get("started") or modified,
-                None if value["needs"] is None else frozenset(value["needs"]),
+                intent.get("started") or modified,
+                None if intent["needs"] is None else frozenset(intent["needs"]),
             )
-            for name, modified, value in self._iter_valid("intents", store_time - INTENT_VALID_SECONDS)
+            for name, modified, intent in self._iter_valid("intents", store_time - INTENT_VALID_SECONDS)
         ]
 
     def write_timed(self, path: str, value: dict[str, Any]) -> float:
@@ -207,14 +207,14 @@ class Intents:
     def _iter_valid(self, folder: str, since: float) -> Iterator[tuple[str, float, dict[str, Any]]]:
         for file in self.files.iter_tree(folder):
             match = _FILE.fullmatch(file.path)
-            value = self.files.read_json(file.path) if match and file.modified >= since else None
-            if match is None or value is None:
+            intent = self.files.read_json(file.path) if match and file.modified >= since else None
+            if match is None or intent is None:
                 continue  # a leftover or expired file, or one that was removed after the listing
-            if value.get("format") != _FORMAT:
+            if intent.get("format") != _FORMAT:
                 raise StoreError(f"{self.files.url_of(file.path)} has another format: upgrade bookwheel")
-            if not _VALIDATORS[folder](value):
+            if not _VALIDATORS[folder](intent):
                 raise StoreError(f"{self.files.url_of(file.path)} is damaged: delete it if no build or gc is running")
-            yield match[1], file.modified, value
+            yield match[1], file.modified, intent
 
     @contextmanager
     def _renew_periodically(self, path: str, data: bytes) -> Iterator[None]:

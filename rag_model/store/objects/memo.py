@@ -91,7 +91,7 @@ class Memo:
 
         `inputs` are kept in the record, so that people can see why a stage ran again.
         """
-        value = {
+        record_fields = {
             "format": _FORMAT,
             "stage": stage,
             "key": key,
@@ -101,10 +101,10 @@ class Memo:
             "by": self.owner,
             "nonce": secrets.token_hex(8),
         }
-        data, generation, valid_record = json_bytes(value), 0, None
+        record_bytes, generation, valid_record = json_bytes(record_fields), 0, None
         while valid_record is None:
-            if self.files.create(_record_path(stage, key, generation + 1), data):
-                valid_record = parse_record(stage, key, data)
+            if self.files.create(_record_path(stage, key, generation + 1), record_bytes):
+                valid_record = parse_record(stage, key, record_bytes)
             else:
                 generation, valid_record = self._find_newest(stage, key)
         return valid_record
@@ -159,9 +159,9 @@ class Memo:
 def parse_record(stage: str, key: str, data: bytes) -> Record | None:
     """Parse a record's bytes; return None if it is damaged: a new generation then replaces it."""
     try:
-        value = parse_json(data)
-        outputs = {name: BlobRef.from_json(ref) for name, ref in value["outputs"].items()}
-        return Record(stage, key, outputs, dict(value["facts"]), value.get("by"))
+        record_fields = parse_json(data)
+        outputs = {name: BlobRef.from_json(ref) for name, ref in record_fields["outputs"].items()}
+        return Record(stage, key, outputs, dict(record_fields["facts"]), record_fields.get("by"))
     except (ValueError, KeyError, TypeError, AttributeError, StoreError):
         return None
 

@@ -86,14 +86,14 @@ def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
     """Retry transient errors, unless an inner call has already retried the error."""
-    for number in range(_MAX_TRIES - 1):
+    for n_failures in range(_MAX_TRIES - 1):
         try:
             return await attempt()
         except Exception as error:
             if getattr(error, "given_up", False) or not _is_transient(error):
                 raise
         # random, so that clients do not retry at the same time
-        await asyncio.sleep(_PAUSE_SECONDS * 2**number * random.uniform(0.5, 1))
+        await asyncio.sleep(_PAUSE_SECONDS * 2**n_failures * random.uniform(0.5, 1))
     try:
         return await attempt()
     except Exception as error:

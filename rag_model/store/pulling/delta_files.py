@@ -92,11 +92,11 @@ def unpack_file(packed: Path, size: int, out: Path, head_bytes: int = 0) -> None
             file.write(_decode_block(source, min(_PACK_BLOCK, size - offset)))
 
 
-def _decode_block(source: BinaryIO, size: int) -> bytes:
+def _decode_block(source: BinaryIO, n_bytes: int) -> bytes:
     try:
         (length,) = _FRAME_LENGTH.unpack(source.read(_FRAME_LENGTH.size))
         frame = source.read(min(length, 2 * _PACK_BLOCK))
-        return bytes(pa.Codec("zstd").decompress(frame, size, asbytes=True))
+        return bytes(pa.Codec("zstd").decompress(frame, n_bytes, asbytes=True))
     except (struct.error, OSError, ValueError, pa.ArrowException) as error:  # zstd raises OSError
         raise InputError(f"{source.name} is not a packed file ({error}): fetch the whole file") from error
 
@@ -123,8 +123,8 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
         for n_literal, _, length in steps:
             file.write(target_bytes[offset : offset + n_literal].data)
             offset += n_literal + length
-    size = raw_path.stat().st_size
-    write_packed(raw_path, size, out, _SPLICE_HEAD.pack(len(steps), size - len(steps) * _STEP_BYTES))
+    raw_bytes = raw_path.stat().st_size
+    write_packed(raw_path, raw_bytes, out, _SPLICE_HEAD.pack(len(steps), raw_bytes - len(steps) * _STEP_BYTES))
     raw_path.unlink()
 
 
@@ -156,7 +156,7 @@ def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
 
 
 def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
-    return (steps[start : start + _STEP_BATCH].tolist() for start in range(0, len(steps), _STEP_BATCH))
+    return (steps[i : i + _STEP_BATCH].tolist() for i in range(0, len(steps), _STEP_BATCH))
 
 
 def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
@@ -183,15 +183,15 @@ def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | No
                 yield target_start, base_start, common_length
         return
     target_offsets, base_offsets = _find_candidates(base, target)
-    end = candidate = 0
+    stretch_end = candidate = 0
     while candidate < len(target_offsets):
         target_start, base_start = int(target_offsets[candidate]), int(base_offsets[candidate])
         length = _measure_common_prefix(target[target_start:], base[base_start:])
         if length >= _MATCH_BYTES:
-            backward = _measure_common_prefix(target[end:target_start][::-1], base[:base_start][::-1])
+            backward = _measure_common_prefix(target[stretch_end:target_start][::-1], base[:base_start][::-1])
             yield target_start - backward, base_start - backward, length + backward
-            end = target_start + length
-        candidate = int(np.searchsorted(target_offsets, max(end, target_start + 1)))
+            stretch_end = target_start + length
+        candidate = int(np.searchsorted(target_offsets, max(stretch_end, target_start + 1)))
 
 
 def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
@@ -204,12 +204,12 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
         base_hashes[n_hashes : n_hashes + len(hashes)] = hashes
         n_hashes += len(hashes)
     base_hashes = base_hashes[:n_hashes]
-    order = np.argsort(base_hashes, kind="stable")
-    base_hashes = base_hashes[order]
+    hash_order = np.argsort(base_hashes, kind="stable")
+    base_hashes = base_hashes[hash_order]
     # Bytes that occur in many places are padding, which compresses well anyway.
     occurrences = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
     is_rare = occurrences <= _MAX_PLACES
-    base_hashes, order = base_hashes[is_rare], order[is_rare]
+    base_hashes, hash_order = base_hashes[is_rare], hash_order[is_rare]
     # Indexed by the first bits of a hash; this excludes nearly all offsets.
     is_possible = np.zeros(1 << 24, np.bool_)
     is_possible[base_hashes >> _FILTER_SHIFT] = True
@@ -224,19 +224,19 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
             base_hashes[nearest_positions] == hashes[likely_offsets] if len(base_hashes) else np.zeros(0, np.bool_)
         )
         target_offsets.append(likely_offsets[is_equal] + offset)
-        base_offsets.append(order[nearest_positions[is_equal]] * _STRIDE)
+        base_offsets.append(hash_order[nearest_positions[is_equal]] * _STRIDE)
     return np.concatenate(target_offsets), np.concatenate(base_offsets)
 
 
-def _compute_window_offsets(data: Bytes) -> range:
-    return range(0, max(1, len(data)), _WINDOW_BYTES)
+def _compute_window_offsets(file_data: Bytes) -> range:
+    return range(0, max(1, len(file_data)), _WINDOW_BYTES)
 
 
-def _compute_hashes(data: Bytes) -> NDArray[np.uint64]:
+def _compute_hashes(file_data: Bytes) -> NDArray[np.uint64]:
     """Return the hash of each window of `_MATCH_BYTES` bytes: (m,)."""
-    hashes = np.empty(max(0, len(data) - _MATCH_BYTES + 1), np.uint64)
+    hashes = np.empty(max(0, len(file_data) - _MATCH_BYTES + 1), np.uint64)
     for phase in range(min(8, len(hashes))):
-        words = data[phase : phase + (len(data) - phase) // 8 * 8].view("<u8")  # (w,)
+        words = file_data[phase : phase + (len(file_data) - phase) // 8 * 8].view("<u8")  # (w,)
         n = len(words) - 3
         mixed = sum(((words[i : i + n] ^ (words[i : i + n] >> 29)) * factor for i, factor in enumerate(_FACTORS)))
         hashes[phase::8] = (mixed ^ (mixed >> np.uint64(32))) * _FACTORS[0]
@@ -245,13 +245,13 @@ def _compute_hashes(data: Bytes) -> NDArray[np.uint64]:
 
 def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
     """Return the length of the common prefix."""
-    size, offset, step = min(len(one), len(other)), 0, 256
-    while offset < size:
-        end = min(size, offset + step)
+    common_size, offset, step = min(len(one), len(other)), 0, 256
+    while offset < common_size:
+        end = min(common_size, offset + step)
         if (differing_offsets := np.flatnonzero(one[offset:end] != other[offset:end])).size:
             return offset + int(differing_offsets[0])
         offset, step = end, min(2 * step, _COPY_BYTES)
-    return size
+    return common_size
 
 
 def map_bytes(path: Path) -> Bytes:
@@ -294,14 +294,14 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
     Raises:
         OSError: `out` cannot be written.
     """
-    starts, lengths = find_runs(base_rows)
+    run_starts, lengths = find_runs(base_rows)
     terms, first_terms = new_rows.terms.astype(np.int64), new_rows.offsets[:-1][np.diff(new_rows.offsets) > 0]
     gaps = np.diff(terms, prepend=0)
     gaps[first_terms] = terms[first_terms]
-    arrays = lengths, base_rows[starts] + 1, np.diff(new_rows.offsets), gaps
+    arrays = lengths, base_rows[run_starts] + 1, np.diff(new_rows.offsets), gaps
     raw_path = out.with_name(f"{out.name}.raw")
     raw_path.write_bytes(b"".join((*map(pack_planes, arrays), new_rows.weights.tobytes())))
-    write_packed(raw_path, raw_path.stat().st_size, out, _TERMS_HEAD.pack(len(starts), len(new_rows), len(terms)))
+    write_packed(raw_path, raw_path.stat().st_size, out, _TERMS_HEAD.pack(len(run_starts), len(new_rows), len(terms)))
     raw_path.unlink()
 
 
@@ -321,13 +321,13 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
         raise InputError(message)
     raw_path = path.with_name(f"{path.name}.raw")
     unpack_file(path, _WORD.itemsize * (2 * n_runs + n_rows + n_terms) + n_terms, raw_path, _TERMS_HEAD.size)
-    data, arrays, offset = raw_path.read_bytes(), list[Rows](), 0
+    packed_bytes, arrays, offset = raw_path.read_bytes(), list[Rows](), 0
     raw_path.unlink()
-    for count in (n_runs, n_runs, n_rows, n_terms):
-        array, offset = unpack_planes(data, count, offset)
+    for n_values in (n_runs, n_runs, n_rows, n_terms):
+        array, offset = unpack_planes(packed_bytes, n_values, offset)
         arrays.append(array)
     lengths, starts, row_lengths, gaps = arrays
-    weights = np.frombuffer(data, np.uint8, n_terms, offset)
+    weights = np.frombuffer(packed_bytes, np.uint8, n_terms, offset)
     is_new, offsets = starts == 0, compute_offsets(row_lengths)
     row_begins = offsets[:-1][row_lengths > 0]
     if lengths.sum() > size or lengths[is_new].sum() != n_rows or offsets[-1] != n_terms:

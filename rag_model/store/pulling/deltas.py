@@ -203,11 +203,11 @@ def _write_row_delta(
     if (base_lists is None) != (lists is None):
         return False
     base_rows = keep_ascending(find_base_rows()) if lists else np.zeros(0, np.int64)
-    base_end, end = (step.base_head_bytes, step.head_bytes) if step.head_bytes else map(_get_size, (base, target))
+    base_end, head_end = (step.base_head_bytes, step.head_bytes) if step.head_bytes else map(_get_size, (base, target))
     try:
         row_delta.write_row_delta(
             row_delta.FileWithLists(base, base_lists or RowLists.empty(), base_end),
-            row_delta.FileWithLists(target, lists or RowLists.empty(), end),
+            row_delta.FileWithLists(target, lists or RowLists.empty(), head_end),
             base_rows,
             out,
         )
@@ -256,15 +256,15 @@ def rebuild_file(
         with suppress(BookwheelError):
             is_applicable = step.base is None or get_base_path().is_file()
             if is_applicable and (delta := find_delta(store, step)):
-                delta_path, size = out.with_name("delta"), step.head_bytes or step.target.size
+                delta_path, file_bytes = out.with_name("delta"), step.head_bytes or step.target.size
                 store.blobs.fetch(delta, delta_path)
                 if step.base is None:
-                    delta_files.unpack_file(delta_path, size, out)
+                    delta_files.unpack_file(delta_path, file_bytes, out)
                 elif step.is_passages:
                     passage_delta.apply_delta(get_base_path(), delta_path, n_rows, out)
                 elif step.has_row_lists:
-                    row_delta.apply_row_delta(get_base_path(), delta_path, size, out)
+                    row_delta.apply_row_delta(get_base_path(), delta_path, file_bytes, out)
                 else:
-                    delta_files.apply_splice(get_base_path(), delta_path, size, out)
+                    delta_files.apply_splice(get_base_path(), delta_path, file_bytes, out)
                 return delta.size
     return None

@@ -178,8 +178,8 @@ def _finish_export(
 ) -> ExportReport:
     """Write the README, and return the report."""
     (folder / "README.md").write_text(_render_readme(manifest, out, layout, with_vectors), encoding="utf-8")
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return ExportReport(manifest.id, out, layout, manifest.content.n, size)
+    export_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return ExportReport(manifest.id, out, layout, manifest.content.n, export_bytes)
 
 
 def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:

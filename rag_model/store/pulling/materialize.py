@@ -182,7 +182,7 @@ def materialize_snapshot(
                     _write_mapped_copy(ref, puller.dest)
             return fetched_bytes
 
-        return sum(puller.materialize_all(blobs, materialize) for blobs in phases)
+        return sum(puller.materialize_all(phase_refs, materialize) for phase_refs in phases)
 
 
 def _fetch_only(puller: Puller) -> Callable[[BlobRef], Sequence[Strategy]]:
@@ -303,10 +303,10 @@ class _SnapshotUpdate:
         return Attempt(is_written=False, fetched_bytes=fetched_bytes or 0)
 
     @contextmanager
-    def _rebuild_head(self, ref: BlobRef, size: int) -> Iterator[tuple[int, Path | None]]:
-        """Yield (extra_bytes, file): a file with the first `size` bytes of a blob.
+    def _rebuild_head(self, ref: BlobRef, head_bytes: int) -> Iterator[tuple[int, Path | None]]:
+        """Yield (extra_bytes, file): a file with the first `head_bytes` of a blob.
 
-        `extra_bytes` is the size of the fetched delta minus `size`. If the store has no delta of
+        `extra_bytes` is the size of the fetched delta minus `head_bytes`. If the store has no delta of
         these bytes, (0, None) is yielded.
         """
         with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder:
@@ -314,7 +314,7 @@ class _SnapshotUpdate:
             fetched_bytes = None
             with suppress(OSError):
                 fetched_bytes = self._apply_delta(ref, head)
-            yield (0, None) if fetched_bytes is None else (fetched_bytes - size, head)
+            yield (0, None) if fetched_bytes is None else (fetched_bytes - head_bytes, head)
 
 
 @contextmanager
@@ -337,7 +337,7 @@ def _open_incomplete(manifest: Manifest, dest: Path) -> Snapshot:
 
 
 def _iter_with_head(
-    head: Path | None, iter_chunks: ChunkSource, read: Callable[[int, int], bytes], start: int
+    head: Path | None, iter_chunks: ChunkSource, read: Callable[[int, int], bytes], start_byte: int
 ) -> Iterator[bytes]:
     """Yield the bytes of `iter_chunks`, which reads ranges inside of the head from the file
     `head`.
@@ -351,13 +351,13 @@ def _iter_with_head(
             file.seek(first)
             return file.read(end - first)
 
-    return iter_chunks(read_range, start)
+    return iter_chunks(read_range, start_byte)
 
 
-def _iter_file(path: Path, read: Callable[[int, int], bytes], start: int) -> Iterator[bytes]:
-    """Yield the bytes of a local file from `start` on."""
+def _iter_file(path: Path, read: Callable[[int, int], bytes], start_byte: int) -> Iterator[bytes]:
+    """Yield the bytes of a local file from `start_byte` on."""
     with path.open("rb") as file:
-        file.seek(start)
+        file.seek(start_byte)
         while block := file.read(_BLOCK_BYTES):
             yield block
 

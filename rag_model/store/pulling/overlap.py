@@ -89,9 +89,9 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
                 row_bytes, remainder = divmod(content.files[path].size - _NPY_HEADER_BYTES, part.rows)
                 if row_bytes > 0 and not remainder:
                     tables[path] = VectorTable(representation, _NPY_HEADER_BYTES, row_bytes, (part,))
-    for name, entry in content.indexes.items():
+    for name, index_entry in content.indexes.items():
         path = content.index_file(name)
-        if path in content.files and (row_bytes := _get_row_bytes(entry)):
+        if path in content.files and (row_bytes := _get_row_bytes(index_entry)):
             head_bytes = content.files[path].size - content.n * row_bytes
             if head_bytes > 0:
                 tables[path] = VectorTable(content.representation_of(name), head_bytes, row_bytes, content.parts)
@@ -117,12 +117,12 @@ def _is_embeddings(path: str) -> bool:
     return file_kind(path) == EMBEDDINGS
 
 
-def _get_row_bytes(entry: Mapping[str, Any]) -> int:
+def _get_row_bytes(index_entry: Mapping[str, Any]) -> int:
     """Return the bytes of a vector at the end of an index file; 0 if there are none."""
-    if "kind" in entry:
-        row_bytes = entry.get("row_bytes", 0)
+    if "kind" in index_entry:
+        row_bytes = index_entry.get("row_bytes", 0)
         return row_bytes if type(row_bytes) is int and 0 < row_bytes <= 4 * _MAX_DIM else 0
-    storage, d = _ENDS_IN_VECTORS.fullmatch(str(entry.get("factory"))), entry.get("d")
+    storage, d = _ENDS_IN_VECTORS.fullmatch(str(index_entry.get("factory"))), index_entry.get("d")
     if storage is None or type(d) is not int or not 0 < d < _MAX_DIM:
         return 0
     return (2 if storage[1] else 4) * d
@@ -154,9 +154,9 @@ class PulledVectors:
     def take_rows(self, rows: Rows, row_bytes: int) -> bytes:
         """Return the bytes of rows, converted between float16 and float32 if needed."""
         row_data = np.empty((len(rows), self.row_bytes), np.uint8)
-        order = np.argsort(rows, kind="stable")
-        for array_number, span, local_rows in self._partition.split(rows[order]):
-            row_data[order[span]] = self._arrays[array_number][local_rows]
+        sorted_positions = np.argsort(rows, kind="stable")
+        for array_number, span, local_rows in self._partition.split(rows[sorted_positions]):
+            row_data[sorted_positions[span]] = self._arrays[array_number][local_rows]
         if row_bytes == self.row_bytes:
             return row_data.tobytes()
         source_type, target_type = ("<f2", "<f4") if row_bytes > self.row_bytes else ("<f4", "<f2")
@@ -338,9 +338,9 @@ class Overlap:
         return hashes
 
 
-def _iter_fetched_pieces(start: int, end: int) -> Iterator[PatchPiece]:
-    for offset in range(start, end, _PIECE_BYTES):
-        yield PatchPiece(offset, min(offset + _PIECE_BYTES, end), None)
+def _iter_fetched_pieces(start_byte: int, end_byte: int) -> Iterator[PatchPiece]:
+    for offset in range(start_byte, end_byte, _PIECE_BYTES):
+        yield PatchPiece(offset, min(offset + _PIECE_BYTES, end_byte), None)
 
 
 def _iter_stretches(previous_rows: Rows, min_rows: int) -> Iterator[tuple[int, int, bool]]:

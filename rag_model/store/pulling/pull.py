@@ -119,17 +119,17 @@ def pull(
     manifest = catalog.get(identity)
     _check_same_kind(store, catalog, dest)
     files = {path: ref for path, ref in manifest.content.files.items() if select(path)}
-    dest, blobs = dest.absolute(), list(dict.fromkeys(files.values()))
-    _check_free_space(dest, blobs)
+    dest, refs = dest.absolute(), list(dict.fromkeys(files.values()))
+    _check_free_space(dest, refs)
     pruned_ids: tuple[str, ...] = ()
-    puller = Puller(store, dest, PullProgress(sum(ref.size for ref in blobs), on_progress))
+    puller = Puller(store, dest, PullProgress(sum(ref.size for ref in refs), on_progress))
     try:
         with lock_folder(dest) as lock:
             if catalog is store.models:
-                fetched_bytes = puller.materialize_all(blobs)
+                fetched_bytes = puller.materialize_all(refs)
             else:
                 fetched_bytes = materialize_snapshot(puller, manifest, files, mapped=mapped, derive=derive)
-            with _preserve_stamps(dest, blobs):
+            with _preserve_stamps(dest, refs):
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
             replaced_ids = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
             if identity in replaced_ids:
@@ -141,7 +141,7 @@ def pull(
             record_name(dest, store.url, snapshot, identity)
             _make_current(identity, dest)
             if keep:
-                with _preserve_stamps(dest, blobs):
+                with _preserve_stamps(dest, refs):
                     pruned_ids = prune(dest, keep, lock, catalog.parse, replaced_ids)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
@@ -149,7 +149,7 @@ def pull(
         snapshot=identity,
         path=dest / identity,
         fetched_bytes=fetched_bytes,
-        reused_bytes=sum(ref.size for ref in blobs) - fetched_bytes,
+        reused_bytes=sum(ref.size for ref in refs) - fetched_bytes,
         pruned=pruned_ids,
         taken_down=list_pulled(dest, replaced_ids),
     )
@@ -167,9 +167,9 @@ def _check_same_kind(store: Store, catalog: Catalog[Any], dest: Path) -> None:
     raise UsageError(f"{dest} is a folder of {other_catalog.noun}s: pull {catalog.noun}s to another folder")
 
 
-def _check_free_space(dest: Path, blobs: list[BlobRef]) -> None:
+def _check_free_space(dest: Path, refs: list[BlobRef]) -> None:
     """Check that the disk has enough free space, before files are fetched."""
-    copies = [(ref, blob_copy_path(dest, ref)) for ref in blobs]
+    copies = [(ref, blob_copy_path(dest, ref)) for ref in refs]
     missing_bytes = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
     free_bytes = shutil.disk_usage(nearest_existing(dest)).free
     if missing_bytes > free_bytes:
@@ -180,11 +180,11 @@ def _check_free_space(dest: Path, blobs: list[BlobRef]) -> None:
 
 
 @contextmanager
-def _preserve_stamps(dest: Path, blobs: list[BlobRef]) -> Iterator[None]:
+def _preserve_stamps(dest: Path, refs: list[BlobRef]) -> Iterator[None]:
     """Keep the stamps of copies valid while the block links or unlinks them."""
     stamps = open_folder_stamps(dest)
     with ExitStack() as stack:
-        for ref in blobs:
+        for ref in refs:
             stack.enter_context(stamps.preserve(blob_copy_path(dest, ref), ref.id))
         yield
 

@@ -61,12 +61,12 @@ class FileWithLists:
 
     def write_rest(self, out: Path) -> int:
         """Write the bytes outside of the lists, and return their number."""
-        list_numbers, data = np.flatnonzero(self.lists.gaps), map_bytes(self.path).data
+        list_numbers, file_data = np.flatnonzero(self.lists.gaps), map_bytes(self.path).data
         ends, gaps = self.lists.starts[list_numbers + 1].tolist(), self.lists.gaps[list_numbers].tolist()
         with out.open("wb") as file:
-            file.write(data[: self.lists.start])
-            file.writelines(data[end - gap : end] for end, gap in zip(ends, gaps, strict=True))
-            file.write(data[self.lists.end : max(self.lists.end, self.size)])
+            file.write(file_data[: self.lists.start])
+            file.writelines(file_data[end - gap : end] for end, gap in zip(ends, gaps, strict=True))
+            file.write(file_data[self.lists.end : max(self.lists.end, self.size)])
             return file.tell()
 
 
@@ -249,10 +249,10 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
         _write_arrays(arrays_path, base.lists, target.lists, base_rows, edits)
     except (ValueError, IndexError) as error:
         raise InputError(f"{target.path} cannot be compared with {base.path}: {error}") from error
-    sizes = [path.stat().st_size for path in (splice_path, arrays_path, *rest_paths)]
-    write_packed(arrays_path, sizes[1], out, splice_path.read_bytes())
+    file_sizes = [path.stat().st_size for path in (splice_path, arrays_path, *rest_paths)]
+    write_packed(arrays_path, file_sizes[1], out, splice_path.read_bytes())
     with out.open("ab") as file:
-        file.write(_SIZES.pack(*sizes))
+        file.write(_SIZES.pack(*file_sizes))
 
 
 def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbers, Bytes]]) -> _Edits:
@@ -316,11 +316,11 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
     if is_wrong.any():
         wrong_slots = np.flatnonzero(is_wrong[block.slot_lists])
         wrong_predictions = np.flatnonzero(is_wrong[block.predicted_lists])
-        pairs = _encode_list_row_pairs(block.slot_lists[wrong_slots], slots[wrong_slots], len(is_new))
+        list_row_pairs = _encode_list_row_pairs(block.slot_lists[wrong_slots], slots[wrong_slots], len(is_new))
         predicted_pairs = _encode_list_row_pairs(
             block.predicted_lists[wrong_predictions], block.predicted_rows[wrong_predictions], len(is_new)
         )
-        is_predicted, is_present = _match_values(pairs, predicted_pairs)
+        is_predicted, is_present = _match_values(list_row_pairs, predicted_pairs)
         is_inserted[wrong_slots] = ~is_predicted & (slots[wrong_slots] >= 0)
         is_removed[wrong_predictions] = ~is_present
         # Lists with another order or with repeated numbers are stored as a whole.
@@ -347,12 +347,12 @@ def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
 
     Of equal others only the first one is marked.
     """
-    order = np.argsort(others)
-    sorted_others = np.append(others[order], np.iinfo(np.int64).max)
+    sorted_positions = np.argsort(others)
+    sorted_others = np.append(others[sorted_positions], np.iinfo(np.int64).max)
     positions = np.searchsorted(sorted_others, values)
     is_in_others: Bools = sorted_others[positions] == values
     is_in_values = np.zeros(len(others), np.bool_)
-    is_in_values[order[positions[is_in_others]]] = True
+    is_in_values[sorted_positions[positions[is_in_others]]] = True
     return is_in_others, is_in_values
 
 
@@ -368,9 +368,9 @@ def _find_wrong_lists(block: _Block, slots: Numbers, is_inserted: Bools, is_remo
 def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows, edits: _Edits) -> None:
     run_starts, run_lengths = find_runs(base_rows)
     # New rows come first, because most of the inserted numbers are new rows.
-    order = np.argsort(base_rows >= 0, kind="stable")
-    ranks = np.empty(len(order) + 1, np.int64)
-    ranks[order], ranks[-1] = np.arange(len(order)), len(order)
+    new_rows_first = np.argsort(base_rows >= 0, kind="stable")
+    ranks = np.empty(len(new_rows_first) + 1, np.int64)
+    ranks[new_rows_first], ranks[-1] = np.arange(len(new_rows_first)), len(new_rows_first)
     arrays = [
         *(array for lists in (base, target) for array in (lists.lengths, lists.gaps)),
         run_lengths,
@@ -401,20 +401,20 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
     offset = _HEAD.size + head_bytes
     head = parse_json(data[_HEAD.size : offset])
     arrays = []
-    for count in head["counts"]:
-        if type(count) is not int or count < 0:
+    for n_values in head["counts"]:
+        if type(n_values) is not int or n_values < 0:
             raise ValueError("the length of an array is invalid")
-        array, offset = unpack_planes(data, count, offset)
+        array, offset = unpack_planes(data, n_values, offset)
         arrays.append(array)
     base_lengths, base_gaps, lengths, gaps, run_lengths, run_starts, slot_steps, ranks, removed_steps = arrays
     dtype, code_bytes, by_row = head["lists"]
-    base_start, start = head["starts"]
-    if dtype not in ("<i4", "<i8") or any(type(n) is not int or n < 0 for n in (code_bytes, base_start, start)):
+    base_start, target_start = head["starts"]
+    if dtype not in ("<i4", "<i8") or any(type(n) is not int or n < 0 for n in (code_bytes, base_start, target_start)):
         raise ValueError("the type of the lists is unknown")
     if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slot_steps) != len(ranks):
         raise ValueError("the lengths of the arrays differ")
     base = RowLists(base_start, dtype, code_bytes, bool(by_row), base_lengths, base_gaps)
-    target = RowLists(start, dtype, code_bytes, bool(by_row), lengths, gaps)
+    target = RowLists(target_start, dtype, code_bytes, bool(by_row), lengths, gaps)
     n_rows = len(lengths) if by_row else int(lengths.sum())
     if run_lengths.sum() != n_rows or n_rows > max_rows or len(run_lengths) != len(run_starts):
         raise ValueError("the number of rows is wrong")
@@ -439,11 +439,11 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
     with delta.open("rb") as file:
         file.seek(max(0, delta_size - _SIZES.size))
         rest_of_file = file.read()
-    sizes = _SIZES.unpack(rest_of_file) if len(rest_of_file) == _SIZES.size else (delta_size + 1, 0, 0, 0)
+    file_sizes = _SIZES.unpack(rest_of_file) if len(rest_of_file) == _SIZES.size else (delta_size + 1, 0, 0, 0)
     limits = delta_size, 4 * (size + base_size) + _MAX_HEAD, base_size, size
-    if any(actual > limit for actual, limit in zip(sizes, limits, strict=True)):
+    if any(actual > limit for actual, limit in zip(file_sizes, limits, strict=True)):
         raise InputError(message)
-    splice_bytes, arrays_bytes, base_rest_bytes, rest_bytes = sizes
+    splice_bytes, arrays_bytes, base_rest_bytes, rest_bytes = file_sizes
     arrays_path, base_rest_path, rest_path = (out.with_name(name) for name in ("arrays", "base-rest", "rest"))
     unpack_file(delta, arrays_bytes, arrays_path, splice_bytes)
     try:
@@ -462,12 +462,12 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
         raise InputError(message) from error
 
 
-def _find_end(lists: RowLists, rest_bytes: int, size: int) -> int:
-    """Return the total bytes of the lists and of the rest, which must be at most `size`."""
-    end = rest_bytes + int(lists.lengths.sum()) * lists.slot_bytes
-    if not lists.end <= end <= size:
+def _find_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
+    """Return the total bytes of the lists and of the rest, which must be at most `file_size`."""
+    lists_end = rest_bytes + int(lists.lengths.sum()) * lists.slot_bytes
+    if not lists.end <= lists_end <= file_size:
         raise ValueError("the lists are outside of the file")
-    return end
+    return lists_end
 
 
 def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: BinaryIO) -> None:
@@ -496,10 +496,10 @@ def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: B
 def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, rest: BinaryIO, out: BinaryIO) -> None:
     gaps = lists.gaps[block.first : block.end]
     if lists.code_bytes:
-        begins = np.cumsum(block.lengths) - block.lengths
-        for begin, length, gap in zip(begins.tolist(), block.lengths.tolist(), gaps.tolist(), strict=True):
-            out.write(codes[begin : begin + length].data)
-            out.write(slots[begin : begin + length].data)
+        list_begins = np.cumsum(block.lengths) - block.lengths
+        for list_begin, length, gap in zip(list_begins.tolist(), block.lengths.tolist(), gaps.tolist(), strict=True):
+            out.write(codes[list_begin : list_begin + length].data)
+            out.write(slots[list_begin : list_begin + length].data)
             out.write(rest.read(gap))
         return
     slot_bytes = slots.itemsize
@@ -510,8 +510,8 @@ def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, r
     out.write(items.data)
 
 
-def _copy_bytes(source: BinaryIO, out: BinaryIO, size: int) -> None:
-    """Copy at most `size` bytes."""
-    while size > 0 and (block := source.read(min(_BLOCK_BYTES, size))):
+def _copy_bytes(source: BinaryIO, out: BinaryIO, max_bytes: int) -> None:
+    """Copy at most `max_bytes`."""
+    while max_bytes > 0 and (block := source.read(min(_BLOCK_BYTES, max_bytes))):
         out.write(block)
-        size -= len(block)
+        max_bytes -= len(block)

@@ -120,7 +120,7 @@ class _GarbagePlanner:
                 "evaluation. The listing may be wrong, so nothing was deleted: check the store, or delete "
                 "the whole store if it is not needed"
             )
-        blobs = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
+        unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
         other_files = (
             *self._iter_ended_runs(cutoff),
             *self._iter_orphan_reports(view),
@@ -131,7 +131,7 @@ class _GarbagePlanner:
         writer_files = (file for folder in ("intents", "sweeps") for file in self.store.files.iter_tree(folder))
         return [
             *marked_files.unneeded_records,
-            *(file for file in (*blobs, *other_files) if file.modified < cutoff),
+            *(file for file in (*unneeded_files, *other_files) if file.modified < cutoff),
             *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
         ]
 

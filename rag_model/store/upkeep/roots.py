@@ -152,8 +152,8 @@ def _delete_batches(
     deleted_files: list[StoredFile],
 ) -> bool:
     """Delete the files in batches; return False as soon as the plan is out of date."""
-    for start in range(0, len(files), _BATCH_FILES):
-        batch = files[start : start + _BATCH_FILES]
+    for i in range(0, len(files), _BATCH_FILES):
+        batch = files[i : i + _BATCH_FILES]
         deadline = time.monotonic() + SWEEP_VALID_SECONDS / 2
         store_time = condemn_files(batch, view.intents)
         if not view.is_current(StoreView.read(store, store_time)):
@@ -183,11 +183,11 @@ def _open_sweep(store: Store) -> Iterator[Condemn]:
     path = f"sweeps/{secrets.token_hex(8)}.json"
 
     def condemn_files(files: Sequence[StoredFile], known_intents: Sequence[Intent]) -> float:
-        value = {
+        sweep_record = {
             "condemned": [file.path for file in files],
             "knows": [intent.name for intent in known_intents],
         }
-        return store.intents.write_timed(path, {"format": 1, **value})
+        return store.intents.write_timed(path, {"format": 1, **sweep_record})
 
     try:
         yield condemn_files
@@ -264,15 +264,15 @@ def _list_records(store: Store) -> list[_MemoRecord]:
 
 
 def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapping[int, StoredFile]) -> _MemoRecord:
-    files = tuple(generations[number] for number in sorted(generations, reverse=True))
-    data = store.files.read(files[0].path) or b""
-    record = parse_record(*stage_and_key, data)
+    files = tuple(generations[generation] for generation in sorted(generations, reverse=True))
+    record_bytes = store.files.read(files[0].path) or b""
+    record = parse_record(*stage_and_key, record_bytes)
     outputs = frozenset(_get_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
     target = record.stats.get(TARGET_KEY) if record else None
     targets = frozenset(map(_get_hex_digest, [target] if isinstance(target, str) else target or ()))
     mirror_of = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE) else ""
     stage, key = stage_and_key
-    return _MemoRecord(stage, files, outputs, frozenset(_find_digests(data)), targets, mirror_of, key)
+    return _MemoRecord(stage, files, outputs, frozenset(_find_digests(record_bytes)), targets, mirror_of, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +389,8 @@ def _read_blob_list(store: Store, file: StoredFile) -> list[str]:
     return _find_digests(store.files.read(file.path) or b"")
 
 
-def _find_digests(data: bytes) -> list[str]:
-    return [digest.decode() for digest in _BLOB_ID.findall(data)]
+def _find_digests(record_bytes: bytes) -> list[str]:
+    return [digest.decode() for digest in _BLOB_ID.findall(record_bytes)]
 
 
 def _get_manifest_digests(manifest: Manifest | ModelManifest | EvaluationManifest) -> set[str]:

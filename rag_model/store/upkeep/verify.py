@@ -65,7 +65,7 @@ def protect_files(store: Store, version: str, manifest_path: str, content: Versi
         StoreError: files are missing; the message names `version`.
     """
     with store.intents.hold(
-        f"publish-{secrets.token_hex(8)}", {manifest_path, *(blob.path for blob in content.files.values())}
+        f"publish-{secrets.token_hex(8)}", {manifest_path, *(blob_ref.path for blob_ref in content.files.values())}
     ):
         if problems := find_missing_files(store, content):
             raise StoreError(
@@ -131,10 +131,10 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
 
 def _check_size(store: Store, ref: BlobRef) -> str | None:
     """Return a description of a blob's wrong size; None if it is right."""
-    size = store.files.get_size(ref.path)
-    if size is None:
+    stored_bytes = store.files.get_size(ref.path)
+    if stored_bytes is None:
         return "missing"
-    return None if size == ref.size else f"{size} bytes instead of {ref.size}"
+    return None if stored_bytes == ref.size else f"{stored_bytes} bytes instead of {ref.size}"
 
 
 def _check_hash(store: Store, ref: BlobRef) -> str | None:
@@ -195,19 +195,19 @@ def probe_store(store: Store) -> ProbeResult:
     Raises:
         StoreError: the store cannot be read or written, or returns other bytes than were written.
     """
-    path, value = f"probe/doctor-{secrets.token_hex(8)}.json", {"nonce": secrets.token_hex(8)}
-    start, time_before = time.perf_counter(), time.time()
+    path, probe = f"probe/doctor-{secrets.token_hex(8)}.json", {"nonce": secrets.token_hex(8)}
+    start_seconds, time_before = time.perf_counter(), time.time()
     try:
-        written_at = store.intents.write_timed(path, value)
+        written_at = store.intents.write_timed(path, probe)
         time_after = time.time()
-        if store.files.read(path) != json_bytes(value):
+        if store.files.read(path) != json_bytes(probe):
             raise StoreError(
                 f"{store.files.url_of(path)} does not hold the bytes that were just written: use another store"
             )
     finally:
         with suppress(StoreError):  # the earlier error is the one to report
             store.files.remove(path)
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start_seconds
     # The store's clock was read between two readings of this machine's clock, so only a time
     # outside of them is a skew.
     clock_skew = min(written_at - time_before, 0.0) if written_at < time_after else written_at - time_after

@@ -239,17 +239,17 @@ def _read_count(value: Any) -> int | None:
 
 def _read_numbers(value: Any) -> dict[str, float]:
     """Return the entries with finite numbers of at least 0."""
-    pairs = value.items() if isinstance(value, dict) else ()
+    named_numbers = value.items() if isinstance(value, dict) else ()
     return {
         str(name)[:_MAX_NAME]: number
-        for name, number in pairs
+        for name, number in named_numbers
         if type(number) in (int, float) and 0 <= number < 1 << 53
     }
 
 
 def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
-    pairs = value.items() if isinstance(value, Mapping) else ()
-    return ((name, metrics) for name, metrics in pairs if isinstance(name, str) and _INDEX_NAME.fullmatch(name))
+    named_metrics = value.items() if isinstance(value, Mapping) else ()
+    return ((name, metrics) for name, metrics in named_metrics if isinstance(name, str) and _INDEX_NAME.fullmatch(name))
 
 
 def _read_metrics(metrics: Any) -> dict[str, float]:

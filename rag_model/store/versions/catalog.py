@@ -80,12 +80,12 @@ class Catalog(Generic[ManifestT]):
             StoreError: the manifest is missing, damaged, hostile, or of a newer format.
         """
         path = self.manifest_path(identity)
-        data = self.files.read(path)
-        if data is None:
+        manifest_bytes = self.files.read(path)
+        if manifest_bytes is None:
             self._refuse_replaced(identity)
             raise StoreError(f"{self.noun} {identity[:12]} is missing in {self.files.url}")
         try:
-            manifest = self.parse(data)
+            manifest = self.parse(manifest_bytes)
         except StoreError as error:
             raise StoreError(f"{self.files.url_of(path)} cannot be used: {error}") from error
         if manifest.id != identity:

@@ -139,10 +139,10 @@ def parse_manifest(data: bytes, from_json: Callable[[Any], T]) -> T:
         StoreError: the bytes are not JSON, or `from_json` rejects the value.
     """
     try:
-        value = parse_json(data)
+        manifest = parse_json(data)
     except ValueError as error:
         raise StoreError(f"the manifest is damaged ({error}){PULL_AGAIN}") from error
-    return from_json(value)
+    return from_json(manifest)
 
 
 class VersionContent(Protocol):

@@ -53,7 +53,7 @@ def record_evaluation(
     needed_paths = {
         store.evaluations.manifest_path(manifest.id),
         *subject_paths(store, subject),
-        *(blob.path for blob in blobs.values()),
+        *(blob_ref.path for blob_ref in blobs.values()),
     }
     with store.intents.hold(f"evaluation-{secrets.token_hex(8)}", needed_paths):
         _check_subject(store, subject)

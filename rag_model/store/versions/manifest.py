@@ -97,8 +97,8 @@ class PartEntry:
         """Check the name and the numbers."""
         check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
         for field_name in ("first_page", "last_page"):
-            value = getattr(self, field_name)
-            check(type(value) is int and abs(value) <= MAX_PAGE, f"{field_name} {value!r} of {self.name}")
+            page = getattr(self, field_name)
+            check(type(page) is int and abs(page) <= MAX_PAGE, f"{field_name} {page!r} of {self.name}")
         check(
             type(self.rows) is int and 0 <= self.rows <= MAX_ROWS,
             f"row count {self.rows!r} of {self.name}",
@@ -212,17 +212,17 @@ class Content:
         check_objects(fields, "corpus", "recipe", "indexes")
         check(isinstance(fields["parts"], list), "field 'parts', which is not a list")
         part_fields = {"name", "first_page", "last_page", "rows"}
-        entries = enumerate(fields["parts"])
-        parts = tuple(PartEntry(**check_fields(entry, part_fields, f"parts[{i}]")) for i, entry in entries)
+        numbered_entries = enumerate(fields["parts"])
+        parts = tuple(PartEntry(**check_fields(entry, part_fields, f"parts[{i}]")) for i, entry in numbered_entries)
         files = parse_files(fields["files"])
         retriever = fields.get("retriever", "")
         check(isinstance(retriever, str), "field 'retriever', which is not a string")
         representations = embeddings_in_space(fields["space"]) if format_number == 1 else fields["representations"]
         check(isinstance(representations, dict), "field 'representations', which is not an object")
-        for name, entry in representations.items():
-            _check_representation(name, entry)
-        for name, entry in fields["indexes"].items():
-            _check_index(name, entry, files)
+        for name, representation in representations.items():
+            _check_representation(name, representation)
+        for name, representation in fields["indexes"].items():
+            _check_index(name, representation, files)
         return cls(
             fields["corpus"],
             parts,
@@ -250,17 +250,17 @@ def _check_representation(name: str, entry: Any) -> None:
     check(is_valid, f"representation {name!r}, whose kind or space is wrong")
 
 
-def _check_index(name: str, entry: Any, files: Mapping[str, BlobRef]) -> None:
-    check(isinstance(entry, dict), "index, which is not an object")
+def _check_index(name: str, index_entry: Any, files: Mapping[str, BlobRef]) -> None:
+    check(isinstance(index_entry, dict), "index, which is not an object")
     for field_name in ("kind", "over", "file", "factory", "metric", "refine"):
-        check(isinstance(entry.get(field_name, ""), str), f"{field_name} of index {name!r}")
+        check(isinstance(index_entry.get(field_name, ""), str), f"{field_name} of index {name!r}")
     for field_name in ("n", "d", "row_bytes"):
-        number = entry.get(field_name, 0)
-        check(type(number) is int and 0 <= number <= MAX_ROWS, f"{field_name} of index {name!r}")
+        n_rows = index_entry.get(field_name, 0)
+        check(type(n_rows) is int and 0 <= n_rows <= MAX_ROWS, f"{field_name} of index {name!r}")
     for field_name in ("search", "settings"):
-        check(isinstance(entry.get(field_name, {}), dict), f"{field_name} of index {name!r}")
+        check(isinstance(index_entry.get(field_name, {}), dict), f"{field_name} of index {name!r}")
     check(
-        entry.get("file", index_path(name)) in files or "file" not in entry,
+        index_entry.get("file", index_path(name)) in files or "file" not in index_entry,
         f"file of index {name!r}",
     )
 

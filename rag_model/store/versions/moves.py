@@ -134,9 +134,9 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
 
     if trusted_keys:  # the note of an unsigned move is not followed
         move_by_number = {
-            number: move
-            for number, move in move_by_number.items()
-            if catalog.refs.find_signer(trusted_keys, ref, number)
+            move_number: move
+            for move_number, move in move_by_number.items()
+            if catalog.refs.find_signer(trusted_keys, ref, move_number)
         }
     while (
         number_before in move_by_number
@@ -144,9 +144,9 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
         and int(match[1]) < number_before
     ):
         number_before = int(match[1])
-    for number in sorted(move_by_number, reverse=True):
-        if number < number_before and move_by_number[number].snapshot not in {current_move.snapshot, ""}:
-            return move_by_number[number]
+    for move_number in sorted(move_by_number, reverse=True):
+        if move_number < number_before and move_by_number[move_number].snapshot not in {current_move.snapshot, ""}:
+            return move_by_number[move_number]
     condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
     raise UsageError(
         f"ref {ref} named no other {catalog.noun} before {current_move.snapshot[:12]}{condition}: `log "

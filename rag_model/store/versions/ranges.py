@@ -114,8 +114,8 @@ class SnapshotRanges:
     def prefetch(self, ranges: Sequence[tuple[str, int, int]]) -> None:
         """Load the ranges (path, start, end) of files in one round of requests."""
         ranges_by_path: dict[str, list[tuple[int, int]]] = {}
-        for path, start, end in ranges:
-            ranges_by_path.setdefault(path, []).append((start, end))
+        for path, start_byte, end_byte in ranges:
+            ranges_by_path.setdefault(path, []).append((start_byte, end_byte))
         with self.cache.hold():
             requests = [(self.file(path), *np.array(pairs, np.int64).T) for path, pairs in ranges_by_path.items()]
             self.cache.load(requests)
@@ -194,10 +194,10 @@ def _shorten_digest(ref: BlobRef) -> bytes:
     return bytes.fromhex(ref.id.partition(":")[2])[:DIGEST_BYTES]
 
 
-def _parse_table(data: bytes, files: Mapping[str, BlobRef], snapshot: str) -> dict[str, Any]:
+def _parse_table(table_bytes: bytes, files: Mapping[str, BlobRef], snapshot: str) -> dict[str, Any]:
     """Parse a table, and check that its numbers fit the files of the snapshot."""
     try:
-        table: dict[str, Any] = parse_json(data)
+        table: dict[str, Any] = parse_json(table_bytes)
         if table["version"] not in (VERSION, BOUNDS_VERSION):
             raise StoreError(
                 f"the digests of ranges of {snapshot} have version {table['version']!r}: upgrade bookwheel, or pull it"

@@ -156,10 +156,10 @@ class Refs:
 
     def _read_move(self, name: str, number: int) -> RefMove:
         path = self.move_path(name, number)
-        value = self._files.read_json(path)
-        if value is None:
+        move_fields = self._files.read_json(path)
+        if move_fields is None:
             raise NotFoundError(f"ref {name} has no move {number} in {self._files.url}: `log --ref {name}` lists them")
-        move = RefMove.from_json(value, self._noun)
+        move = RefMove.from_json(move_fields, self._noun)
         if type(move.number) is not int or move.number != number:
             raise StoreError(f"{self._files.url_of(path)} is damaged: it is numbered as move {move.number!r}")
         return move

@@ -225,9 +225,9 @@ class PulledSignatures:
             StoreError: the store cannot be read.
             OSError: the folder cannot be written.
         """
-        value = signatures.files.read_json(path)
+        signed_value = signatures.files.read_json(path)
         for key in trusted_keys.keys.values():
-            if (signature := signatures.read(path, value, key)) is not None:
+            if (signature := signatures.read(path, signed_value, key)) is not None:
                 (self.folder / f"manifest.{_compute_fingerprint(key)}.sig").write_bytes(json_bytes(signature))
 
 
@@ -240,9 +240,9 @@ def has_signing_key() -> bool:
     return _load_private_key() is not None
 
 
-def _build_signed_message(path: str, value: Any) -> bytes:
+def _build_signed_message(path: str, signed_value: Any) -> bytes:
     try:
-        return _PURPOSE + canonical_json({"path": path, "value": value})
+        return _PURPOSE + canonical_json({"path": path, "value": signed_value})
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be signed ({error}): restore it from a copy") from error
 

@@ -143,18 +143,18 @@ class Snapshot:
         Raises:
             StoreError: the digests of ranges are missing or damaged.
         """
-        files, blobs = manifest.content.files, store.blobs
+        files, blob_store = manifest.content.files, store.blobs
         use_ranges = by_ranges and not store.files.is_local
         ranges = SnapshotRanges.open(store, manifest, cache_bytes) if use_ranges else None
 
         def source(file: str) -> Path | IO[bytes]:
             if ranges is not None and ranges.covers(file):
                 return ranges.open_file(file)
-            return blobs.get_local_path(files[file]) if store.files.is_local else blobs.open(files[file])
+            return blob_store.get_local_path(files[file]) if store.files.is_local else blob_store.open(files[file])
 
         return cls(
             manifest,
-            lambda file: blobs.get_local_path(files[file]),
+            lambda file: blob_store.get_local_path(files[file]),
             source,
             store.url,
             concurrency=store.files.concurrency,
@@ -173,14 +173,14 @@ class Snapshot:
             StoreError: there is no pulled snapshot, or the manifest is damaged.
             RefusedError: a trust file is given, and no key of it signed the pulled snapshot.
         """
-        root, data, lock = _open_pulled(Path(folder))
-        manifest = Manifest.from_bytes(data)
+        root, manifest_bytes, lock = _open_pulled(Path(folder))
+        manifest = Manifest.from_bytes(manifest_bytes)
         if trusted_keys := TrustedKeys.from_environment():
             manifest_path = f"snapshots/{manifest.id}.json"
             trusted_keys.check(
                 PulledSignatures(root),
                 manifest_path,
-                json.loads(data),
+                json.loads(manifest_bytes),
                 f"snapshot {manifest.id[:12]} in {root}",
             )
         stamps = open_folder_stamps(root.parent)
@@ -252,9 +252,9 @@ class Snapshot:
         content = self.manifest.content
         if content.kind_of(representation) in (TOKENS, SPARSE):
             return int((content.space_of(representation) or {})["dim"])
-        for name, index in content.indexes.items():
-            if content.representation_of(name) == representation and isinstance(index.get("d"), int):
-                return int(index["d"])
+        for name, index_entry in content.indexes.items():
+            if content.representation_of(name) == representation and isinstance(index_entry.get("d"), int):
+                return int(index_entry["d"])
         for part in self.parts:
             return int(self.embeddings(part.name, representation).shape[1])
         raise StoreError(f"snapshot {self.id[:12]} has no vectors")
@@ -318,8 +318,8 @@ class Snapshot:
         Raises:
             StoreError: the file is missing or cut short.
         """
-        blob = self.manifest.content.files[self._check_file(file)]
-        return self.store.blobs.read_range(blob, start, min(end, blob.size))
+        file_ref = self.manifest.content.files[self._check_file(file)]
+        return self.store.blobs.read_range(file_ref, start, min(end, file_ref.size))
 
     def passages(self, rows: Sequence[int]) -> list[Passage]:
         """Return the passages of global rows (0 <= row < n), in the given order.
@@ -406,12 +406,12 @@ class Snapshot:
         """Close the files that were opened."""
         self.close()
 
-    def _find_cached_passages(self, rows: Sequence[int]) -> dict[int, Passage]:
+    def _find_cached_passages(self, row_numbers: Sequence[int]) -> dict[int, Passage]:
         """Return the passages that were read before: decoding a part of a row group takes
         longer than a search.
         """
         with self._lock:
-            cached_passages = ((row, self._passage_cache.find(row)) for row in rows)
+            cached_passages = ((row, self._passage_cache.find(row)) for row in row_numbers)
             return {row: passage for row, passage in cached_passages if passage is not None}
 
     def _cache_passages(self, passages: Mapping[int, Passage]) -> None:
@@ -419,7 +419,7 @@ class Snapshot:
             for row, passage in passages.items():
                 self._passage_cache.add(row, passage, _PASSAGE_OBJECT_BYTES + sys.getsizeof(passage.text))
 
-    def _prefetch_passages(self, ranges: SnapshotRanges, rows: NDArray[np.int64]) -> None:
+    def _prefetch_passages(self, ranges: SnapshotRanges, row_numbers: NDArray[np.int64]) -> None:
         """Load the ranges from which these rows are read, in one round of requests if possible.
 
         If the outline of a file has cuts, the ranges are parts of row groups. If the outline has
@@ -429,30 +429,30 @@ class Snapshot:
         """
         parts = [
             (self.parts[part_number], local_rows.tolist())
-            for part_number, _, local_rows in self._partition.split(rows)
+            for part_number, _, local_rows in self._partition.split(row_numbers)
             # other files are read without digests
             if ranges.covers(passages_path(self.parts[part_number].name))
         ]
         byte_ranges, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
         for part, local_rows in parts:
-            path, size = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
+            path, file_bytes = passages_path(part.name), self.manifest.content.files[passages_path(part.name)].size
             if has_cuts(ranges.get_outline(path)):
                 with self._lock, self._translate_errors(part.name):
                     reader = self._take_reader(part)
                     if isinstance(reader, RangedPassages):
                         byte_ranges += [(path, *byte_range) for byte_range in reader.list_ranges(local_rows)]
                 continue
-            footer_start = max(0, size - max(_FOOTER_BYTES, 2 * part.rows))
+            footer_start = max(0, file_bytes - max(_FOOTER_BYTES, 2 * part.rows))
             try:
                 group_rows, groups = ranges.get_outline(path)["rows"], ranges.get_outline(path)["ranges"]
-                byte_ranges += [(path, *groups[number]) for number in sorted({row // group_rows for row in local_rows})]
+                byte_ranges += [(path, *groups[group]) for group in sorted({row // group_rows for row in local_rows})]
                 # the footer begins after the last group
                 footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))
             except (LookupError, TypeError, ValueError, ArithmeticError):
                 # the outline is only a hint
                 unlocated_parts.append((part, local_rows))
             if part.name not in self._readers:
-                byte_ranges.append((path, footer_start, size))
+                byte_ranges.append((path, footer_start, file_bytes))
         ranges.prefetch(byte_ranges)
         byte_ranges = []
         for part, local_rows in unlocated_parts:
@@ -474,11 +474,11 @@ class Snapshot:
             self._readers.popitem(last=False)[1].close()
         return reader
 
-    def _read_rows(self, part: PartEntry, rows: list[int]) -> list[Passage]:
+    def _read_rows(self, part: PartEntry, row_numbers: list[int]) -> list[Passage]:
         with self._lock:  # a Parquet reader has only one position, so one thread at a time may read
             reader = self._take_reader(part)
             with self._translate_errors(part.name):
-                return reader.read_rows(rows)
+                return reader.read_rows(row_numbers)
 
     @contextmanager
     def _translate_errors(self, part: str) -> Iterator[None]:
@@ -557,7 +557,7 @@ class SnapshotLease:
         manifest = self._store.snapshots.get(snapshot)
         needed_paths = {
             self._store.snapshots.manifest_path(snapshot),
-            *(blob.path for blob in manifest.content.files.values()),
+            *(file_ref.path for file_ref in manifest.content.files.values()),
         }
         intent = ExitStack()
         intent.enter_context(self._store.intents.hold(f"{LEASE_PREFIX}{secrets.token_hex(8)}", needed_paths))

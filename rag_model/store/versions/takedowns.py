@@ -109,8 +109,8 @@ class Takedowns:
                     "be written: bookwheel did not write it, so inspect it and delete it"
                 )
             record = Takedown(number, wiki, tuple(sorted({*pages})), reason, by, created_at, secrets.token_hex(16))
-            value = {"format": _FORMAT, **asdict(record)}
-            if Signatures(self._files).create_signed(_get_path(f"{number:08d}"), value):
+            record_fields = {"format": _FORMAT, **asdict(record)}
+            if Signatures(self._files).create_signed(_get_path(f"{number:08d}"), record_fields):
                 return record
 
     def list_replaced(self) -> frozenset[str]:
@@ -153,8 +153,8 @@ class Takedowns:
         if self._files.find(path) is None:
             if trusted_keys := TrustedKeys.from_environment():
                 trusted_keys.require_signing_key("takedown")
-            value = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
-            Signatures(self._files).create_signed(path, value)
+            replacement_fields = {"format": _FORMAT, "snapshot": snapshot, "by": by, "nonce": secrets.token_hex(16)}
+            Signatures(self._files).create_signed(path, replacement_fields)
         if not self._is_trusted(path):
             raise RefusedError(
                 f"{self._files.url_of(path)} says that the snapshot was replaced, but no key of the trust "
@@ -187,7 +187,7 @@ class Takedowns:
         path = _get_path(f"{number:08d}")
         fields = self._read(path) or {}
         pages = fields.pop("pages", None)
-        texts = [value for name, value in fields.items() if name != "number"]
+        texts = [field_text for name, field_text in fields.items() if name != "number"]
         if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *texts]):
             raise self._build_damaged_error(path)
         try:
@@ -208,10 +208,10 @@ class Takedowns:
         return by
 
     def _read(self, path: str) -> dict[str, Any] | None:
-        value = self._files.read_json(path)
-        if value is not None and value.pop("format", None) != _FORMAT:
+        record_fields = self._files.read_json(path)
+        if record_fields is not None and record_fields.pop("format", None) != _FORMAT:
             raise StoreError(f"{self._files.url_of(path)} has another format: upgrade bookwheel")
-        return value
+        return record_fields
 
     def _build_damaged_error(self, path: str) -> StoreError:
         return StoreError(f"{self._files.url_of(path)} is damaged: restore it from a copy of the store")

@@ -215,10 +215,10 @@ class Trainings:
 
     def _read_record(self, key: str, number: int) -> StoredCheckpoint | None:
         path = self.record_path(key, number)
-        if (data := self.files.read(path)) is None:
+        if (record_bytes := self.files.read(path)) is None:
             return None
         try:
-            return replace(parse_manifest(data, StoredCheckpoint.from_json), number=number)
+            return replace(parse_manifest(record_bytes, StoredCheckpoint.from_json), number=number)
         except StoreError as error:
             raise StoreError(
                 f"{self.files.url_of(path)} cannot be used: {error}; delete this file, and the training starts again"
