@@ -169,7 +169,7 @@ def run(
 
 
 def _share_state(link: WorkerLink, service: Service, metrics: ServiceMetrics) -> None:
-    """Publish the leader's state to the other workers every second."""
+    """Publish the leader's state to the other workers at regular intervals."""
     if not isinstance(service.follower, WorkerFollower):
         publisher = LeaderStatePublisher(link, service.slot, service.follower, service.pins)
 

@@ -35,7 +35,7 @@ from rag_model.secrets import mask_secrets
 
 _LOG = logging.getLogger(__name__)
 _LAST_PORT = 65_535
-_TICK_SECONDS = 1.0  # interval of `WorkerLink.on_tick`
+_TICK_SECONDS = 0.2  # interval of `WorkerLink.on_tick`; a pin of another worker waits for two
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60.0  # time to shut down before a worker is killed
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
@@ -115,7 +115,7 @@ class WorkerLink:
         self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()  # replies to `open`
         self.stop_signals: list[int] = []  # in the order of their arrival
         self.process_ids: list[int] = [os.getpid()]  # supervisor and all workers
-        self.on_tick: Callable[[], None] = lambda: None  # called every second
+        self.on_tick: Callable[[], None] = lambda: None  # called at this interval
         threading.Thread(target=self._receive, name="link", daemon=True).start()
 
     @property
