@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -121,6 +122,12 @@ def test_workers_swap_as_one_and_are_restarted(library: Library, dest: Path, pas
                         == library.blue
                     )
                 )
+
+            def retrieve_unknown(name: str) -> int:
+                return httpx.post(f"{url}/retrieve?snapshot={name}", json=pinned, timeout=PATIENCE).status_code
+
+            # Each worker asks the first one, within the time that the request waits.
+            until(lambda: [retrieve_unknown(secrets.token_hex(32)) for _ in range(8)] == [410] * 8)
 
             library.store.takedowns.record_replacement(library.red, "")
             until(lambda: [httpx.get(f"{url}/snapshot", timeout=PATIENCE).status_code for _ in range(8)] == [503] * 8)
