@@ -529,7 +529,7 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
 
 
 def _size_launch(launch: Launch, tasks: Sequence[MeasureTask]) -> Launch:
-    """Return the launch with memory for the largest index, because a search may read all of it."""
+    """Return settings with memory for the largest index, because a search may read all of it."""
     return launch.for_tasks(PROCESS_BYTES + max((task.file_bytes for task in tasks), default=0))
 
 

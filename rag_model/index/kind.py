@@ -637,7 +637,7 @@ class ShardUpdatingKind(Protocol):
         file was trained again for that reason, and the shards are built again.
 
         Args:
-            plan: the plan of the build without the vectors.
+            plan: the plan of a build that lacks the `removed` vectors.
             trained: the earlier trained file, of a build with them.
             rows: the remaining vectors, one file per part.
             removed: the vectors to remove, blocks of (r, d) float32.

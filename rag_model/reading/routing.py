@@ -283,7 +283,7 @@ class AutoReader(RetrievingReader):
         return answers
 
     def _choose(self, closed_book: Answer, open_book: Answer | None) -> Answer:
-        """Return the answer of the memory that the route chooses, with the costs of both."""
+        """Return the closed-book or open-book answer, as the route chooses, with the costs of both."""
         score = self.route.score(closed_book, open_book)
         if open_book is not None and open_book.text and score is None and closed_book.text:
             raise UsageError(NO_LIKELIHOOD)

@@ -524,7 +524,7 @@ def _convert_value(request: _Request, i: int, unit: Unit) -> float:
 def compute_default_decimals(
     number: Quantity, converted_value: float, source: Unit, target: Unit, *, is_composite: bool = False
 ) -> int:
-    """Return the decimals of a conversion (negative: tens, hundreds), as in Module:Convert.
+    """Return to how many decimals Module:Convert rounds a value; negative: to tens, hundreds.
 
     Its `default_precision` is the input's decimals plus log10 of twice the ratio of input and
     output, with at least two significant figures (three, in kelvins, for temperatures). Feet,

@@ -25,7 +25,7 @@ _TEXT_MARK, _FIELD_MARK = LINK_START, LINK_END
 CELL_SEPARATOR = " | "
 _LINE_SEPARATOR = "; "  # replaces the line breaks in a cell
 _MAX_COLSPAN, _MAX_ROWSPAN = 1_000, 65_534  # limits of HTML
-_MIN_LETTERS = 3  # minimum letters and digits of a structure
+_MIN_LETTERS = 3  # minimum letters and digits of a table, box or list
 _ATTRIBUTE = re.compile(r"\b(rowspan|colspan)\s*+=\s*+[\"']?+\s*+(\d{1,6})", re.IGNORECASE)
 _LIST_MARKS = frozenset("*#:;")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)

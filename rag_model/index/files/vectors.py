@@ -175,7 +175,7 @@ class VectorFiles:
         """Yield (first row, (m, d) float32, m >= 1) in row order; no block spans two files.
 
         Args:
-            max_max_rows: maximum rows per block; None allows as many as fit into 32 MiB.
+            max_rows: maximum rows per block; None allows as many as fit into 32 MiB.
 
         Raises:
             InputError: a row holds a NaN or an infinity; the message names it.

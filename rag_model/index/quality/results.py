@@ -38,7 +38,9 @@ class RecallFloor:
 
     def __post_init__(self) -> None:
         if not (0 <= self.mean <= 1 and 0 <= self.p5 <= 1):
-            raise UsageError(f"the floor of recall is {self.mean} and {self.p5}: give shares from 0 to 1")
+            raise UsageError(
+                f"the minimum recall is {self.mean} (mean) and {self.p5} (fifth percentile): give shares from 0 to 1"
+            )
 
 
 # Measured on 5,227 passages of Wikipedia (MiniLM, 384 dimensions; 256 queries, each a sentence of

@@ -279,7 +279,8 @@ class _ServiceApp(FastAPI):
 
     Normal routing, by FastAPI or by Starlette alone, makes a search of a small snapshot slower by
     10 % (lower quartile) to 29 % (median): 1.2 to 1.3 ms, and 1.6 to 2.0 ms. The endpoints check
-    their requests themselves, and are also declared to FastAPI, for OpenAPI and for other methods.
+    their requests themselves. They are also declared to FastAPI, which describes them in OpenAPI
+    and refuses other methods.
     """
 
     def __init__(self, guard: RequestGuard, **settings: Any) -> None:

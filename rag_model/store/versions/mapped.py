@@ -24,7 +24,7 @@ _FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "
 
 
 def write_mapped_copy(passages: Path, copy: Path) -> None:
-    """Write the passages of a Parquet file to the Arrow file `copy`, which appears complete.
+    """Write the passages of a Parquet file to the Arrow file `copy`, atomically.
 
     At most one row group is in memory.
 

@@ -206,9 +206,9 @@ class End2EndRecipe:
 class ReconstructionSettings:
     """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
 
-    # leads: those of the corpus; none; or a JSON-lines file with a `statement` per line; first
-    # sentences of articles instead of summaries of the data's domain, because a snapshot has no
-    # summaries
+    # Where the statements come from: "leads", the first sentences of the corpus's articles; "none";
+    # or a JSON-lines file with a `statement` per line. The paper uses summaries, which a snapshot
+    # does not have.
     statements: str = LEADS
     most: int = 20_000  # maximum number of leads
     batch_size: int = 1  # statements per batch and process

@@ -118,7 +118,7 @@ class OpenRagTraining:
 
 @dataclass(frozen=True, slots=True)
 class OnlineJudging:
-    """The retriever and the judge of the online half."""
+    """The retriever and the judge that training asks for passages and grades at each step."""
 
     memory: BagMemory
     judge: PairScorer  # a `Judge`, perhaps with a cache

@@ -92,8 +92,8 @@ class RankingEvaluator:
 
         `average_rank` is the mean rank, from 1, of the examples' first positive in the whole pool;
         examples without a positive are left out. `Success@k` is the share of examples with a
-        passage among the first k that holds an answer (DPR's token match) or, if the example has no
-        answers, that is one of its positives.
+        correct passage among the first k. A passage is correct if it holds an answer (DPR's token
+        match) or, for an example without answers, if it is one of its positives.
         """
         # (b, d) @ (d, m) -> (b, m)
         return self.evaluate_scores(
