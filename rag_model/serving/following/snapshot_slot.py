@@ -30,7 +30,7 @@ class SnapshotSlot:
         self._on_freed, self._on_loaded = on_freed, on_loaded
         self._lock = threading.RLock()
         self._current: LoadedSnapshot | None = None
-        self._absence = "no snapshot is open yet: ask again in a moment"
+        self._not_ready_reason = "no snapshot is open yet: ask again in a moment"
         # readers of each snapshot in memory, by `id(loaded)`
         self._reader_counts: dict[int, int] = {}
 
@@ -71,7 +71,7 @@ class SnapshotSlot:
         """
         with self._lock:
             if self._current is None:
-                raise NotReadyError(self._absence)
+                raise NotReadyError(self._not_ready_reason)
             return self.hold(self._current)
 
     def hold(self, loaded_snapshot: LoadedSnapshot) -> LoadedSnapshot:
@@ -95,7 +95,7 @@ class SnapshotSlot:
 
     def withdraw(self) -> None:
         """Serve no snapshot until the next swap, because the current one was taken down."""
-        self._absence = "the snapshot was taken down, and no other one is open: publish one, and ask again"
+        self._not_ready_reason = "the snapshot was taken down, and no other one is open: publish one, and ask again"
         self.close()
 
     def swap(self, loaded_snapshot: LoadedSnapshot) -> None:

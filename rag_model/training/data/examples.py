@@ -238,7 +238,7 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
         if first_character == "[":  # no question file is an array
             field_names = "; ".join(", ".join(names) for names in _FORMATS)
             raise InputError(
-                f"{url}: the first value of the array is missing, or has none of these sets of fields: {field_names}; "
+                f"{url}: the array is empty, or its first example has none of these sets of fields: {field_names}; "
                 "add the fields, or give questions without passages as JSONL"
             )
         for question in read_questions(url).questions:

@@ -129,7 +129,7 @@ def test_beir_folders(tmp_path: Path) -> None:
         ("[" + json.dumps(DPR[0]) + "\n" + json.dumps(DPR[1]) + "]", r"line 2: expected a comma"),
         ("[" + json.dumps(DPR[0]) + ",\n {]", r"line 2: not a JSON value"),
         (lines(KILT, {**KILT, "output": None}), r"line 2 does not match the first"),
-        ("[]", "the first value of the array is missing, or has none of"),
+        ("[]", "the array is empty, or its first example has none of"),
         ('[{"question": 1}]', "fields: question, positive_ctxs; input, output; question, context; add"),
         ("", "contains no questions"),
     ],
