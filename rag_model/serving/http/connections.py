@@ -110,7 +110,7 @@ class _BufferedTransport:
         return getattr(self._transport, name)
 
 
-class _ConnectionLimitsProtocol(_BaseProtocol):  # type: ignore[misc]
+class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
     """An HTTP protocol with limits; `app._read_body` limits request bodies."""
 
     head_seconds = write_seconds = 10.0
@@ -309,7 +309,7 @@ def create_uvicorn_config(
     }
     return Config(
         app,
-        http=type("_Protocol", (_ConnectionLimitsProtocol,), limits),
+        http=type("_Protocol", (_LimitedHttpProtocol,), limits),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -352,7 +352,7 @@ def cancel_on_disconnect(state: dict[str, Any]) -> Iterator[None]:
         if task is not None:
             task.cancel()
 
-    state["on_disconnect"] = disconnect  # called by `_ConnectionLimitsProtocol.connection_lost`
+    state["on_disconnect"] = disconnect  # called by `_LimitedHttpProtocol.connection_lost`
     try:
         yield
     except asyncio.CancelledError:

@@ -401,14 +401,14 @@ class ServiceMetrics(Observer):
         """Record an answer's memory and citations, and whether its passages support it."""
         if answer.memory is not None:
             self._memories.labels(answer.memory).inc()
-        has_no_support = is_unsupported(answer)
-        if has_no_support:
+        lacks_support = is_unsupported(answer)
+        if lacks_support:
             self._unsupported.inc()
         if answer.context:
             self._numbered_answers.labels("yes" if answer.citations else "no").inc()
         model = loaded_snapshot.model
         if model is not None and can_check_overrides(model) and list_texts_read(answer):
-            self.overrides.record_answer(partial(create_override_checker, model), answer, unsupported=has_no_support)
+            self.overrides.record_answer(partial(create_override_checker, model), answer, unsupported=lacks_support)
 
     def _record_check(self, check: OverrideCheck | None) -> None:
         """Record the result of an override check; None if the check failed."""
