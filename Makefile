@@ -3,7 +3,8 @@
 # make up     a Prefect server, workers and an object store here, with every flow deployed      make down   stops exactly those
 # make release   wheel, source and bill of materials in dist/, tried in a bare environment      make lock   renew requirements.lock
 # Each target makes the environment it needs in .venv; PYTHON=python3.12 chooses the interpreter, LOCKED=1 the versions of
-# requirements.lock instead of the newest that pyproject.toml allows.
+# requirements.lock instead of the newest that pyproject.toml allows. UV=1 installs with uv, which takes a third of the time
+# but reads no settings of pip.
 PYTHON ?= python3
 TORCH := torch>=2.6,<2.14
 BIN := .venv/bin
@@ -124,18 +125,20 @@ clean:
 	$(call environment,.venv)
 	touch $@
 
+install_into = $(if $(UV),$(1)/bin/uv pip install --python $(1)/bin/python,$(1)/bin/pip install) --quiet
+
 # Install this project, editable, with these extras; the lock holds what all extras want.
 define packages
-$(if $(LOCKED),$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock)
-$(BIN)/pip install $(if $(LOCKED),--no-deps )--quiet --editable '.[$(1)]'
+$(if $(LOCKED),$(call install_into,.venv) --require-hashes --no-deps --requirement requirements.lock)
+$(call install_into,.venv) $(if $(LOCKED),--no-deps )--editable '.[$(1)]'
 endef
 
 # Without a GPU the CPU build of torch will do: where pip would bring CUDA's libraries (gigabytes), uv knows the CPU builds.
 define environment
 $(PYTHON) -m venv $(1)
-$(1)/bin/pip install --quiet --upgrade pip
+$(1)/bin/pip install --quiet --upgrade pip $(if $(UV),uv)
 if ! command -v nvidia-smi >/dev/null && \
   $(1)/bin/pip install --dry-run --quiet --report - '$(TORCH)' | grep -q '"name": "\(nvidia\|cuda\)-'; \
 then $(1)/bin/pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1)/bin/python --torch-backend=cpu '$(TORCH)'; \
-else $(1)/bin/pip install --quiet '$(TORCH)'; fi
+else $(call install_into,$(1)) '$(TORCH)'; fi
 endef
