@@ -34,6 +34,7 @@ from rag_model.index.exact_search import (
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.files.vectors import BLOCK_BYTES, find_equal_rows, open_vectors
 from rag_model.index.kind import IndexMeasurement
+from rag_model.index.postings.base_kind import SMALL_CACHE_POSTINGS, PostingsKind, estimate_decoded_bytes
 from rag_model.index.quality.results import PROCESS_BYTES
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.resources import CORE_FLOPS
@@ -258,7 +259,8 @@ def measure_indexes(
     tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(snapshot.manifest.content.indexes))
     progress = _Progress(on_progress, len(tasks))
     tasks = _add_queries(store, snapshot, tasks, launch, progress, parent)
-    reports = run_job("gate", measure_one, tasks, _size_launch(launch, tasks), progress, _estimate_measure_seconds)
+    sized_launch = _size_launch(launch, tasks, snapshot.manifest.content)
+    reports = run_job("gate", measure_one, tasks, sized_launch, progress, _estimate_measure_seconds)
     return {task.index: read_measurement(report) for task, report in zip(tasks, reports, strict=True)}
 
 
@@ -302,7 +304,7 @@ def tune_indexes(
         tasks_with_queries = _add_queries(store, snapshot, unrecorded_tasks, launch, progress, parent)
         task_by_index = {task.index: task for task in tasks_with_queries}
         tasks = [task_by_index.get(task.index, task) for task in tasks]
-        sized_launch = _size_launch(launch, tasks)
+        sized_launch = _size_launch(launch, tasks, draft)
         reports = run_job(
             "tune", tune_one, tasks, sized_launch, progress, _estimate_measure_seconds, recorded=recorded_reports
         )
@@ -528,9 +530,18 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
     return store.blobs.put_bytes(file.getvalue())
 
 
-def _size_launch(launch: Launch, tasks: Sequence[MeasureTask]) -> Launch:
-    """Return settings with memory for the largest index, because a search may read all of it."""
-    return launch.for_tasks(PROCESS_BYTES + max((task.file_bytes for task in tasks), default=0))
+def _size_launch(launch: Launch, tasks: Sequence[MeasureTask], content: Content) -> Launch:
+    """Return settings with memory for the largest index, because a search may read all of it, and
+    for the posting lists that a search decodes.
+    """
+    postings_suffix = f".{PostingsKind.suffix}"
+    index_bytes = [
+        task.file_bytes
+        + content.index_file(task.index).endswith(postings_suffix)
+        * estimate_decoded_bytes(content.n, task.file_bytes, SMALL_CACHE_POSTINGS)
+        for task in tasks
+    ]
+    return launch.for_tasks(PROCESS_BYTES + max(index_bytes, default=0))
 
 
 def _estimate_measure_seconds(task: MeasureTask) -> float:

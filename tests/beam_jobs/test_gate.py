@@ -21,6 +21,7 @@ from rag_model.evaluation.gate import GateRecipe
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import IndexMeasurement
+from rag_model.index.quality.results import PROCESS_BYTES
 from rag_model.index.recipe import IndexRecipe, resolve
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import measure_snapshot
@@ -208,3 +209,12 @@ def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
         assert measured.health == expected[task.index].health
         assert measured.recalls.tolist() == expected[task.index].recalls.tolist()
     assert fetched == {content.files[content.index_file(name)].id for name in content.indexes}
+
+
+@pytest.mark.parametrize(("name", "index_bytes"), [("hnsw", 1_000), ("words", 16_000)])
+def test_memory_of_a_measurement_includes_decoded_posting_lists(
+    name: str, index_bytes: int, content: tuple[Store, Content]
+) -> None:
+    draft = replace(content[1], indexes={"hnsw": {}, "words": {"kind": "bm25", "file": "index/words.postings"}})
+    task = gate.MeasureTask(draft.files["embeddings/part-00000.npy"], name, 3, 8, 0, file_bytes=1_000)
+    assert gate._size_launch(Launch("", "run"), [task], draft).task_bytes == PROCESS_BYTES + index_bytes

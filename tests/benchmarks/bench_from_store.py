@@ -9,7 +9,7 @@ One JSON line: for `bm25` and `ivfpq` the median and largest seconds to open and
 question, sequential rounds of requests, and bytes; the milliseconds of a warm question, of one on a
 pulled folder with memory-mapped copies, and their ratio; whether all hits and scores are those of
 the pulled files; seconds and bytes of a pull without such copies; peak memory; sizes.
-`python tests/benchmarks/bench_from_store.py [--passages 40000] [--ms 20] [--texts FILE]
+`python tests/benchmarks/bench_from_store.py [--passages 40000] [--ms 20] [--k 5] [--texts FILE]
 [--questions FILE]`, where files are JSON lines with `title` and `text`, or `question`; two minutes
 by default.
 """
@@ -50,7 +50,7 @@ from rag_model.store.versions.manifest import Content, Manifest, PartEntry, sele
 from rag_model.store.versions.moves import tag
 from rag_model.store.versions.snapshot import Snapshot
 
-PART, K, WARM_PASSES = 50_000, 5, 4
+PART, WARM_PASSES = 50_000, 4
 Vectors = npt.NDArray[np.float32]
 
 
@@ -107,9 +107,9 @@ def open_search(snapshot: Snapshot, index: str, question_set: "QuestionSet") -> 
     """Open an index of a snapshot; return its search."""
     if index == "bm25":
         retriever = open_retriever(snapshot, index)
-        return lambda number: retriever.search([question_set.questions[number]], K)[0]
+        return lambda number: retriever.search([question_set.questions[number]], question_set.k)[0]
     dense = DenseRetriever(snapshot, None, index)
-    return lambda number: dense.search_vectors(question_set.vectors[number : number + 1], K)[0]
+    return lambda number: dense.search_vectors(question_set.vectors[number : number + 1], question_set.k)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,7 @@ class QuestionSet:
 
     questions: Sequence[str]
     vectors: Vectors
+    k: int  # number of hits of each
 
 
 def list_scores(hits: Sequence[Hit]) -> list[tuple[Passage, float]]:
@@ -184,6 +185,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=40_000)
     parser.add_argument("--dim", type=int, default=96)
     parser.add_argument("--ms", type=float, default=20)
+    parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--max-questions", type=int, default=15)
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--questions", type=Path, default=QUESTIONS)
@@ -203,7 +205,7 @@ def main() -> None:
         rows = np.random.default_rng(3).integers(local.n, size=arguments.max_questions)
         first = np.asarray(local.embeddings(local.parts[0].name), np.float32)
         noise = np.random.default_rng(4).normal(size=(arguments.max_questions, first.shape[1])) * 0.05
-        question_set = QuestionSet(questions, (first[rows % len(first)] + noise).astype(np.float32))
+        question_set = QuestionSet(questions, (first[rows % len(first)] + noise).astype(np.float32), arguments.k)
         mount(store)
         pull(store, "latest", Path(folder) / "mapped", select=select_files(local.manifest.content))
         local = Snapshot.from_folder(Path(folder) / "mapped")
@@ -225,6 +227,7 @@ def main() -> None:
                 {
                     "passages": local.n,
                     "ms": arguments.ms,
+                    "k": arguments.k,
                     **results,
                     **pull_costs,
                     "ratio": round(pull_costs["pull_s"] / cold, 2),

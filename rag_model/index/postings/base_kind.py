@@ -29,6 +29,11 @@ EXHAUSTIVE_QUERIES = 64
 K1, B = 0.9, 0.4
 MAX_TERMS = 10_000  # maximum terms of a query
 _MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
+# Capacities of the caches of decoded lists, which `estimate_decoded_bytes` counts.
+MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
+MAX_CACHED_POSTINGS = 1 << 25  # 500 MB at most
+SMALL_CACHE_POSTINGS = 1 << 23  # capacity for a few hundred queries: 126 MB at most
+_DECODED_BYTES = 15  # maximum bytes of a decoded posting, with its share of windows and bits
 
 
 class PostingsKind(UntrainedKind, ABC):
@@ -60,7 +65,8 @@ class PostingsKind(UntrainedKind, ABC):
             "scatter": PROCESS_BYTES + part_size * self.part_bytes,
             "merge": 2 * PROCESS_BYTES + plan.n * _MERGE_BYTES,
         }
-        return ResourceEstimate(bytes_by_stage, size + PROCESS_BYTES, size, size + plan.n * self.piece_bytes)
+        search_bytes = size + estimate_decoded_bytes(plan.n, size) + PROCESS_BYTES
+        return ResourceEstimate(bytes_by_stage, search_bytes, size, size + plan.n * self.piece_bytes)
 
     def derive_memory_bytes(self, n: int) -> int:
         """Estimate the memory for all rows, and for the terms of new passages."""
@@ -124,6 +130,17 @@ class PostingsKind(UntrainedKind, ABC):
             if n_total_rows != plan.n:
                 raise InputError(f"the pieces have {n_total_rows} rows, but the plan has {plan.n}: build them again")
             return merge_parts(parts, out, self.scale(plan, rows))
+
+
+def estimate_decoded_bytes(n: int, file_bytes: int, max_postings: int = MAX_CACHED_POSTINGS) -> int:
+    """Return an upper bound of the memory for the decoded lists that a search caches.
+
+    Args:
+        n: number of passages.
+        file_bytes: size of the index file, in which a posting takes about a byte.
+        max_postings: capacity of the cache.
+    """
+    return 0 if n > MAX_CACHED_ROWS else _DECODED_BYTES * min(file_bytes, max_postings)
 
 
 def open_postings(files: IndexFiles, *, mapped: bool) -> "PostingsFile":

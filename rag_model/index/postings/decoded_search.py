@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.compiled import compiled
+from rag_model.index.postings.base_kind import MAX_CACHED_POSTINGS, MAX_CACHED_ROWS
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.maxscore import (
     DAMAGED,
@@ -48,10 +49,6 @@ _MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
 _M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
 _TIMES = np.uint64(0x0101010101010101)
 _1, _2, _4, _56, _63 = (np.uint64(i) for i in (1, 2, 4, 56, 63))
-MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
-# 8 to 15 bytes each with windows and bits: 500 MB at most, less for a smaller file
-MAX_CACHED_POSTINGS = 1 << 25
-SMALL_CACHE_POSTINGS = 1 << 23  # capacity for a few hundred queries: 126 MB at most
 
 
 class Decoded(NamedTuple):

@@ -16,8 +16,15 @@ from rag_model.errors import UsageError, format_count
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.postings import maxscore
 from rag_model.index.postings.analyzer import Analyzer
-from rag_model.index.postings.base_kind import K1, MAX_TERMS, B, check_bm25_parameters, check_impact_parameters
-from rag_model.index.postings.decoded_search import SMALL_CACHE_POSTINGS, DecodedListCache
+from rag_model.index.postings.base_kind import (
+    K1,
+    MAX_TERMS,
+    SMALL_CACHE_POSTINGS,
+    B,
+    check_bm25_parameters,
+    check_impact_parameters,
+)
+from rag_model.index.postings.decoded_search import DecodedListCache
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.maxscore import IMPACT, Weighting, bm25_weighting
 from rag_model.index.postings.part import encode_term_ids

@@ -24,6 +24,7 @@ from rag_model.errors import (
     StoreError,
     UsageError,
 )
+from rag_model.index.postings.base_kind import PostingsKind, estimate_decoded_bytes
 from rag_model.process import format_bytes
 from rag_model.reading.answer import Answer
 from rag_model.reading.reader import NO_CALLBACKS, AnswerCallbacks, Reader
@@ -186,7 +187,7 @@ class AvailableRetrievers:
             plan_retriever(snapshot, expression, products=uses_inner_products) for expression in retrievers
         )
         if settings.retrievers and settings.memory_bytes is not None:
-            needed_bytes = _count_bytes(_list_resource_files(snapshot, retriever_needs, settings), settings)
+            needed_bytes = _count_bytes(snapshot, _list_resource_files(snapshot, retriever_needs, settings), settings)
             if needed_bytes > settings.memory_bytes:
                 raise UsageError(
                     f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need {format_bytes(needed_bytes)}, and "
@@ -520,7 +521,7 @@ def _choose_retrievers(
     opened_files = _list_resource_files(snapshot, default_needs, settings)
     free_bytes = get_free_bytes() if settings.memory_bytes is None else settings.memory_bytes
     names, retrievers = [name for name in content.indexes if name != default], [default]
-    bytes_by_retriever = {default: _count_bytes(opened_files, settings)}
+    bytes_by_retriever = {default: _count_bytes(snapshot, opened_files, settings)}
     if settings.memory_bytes is not None and bytes_by_retriever[default] > settings.memory_bytes:
         default_representations = {content.representation_of(name) for name in default_needs.index_names}
         names.sort(
@@ -542,7 +543,7 @@ def _choose_retrievers(
             snapshot, [*retriever_needs.files(snapshot), *files]
         ):
             continue
-        bytes_by_retriever[name] = needed_bytes = _count_bytes(opened_files | files, settings)
+        bytes_by_retriever[name] = needed_bytes = _count_bytes(snapshot, opened_files | files, settings)
         if free_bytes is not None and needed_bytes > free_bytes and not files.keys() <= opened_files.keys():
             continue
         opened_files |= files
@@ -558,15 +559,21 @@ def _choose_retrievers(
     return tuple(retrievers)
 
 
-def _count_bytes(sizes: Mapping[str, int], settings: ServiceSettings) -> int:
+def _count_bytes(snapshot: Snapshot, sizes: Mapping[str, int], settings: ServiceSettings) -> int:
     """Return the bytes of the files in memory; with a memory limit, of all processes.
 
-    The processes share the index files, and each has its own libraries and encoders.
+    The processes share the index files, and each has its own libraries, encoders and decoded
+    posting lists.
     """
     if settings.memory_bytes is None:
         return sum(sizes.values())
     shared_bytes = sum(n_bytes for path, n_bytes in sizes.items() if path.startswith(_INDEX_FOLDER))
-    process_bytes = sum(sizes.values()) - shared_bytes + _LIBRARY_BYTES
+    decoded_bytes = sum(
+        estimate_decoded_bytes(snapshot.n, n_bytes)
+        for path, n_bytes in sizes.items()
+        if path.endswith(f".{PostingsKind.suffix}")
+    )
+    process_bytes = sum(sizes.values()) - shared_bytes + decoded_bytes + _LIBRARY_BYTES
     return shared_bytes + process_bytes * settings.processes
 
 

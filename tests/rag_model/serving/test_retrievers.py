@@ -253,9 +253,12 @@ def test_the_index_with_the_most_recall_that_fits_into_the_allowed_memory_is_the
             return AvailableRetrievers.plan(snapshot, bounds, uses_inner_products=False)
 
         sizes = {name: content.files[content.index_file(name)].size for name in ("hnsw", "flat", "bm25")}
-        everything = base + sum(sizes.values())
+        decoded = 15 * sizes["bm25"]
+        everything = base + sum(sizes.values()) + decoded
         assert plan(everything).retrievers == ("hnsw", "bm25", "flat", "rrf(hnsw, bm25)")
-        assert plan(everything + base, processes=2).retrievers == plan(everything).retrievers
+        assert "bm25" not in plan(everything - sizes["flat"] - 1).retrievers
+        assert plan(everything + base + decoded, processes=2).retrievers == plan(everything).retrievers
+        assert "bm25" not in plan(everything + base + decoded - sizes["flat"] - 1, processes=2).retrievers
         less = plan(base + sizes["hnsw"] - 1)
         assert less.retrievers == ("flat", "bm25", "rrf(flat, bm25)")
         assert [re.sub(r"needs .* are allowed", "…", note) for note in less.notes] == [

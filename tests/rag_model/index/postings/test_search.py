@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from rag_model.corpus.records import Passage
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.pieces import Array
-from rag_model.index.postings import decoded_search, search, selective_search
+from rag_model.index.postings import decoded_search, maxscore, search, selective_search
 from rag_model.index.postings import merge as merging
 from rag_model.index.postings.analyzer import Analyzer
+from rag_model.index.postings.base_kind import estimate_decoded_bytes
 from rag_model.index.postings.file import PostingsFile, TermBatch, write_index
 from rag_model.index.postings.lucene_analyzer import LuceneAnalyzer
 from rag_model.index.postings.part import PartReader
@@ -108,6 +109,11 @@ def test_skipping_changes_nothing(index: Bm25Index, k: int, room: str, monkeypat
         every = opened.search(questions, k, skip=False, **parameters)
         np.testing.assert_array_equal(skipped[1], every[1])
         np.testing.assert_array_equal(skipped[0], every[0])
+
+
+def test_the_memory_of_decoded_lists_is_the_estimated_memory() -> None:
+    arrays = decoded_search.DecodedLists(maxscore.IMPACT, 1 << 16).arrays
+    assert sum(array.nbytes for array in arrays) == pytest.approx(estimate_decoded_bytes(1, 1 << 30, 1 << 16), rel=0.01)
 
 
 @cache
