@@ -66,7 +66,7 @@ RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], floa
 
 @dataclass(frozen=True, slots=True)
 class TemplateTask:
-    """A part whose templates are read."""
+    """Task to read the templates of one part."""
 
     part: Part
     siteinfo: Siteinfo
@@ -103,8 +103,8 @@ def _has_tables(plan: Plan) -> bool:
     """Return whether the dump's format has templates; only such dumps have a table of page
     properties.
     """
-    formats = [get_part_format(part) for part in plan.parts[:1]]
-    return any(isinstance(part_format, PageFormat) and part_format.has_templates for part_format in formats)
+    part_formats = [get_part_format(part) for part in plan.parts[:1]]
+    return any(isinstance(part_format, PageFormat) and part_format.has_templates for part_format in part_formats)
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
@@ -184,7 +184,7 @@ def sort_redirects(task: RedirectTask, store: Store) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class ItemTask:
-    """The table of page properties beside a dump."""
+    """Task to read the table of page properties that is published with a dump."""
 
     url: str
 
@@ -226,21 +226,21 @@ def collect_tables(
     """
     tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
     reports = run_tasks("templates", read_templates, tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
-    files: dict[str, Any] = {}
+    table_files: dict[str, Any] = {}
     if n_redirects := sum(report.get("redirects", 0) for report in reports):
         parts = store.blobs.put_bytes(
             canonical_json([report["blobs"]["redirects"] for report in reports if report["redirects"]])
         )
-        bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
+        n_bits = ceil(log2(max(1, n_redirects / _MAX_FILE_REDIRECTS)))
         removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
         removed_ids = tuple(sorted(int(page) for page in removed_pages if page.isdecimal()))
-        redirect_tasks = [RedirectTask(parts, range_number, bits, removed_ids) for range_number in range(1 << bits)]
+        redirect_tasks = [RedirectTask(parts, range_number, n_bits, removed_ids) for range_number in range(1 << n_bits)]
         shard_seconds = n_redirects / len(redirect_tasks) / _REDIRECTS_PER_SECOND
-        files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: shard_seconds)
+        table_files["redirects"] = run_tasks("redirects", sort_redirects, redirect_tasks, lambda _: shard_seconds)
     if "wikidata" in metadata and _has_tables(plan) and (url := find_dump_properties(dump)):
         seconds = get_size(url) / _PROPERTY_BYTES_PER_SECOND
-        files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
-    page_table_blob = store.blobs.put_bytes(canonical_json(files)) if files else None
+        table_files["items"] = run_tasks("items", read_items, [ItemTask(url)], lambda _: seconds)
+    page_table_blob = store.blobs.put_bytes(canonical_json(table_files)) if table_files else None
     return DumpTables(merge_templates(store, reports), page_table_blob)
 
 
@@ -258,8 +258,8 @@ def run_table_jobs(
         stage: str, function: TaskFunction[Any], tasks: Sequence[Any], estimate_seconds: Callable[[Any], float]
     ) -> list[Report]:
         # The memo key of a part is a digest of its bytes, so a look-up reads the whole part.
-        is_small = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
-        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=is_small)
+        runs_here = stage != "templates" or sum(task.bytes for task in tasks) <= _MAX_LAUNCHER_BYTES
+        return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=runs_here)
 
     return collect_tables(store, plan, dump, metadata, run_tasks)
 
@@ -288,7 +288,7 @@ def load_page_table(store: Store, task: "ChunkTask") -> PageTable:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """A part to read, clean and chunk."""
+    """Task to read, clean and chunk one part."""
 
     part: Part
     siteinfo: Siteinfo

@@ -140,10 +140,10 @@ def delta(step: DeltaStep, store: Store) -> Report:
     def find_new_terms() -> tuple[Rows, SparseVectors]:
         from rag_model.index.postings.derive import longest_rising_subsequence  # noqa: PLC0415
 
-        rows, read_rows = match_weighted_terms(store, read_parts())
-        rows = np.where(longest_rising_subsequence(rows), rows, -1)
-        new_rows = np.flatnonzero(rows < 0)
-        return rows, SparseVectors.concatenate([SparseVectors.empty(), *read_rows(new_rows)])
+        base_rows, read_rows = match_weighted_terms(store, read_parts())
+        base_rows = np.where(longest_rising_subsequence(base_rows), base_rows, -1)
+        new_rows = np.flatnonzero(base_rows < 0)
+        return base_rows, SparseVectors.concatenate([SparseVectors.empty(), *read_rows(new_rows)])
 
     record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches, find_new_terms)
     return {"bytes": sum(ref.size for ref in record.outputs.values())}

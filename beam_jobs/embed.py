@@ -40,7 +40,7 @@ _LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy"
 
 @dataclass(frozen=True, slots=True)
 class EmbedTask:
-    """One part's passages and the encoder for them."""
+    """Task to encode the passages of one part."""
 
     passages: BlobRef
     digest: str  # digest of the rows' values, not of the file
@@ -71,7 +71,7 @@ class EmbedTask:
         n_new_passages = round(stats.rows * (1 - reused_share))
         # imported passages have no digest of their values, so use the digest of their file
         rows_digest = stats.digest or chunk_result.passages.id
-        fields = (
+        task_fields = (
             chunk_result.passages,
             rows_digest,
             encoder.passage,
@@ -87,7 +87,7 @@ class EmbedTask:
         is_device_independent = is_static or is_endpoint
         precision = CPU_FLOAT32 if is_device_independent else detect_precision()
         libraries = () if is_endpoint else STATIC_LIBRARIES if is_static else _LIBRARIES
-        return cls(*fields, parent_parts, n_new_passages, is_device_independent, precision, libraries)
+        return cls(*task_fields, parent_parts, n_new_passages, is_device_independent, precision, libraries)
 
     @property
     def row_format(self) -> RowFormat:

@@ -72,7 +72,7 @@ class ReuseReport:
     stages: tuple[StageReuse, ...]
     # forecast of the cost, fitted to past builds
     forecast: Mapping[str, Any] = field(default_factory=dict)
-    requests: tuple[str, ...] = ()  # describe, in sentences, what endpoints must embed
+    requests: tuple[str, ...] = ()  # sentences about what endpoints must embed
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class _StageCounts:
     recorded: int = 0
     changed: Counter[str] = field(default_factory=Counter)
 
-    def add(self, total: int, reused: int, missing_inputs: Mapping[str, Any] | None) -> None:
+    def count_task(self, total: int, reused: int, missing_inputs: Mapping[str, Any] | None) -> None:
         """Count a task; `missing_inputs` are the inputs of a task that is not recorded."""
         self.total, self.reused, self.tasks = self.total + total, self.reused + reused, self.tasks + 1
         self.recorded += missing_inputs is None
@@ -94,7 +94,7 @@ class _StageCounts:
             self.changed.update(self.records.find_changed(missing_inputs))
 
     def to_stage(self, stage: str, unit: str) -> StageReuse:
-        """Return the row of the table."""
+        """Return the counts as a row of the report."""
         changes = dict(sorted(self.changed.items()))
         return StageReuse(stage, unit, self.reused, self.total, self.tasks, self.recorded, changes)
 
@@ -130,7 +130,7 @@ class _RecordedInputs:
             ),
             key=len,
         )
-        if _KIND in fewest_changes:  # a record of another kind of index explains nothing
+        if _KIND in fewest_changes:  # the inputs of another kind of index explain no difference
             return ["no record"]
         return fewest_changes or ([self._varying_input] if self._varying_input else [])
 
@@ -152,22 +152,22 @@ def explain(
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     parent = Parent.of(store, ref)
     with temporary_folder("explain") as folder:
-        scratch = Store.open(f"{folder}/store", create=True)
-        plan = plan_parts(scratch, dump, recipe, limit, parent, store)
-        encoders = store_encoders(scratch, encoder, recipe, store, parent.pins)
-        chunker = store_chunker(scratch, recipe.chunk)
-        files = fetch_setting_files(scratch, chunker.files)
+        scratch_store = Store.open(f"{folder}/store", create=True)
+        plan = plan_parts(scratch_store, dump, recipe, limit, parent, store)
+        encoders = store_encoders(scratch_store, encoder, recipe, store, parent.pins)
+        chunker = store_chunker(scratch_store, recipe.chunk)
+        files = fetch_setting_files(scratch_store, chunker.files)
         lookup = _ReuseLookup(store, parent, encoders, recipe, folder / "passages.parquet", files)
         tables = collect_tables(
-            scratch,
+            scratch_store,
             plan,
             dump,
             recipe.chunk.metadata,
-            lambda _name, run, tasks, _seconds: [run(task, scratch) for task in tasks],
+            lambda _name, run, tasks, _seconds: [run(task, scratch_store) for task in tasks],
         )
-        lookup.table = load_table(scratch, tables.templates)
+        lookup.table = load_table(scratch_store, tables.templates)
         for task in plan_chunk_tasks(store, plan, chunker, parent, tables):
-            chunk_result = lookup.look_up_passages(task, load_page_table(scratch, task))
+            chunk_result = lookup.look_up_passages(task, load_page_table(scratch_store, task))
             for name, stored_encoder in encoders.items():
                 lookup.look_up_vectors(name, chunk_result, parent.find_encoded(task.part, stored_encoder.space.digest))
     dimension_by_representation = {name: stored_encoder.space.dim for name, stored_encoder in encoders.items()}
@@ -241,7 +241,7 @@ class _ReuseLookup:
         self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
 
     def list_embed_stages(self) -> list[StageReuse]:
-        """Return the rows of the table of each representation."""
+        """Return a row of the report for each representation."""
         return [
             stage_counts.to_stage("embed" if name == EMBEDDINGS else f"embed {name}", "passages")
             for name, stage_counts in self._embed.items()
@@ -252,19 +252,19 @@ class _ReuseLookup:
         inputs = task.inputs()
         record = self._store.memo.find("chunk", self._store.memo.compute_key(inputs))
         if record is not None:
-            result = ChunkResult.of(record)
-            self._rows[TEXT] += [result.passages] if result.rows else []
-            self.chunk.add(result.stats.articles, result.stats.articles, None)
+            chunk_result = ChunkResult.of(record)
+            self._rows[TEXT] += [chunk_result.passages] if chunk_result.rows else []
+            self.chunk.count_task(chunk_result.stats.articles, chunk_result.stats.articles, None)
         else:
             with ReusableArticles(fetch_chunked_files(self._store, task.parent_parts), self.table) as reusable_articles:
                 chunk_arguments = task.part, task.siteinfo, task.recipe, self._scratch, None, reusable_articles
                 stats = chunk_part(
                     *chunk_arguments, task.suppressed, self._files, table=self.table, page_table=page_table
                 )
-            result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
-            self.chunk.add(stats.articles, stats.inherited, inputs)
-        self.chunk_results.append(result)
-        return result
+            chunk_result = ChunkResult(BlobRef(digest_file(self._scratch), self._scratch.stat().st_size), stats)
+            self.chunk.count_task(stats.articles, stats.inherited, inputs)
+        self.chunk_results.append(chunk_result)
+        return chunk_result
 
     def look_up_vectors(self, name: str, chunk_result: ChunkResult, parent_parts: tuple[ParentPart, ...]) -> None:
         """Look up a part's vectors of a representation."""
@@ -273,7 +273,7 @@ class _ReuseLookup:
         inputs, n_rows = task.inputs(), chunk_result.rows
         record = self._store.memo.find("embed", self._store.memo.compute_key(inputs))
         if record is not None:
-            stage_counts.add(n_rows, n_rows, None)
+            stage_counts.count_task(n_rows, n_rows, None)
             self._rows[name] += [record.outputs["embeddings"]] if n_rows else []
             return
         passages = (
@@ -282,7 +282,7 @@ class _ReuseLookup:
             else self._scratch
         )
         reused_rows = task.row_format.count_reusable(passages, fetch_parent_files(self._store, parent_parts))
-        stage_counts.add(n_rows, reused_rows, inputs)
+        stage_counts.count_task(n_rows, reused_rows, inputs)
 
     def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
         """Look up the plan's cells and quantizers; the parent's are reused if new vectors fit

@@ -57,7 +57,7 @@ class _Engine:
     name: str
     server_class: Any  # Beam's class for its job server
     file_option: str  # the server's file and the option that names it, for messages
-    start_requirement: str = _NEEDS_JAVA  # what it needs to start, for messages
+    start_requirement: str = _NEEDS_JAVA  # what the server needs to start, for messages
 
 
 # The engines by the name of their Beam runner.
@@ -93,7 +93,8 @@ class JobServer:
             self._folder.cleanup()
             raise errors.ResourceError(
                 f"Beam cannot download its job server for {self._engine.name} ({error}): name "
-                f"{self._engine.file_option}, or the address of a running server with --job_endpoint"
+                f"{self._engine.file_option}, or the address of a running server with "
+                "--job_endpoint"
             ) from error
         with self._log.open("wb") as log:
             argv = ["sh", "-c", _RUN_UNTIL_STDIN_CLOSES, f"{name}-job-server", *map(str, command)]
@@ -154,19 +155,19 @@ def cancel_job(options: PipelineOptions, name: str) -> None:
     for server in _servers.values():
         if server.endpoint == options.view_as(PortableOptions).job_endpoint:
             server.stop()
-    master = options.view_as(FlinkRunnerOptions).flink_master
-    if master in MAGIC_HOST_NAMES:
+    master_url = options.view_as(FlinkRunnerOptions).flink_master
+    if master_url in MAGIC_HOST_NAMES:
         return  # the cluster ran inside the job server, which has ended
     with suppress(OSError, ValueError, KeyError):  # the cluster is gone, and the job with it
-        for job in json.loads(_request(f"{master}/jobs/overview"))["jobs"]:
-            if job["name"] == name and job["end-time"] < 0:
-                _request(f"{master}/jobs/{job['jid']}?mode=cancel", "PATCH")
+        for cluster_job in json.loads(_send_request(f"{master_url}/jobs/overview"))["jobs"]:
+            if cluster_job["name"] == name and cluster_job["end-time"] < 0:
+                _send_request(f"{master_url}/jobs/{cluster_job['jid']}?mode=cancel", "PATCH")
 
 
-def _request(url: str, method: str = "GET") -> bytes:
+def _send_request(url: str, method: str = "GET") -> bytes:
     with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=_START_TIMEOUT) as response:
-        body: bytes = response.read()
-        return body
+        response_body: bytes = response.read()
+        return response_body
 
 
 _servers: dict[tuple[str, ...], JobServer] = {}
@@ -182,7 +183,7 @@ def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
     Raises:
         ResourceError: there is no job server, and none can be started.
     """
-    flink, portable = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
+    flink, portable_options = options.view_as(FlinkRunnerOptions), options.view_as(PortableOptions)
     runner = get_runner_name(options)
     if runner not in _ENGINES:
         return
@@ -190,7 +191,7 @@ def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
     if runner == FlinkRunner.__name__:
         flink.flink_master = FlinkRunner.add_http_scheme(flink.flink_master)  # type: ignore[no-untyped-call]
     submits_jar = flink.flink_submit_uber_jar or options.view_as(SparkRunnerOptions).spark_submit_uber_jar
-    if portable.job_endpoint or submits_jar:
+    if portable_options.job_endpoint or submits_jar:
         return
     with _servers_lock:
         server = _servers.pop(tuple(flags), None)
@@ -198,4 +199,4 @@ def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
             server.stop()
             server = None
         server = _servers[tuple(flags)] = server or JobServer(options)
-    portable.job_endpoint = server.endpoint
+    portable_options.job_endpoint = server.endpoint

@@ -61,7 +61,7 @@ from rag_model.store.versions.manifest import Content, Manifest, passages_path, 
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
-NEIGHBORS, QUERIES = "neighbors", "queries"  # stages of the memo
+NEIGHBORS, QUERIES = "neighbors", "queries"  # memo stages of the gate's jobs
 _SAMPLE = "sample"  # an output of the stage `QUERIES`: the `QuerySample` as JSON
 # bytes of an index measured per second, with several search settings
 _MEASURED_BYTES_PER_SECOND = 5e7
@@ -73,7 +73,7 @@ _NEIGHBORS_CODE = 2  # increase it when the same vectors and queries would give 
 
 @dataclass(frozen=True, slots=True)
 class SampleTask:
-    """A part to draw candidates of the sample from."""
+    """Task to draw candidates for the query sample from one part."""
 
     passages: BlobRef
     row_count: int
@@ -94,7 +94,7 @@ def rank_part(task: SampleTask, store: Store) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class NeighborTask:
-    """A part to search for the exact neighbours of queries."""
+    """Task to search one part for the exact neighbours of queries."""
 
     rows: BlobRef  # the part's vectors
     row_count: int
@@ -164,13 +164,13 @@ def _read_lists(store: Store, lists_ref: BlobRef) -> NeighborLists:
 
 def _estimate_scan_seconds(task: NeighborTask) -> float:
     # An inner product takes two operations for each of a query's values, which have 4 bytes each.
-    seconds = task.queries.size / 2 * task.row_count / CORE_FLOPS
-    return seconds * (_UPDATED_SHARE if task.parent_queries and task.parent_rows else 1)
+    scan_seconds = task.queries.size / 2 * task.row_count / CORE_FLOPS
+    return scan_seconds * (_UPDATED_SHARE if task.parent_queries and task.parent_rows else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """An index to measure, or to tune, with sampled queries."""
+    """Task to measure or to tune one index with sampled queries."""
 
     content: BlobRef  # JSON of the snapshot's content, whose manifest may not exist yet
     index: str
@@ -228,14 +228,14 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
     with np.load(io.BytesIO(store.blobs.read(task.neighbors)), allow_pickle=False) as arrays:
         vectors, scores, exact_rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
-    def score(queries: Rows, candidate_rows: Rows) -> Vectors:
+    def score_rows(queries: Rows, candidate_rows: Rows) -> Vectors:
         # Called if more rows have the same score than neighbours are stored, as in a corpus of
         # equal passages.
         metric = index_metric(snapshot.manifest.content.indexes, representation)
         stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
 
-    return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, exact_rows, score)
+    return VectorQuerySet(vectors, min(task.k, snapshot.n), scores, exact_rows, score_rows)
 
 
 def measure_indexes(
@@ -257,10 +257,10 @@ def measure_indexes(
     if not snapshot.n:
         return {}
     tasks = _create_tasks(store, snapshot, recipe, dict.fromkeys(snapshot.manifest.content.indexes))
-    progress = _Progress(on_progress, len(tasks))
-    tasks = _add_queries(store, snapshot, tasks, launch, progress, parent)
+    gate_progress = _GateProgress(on_progress, len(tasks))
+    tasks = _add_queries(store, snapshot, tasks, launch, gate_progress, parent)
     sized_launch = _size_launch(launch, tasks, snapshot.manifest.content)
-    reports = run_job("gate", measure_one, tasks, sized_launch, progress, _estimate_measure_seconds)
+    reports = run_job("gate", measure_one, tasks, sized_launch, gate_progress, _estimate_measure_seconds)
     return {task.index: read_measurement(report) for task, report in zip(tasks, reports, strict=True)}
 
 
@@ -300,7 +300,7 @@ def tune_indexes(
         tasks = _create_tasks(store, snapshot, recipe, targets, parent)
         recorded_reports = look_up_reports(tune_one, tasks, store)
         unrecorded_tasks = [task for task, report in zip(tasks, recorded_reports, strict=True) if report is None]
-        progress = _Progress(on_progress, len(tasks))
+        progress = _GateProgress(on_progress, len(tasks))
         tasks_with_queries = _add_queries(store, snapshot, unrecorded_tasks, launch, progress, parent)
         task_by_index = {task.index: task for task in tasks_with_queries}
         tasks = [task_by_index.get(task.index, task) for task in tasks]
@@ -338,11 +338,11 @@ def _create_tasks(
 
 def _get_search_parameters(parent: Content | None, index_name: str) -> tuple[tuple[str, int], ...]:
     """Return the search parameters of the parent's index; empty without one."""
-    search = parent.indexes.get(index_name, {}).get("search") if parent else None
-    return tuple((name, value) for name, value in (search or {}).items() if type(value) is int and value > 0)
+    search_parameters = parent.indexes.get(index_name, {}).get("search") if parent else None
+    return tuple((name, value) for name, value in (search_parameters or {}).items() if type(value) is int and value > 0)
 
 
-class _Progress:
+class _GateProgress:
     """Shows the progress of two jobs, over parts and then over indexes, as one sequence."""
 
     def __init__(self, on_progress: OnProgress | None, n_indexes: int) -> None:
@@ -364,7 +364,7 @@ def _add_queries(
     snapshot: Snapshot,
     tasks: Sequence[MeasureTask],
     launch: Launch,
-    progress: _Progress,
+    progress: _GateProgress,
     parent: Content | None,
 ) -> list[MeasureTask]:
     """Add a query sample to each task, and exact neighbours if its index holds vectors; return the
@@ -475,11 +475,11 @@ def _find_query_record(store: Store, content: Content | None, recipe: GateRecipe
 def _list_query_inputs(content: Content, recipe: GateRecipe, representation: str) -> dict[str, Any]:
     """Return the inputs that determine the queries of a snapshot over one representation."""
     encoder_path = question_encoder_path(representation)
-    paths = [passages_path(part.name) for part in content.parts]
-    paths += [content.rows_path(representation, part.name) for part in content.parts]
-    paths += sorted(path for path in content.files if path.startswith(f"{encoder_path}/"))
+    input_paths = [passages_path(part.name) for part in content.parts]
+    input_paths += [content.rows_path(representation, part.name) for part in content.parts]
+    input_paths += sorted(path for path in content.files if path.startswith(f"{encoder_path}/"))
     return {
-        "files": [content.files[path].id for path in paths if path in content.files],
+        "files": [content.files[path].id for path in input_paths if path in content.files],
         "questions": [recipe.queries, recipe.seed],
         "code": _SAMPLE_CODE,
     }
@@ -494,7 +494,7 @@ def _create_neighbor_tasks(
     parent: Content | None,
 ) -> list[NeighborTask]:
     """Return a task for each part that has rows."""
-    content, ranges = snapshot.manifest.content, PageRanges(parent.parts if parent else ())
+    content, page_ranges = snapshot.manifest.content, PageRanges(parent.parts if parent else ())
     record = _find_query_record(store, parent, recipe, representation)
     parent_queries = record.outputs["queries"] if record else None
     metric = index_metric(content.indexes, representation)
@@ -504,7 +504,7 @@ def _create_neighbor_tasks(
             rows_ref = content.files[content.rows_path(representation, part.name)]
             parent_rows = tuple(
                 parent.files[path]
-                for _, parent_part in ranges.within(part.first_page, part.last_page)
+                for _, parent_part in page_ranges.within(part.first_page, part.last_page)
                 if parent is not None and (path := parent.rows_path(representation, parent_part.name)) in parent.files
             )
             tasks.append(NeighborTask(rows_ref, part.rows, queries, metric, 2 * recipe.k, parent_rows, parent_queries))

@@ -6,7 +6,7 @@ training then only tests it with some new vectors, or moves the lists that fit t
 piece of an unchanged part and the shard of a cell with unchanged slices are reused by their memo
 records. An inverted index is derived from the parent's where possible (`derive`).
 
-What a worker does for a task is in `index_work`.
+`index_work` contains the functions that workers run.
 """
 
 import json
@@ -92,9 +92,9 @@ def derive(
 
 def _size_launch_to_derive(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
     """Return the launch with the memory that the derivation of these indexes takes."""
-    kinds = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
+    kinds_and_sizes = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
     return launch.for_tasks(
-        max((kind.derive_memory_bytes(n) for kind, n in kinds if isinstance(kind, DerivingKind)), default=1)
+        max((kind.derive_memory_bytes(n) for kind, n in kinds_and_sizes if isinstance(kind, DerivingKind)), default=1)
     )
 
 
@@ -189,15 +189,15 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
     """Return the record with the parts' pieces, and with the locations of each shard's slices in
     them.
     """
-    pieces, shards, put = [require_blob(result.blob) for result in results], build.plan.shards, store.blobs.put_bytes
+    pieces, n_shards, put = [require_blob(result.blob) for result in results], build.plan.shards, store.blobs.put_bytes
     build = replace(build, pieces=_store_blob_list(store, pieces))
-    if not shards:
+    if not n_shards:
         return build
-    locations = np.empty((shards, len(pieces)), SLICE_LOCATION_DTYPE)
-    for part_number, column in enumerate(
-        store.files.map_concurrently(partial(_read_slice_locations, store, shards), pieces)
+    locations = np.empty((n_shards, len(pieces)), SLICE_LOCATION_DTYPE)
+    for part_number, part_locations in enumerate(
+        store.files.map_concurrently(partial(_read_slice_locations, store, n_shards), pieces)
     ):
-        locations[:, part_number] = column
+        locations[:, part_number] = part_locations
     cells = [
         {"rows": int(row["rows"].sum()), "slices": digest_slices(row), "places": digest_bytes(row.tobytes())}
         for row in locations
@@ -397,12 +397,12 @@ def _run_on_gpus(
     for task_index, task in enumerate(tasks):
         groups[_get_plan(task).kind in _GPU_KINDS].append(task_index)
     for uses_gpu, task_indexes in groups.items():
-        group, n_before = [tasks[i] for i in task_indexes], len(groups[True]) * (not uses_gpu)
+        group_tasks, n_before = [tasks[i] for i in task_indexes], len(groups[True]) * (not uses_gpu)
         is_small = launch.is_too_small(sum(estimate_seconds(tasks[i]) for i in task_indexes if all_reports[i] is None))
         reports = run_job(
             stage,
             function,
-            group,
+            group_tasks,
             launch.for_gpus(n_gpus) if uses_gpu and not is_small else launch,
             partial(_report_group_progress, on_progress, n_before, len(tasks)),
             estimate_seconds,

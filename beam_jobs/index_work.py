@@ -92,7 +92,7 @@ class IndexInProgress:
 
 @dataclass(frozen=True, slots=True)
 class ScatterTask:
-    """The rows of one part, to be sorted by shard."""
+    """Task to sort the rows of one part by shard."""
 
     build: IndexInProgress
     number: int
@@ -103,7 +103,7 @@ class ScatterTask:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard of an index, to be built from its slices of all pieces."""
+    """Task to build one shard of an index from its slices of all pieces."""
 
     build: IndexInProgress
     number: int
@@ -150,8 +150,8 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
     """Derive one index from the parent's, unless recorded; report no blob if this is impossible."""
 
     def derive_from_parent(out: Path) -> IndexStats:
-        fields = json.loads(store.blobs.read(require_blob(build.parent_index)))
-        parent_index = from_table(ParentIndex, fields, "the parent's index")
+        index_fields = json.loads(store.blobs.read(require_blob(build.parent_index)))
+        parent_index = from_table(ParentIndex, index_fields, "the parent's index")
         # A damaged file of the parent is no error, because a build from scratch does not need it.
         with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
@@ -160,7 +160,7 @@ def derive_one(build: IndexInProgress, store: Store) -> Report:
 
     try:
         inputs = index_inputs(build.plan)
-        return asdict(_run_once(store, "derive", inputs, derive_from_parent, vectors=build.rows.id))
+        return asdict(_memoize(store, "derive", inputs, derive_from_parent, vectors=build.rows.id))
     except _NotDerivedError:
         return asdict(IndexStageResult(None, {}))
 
@@ -177,9 +177,9 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     imbalance = reuse and reuse.stats.explain_misfit(plan.drift)
     retrain_reason = None if isinstance(get_kind(plan.kind), ShardUpdatingKind) else imbalance
     if reuse and not retrain_reason:
-        fit = _measure_fit(build, reuse, store) if reuse.changed_parts else FitResult(0, {})
-        retrain_reason = fit.explain_misfit(plan.drift)
-        follow_reason = reuse.growth or fit.explain_missed_neighbors() or imbalance
+        fit_result = _measure_fit(build, reuse, store) if reuse.changed_parts else FitResult(0, {})
+        retrain_reason = fit_result.explain_misfit(plan.drift)
+        follow_reason = reuse.growth or fit_result.explain_missed_neighbors() or imbalance
         if not retrain_reason:
             if not follow_reason:
                 return asdict(IndexStageResult(None, {}))
@@ -188,7 +188,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
-    result = _run_once(store, "train", index_inputs(plan), write_file, vectors=build.rows.id)
+    result = _memoize(store, "train", index_inputs(plan), write_file, vectors=build.rows.id)
     return asdict(replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
 
 
@@ -203,8 +203,8 @@ def _redact_training(
     def iter_removed() -> Iterator[Vectors]:
         for part in parts:
             old_path = store.blobs.get_local_path(part.old)
-            remaining = [store.blobs.get_local_path(part.remaining)] if part.remaining else []
-            yield VectorFiles([old_path]).read_rows(np.flatnonzero(~find_common_rows(old_path, remaining)))
+            remaining_files = [store.blobs.get_local_path(part.remaining)] if part.remaining else []
+            yield VectorFiles([old_path]).read_rows(np.flatnonzero(~find_common_rows(old_path, remaining_files)))
 
     def write_file(out: Path) -> IndexStats:
         row_files = _open_listed_row_files(store, build.rows)
@@ -219,7 +219,7 @@ def _redact_training(
     # and keep the removed vectors.
     old_ids = [ref.id.partition(":")[2] for ref in (reused_training.blob, *(part.old for part in parts))]
     inputs = {"vectors": build.rows.id, "redacted": old_ids}
-    result = _run_once(store, "redact_training", index_inputs(plan), write_file, **inputs)
+    result = _memoize(store, "redact_training", index_inputs(plan), write_file, **inputs)
     reason = result.stats.get("reason")
     note = f"trained again: {reason}" if reason else "trained as before, without removed vectors"
     return replace(result, note=note, keeps_shards=not reason)
@@ -234,7 +234,7 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
             plan, store.blobs.get_local_path(reused.blob), _open_listed_row_files(store, build.rows), out
         )
 
-    result = _run_once(store, "follow", index_inputs(plan), write_file, vectors=build.rows.id, trained=reused.blob.id)
+    result = _memoize(store, "follow", index_inputs(plan), write_file, vectors=build.rows.id, trained=reused.blob.id)
     graph_change = "cells merged" if "previous_shards" in result.stats else "cells split"
     change = graph_change if keeps_shards else "lists moved"
     note = f"trained as in snapshot {reused.snapshot[:12]}, {change}: {reason}"
@@ -269,10 +269,10 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
 
 def scatter_one(task: ScatterTask, store: Store) -> Report:
     """Sort one part's vectors by shard, unless recorded."""
-    plan, trained = task.build.plan, require_blob(task.build.trained)
+    plan, trained_blob = task.build.plan, require_blob(task.build.trained)
 
     def write_file(out: Path) -> IndexStats:
-        files = store.blobs.get_local_path(trained), store.blobs.get_local_path(task.rows), task.number
+        files = store.blobs.get_local_path(trained_blob), store.blobs.get_local_path(task.rows), task.number
         kind = get_kind(plan.kind)
         # Without the parent's pieces, all vectors are encoded.
         with suppress(InputError, StoreError):
@@ -284,8 +284,8 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
                 return kind.carry(plan, *files, parent_pieces, out)
         return kind.scatter(plan, *files, out)
 
-    inputs = _get_scatter_inputs(task.rows, trained, task.number)
-    return asdict(_run_once(store, "scatter", piece_inputs(plan), write_file, **inputs))
+    inputs = _get_scatter_inputs(task.rows, trained_blob, task.number)
+    return asdict(_memoize(store, "scatter", piece_inputs(plan), write_file, **inputs))
 
 
 def _get_scatter_inputs(rows_ref: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def build_shard(task: ShardTask, store: Store) -> Report:
         # The id is recorded without its prefix, so that `gc` does not take it for a reference: the
         # shards of earlier builds hold traces of removed vectors.
         inputs["parent"] = task.parent.id.partition(":")[2]
-    return asdict(_run_once(store, "shard", piece_inputs(plan), write_file, **inputs))
+    return asdict(_memoize(store, "shard", piece_inputs(plan), write_file, **inputs))
 
 
 def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
@@ -357,8 +357,8 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
 
     def write_file(out: Path) -> IndexStats:
         needed_bytes = get_kind(plan.kind).estimate(plan).disk_bytes
-        advice = "set TMPDIR to a folder on a disk with room"
-        check_disk(out.parent, needed_bytes, f"merging {plan.factory}", advice)
+        disk_advice = "set TMPDIR to a folder on a disk with room"
+        check_disk(out.parent, needed_bytes, f"merging {plan.factory}", disk_advice)
         # Each file is read from start to end, and all files in turn, a little at a time.
         shard_openers = [path_opener(path) for path in _fetch_listed_files(store, shard_list)]
         if shard_openers:
@@ -369,17 +369,17 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
         return get_kind(plan.kind).merge(plan, store.blobs.get_local_path(trained), rows, pieces, shard_openers, out)
 
     inputs = {"vectors": build.rows.id, "scattered": piece_list.id, "shards": shard_list.id}
-    return asdict(_run_once(store, "merge", index_inputs(plan), write_file, trained=trained.id, **inputs))
+    return asdict(_memoize(store, "merge", index_inputs(plan), write_file, trained=trained.id, **inputs))
 
 
-def _run_once(
+def _memoize(
     store: Store, stage: str, common_inputs: Mapping[str, Any], write_file: Callable[[Path], IndexStats], **inputs: Any
 ) -> IndexStageResult:
     def produce(workdir: Path) -> StageResult:
         limit_threads(1)
-        out = workdir / stage
-        stats = write_file(out)
-        return StageResult({"out": out}, stats)
+        out_path = workdir / stage
+        stats = write_file(out_path)
+        return StageResult({"out": out_path}, stats)
 
     record, is_new = store.memo.get_or_create(stage, {**common_inputs, **inputs}, produce)
     return IndexStageResult(record.outputs["out"], dict(record.stats), is_new)

@@ -18,7 +18,7 @@ from beam_jobs.workers import (
 from rag_model.process import count_cores
 
 Report = dict[str, Any]  # the result of a task, as JSON values
-OnProgress = Callable[[int, int], None]  # (elements done, elements in all)
+OnProgress = Callable[[int, int], None]  # arguments: number of finished elements, and of all
 
 # Memory of a task that the launcher runs itself although the workers are on other machines, because
 # the launcher's machine may be small.
@@ -47,8 +47,8 @@ class Launch:
         """
         # refuse an invalid environment variable before any work
         start_seconds(flags), count_cores(), worker_memory(())
-        run = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
-        return cls(store_url, run, _check_flags(flags) if flags else (), memory=memory)
+        run_name = f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
+        return cls(store_url, run_name, _check_flags(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
         """Return this launch with at most as many local workers as fit in memory with `task_bytes`

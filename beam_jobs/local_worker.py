@@ -60,15 +60,15 @@ class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
 
     def start_worker(self) -> None:
         """Fork the worker, whose log messages go to the log file as well."""
-        control = self.control_api_service_descriptor()
-        options = self.provision_info.provision_info.pipeline_options
+        control_service = self.control_api_service_descriptor()
+        pipeline_options = self.provision_info.provision_info.pipeline_options
         variables = {
-            "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(control),
-            "PIPELINE_OPTIONS": json_format.MessageToJson(options),
+            "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(control_service),
+            "PIPELINE_OPTIONS": json_format.MessageToJson(pipeline_options),
             "WORKER_ID": self.worker_id,
         }
-        server = ForkServer.get(self._log)
-        self._exit_code = server.start_worker({**os.environ, **variables}, self._log)
+        fork_server = ForkServer.get(self._log)
+        self._exit_code = fork_server.start_worker({**os.environ, **variables}, self._log)
         self._thread.start()
 
     def stop_worker(self) -> None:
@@ -90,12 +90,12 @@ class ForkServer:
         """Start the process; its own errors go to a log file."""
         self._launcher_pid = os.getpid()
         self._exit_codes: list[SimpleQueue[int]] = []
-        with Path(log).open("ab") as errors:
+        with Path(log).open("ab") as error_log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "beam_jobs.local_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                stderr=error_log,
                 text=True,
             )
         threading.Thread(target=self._read_exit_codes, daemon=True, name="fork-server").start()
@@ -160,26 +160,26 @@ def serve_requests() -> None:
     os.set_blocking(signal_writer, False)
     signal.set_wakeup_fd(signal_writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    requests: dict[int, int] = {}  # numbers of requests by process id
+    request_by_pid: dict[int, int] = {}  # numbers of requests by process id
     partial_line = b""
     while True:
-        readable, _, _ = select.select([0, exit_signals], [], [])
-        if exit_signals in readable:
+        readable_descriptors, _, _ = select.select([0, exit_signals], [], [])
+        if exit_signals in readable_descriptors:
             os.read(exit_signals, _READ_BYTES)
-            _report_exits(requests)
-        if 0 in readable:
+            _report_exits(request_by_pid)
+        if 0 in readable_descriptors:
             if not (request_bytes := os.read(0, _READ_BYTES)):
                 return
             *lines, partial_line = (partial_line + request_bytes).split(b"\n")
-            for line in lines:
-                request_number, *arguments = json.loads(line)
+            for request_line in lines:
+                request_number, *arguments = json.loads(request_line)
                 pid = os.fork()
                 if not pid:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     signal.signal(signal.SIGINT, interrupt_handler)
                     _run_worker(*arguments)
-                requests[pid] = request_number
+                request_by_pid[pid] = request_number
 
 
 def _report_exits(requests: dict[int, int]) -> None:

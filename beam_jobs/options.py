@@ -48,9 +48,9 @@ def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: b
 
 
 def _remove_accelerators(options: PipelineOptions) -> None:
-    cloud, workers = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
-    cloud.dataflow_service_options = [
-        option for option in cloud.dataflow_service_options or () if not option.startswith(_ACCELERATOR)
+    cloud_options, workers = options.view_as(GoogleCloudOptions), options.view_as(WorkerOptions)
+    cloud_options.dataflow_service_options = [
+        option for option in cloud_options.dataflow_service_options or () if not option.startswith(_ACCELERATOR)
     ] or None
     if workers.machine_type:
         workers.machine_type = _GPU_MACHINE.sub("n2-standard-", workers.machine_type)
@@ -63,7 +63,7 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
         UsageError: a flag has a wrong value, or may contain a secret, or there is no such runner.
     """
     refuse_secrets(flags)
-    if secret_flags := [match for flag in flags if (match := _SECRET.match(flag))]:
+    if secret_flags := [secret_match for flag in flags if (secret_match := _SECRET.match(flag))]:
         raise UsageError(
             f"Beam's option --{secret_flags[0]['name']} is a secret, and options appear in logs "
             "and process lists: set a variable such as AWS_SECRET_ACCESS_KEY in the environment "

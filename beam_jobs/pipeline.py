@@ -89,8 +89,9 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
         )
     if WORKER_DIED in str(failure):
         return errors.BookwheelError(
-            f"a worker process of the {stage} job ended (exit code {str(failure).rpartition(' ')[2]}); its log "
-            f"{log} says why: finished work is recorded; correct the cause and run again"
+            f"a worker process of the {stage} job ended (exit code "
+            f"{str(failure).rpartition(' ')[2]}); its log {log} says why: finished work is "
+            "recorded; correct the cause and run again"
         )
     for pattern, error_class, sentence in _ENGINE_FAILURES:
         if pattern.search(str(failure)):
@@ -323,7 +324,7 @@ def _read_reports(store: Store, run: str, stage: str, n_expected: int) -> list[R
     reports: list[Report] = store.runs.read_reports(run, stage)
     if len(reports) != n_expected:
         raise errors.StoreError(
-            f"{n_expected - len(reports)} of {n_expected} reports of the {stage} job are missing under "
-            f"runs/{run}/{stage} in {store.url}: run the same command again"
+            f"{n_expected - len(reports)} of {n_expected} reports of the {stage} job are missing "
+            f"under runs/{run}/{stage} in {store.url}: run the same command again"
         )
     return reports

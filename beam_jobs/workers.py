@@ -292,8 +292,8 @@ def read_default_options() -> tuple[str, ...]:
     options = tuple(_read_words(DEFAULT_VARIABLE))
     if options and not options[0].startswith("--"):
         raise UsageError(
-            f"{DEFAULT_VARIABLE} begins with {options[0][:60]!r}, but Beam's options begin with --: "
-            f"write it as --{options[0][:60]}, or allow it in forms with {ALLOWED_VARIABLE}"
+            f"{DEFAULT_VARIABLE} begins with {options[0][:60]!r}, but Beam's options begin with "
+            f"--: write it as --{options[0][:60]}, or allow it in forms with {ALLOWED_VARIABLE}"
         )
     return options
 

@@ -88,13 +88,13 @@ def add_index(
             dimensions = read_dimensions(base_snapshot)
         plans = plan_indexes(chosen_indexes, passages, dimensions, worker_memory(beam_options))
         provenance = inherited_provenance(base_manifest)
-        source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
+        dump_url, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
         assemble_content = partial(
-            with_indexes, _with_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
+            with_indexes, _add_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
         provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
-        arguments = passages, embeddings, plans, assemble_content, provenance
-        return finish_build(Build(target, launch, clock, effective_recipe, ref, source, encoder, *arguments))
+        build_arguments = passages, embeddings, plans, assemble_content, provenance
+        return finish_build(Build(target, launch, clock, effective_recipe, ref, dump_url, encoder, *build_arguments))
 
 
 def choose_indexes(recipe: Recipe, names: Sequence[str]) -> dict[str, IndexRecipe]:
@@ -127,17 +127,17 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
     Raises:
         UsageError: the indexes do not fit, or the snapshot lacks a representation of the recipe.
     """
-    vectors = list_encoded_representations(content)
-    if missing_representations := sorted({*recipe.represent} - {*vectors}):
+    encoded_names = list_encoded_representations(content)
+    if missing_representations := sorted({*recipe.represent} - {*encoded_names}):
         raise UsageError(
             f"the snapshot has no representation {missing_representations[0]!r}, and add-index "
             "encodes nothing: build it with `reindex`, or leave "
             f"[represent.{missing_representations[0]}] out"
         )
-    check_indexes_and_retrievers(recipe, vectors, content.indexes)
+    check_indexes_and_retrievers(recipe, encoded_names, content.indexes)
 
 
-def _with_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe], retriever: str) -> Content:
+def _add_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe], retriever: str) -> Content:
     """Return the content with these indexes in its recipe, and `retriever` unless it is empty."""
     indexes = {
         **(content.recipe.get("index") or {}),

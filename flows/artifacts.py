@@ -30,13 +30,13 @@ def show_build(outcome: BuildOutcome) -> None:
 def log_build(outcome: BuildOutcome) -> None:
     """Write the counts, the gate's checks, the snapshot and the ref into the run's log."""
     counts_text = ", ".join(f"{count:,} {name}" for name, count in outcome.counts.items() if name != "dropped")
-    dropped = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
-    log(f"counts: {counts_text}; dropped: {dropped or 'none'}")
+    dropped_counts = ", ".join(f"{n:,} {reason}" for reason, n in outcome.counts["dropped"].items())
+    log(f"counts: {counts_text}; dropped: {dropped_counts or 'none'}")
     log_gate(outcome.gate)
     for warning in outcome.warnings:
         log(f"warning: {warning}")
-    move = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
-    log(f"snapshot {outcome.snapshot}: {move}")
+    move_description = f"{outcome.ref}@{outcome.number} names it" if outcome.number else f"{outcome.ref} did not move"
+    log(f"snapshot {outcome.snapshot}: {move_description}")
 
 
 def log_gate(gate: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def show_release(outcome: ReleaseOutcome) -> None:
     """Write the steps, metrics and checks of a release as an artifact of the run."""
     log_gate(outcome.gate)
     rows = [{"what": step, "value": "done" if is_done else "as before"} for step, is_done in outcome.done.items()]
-    rows += [{"what": name, "value": figure} for name, figure in outcome.figures.items()]
+    rows += [{"what": name, "value": metric_text} for name, metric_text in outcome.figures.items()]
     rows += [
         {"what": f"check: {check['name']}", "value": f"{check['observed']}, wanted {check['wanted']}"}
         for check in outcome.gate["checks"]
@@ -98,8 +98,8 @@ def show_release(outcome: ReleaseOutcome) -> None:
 
 def show_reproduction(outcome: ReproduceOutcome) -> None:
     """Write the table of a reproduction, and the link to its page."""
-    columns = ("row", "data", "measure", "published", "value", "difference", "verdict")
-    rows = [{column: line[column] for column in columns} for line in outcome.lines]
+    column_names = ("row", "data", "measure", "published", "value", "difference", "verdict")
+    rows = [{column: line[column] for column in column_names} for line in outcome.lines]
     create_table(rows, "reproduce-table", f"{outcome.reproduction}, {outcome.summary}", outcome.report, "The table")
 
 

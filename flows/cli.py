@@ -79,7 +79,7 @@ class _Environment(Env):
         super().__call__(app, commands, select_settable(commands, arguments))
 
 
-class _Settings(Toml):
+class _TomlSettings(Toml):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
         """Fill in the values of the file.
 
@@ -103,7 +103,7 @@ app = App(
     default_parameter=Parameter(negative=()),
     config=[
         _Environment("BOOKWHEEL_", command=False),
-        _Settings("bookwheel.toml", search_parents=True),
+        _TomlSettings("bookwheel.toml", search_parents=True),
     ],
 )
 app.command("flows.verbs.demo:demo", help="Build, check and search a small real library: no account, no network.")
@@ -149,15 +149,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     A failure prints one sentence; with `--debug` also the trace.
     """
-    words = sys.argv[1:] if argv is None else argv
-    for name, value in {**_ENVIRONMENT, **(_BUILD_ENVIRONMENT if _BUILD_VERBS & {*words[:1]} else {})}.items():
+    command_words = sys.argv[1:] if argv is None else argv
+    for name, value in {**_ENVIRONMENT, **(_BUILD_ENVIRONMENT if _BUILD_VERBS & {*command_words[:1]} else {})}.items():
         os.environ.setdefault(name, value)
     # garbage collection of imported objects, which stay alive, takes a fifth of the import time
     gc.set_threshold(250_000, 10, 10)
     atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients
-    sys.exit(run(words))
+    sys.exit(run(command_words))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -170,10 +170,10 @@ def run(argv: Sequence[str]) -> int:
     try:
         verb, bound_arguments, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
         common = bound_arguments.arguments.get("common") or common
-        for path in bound_arguments.arguments.values():
-            if isinstance(path, Path):
-                refuse_url_as_path(path)
-        with handle_interrupts(), _use_trust_file(common.trust):
+        for argument_value in bound_arguments.arguments.values():
+            if isinstance(argument_value, Path):
+                refuse_url_as_path(argument_value)
+        with handle_interrupts(), _set_trust_file(common.trust):
             reply = verb(*bound_arguments.args, **bound_arguments.kwargs)
     except CycloptsError as error:
         return _report_failure(_describe_usage_error(error, argv), USAGE, as_json=common.json)
@@ -188,12 +188,12 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if common.debug:
             raise
-        cause = error.__cause__  # of Cyclopts's error if the module of a verb cannot be imported
+        cause = error.__cause__  # the ImportError, if a verb's module cannot be imported
         if isinstance(cause, ModuleNotFoundError):
-            problem = f"{cause.name} is not installed: install bookwheel again, with the extras that you use"
+            error_message = f"{cause.name} is not installed: install bookwheel again, with the extras that you use"
         else:
-            problem = f"unexpected {type(error).__name__}: {error}"
-        return _report_failure(f"{problem}; run again with --debug for the trace", 1, as_json=common.json)
+            error_message = f"unexpected {type(error).__name__}: {error}"
+        return _report_failure(f"{error_message}; run again with --debug for the trace", 1, as_json=common.json)
     return _print_reply(reply, common)
 
 
@@ -205,7 +205,7 @@ def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
         return f"{verb} takes no argument {error.unused_tokens[0]!r}: `bookwheel {verb} --help` lists its arguments"
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return parser_message
-    if any(word in error.argument.names for word in argv):
+    if any(argument in error.argument.names for argument in argv):
         return f"{parser_message} Write a value that begins with `-` as {error.argument.name}=VALUE."
     verb = " ".join(error.command_chain or ())
     parser_sentence = f'Command "{verb}" parameter {error.argument.name} requires an argument.'
@@ -215,20 +215,20 @@ def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
 
 
 @contextmanager
-def _use_trust_file(file: Path | None) -> Iterator[None]:
+def _set_trust_file(trust_file: Path | None) -> Iterator[None]:
     """Set the trust file in the environment, for the stores of this process and of its children.
 
     The file is read once here, so that an invalid one is refused before the verb begins.
     """
     previous_value = os.environ.get(TRUST_VARIABLE)
-    if file is not None:
+    if trust_file is not None:
         # Path("") is the current folder
-        os.environ[TRUST_VARIABLE] = str(file.absolute()) if file.name else ""
+        os.environ[TRUST_VARIABLE] = str(trust_file.absolute()) if trust_file.name else ""
     try:
         TrustedKeys.from_environment()
         yield
     finally:
-        if file is not None:
+        if trust_file is not None:
             os.environ.pop(TRUST_VARIABLE)
             os.environ.update({TRUST_VARIABLE: previous_value} if previous_value is not None else {})
 

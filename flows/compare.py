@@ -123,7 +123,7 @@ def compare(
 
 @dataclass(slots=True)
 class ComparisonRun:
-    """The pinned inputs of a run, and its results."""
+    """Inputs of a comparison, pinned by their ids, and its results."""
 
     store: Store
     snapshot: Snapshot
@@ -157,18 +157,18 @@ def open_retrievers_on_questions(
         raise UsageError(f"k is {k}: measure at least 1 passage")
     target = Store.open(store)
     snapshot = Snapshot.from_store(target, ref)
-    names = list(retrievers) or [snapshot.manifest.content.default_retriever]
-    if duplicate := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"the retriever {duplicate} is given twice: leave one out")
+    expressions = list(retrievers) or [snapshot.manifest.content.default_retriever]
+    if duplicate_name := next((name for name in expressions if expressions.count(name) > 1), None):
+        raise UsageError(f"the retriever {duplicate_name} is given twice: leave one out")
     opened_retrievers = open_retrievers(snapshot, list(retrievers) or None, encoder=encoder)
     depth = min(retriever.choose_depth(k, DEFAULT_DEPTH) for retriever in opened_retrievers)
     for retriever in opened_retrievers:
         retriever.check_depth(depth)  # check all of them before the first search
-    groups = group_questions(snapshot, question_set, judge, partial(corpus.run, launch=Launch.new(target.url)))
+    question_groups = group_questions(snapshot, question_set, judge, partial(corpus.run, launch=Launch.new(target.url)))
     subject = retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
     batches = QueryBatches(question_set.questions)
     return ComparisonRun(
-        target, snapshot, names, opened_retrievers, depth, subject, question_set, batches, judge, groups
+        target, snapshot, expressions, opened_retrievers, depth, subject, question_set, batches, judge, question_groups
     )
 
 
@@ -180,9 +180,9 @@ def measure_retriever(
     rankings = measure_stages(retriever, name, run.batches, run.judge, run.k, on_progress)
     run.rankings.append(rankings)
     name_infix = _build_name_infix(run, len(run.rankings))
-    for path, write in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
-        if path:
-            write(rankings.outcomes, insert_name(Path(path), name_infix))
+    for output_path, write_file in ((files.dpr, write_dpr), (files.rows, write_jsonl)):
+        if output_path:
+            write_file(rankings.outcomes, insert_name(Path(output_path), name_infix))
     if files.trec:
         write_trec(rankings.outcomes, insert_name(Path(files.trec), name_infix), name_infix or "bookwheel")
 
@@ -212,10 +212,10 @@ def _make_slug(expression: str) -> str:
 def time_questions(run: ComparisonRun, seconds: float) -> list[RetrieverMetrics]:
     """Search a sample of the questions one by one, and time every stage."""
     timing = replace(DEFAULT_TIMING, seconds=seconds)
-    costs = time_stages(run.retrievers, run.batches.texts, run.k, timing)
+    stage_costs = time_stages(run.retrievers, run.batches.texts, run.k, timing)
     return [
         combine_metrics(stage_rankings, costs_of_stages)
-        for stage_rankings, costs_of_stages in zip(run.rankings, costs, strict=True)
+        for stage_rankings, costs_of_stages in zip(run.rankings, stage_costs, strict=True)
     ]
 
 
@@ -225,8 +225,8 @@ def compare_and_report(
 ) -> CompareOutcome:
     """Compare the retrievers, recommend one, and write the report."""
     run.standings = standings = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
-    measure = run.judge.headline(run.k)
-    advice = advise_retriever(run.snapshot, timed_metrics, measure)
+    headline_measure = run.judge.headline(run.k)
+    advice = advise_retriever(run.snapshot, timed_metrics, headline_measure)
     if report:
         write_report(render_retrieval_report(_build_report(run, standings, advice)), Path(report))
     return CompareOutcome(
@@ -234,7 +234,7 @@ def compare_and_report(
         k=run.k,
         n=len(run.question_set.questions),
         judged_by=run.judge.judged_by,
-        measure=measure,
+        measure=headline_measure,
         standings={comparison.expression: comparison.to_json() for comparison in standings},
         advice=advice,
         notes=run.groups.notes,
@@ -246,9 +246,9 @@ def compare_and_report(
 @stage
 def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> CompareOutcome:
     """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
-    ids = tuple(question.id for question in run.question_set.questions)
+    question_ids = tuple(question.id for question in run.question_set.questions)
     measure_values = MeasureValues(
-        ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}
+        question_ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}
     )
     metrics_by_retriever = {
         name: to_metrics({**comparison["metrics"], **comparison["ranks"]}, comparison["intervals"])

@@ -100,9 +100,9 @@ def evaluate(
             run = prepare_answer_run(target, model, questions, ref, settings, asks)
         with clock("retrieve") as on_progress:
             retrieve_passages(run.examination, on_progress)
-        for condition in run.examination.conditions():
-            with clock(condition.name) as on_progress:
-                answer_under_condition(run.examination, condition, on_progress)
+        for evaluation_condition in run.examination.conditions():
+            with clock(evaluation_condition.name) as on_progress:
+                answer_under_condition(run.examination, evaluation_condition, on_progress)
         outcome = run.build_outcome(clock.seconds, report)
         write_files(run, outcome, rows, kilt)
         outcome = record_answers(run, outcome, questions)
@@ -114,7 +114,7 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """The pinned inputs of a run, and its results."""
+    """Inputs of an evaluation, pinned by their ids, and its results."""
 
     store: Store
     snapshot: Snapshot
@@ -181,7 +181,7 @@ def prepare_answer_run(
     reading_model, retriever = open_reading_model(
         snapshot, store, model_id, settings.expression, [name for name in reader_settings if name != "auto"], asks
     )
-    inputs: dict[str, Any] = {
+    cache_key_inputs: dict[str, Any] = {
         "snapshot": snapshot.id,
         "model": _get_model_identity(model_id),
         "retriever": settings.expression or snapshot.manifest.content.default_retriever,
@@ -194,7 +194,7 @@ def prepare_answer_run(
         if name != "auto"
     }
     answer_cache_by_reader: dict[ReaderName, AnswerFunction] = {
-        name: AnswerCache(store, reader, {**inputs, "reader": name, **reader.decides})
+        name: AnswerCache(store, reader, {**cache_key_inputs, "reader": name, **reader.decides})
         for name, reader in reader_by_name.items()
     }
     if auto_settings := reader_settings.get("auto"):
@@ -204,7 +204,7 @@ def prepare_answer_run(
         answer_cache_by_reader["auto"] = RoutedAnswers(
             answer_cache_by_reader[passage_reader], route, route_subject, settings.kind, settings.resampling
         )
-    first_reader, *other_readers = ((name, answer_cache_by_reader[name]) for name in reader_settings)
+    first_reader_entry, *other_reader_entries = ((name, answer_cache_by_reader[name]) for name in reader_settings)
     k = settings.k or reading_model.k
     texts = [question.text for question in question_set.questions]
     other_retrievers, whole_corpus = _prepare_ablations(
@@ -212,12 +212,12 @@ def prepare_answer_run(
     )
     examination = AnswerEvaluation(
         retriever,
-        first_reader[1],
+        first_reader_entry[1],
         question_set,
         k,
         snapshot.n,
         settings,
-        dict(other_readers),
+        dict(other_reader_entries),
         other_retrievers,
         whole_corpus,
     )
@@ -270,10 +270,10 @@ def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt
 @stage
 def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> EvaluateOutcome:
     """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
-    evaluation = run.examination
+    examination = run.examination
     values = MeasureValues(
-        tuple(question.id for question in evaluation.question_set.questions),
-        {run.retriever: evaluation.question_values()},
+        tuple(question.id for question in examination.question_set.questions),
+        {run.retriever: examination.question_values()},
     )
     metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = asdict(replace(outcome, report=None))
@@ -291,7 +291,7 @@ def _write_record_files(run: AnswerRun, outcome: EvaluateOutcome, folder: Path) 
 def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
     evaluation = run.examination
     settings = {name: setting for name, setting in asdict(evaluation.settings.decoding).items() if setting is not None}
-    decoding = ", ".join(f"{name} {setting}" for name, setting in settings.items())
+    decoding_text = ", ".join(f"{name} {setting}" for name, setting in settings.items())
     return AnswerReport(
         model=outcome.model,
         snapshot=outcome.snapshot,
@@ -312,6 +312,6 @@ def _build_report(run: AnswerRun, outcome: EvaluateOutcome) -> AnswerReport:
             "snapshot": outcome.snapshot,
             "judged by": outcome.judged_by,
             "reader": outcome.reader,
-            "decoding": decoding,
+            "decoding": decoding_text,
         },
     )

@@ -66,8 +66,8 @@ def store_evaluation(
                 record_evaluation(store, subject, new_evaluation.metrics, files, provenance)
             except StoreError as error:
                 return replace(outcome, unrecorded=str(error))
-    page = _publish_page(store, subject.id)
-    return replace(outcome, evaluation=subject.id, report=outcome.report or page)
+    report_page = _publish_page(store, subject.id)
+    return replace(outcome, evaluation=subject.id, report=outcome.report or report_page)
 
 
 def _publish_page(store: Store, evaluation: str) -> str | None:

@@ -120,7 +120,7 @@ class FinetuneOutcome:
 
     model: str  # full id
     kind: str  # the objective's name
-    name: str  # the model ref that names it
+    name: str  # the ref that names the model
     number: int  # number of the ref's move
     snapshot: str  # full id of the snapshot on which it was trained
     steps: int
@@ -199,31 +199,31 @@ def finetune(
         with closing(SnapshotLease(target)) as lease:
             lease.hold(job.snapshot.id)  # keeps `expire` and `gc` from deleting it
             check_ref(job, name)
-            result = processes.share(job.find_result)
-            if result is None:
+            finetuning_result = processes.share(job.find_result)
+            if finetuning_result is None:
                 published_training = train_and_publish(
                     job, Path(work) if work else None, name, beam_options, clock, processes
                 )
             else:
                 processes.leave()
-                published_training = tag_existing_model(job, result, name) if processes.is_first else None
+                published_training = tag_existing_model(job, finetuning_result, name) if processes.is_first else None
             if published_training is None:
                 return None
-            result, stored_model = published_training
-            index = rebuild_index(job, result, name, beam_options, clock)
+            finetuning_result, stored_model = published_training
+            rebuilt_index = rebuild_index(job, finetuning_result, name, beam_options, clock)
     outcome = FinetuneOutcome(
-        model=result.model,
+        model=finetuning_result.model,
         kind=kind,
         name=name,
         number=stored_model.move.number,
         snapshot=job.snapshot.id,
-        steps=result.steps,
-        best_step=result.best_step,
-        metrics={"before": result.before, "after": result.after},
+        steps=finetuning_result.steps,
+        best_step=finetuning_result.best_step,
+        metrics={"before": finetuning_result.before, "after": finetuning_result.after},
         trained="train" in clock.seconds,
         seconds=clock.seconds,
-        index=index,
-        report=store_training_page(target, result.model),
+        index=rebuilt_index,
+        report=store_training_page(target, finetuning_result.model),
     )
     show_training(outcome)
     return outcome
@@ -290,8 +290,9 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
     """
     if processes.share(lambda: job.key) != job.key:
         raise UsageError(
-            f"process {processes.index} has other inputs than the first process: give all processes the same "
-            "arguments, settings and files, and pin --ref by an id if the ref moves"
+            f"process {processes.index} has other inputs than the first process: give all "
+            "processes the same arguments, settings and files, and pin --ref by an id if the ref "
+            "moves"
         )
 
 
@@ -343,16 +344,16 @@ def train_and_publish(
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder) if processes.is_first else nullcontext():
         with clock("mine") as on_progress:
-            identity = get_training_identity(job, folder)
-            processes.share(lambda: restore_checkpoint(identity, on_progress.say))
+            training_identity = get_training_identity(job, folder)
+            processes.share(lambda: restore_checkpoint(training_identity, on_progress.say))
             complete_examples(job, folder, on_progress)
         with clock("train") as on_progress:
-            trained = train_model(job, folder, beam_options, on_progress, processes)
+            trained_model = train_model(job, folder, beam_options, on_progress, processes)
         processes.leave()
         if not processes.is_first:
             return None
         with clock("publish"):
-            published_training = publish_model(job, trained, folder, name, clock.seconds)
+            published_training = publish_model(job, trained_model, folder, name, clock.seconds)
     delete_rebuild_refs(job.store, name_rebuild_ref(job))
     job.store.trainings.delete(job.key)
     if work is None:

@@ -43,7 +43,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build whose passages have their representations."""
+    """A build whose passages are chunked and encoded."""
 
     store: Store
     launch: Launch
@@ -89,8 +89,8 @@ def finish_build(build: Build) -> BuildOutcome:
     """
     manifest, metrics = build_indexes(build)
     if parent_manifest := Parent.of(build.store, build.base or build.ref).manifest:
-        for base in _list_delta_bases(build.store, parent_manifest, manifest):
-            offer_deltas(build, base, manifest.content)
+        for base_content in _list_delta_bases(build.store, parent_manifest, manifest):
+            offer_deltas(build, base_content, manifest.content)
     publish_result = publish_snapshot(build, manifest, metrics)
     build.store.runs.delete_reports(build.launch.run)
     outcome = report_build(build, manifest, publish_result, metrics)
@@ -122,8 +122,8 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     with clock("merge") as on_progress:
         built_indexes = [*build.ready_indexes, *merge_shards(indexes, launch, on_progress)]
     with clock("tune") as on_progress:
-        draft = build.assemble_content(built_indexes)
-        tune_arguments = store, launch, on_progress, draft, built_indexes, build.recipe.gate
+        draft_content = build.assemble_content(built_indexes)
+        tune_arguments = store, launch, on_progress, draft_content, built_indexes, build.recipe.gate
         built_indexes = tune_indexes(*tune_arguments, parent=build.parent_content)
     content = build.assemble_content(built_indexes)
     if range_tasks := list_range_tasks(content):
@@ -136,19 +136,19 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
         for note in precision_notes:
             on_progress.say(note)
         metrics = measure_indexes(build, Manifest(content), built_indexes, on_progress)
-    notes = [*build.notes, *precision_notes]
-    own_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, precisions, notes)
-    own_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
+    all_notes = [*build.notes, *precision_notes]
+    new_provenance = build_provenance(build.source, build.encoder, built_indexes, clock.seconds, precisions, all_notes)
+    new_provenance["embedded"] = count_passages(build.passages, build.embeddings)["embedded"]
     # Workers on other machines use CPU time that the clock does not measure.
-    own_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
-    own_provenance[HISTORY] = format_history(build.parent)
+    new_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
+    new_provenance[HISTORY] = format_history(build.parent)
     # An index that is not built here keeps its shards.
-    shards = {
+    shards_by_index = {
         name: shard_list
-        for name, shard_list in {**build.derived_provenance.get(SHARDS, {}), **own_provenance[SHARDS]}.items()
+        for name, shard_list in {**build.derived_provenance.get(SHARDS, {}), **new_provenance[SHARDS]}.items()
         if name in content.indexes
     }
-    provenance = {**own_provenance, **build.derived_provenance, SHARDS: shards}
+    provenance = {**new_provenance, **build.derived_provenance, SHARDS: shards_by_index}
     return Manifest(content, metrics.metrics(), provenance=provenance), metrics
 
 
@@ -160,11 +160,11 @@ def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> lis
     """
     if parent.id != manifest.id:
         return [parent.content]
-    bases: list[Content] = []
+    base_contents: list[Content] = []
     for base_id in parent.parents:
         with suppress(StoreError):  # it has expired
-            bases.append(store.snapshots.get(base_id).content)
-    return bases
+            base_contents.append(store.snapshots.get(base_id).content)
+    return base_contents
 
 
 def offer_deltas(build: Build, parent_content: Content, content: Content) -> None:
@@ -187,15 +187,15 @@ def name_embed_stage(representation: str) -> str:
 
 def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Sequence[EmbedResult]]:
     """Return the embed job's reports by the name of their stage."""
-    return {name_embed_stage(name): reports for name, reports in embeddings.items()}
+    return {name_embed_stage(name): embed_results for name, embed_results in embeddings.items()}
 
 
 def report_build(build: Build, manifest: Manifest, published: PublishResult, metrics: SnapshotMetrics) -> BuildOutcome:
     """Write the report and the artifacts of a published snapshot, and return the outcome."""
     counts = count_passages(build.passages, build.embeddings, build.dropped_files)
     seconds = build.clock.seconds
-    results = build.passages, group_by_stage(build.embeddings)
-    page = write_report(build.store, manifest, published, metrics, counts, *results, seconds)
+    stage_results = build.passages, group_by_stage(build.embeddings)
+    page = write_report(build.store, manifest, published, metrics, counts, *stage_results, seconds)
     number, gate = published.move.number if published.move else None, asdict(published.verdict)
     warnings = list_warnings(read_history(manifest))
     outcome = BuildOutcome(manifest.id, build.ref, number, counts, metrics.metrics(), gate, seconds, page, warnings)
@@ -226,11 +226,11 @@ def train_indexes(
     """Derive indexes from the parent's; train the others, or reuse the parent's training."""
     store, launch = build.store, build.launch
     row_files, trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
-    builds = [
+    index_builds = [
         index.start_index(store, name, plan, row_files[plan.over], trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()
     ]
-    return index.train(index.derive(builds, launch), launch, on_progress)
+    return index.train(index.derive(index_builds, launch), launch, on_progress)
 
 
 scatter_vectors = stage(index.scatter, "scatter_vectors")
@@ -254,21 +254,21 @@ def measure_indexes(
 
     The parent's exact neighbours are updated.
     """
-    merge_stats_by_index, recipe = {index.name: index.stats for index in built_indexes}, build.recipe.gate
+    merge_stats_by_index, gate_recipe = {index.name: index.stats for index in built_indexes}, build.recipe.gate
     with Snapshot.from_manifest(build.store, manifest) as snapshot:
-        gate_arguments = build.store, build.launch, on_progress, snapshot, recipe
+        gate_arguments = build.store, build.launch, on_progress, snapshot, gate_recipe
         measurements = gate.measure_indexes(*gate_arguments, parent=build.parent_content)
-        return measure_snapshot(snapshot, recipe, measurements, merge_stats_by_index)
+        return measure_snapshot(snapshot, gate_recipe, measurements, merge_stats_by_index)
 
 
 @stage
 def publish_snapshot(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> PublishResult:
     """Write the manifest, apply the gate, and move the ref if it passes."""
-    judge = partial(
+    judge_snapshot = partial(
         check_snapshot,
         build.recipe.gate,
         summarize_snapshot(manifest),
         metrics.recalls,
         scores=metrics.retriever_scores,
     )
-    return publish(build.store, manifest, build.ref, judge, build.base)
+    return publish(build.store, manifest, build.ref, judge_snapshot, build.base)

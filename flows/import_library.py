@@ -121,10 +121,10 @@ def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequ
         UsageError: a value is not NAME=FILE, or a name is given twice.
     """
     ready_files: dict[str, ReadyIndex] = {}
-    for option in index_files:
-        name, separator, path = option.partition("=")
-        if not (name and separator and path):
-            raise UsageError(f"the index file {option!r} is not NAME=FILE: give for example hnsw=wiki.faiss")
+    for index_option in index_files:
+        name, equals_sign, path = index_option.partition("=")
+        if not (name and equals_sign and path):
+            raise UsageError(f"the index file {index_option!r} is not NAME=FILE: give for example hnsw=wiki.faiss")
         if name in ready_files:
             raise UsageError(f"two index files are named {name}: give each its own name")
         ready_files[name] = ReadyIndex.inspect(name, Path(path))
@@ -165,8 +165,8 @@ def take_index_files(store: Store, draft: Content, recipe: Recipe, files: Sequen
         for file in files:
             if file.n != vectors.n:  # the file has all passages of the input, as was checked before
                 raise InputError(
-                    f"{file.path} has the vectors of passages that were taken down in {store.url}: leave it out, and "
-                    "name the index in a recipe, which builds it without them"
+                    f"{file.path} has the vectors of passages that were taken down in {store.url}: "
+                    "leave it out, and name the index in a recipe, which builds it without them"
                 )
             file.check_vectors(vectors)
     return [

@@ -84,11 +84,11 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
         if kept_rows is not None:
             plan = plan_index(request, len(kept_rows), vector_input.d)
         built_index = _build_index(store, plan, parts, launch, clock)
-        file = store.blobs.get_local_path(built_index.blob)
-        vectors = [store.blobs.get_local_path(part) for part in parts]
+        index_path = store.blobs.get_local_path(built_index.blob)
+        part_paths = [store.blobs.get_local_path(part_blob) for part_blob in parts]
         with clock("measure"):
-            evaluation = evaluate_index(file, plan, vectors, questions)
-        install_index(file, request.out, evaluation.search, kept_rows)
+            evaluation = evaluate_index(index_path, plan, part_paths, questions)
+        install_index(index_path, request.out, evaluation.search, kept_rows)
     n_dropped = 0 if kept_rows is None else vector_input.n - len(kept_rows)
     return IndexOutcome(request.out, plan, built_index.blob.size, n_dropped, evaluation, clock.seconds)
 
@@ -122,16 +122,18 @@ def _check_output_path(out: Path, vector_input: VectorInput) -> None:
 def _split_vectors(
     store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
-    """Store the vectors as parts, unless recorded; return the parts and kept rows (None: all)."""
-    inputs = {
+    """Store the vectors as parts, if they are not stored yet; return the parts and the rows that
+    are kept (None: all rows).
+    """
+    key_inputs = {
         "files": [*vector_input.identify_files().values()],
         "invalid": invalid,
         "part_rows": vector_input.part_rows(),
         "code": CODE,
     }
-    key = store.memo.compute_key(inputs)
-    record = store.memo.find("cut", key)
-    if record is None:
+    memo_key = store.memo.compute_key(key_inputs)
+    memo_record = store.memo.find("cut", memo_key)
+    if memo_record is None:
         parts: dict[str, BlobRef] = {}
         n_parts = -(-vector_input.n // vector_input.part_rows())
 
@@ -141,8 +143,8 @@ def _split_vectors(
 
         kept_rows = split_into_parts(vector_input, store_block, invalid)
         outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}
-        record = store.memo.write_record("cut", key, outputs, {}, inputs)
-    refs = dict(record.outputs)
+        memo_record = store.memo.write_record("cut", memo_key, outputs, {}, key_inputs)
+    refs = dict(memo_record.outputs)
     kept_rows_blob = refs.pop("kept", None)
     return [refs[name] for name in sorted(refs)], None if kept_rows_blob is None else np.load(
         store.blobs.get_local_path(kept_rows_blob), allow_pickle=False
@@ -156,16 +158,16 @@ def _store_array(store: Store, array: Block) -> BlobRef:
 
 
 def _build_index(store: Store, plan: VectorPlan, parts: list[BlobRef], launch: Launch, clock: StageClock) -> BuiltIndex:
-    builds = [index.start_index(store, "index", plan, parts)]
+    index_builds = [index.start_index(store, "index", plan, parts)]
     with clock("train") as on_progress:
-        builds = index.train(builds, launch, on_progress)
+        index_builds = index.train(index_builds, launch, on_progress)
     with clock("scatter") as on_progress:
-        builds = index.scatter(builds, launch, on_progress)
+        index_builds = index.scatter(index_builds, launch, on_progress)
     if plan.shards:
         with clock("shard") as on_progress:
-            builds = index.build_shards(builds, launch, on_progress)
+            index_builds = index.build_shards(index_builds, launch, on_progress)
     else:
-        builds = index.build_shards(builds, launch)
+        index_builds = index.build_shards(index_builds, launch)
     with clock("merge") as on_progress:
-        (built_index,) = index.merge(builds, launch, on_progress)
+        (built_index,) = index.merge(index_builds, launch, on_progress)
     return built_index

@@ -34,8 +34,8 @@ def estimate_rebuild(
     n_passages = estimate_passages(dump, max_words, limit)
     memory_limit = memory if is_local_run else None
     with temporary_folder("encoder") as scratch:
-        folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
-        estimate = estimate_build(n_passages, folder, recipe.index, memory_limit, recipe.encode.spec)
+        encoder_folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
+        estimate = estimate_build(n_passages, encoder_folder, recipe.index, memory_limit, recipe.encode.spec)
     # This run does not start workers elsewhere, so only the launcher counts.
     return estimate if is_local_run else WorkEstimate(estimate.sizes, {"launcher": 0}, disk=estimate.disk)
 

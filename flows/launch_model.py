@@ -28,14 +28,14 @@ def estimate_training_run(
 
     Reads settings and examples as the fine-tuning does.
     """
-    models = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
+    model_names = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
     settings = parameters["recipe"] or {}, parameters["max_steps"]
-    job = prepare_training(Store.open(store), kind, train, dev, ref, models, *settings)
+    job = prepare_training(Store.open(store), kind, train, dev, ref, model_names, *settings)
     content, encoder = job.snapshot.manifest.content, job.job.origins.names.get(PASSAGE)
     if encoder is None or not job.objective.result.rebuilds:
         return of_training(job)
-    indexes = list_stale_indexes(content, read_reencode_recipe(content))
-    return of_training(job, estimates.estimate_build(job.snapshot.n, resolve_folder(encoder), indexes, memory))
+    stale_indexes = list_stale_indexes(content, read_reencode_recipe(content))
+    return of_training(job, estimates.estimate_build(job.snapshot.n, resolve_folder(encoder), stale_indexes, memory))
 
 
 def estimate_evaluation_run(memory: int, **parameters: Any) -> WorkEstimate:

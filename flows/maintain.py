@@ -43,7 +43,7 @@ class WatchOutcome:
     known: str
     dump: str | None  # date or time of the new dump or wiki; None: nothing is new
     built: BuildOutcome | None
-    launched: LaunchedRun | None = None  # the run that was started to build it
+    launched: LaunchedRun | None = None  # the run that was started for the rebuild
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ def watch(
     else:
         with clock("look"):
             known_date = get_dump_date(target, ref)
-            tables = [PROPERTIES_JOB] if recipe and "wikidata" in recipe.chunk.metadata else []
-            new_dump = find_new_dump(wiki, known_date, job, tables)
+            table_jobs = [PROPERTIES_JOB] if recipe and "wikidata" in recipe.chunk.metadata else []
+            new_dump = find_new_dump(wiki, known_date, job, table_jobs)
         new_date = new_dump.date if new_dump else None
         if new_dump:
             with clock("download") as on_progress:
@@ -155,7 +155,8 @@ download_dump = stage(fetch_dump, "download_dump")
 def find_site_changes(
     store: Store, wiki: str, recipe: Recipe, ref: str, limit: int | None, on_progress: ProgressReporter
 ) -> tuple[str, str | None]:
-    """Read a wiki into the store; return the times of the read for `ref` and of this one.
+    """Read a wiki into the store; return the times at which it was read for the snapshot of `ref`,
+    and now.
 
     The second time is None if no page changed.
     """
@@ -177,7 +178,7 @@ def expire_versions(store: Store, policy: ExpirePolicy, dry_run: bool) -> Expire
 @stage
 def delete_unneeded_files(store: Store, grace: float, dry_run: bool) -> dict[str, dict[str, int]]:
     """Delete files that no snapshot and no running build needs."""
-    return {kind: asdict(tally) for kind, tally in collect_garbage(store, grace, dry_run=dry_run).items()}
+    return {file_kind: asdict(tally) for file_kind, tally in collect_garbage(store, grace, dry_run=dry_run).items()}
 
 
 def get_dump_date(store: Store, ref: str) -> str:
@@ -187,5 +188,5 @@ def get_dump_date(store: Store, ref: str) -> str:
     """
     move = store.refs.find_current(ref)
     dump_name = store.snapshots.get(move.snapshot).provenance.get("dump", "") if move else ""
-    dates = _DATE.findall(str(dump_name))
-    return dates[-1] if dates else ""
+    dump_dates = _DATE.findall(str(dump_name))
+    return dump_dates[-1] if dump_dates else ""

@@ -27,7 +27,7 @@ class BuildOutcome:
     number: int | None  # number of the ref's move; None if it did not move
     counts: dict[str, Any]  # articles, passages, embedded, reused, dropped by reason
     metrics: dict[str, Any]  # metrics by index, such as recall against exact search
-    gate: dict[str, Any] = field(default_factory=dict)  # whether it passed, and each check
+    gate: dict[str, Any] = field(default_factory=dict)  # whether the gate was passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
     warnings: list[str] = field(default_factory=list)  # sentences about trends of the last builds
@@ -35,8 +35,8 @@ class BuildOutcome:
     @classmethod
     def of_plan(cls, plan: Plan, size: int, ref: str) -> Self:
         """Return the outcome of a dry run, with the parts and bytes that a build would read."""
-        dropped = {"dropped": dict(plan.dropped)} if plan.dropped else {}
-        return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size, **dropped}, {})
+        dropped_counts = {"dropped": dict(plan.dropped)} if plan.dropped else {}
+        return cls(None, ref, None, {"parts": len(plan.parts), "bytes": size, **dropped_counts}, {})
 
 
 def build_and_reply(
@@ -71,7 +71,7 @@ class TakedownOutcome:
 
     def to_json(self) -> dict[str, Any]:
         """Return the outcome as JSON values."""
-        return {**asdict(self), "replaced": {old: new or None for old, new in self.replaced.items()}}
+        return {**asdict(self), "replaced": {old_id: new_id or None for old_id, new_id in self.replaced.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class EvaluateOutcome:
     worth: str = ""
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
-    evaluation: str | None = None  # full id in the store; None: it is not there
-    unrecorded: str = ""  # one sentence that says why it is not recorded
+    evaluation: str | None = None  # full id of the record in the store; None: not recorded
+    unrecorded: str = ""  # why it is not recorded, in one sentence it is not recorded
     reader: str = "marginal"  # how passages are read; the first of several readers
     # means per question: seconds, and tokens read and written
     costs: dict[str, float] = field(default_factory=dict)
@@ -136,8 +136,8 @@ class CompareOutcome:
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
-    evaluation: str | None = None  # full id in the store; None: it is not there
-    unrecorded: str = ""  # one sentence that says why
+    evaluation: str | None = None  # full id of the record in the store; None: not recorded
+    unrecorded: str = ""  # why it is not recorded, in one sentence
 
     @property
     def first_retriever(self) -> str:
@@ -182,7 +182,7 @@ class ReleaseOutcome:
     # full id, or the folder, of the answering model; None: only retrieval was measured
     model: str | None
     figures: dict[str, str]  # metrics of the candidate, with their intervals
-    gate: dict[str, Any]  # whether it passed, and each check
+    gate: dict[str, Any]  # whether the gate was passed, and each check
     done: dict[str, bool]  # by step, whether it ran; False: its inputs were unchanged
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
@@ -213,14 +213,14 @@ class ReproduceOutcome:
     """The outcome of a reproduction: the table, and the libraries that it was measured on."""
 
     reproduction: str
-    snapshots: dict[str, str]  # full id by library
-    lines: list[dict[str, Any]]  # one per value, in percent, with row, data, measure and verdict
+    snapshots: dict[str, str]  # full id of each library's snapshot
+    lines: list[dict[str, Any]]  # one line per value, in percent, with row, data, measure and verdict
     summary: str  # one clause: the number of values with each verdict
     notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
     new: int  # number of evaluations that this run made; the others were recorded
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     evaluation: str | None = None  # full id of the recorded table; None: it is not recorded
-    unrecorded: str = ""  # one sentence that says why
+    unrecorded: str = ""  # why it is not recorded, in one sentence
     report: str | None = None  # URL of the page
 
 

@@ -118,13 +118,13 @@ def _add_secret_check(parameter_schema: "CoreSchema", handler: "GetJsonSchemaHan
     """Return the JSON schema of a parameter, extended by the check of its value."""
     from pydantic_core import core_schema  # noqa: PLC0415
 
-    definition = core_schema.any_schema(
+    schema_definition = core_schema.any_schema(
         ref=_DEFINITION, metadata={"pydantic_js_functions": [_define_value_without_secret]}
     )
-    reference = core_schema.definition_reference_schema(_DEFINITION)
-    check = handler(core_schema.definitions_schema(reference, [definition]))
+    schema_reference = core_schema.definition_reference_schema(_DEFINITION)
+    json_schema = handler(core_schema.definitions_schema(schema_reference, [schema_definition]))
     # Prefect's UI renders a field by the other keywords, and ignores `if` and `then`.
-    return {**handler(parameter_schema), "if": {}, "then": check}
+    return {**handler(parameter_schema), "if": {}, "then": json_schema}
 
 
 def _define_value_without_secret(_: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
@@ -235,16 +235,16 @@ def derive_command(
         def run(*args: Any, **kwargs: Any) -> Any:
             bound_arguments = command_signature.bind(*args, **kwargs)
             bound_arguments.apply_defaults()
-            arguments = {
+            flow_arguments = {
                 parameter.name: bound_arguments.arguments.pop(parameter.name) for parameter in derived_parameters
             }
-            if (words := arguments.get(_BEAM_OPTIONS)) and not words[0].startswith("-"):
+            if (words := flow_arguments.get(_BEAM_OPTIONS)) and not words[0].startswith("-"):
                 raise UsageError(
-                    f"{function.__name__} takes no argument {words[0]!r}: give a value with its option; "
-                    "--help lists the options"
+                    f"{function.__name__} takes no argument {words[0]!r}: give a value with its "
+                    "option; --help lists the options"
                 )
             return function(
-                arguments, *bound_arguments.arguments.pop("".join(variadic_names), ()), **bound_arguments.arguments
+                flow_arguments, *bound_arguments.arguments.pop("".join(variadic_names), ()), **bound_arguments.arguments
             )
 
         run.__dict__["__signature__"] = command_signature
@@ -264,9 +264,9 @@ def _derive_parameter(parameter: FunctionParameter, *, is_positional: bool) -> F
 
 def _join_docstrings(command_docstring: str, flow_docstring: str) -> str:
     """Return a command's docstring with the arguments that its flow's docstring describes."""
-    text, _, own_arguments = command_docstring.partition(_ARGS)
+    description, _, own_arguments = command_docstring.partition(_ARGS)
     flow_arguments = flow_docstring.partition(_ARGS)[2].partition("\n\n")[0]
-    return f"{text.rstrip()}\n\n{_ARGS}{flow_arguments}\n{own_arguments}"
+    return f"{description.rstrip()}\n\n{_ARGS}{flow_arguments}\n{own_arguments}"
 
 
 def is_deployment_run() -> bool:

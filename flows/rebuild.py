@@ -1,8 +1,8 @@
 """One rebuild of a moving index, in a process of its own: `python -m flows.rebuild FOLDER`.
 
-`FOLDER` has the task, `order.json`. The process publishes the encoders of a training's step as a
-model, and `reencode` builds a snapshot with them. `outcome.json` then has the result or the error.
-The process ends with the training.
+`FOLDER` contains the task, as `order.json`. The process publishes the encoders of a training's step
+as a model, and `reencode` builds a snapshot with them. `outcome.json` then has the result or the
+error. The process ends with the training.
 """
 
 import json
@@ -51,11 +51,11 @@ class RebuildTask:
 
 def main(folder: Path) -> None:
     """Run the task of a folder, and write its outcome there."""
-    task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
-    exit_with_holder(Path(task.lease))
+    rebuild_task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
+    exit_with_holder(Path(rebuild_task.lease))
     os.nice(_NICENESS)
     try:
-        outcome: Mapping[str, Any] = {"made": asdict(rebuild_index(task))}
+        outcome: Mapping[str, Any] = {"made": asdict(rebuild_index(rebuild_task))}
     except BookwheelError as error:
         outcome = error_to_dict(error)
     except Exception as error:
@@ -71,24 +71,24 @@ def rebuild_index(task: RebuildTask) -> RebuildResult:
         BookwheelError: a stage failed, or the gate refused the snapshot.
     """
     start_time = time.monotonic()
-    model = publish_encoders(task)
-    outcome = run_flow(reencode, task.snapshot, task.store, f"{MODEL_PREFIX}{model}", task.ref, task.beam_options)
-    assert outcome.snapshot is not None  # only a dry run has none
+    model_id = publish_encoders(task)
+    outcome = run_flow(reencode, task.snapshot, task.store, f"{MODEL_PREFIX}{model_id}", task.ref, task.beam_options)
+    assert outcome.snapshot is not None  # only a dry run has no snapshot
     return RebuildResult(task.step, outcome.snapshot, outcome.seconds["embed"], round(time.monotonic() - start_time, 3))
 
 
 def publish_encoders(task: RebuildTask) -> str:
     """Put the pair of encoders into the store as a model; return its id."""
     folder = Path(task.encoders)
-    space = read_declared_space(folder / QUESTION)
+    question_space = read_declared_space(folder / QUESTION)
     metadata = ModelMetadata(
-        "encoders", space.to_json() if space else None, {"snapshot": task.snapshot, "step": task.step}
+        "encoders", question_space.to_json() if question_space else None, {"snapshot": task.snapshot, "step": task.step}
     )
     return put_model(Store.open(task.store), folder, metadata, task.ref).model
 
 
 class RebuildProcess:
-    """A rebuild in a process process.
+    """A rebuild that runs in a child process.
 
     A process that dies is started again, and repeats only work that is not recorded.
     """
@@ -98,7 +98,7 @@ class RebuildProcess:
         self._folder, self._environment, self._n_starts = folder, environment, 0
         # outside the folder, which is deleted after a failure
         self._log = folder.with_suffix(".log")
-        self._start()
+        self._start_process()
 
     def done(self) -> bool:
         """Return whether the process has ended and is not started again."""
@@ -136,18 +136,18 @@ class RebuildProcess:
         """Start the process again if it died without an outcome; return whether it was started."""
         if (self._folder / OUTCOME).exists() or self._n_starts >= _MAX_STARTS:
             return False
-        self._start()
+        self._start_process()
         return True
 
-    def _start(self) -> None:
+    def _start_process(self) -> None:
         self._n_starts += 1
-        command = [sys.executable, "-m", "flows.rebuild", str(self._folder)]
-        with self._log.open("ab") as log:
+        rebuild_command = [sys.executable, "-m", "flows.rebuild", str(self._folder)]
+        with self._log.open("ab") as log_file:
             self._process = subprocess.Popen(
-                command,
+                rebuild_command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log_file,
+                stderr=log_file,
                 env=self._environment,
                 start_new_session=True,
             )
@@ -175,14 +175,14 @@ class RebuildLauncher:
             (order.folder / OUTCOME).unlink(missing_ok=True)
             task = RebuildTask(store, order.snapshot, str(order.encoders), order.step, ref, beam_options, lease)
             (order.folder / ORDER).write_text(json.dumps(asdict(task)), encoding="utf-8")
-            process = RebuildProcess(order.folder, self._environment)
+            rebuild_process = RebuildProcess(order.folder, self._environment)
         except OSError as error:
             raise ResourceError(
                 f"the rebuild in {order.folder} cannot be started ({error.strerror or error}): "
                 "free space, or raise the limit of processes"
             ) from error
-        self._processes.append(process)
-        return process
+        self._processes.append(rebuild_process)
+        return rebuild_process
 
     def stop(self) -> None:
         """End the processes that are still running."""

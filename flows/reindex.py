@@ -123,10 +123,10 @@ def reindex(
 
 def report_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
     """Print how many files of the parent are gone, and return the sentences."""
-    sentences = parent.describe_missing_files(store)
-    for sentence in sentences:
-        on_progress.say(sentence)
-    return sentences
+    missing_descriptions = parent.describe_missing_files(store)
+    for missing_description in missing_descriptions:
+        on_progress.say(missing_description)
+    return missing_descriptions
 
 
 plan_without_writing = stage(plan_dry_run, "plan_without_writing")
@@ -138,8 +138,8 @@ def plan_dump(
 ) -> Plan:
     """Plan the parts: the parent's, and new ones for new pages."""
     plan = plan_parts(store, dump, recipe, limit, parent, say=on_progress.say)
-    if advice := describe_missing_prose(plan, recipe):
-        on_progress.say(advice)
+    if prose_advice := describe_missing_prose(plan, recipe):
+        on_progress.say(prose_advice)
     return plan
 
 
@@ -218,11 +218,11 @@ def find_reused_trainings(
     rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
     """Find the parent's trainings to reuse; note in other indexes' plans why there is none."""
-    noted_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
+    updated_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
     for name, index_plan in plans.items():
         if index_plan.over in encoders:
             space = encoders[index_plan.over].space.digest
-            noted_plans[name] = note_obstacles(index_plan, find_reuse_obstacles(parent, name, index_plan, space))
+            updated_plans[name] = note_obstacles(index_plan, find_reuse_obstacles(parent, name, index_plan, space))
             reused_training = find_reusable_training(
                 store,
                 parent,
@@ -234,4 +234,4 @@ def find_reused_trainings(
                 rebuild_graphs=rebuild_graphs,
             )
             reused_trainings |= {name: reused_training} if reused_training else {}
-    return noted_plans, reused_trainings
+    return updated_plans, reused_trainings

@@ -140,8 +140,8 @@ def release(
             # a measure that applies to none of the questions is not among the metrics
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
-            arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
-            snapshot = reindex.fn(*arguments).snapshot
+            reindex_arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
+            snapshot = reindex.fn(*reindex_arguments).snapshot
             if inputs is not None and snapshot is not None:
                 record_snapshot(target, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # only a dry run has none
@@ -194,16 +194,16 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
     """
     if training is None:
         return
-    result = get_objective(training.kind).result
+    training_result = get_objective(training.kind).result
     check_ref_name(f"{check_ref_name(training.ref)}{CANDIDATE}")
     if model is not None:
         raise UsageError(f"model {model} and a training are given, and only one model is evaluated: leave one out")
-    if GENERATOR not in result.parts:
+    if GENERATOR not in training_result.parts:
         raise UsageError(
             f"`finetune {training.kind}` trains no model that answers questions: run it "
             f"separately, and release a snapshot that is built or ranked with its model"
         )
-    if result.rebuilds:
+    if training_result.rebuilds:
         raise UsageError(
             f"`finetune {training.kind}` builds a separate index for its model, which is not the "
             f"snapshot that is released: run it separately, and move its ref with `tag`"
@@ -232,9 +232,9 @@ def train_candidate(
     training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]
 ) -> tuple[str, bool]:
     """Train a model on the snapshot, or find it; return its id, and whether this run trained it."""
-    arguments: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
-    arguments |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
-    outcome = finetune.fn(**arguments, beam_options=beam_options)
+    training_arguments: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
+    training_arguments |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
+    outcome = finetune.fn(**training_arguments, beam_options=beam_options)
     assert outcome is not None  # a release is not shared by several processes
     return outcome.model, outcome.trained
 

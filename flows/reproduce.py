@@ -125,13 +125,13 @@ class ReproductionPlan:
         """
         measured_systems = set[object]()
         for row in self.rows:
-            row_works = list[WorkEstimate]()
+            row_estimates = list[WorkEstimate]()
             for data_name in row.list_data():
                 system = (row.library, row.retriever, row.depth, row.model, row.k, row.readers, row.beams, data_name)
                 if system not in measured_systems:
-                    row_works.append(estimate_row(self, row, data_name))
+                    row_estimates.append(estimate_row(self, row, data_name))
                 measured_systems.add(system)
-            yield row_works
+            yield row_estimates
 
     def describe(self) -> dict[str, Any]:
         """Return bytes, disk, hours on this machine, and licences as JSON values."""
@@ -180,18 +180,18 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(f"the fraction is {fraction}: give one above 0 and below 1, such as 0.01")
     if Path(folder).exists() and not Path(folder).is_dir():
-        raise UsageError(f"--data {folder} is not a folder: give one for the local copies of the data")
+        raise UsageError(f"--data {folder} is not a folder: give one for local copies of data")
     reproduction = read_reproduction(name)
     selected_rows = reproduction.select_rows(rows)
-    names = [data_name for row in selected_rows for data_name in row.list_data()]
+    data_names = [data_name for row in selected_rows for data_name in row.list_data()]
     for row in selected_rows:
         library = reproduction.library[row.library]
         try:
             plan_retriever(draft_snapshot(library.recipe), row.retriever)
         except UsageError as error:
             raise UsageError(f"row {row.name!r} of {name}: {error}") from error
-        names += [library.dump, *([library.vectors] if library.vectors else [])]
-    data_sets = {data_name: reproduction.data[data_name] for data_name in dict.fromkeys(names)}
+        data_names += [library.dump, *([library.vectors] if library.vectors else [])]
+    data_sets = {data_name: reproduction.data[data_name] for data_name in dict.fromkeys(data_names)}
     return ReproductionPlan(reproduction, selected_rows, data_sets, Path(folder), fraction)
 
 
@@ -206,10 +206,10 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
     indexes = plan.reproduction.select_indexes(name, plan.rows)
     estimate = estimate_build_of(n_passages, architecture, d, indexes, None) if d else WorkEstimate({}, {"chunk": 0})
     operations, row_bytes = estimate.operations, estimate_row_bytes("text", 0) + estimate_row_bytes("vectors", d)
-    kinds = library.recipe.list_representations()
-    for representation, extra in library.recipe.represent.items():
-        row_bytes += estimate_row_bytes(kinds[representation], DIM)
-        extra_folder = Path(_find_model(plan.folder, extra.encoder))
+    representation_names = library.recipe.list_representations()
+    for representation, extra_representation in library.recipe.represent.items():
+        row_bytes += estimate_row_bytes(representation_names[representation], DIM)
+        extra_folder = Path(_find_model(plan.folder, extra_representation.encoder))
         if extra_folder.is_dir():
             operations += n_passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
         # A static encoder costs nothing, so `parameters` belongs to the extra encoder.
@@ -238,12 +238,12 @@ def _count_passages(plan: ReproductionPlan, name: str) -> int:
     if path.is_file() and (not n or plan.fraction is not None):
         # A local copy may be a small part of the published data, and a sample is a share of the
         # copy.
-        n_estimated = estimate_passages(str(path), 100)
-        n = min(n or n_estimated, n_estimated)
-    return n if plan.fraction is None else min(n, _count_sample(n, plan.fraction, _MIN_RECORDS))
+        n_passages = estimate_passages(str(path), 100)
+        n = min(n or n_passages, n_passages)
+    return n if plan.fraction is None else min(n, _compute_sample_size(n, plan.fraction, _MIN_RECORDS))
 
 
-def _count_sample(n_records: int, fraction: float, minimum: int) -> int:
+def _compute_sample_size(n_records: int, fraction: float, minimum: int) -> int:
     return max(minimum, ceil(fraction * n_records))
 
 
@@ -255,7 +255,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     architecture, d = _read_encoder_sizes(plan, library)
     n_questions = plan.data[data].records
     if plan.fraction is not None:
-        n_questions = min(n_questions, _count_sample(n_questions, plan.fraction, _MIN_QUESTIONS))
+        n_questions = min(n_questions, _compute_sample_size(n_questions, plan.fraction, _MIN_QUESTIONS))
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
     indexes = plan.reproduction.select_indexes(row.library, [row])
     row_kind_by_index = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
@@ -338,9 +338,10 @@ def reproduce(
     if deviating_lines:
         example_line = deviating_lines[0]
         raise ReproductionRefusedError(
-            f"{format_count(len(deviating_lines), 'value')} of {len(lines):,} differ from the published ones by more "
-            f"than the tolerance and the interval, such as {example_line.measure} of {example_line.row} on "
-            f"{example_line.data}: {example_line.value:.2f}, published {example_line.published:.2f}; see "
+            f"{format_count(len(deviating_lines), 'value')} of {len(lines):,} differ from the "
+            "published ones by more than the tolerance and the interval, such as "
+            f"{example_line.measure} of {example_line.row} on {example_line.data}: "
+            f"{example_line.value:.2f}, published {example_line.published:.2f}; see "
             f"{outcome.report}",
             outcome,
         )
@@ -432,17 +433,17 @@ class ReproductionRun:
 
     def _format_command(self, row: Row, data_name: str) -> str:
         """Return the `evaluate` command that measures a row alone."""
-        words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.name_ref(row.library)]
-        words += ["--questions", self.paths[data_name], "--retriever", row.retriever]
+        command_words = ["bookwheel", "evaluate", "--store", self.store.url, "--ref", self.name_ref(row.library)]
+        command_words += ["--questions", self.paths[data_name], "--retriever", row.retriever]
         if row.model:
-            words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
-            words += ["-k", str(row.k)] if row.k else []
-            words += [word for reader in row.readers for word in ("--reader", reader)]
+            command_words += ["--model", _find_model(self.plan.folder, row.model), "--beams", str(row.beams)]
+            command_words += ["-k", str(row.k)] if row.k else []
+            command_words += [word for reader in row.readers for word in ("--reader", reader)]
         else:
-            words += ["-k", str(row.depth)]
+            command_words += ["-k", str(row.depth)]
         file = self.plan.data[data_name]
-        words += ["--answers", file.answers] if file.answers != "spans" else []
-        return join([*words, *(["--judge", file.judged_by] if file.judged_by else [])])
+        command_words += ["--answers", file.answers] if file.answers != "spans" else []
+        return join([*command_words, *(["--judge", file.judged_by] if file.judged_by else [])])
 
     def list_notes(self) -> list[str]:
         """Return sentences about the sample, the rows that failed, the libraries and the data."""
@@ -474,8 +475,9 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
             other_sources = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
             also_missing = f"; also missing: {', '.join(other_sources)}" if other_sources else ""
             raise InputError(
-                f"data set {name} could not be downloaded ({error}): get {file.url} on another machine, put it into "
-                f"{plan.folder} as {file.local_name}, and run the same command again{also_missing}"
+                f"data set {name} could not be downloaded ({error}): get {file.url} on another "
+                f"machine, put it into {plan.folder} as {file.local_name}, and run the same "
+                f"command again{also_missing}"
             ) from error
     for file in plan.data.values():
         has_no_sample = plan.complete_path(file).is_dir() and not plan.local_path(file).exists()
@@ -491,9 +493,9 @@ def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
     complete.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    with open_destination(sample) as links:
+    with open_destination(sample) as sample_folder:
         for path in files[: ceil(fraction * len(files))]:
-            (links / path.name).symlink_to(path.absolute())
+            (sample_folder / path.name).symlink_to(path.absolute())
 
 
 def _split_checksum(file: DataFile) -> tuple[str, str] | None:
@@ -508,8 +510,8 @@ def _verify_data(name: str, file: DataFile, path: Path) -> None:
     if checksum is not None and (digits := hash_file(path, checksum[0])) != checksum[1]:
         advice = "give the right file" if file.path else "delete it to download it again"
         raise InputError(
-            f"{path} is not the published {name}: its {checksum[0]} is {digits}, not {checksum[1]}; {advice}, or "
-            "correct `checksum`"
+            f"{path} is not the published {name}: its {checksum[0]} is {digits}, not "
+            f"{checksum[1]}; {advice}, or correct `checksum`"
         )
 
 
@@ -542,11 +544,11 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
                 path = Path(api.hf_hub_download(f"{owner}/{repository}", name, **settings, local_dir=partial_folder))
                 path.replace(partial_folder / path.name)
     except Exception as error:  # the hub may raise any exception of its HTTP library
-        problem = {
+        hub_problem = {
             "RevisionNotFoundError": f"{owner}/{repository} has no revision {revision}",
             "RepositoryNotFoundError": f"the hub has no data set {owner}/{repository}, or you may not read it",
         }.get(type(error).__name__, f"the hub cannot be read ({type(error).__name__})")
-        raise InputError(problem) from error
+        raise InputError(hub_problem) from error
     if not matching_names:
         raise InputError(f"{url} names no file")
     partial_folder.rename(folder)
@@ -589,10 +591,10 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
     if encoder.startswith(MODEL_PREFIX):
         return []
     names = resolve_encoders(store, encoder)
-    question = library.recipe.encode.question_encoder or names.question
+    question_encoder = library.recipe.encode.question_encoder or names.question
     return [
         encoder,
-        question,
+        question_encoder,
         *(extra.encoder for extra in library.recipe.represent.values()),
     ]
 
@@ -606,7 +608,7 @@ def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) 
         path = Path(paths[name])
         if path.is_file():
             lines = [line for line in read_lines(str(path)) if line.strip()]
-            n_lines = min(len(lines), _count_sample(len(lines), plan.fraction, _MIN_QUESTIONS))
+            n_lines = min(len(lines), _compute_sample_size(len(lines), plan.fraction, _MIN_QUESTIONS))
             sample_lines = [lines[i * len(lines) // n_lines] for i in range(n_lines)]
             sample_path = folder / _strip_compression_suffix(path.name)
             sample_path.write_bytes(b"\n".join(sample_lines) + b"\n")
@@ -689,9 +691,9 @@ def _choose_build(
         build_imported = partial(import_library.fn, *arguments, beam_options=run.beam_options)
         stamp_by_url = {url: get_stamp(url) for url in vectors}
         return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": stamp_by_url}
-    limit = None if plan.fraction is None else _count_passages(plan, name)
-    build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, limit, beam_options=run.beam_options)
-    return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, limit)
+    passage_limit = None if plan.fraction is None else _count_passages(plan, name)
+    build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, passage_limit, beam_options=run.beam_options)
+    return lambda: build().snapshot, collect_inputs(run.store, dump, encoder, recipe, passage_limit)
 
 
 def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str | None]) -> str:
@@ -733,8 +735,8 @@ def record_table(run: ReproductionRun, lines: Sequence[TableLine], outcome: Repr
     }
     if run.failures:
         settings["failures"] = {f"{row}, {data}": str(error) for (row, data), error in run.failures.items()}
-    questions = digest_json([run.plan.reproduction.title, *evaluations])
-    subject = EvaluationSubject(next(iter(run.snapshots.values())), "", questions, settings)
+    questions_digest = digest_json([run.plan.reproduction.title, *evaluations])
+    subject = EvaluationSubject(next(iter(run.snapshots.values())), "", questions_digest, settings)
     metrics = {
         f"{row.name}, {data}": {
             measure: run.evaluations[row.name, data].metrics[measure] for measure in row.list_measures(data)
@@ -750,8 +752,8 @@ def record_table(run: ReproductionRun, lines: Sequence[TableLine], outcome: Repr
         outcome.notes,
         {**{f"library {name}": snapshot for name, snapshot in run.snapshots.items()}, **evaluations},
     )
-    table = {"lines": [asdict(line) | {"verdict": line.verdict} for line in lines]}
-    new_evaluation = NewEvaluation(metrics, MeasureValues((), {}), table, partial(_write_table, report))
+    table_document = {"lines": [asdict(line) | {"verdict": line.verdict} for line in lines]}
+    new_evaluation = NewEvaluation(metrics, MeasureValues((), {}), table_document, partial(_write_table, report))
     return store_evaluation(run.store, subject, new_evaluation, run.plan.reproduction.name, outcome)
 
 
@@ -763,8 +765,8 @@ def _write_table(report: ReproductionReport, folder: Path) -> None:
 def format_plan(document: Mapping[str, Any]) -> list[str]:
     """Format the plan of a reproduction: bytes, disk, hours, licences and notes."""
     unsized_names = [name for name, n_bytes in document["download"].items() if not n_bytes]
-    processors = format_count(document["cores"], "core")
-    processors += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
+    core_count_text = format_count(document["cores"], "core")
+    core_count_text += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""
     return [
         f"rows      {len(document['row_hours']):,}, with {format_count(document['rows'], 'evaluation')}",
         *(
@@ -772,10 +774,11 @@ def format_plan(document: Mapping[str, Any]) -> list[str]:
             for name, count in document["passages"].items()
         ),
         *(f"row       {name}: {hours:,.1f} hours" for name, hours in document["row_hours"].items()),
-        f"download  {format_bytes(document['download_bytes'])} in {format_count(len(document['download']), 'data set')}"
+        f"download  {format_bytes(document['download_bytes'])} in "
+        f"{format_count(len(document['download']), 'data set')}"
         + (f", of which {', '.join(unsized_names)} of unknown size" if unsized_names else ""),
         f"disk      {format_bytes(document['disk_bytes'])} for text, vectors and indexes, about",
-        f"time      {document['hours']:,.1f} hours on {processors}, about",
+        f"time      {document['hours']:,.1f} hours on {core_count_text}, about",
         *(f"licence   {licence}: {', '.join(names)}" for licence, names in document["licences"].items()),
         *(f"note      {sentence}" for sentence in document["notes"]),
     ]

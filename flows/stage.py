@@ -115,10 +115,10 @@ def _cancel_retries() -> None:
     import httpx  # noqa: PLC0415 - imported together with Prefect
     from prefect.client.orchestration import get_client  # noqa: PLC0415 - takes most of a second
 
-    policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
+    retry_policy = flow_run.empirical_policy.model_copy(update={"retries": 0})
     # the failure itself is reported, not an error of this request
     with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-        client.update_flow_run(flow_run.id, empirical_policy=policy)
+        client.update_flow_run(flow_run.id, empirical_policy=retry_policy)
 
 
 def deployment_flow(
@@ -201,8 +201,8 @@ def _declare_task(name: str) -> Callable[[Callable[[], FlowResult]], Callable[[]
     from prefect import task  # noqa: PLC0415 - see the module
     from prefect.cache_policies import NO_CACHE  # noqa: PLC0415
 
-    hours = read_time_limit(STAGE_HOURS_VARIABLE)
-    return task(name=name, cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours)
+    hours_limit = read_time_limit(STAGE_HOURS_VARIABLE)
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False, timeout_seconds=hours_limit)
 
 
 def run_flow(
@@ -225,8 +225,9 @@ def run_flow(
         if not str(error).startswith("Failed to reach API"):  # Prefect has no class for this error
             raise
         raise ServiceError(
-            f"the Prefect server at {mask_secrets(server_url)} cannot be reached: start it (`prefect server "
-            "start`), or unset PREFECT_API_URL, in the environment or in Prefect's profile, to run without it"
+            f"the Prefect server at {mask_secrets(server_url)} cannot be reached: start it "
+            "(`prefect server start`), or unset PREFECT_API_URL, in the environment or in "
+            "Prefect's profile, to run without it"
         ) from error
 
 
@@ -254,8 +255,8 @@ def _may_configure_prefect() -> bool:
                 return True
     with suppress(OSError):
         try:
-            tools = tomllib.loads(Path("pyproject.toml").read_text()).get("tool")
-            if isinstance(tools, dict) and "prefect" in tools:
+            tool_settings = tomllib.loads(Path("pyproject.toml").read_text()).get("tool")
+            if isinstance(tool_settings, dict) and "prefect" in tool_settings:
                 return True
         except ValueError:  # Prefect reports what is wrong with the file
             return True
@@ -268,15 +269,15 @@ def read_time_limit(variable: str) -> float | None:
     Raises:
         UsageError: the variable is not a number of hours.
     """
-    text = os.environ.get(variable)
-    if not text:
+    hours_text = os.environ.get(variable)
+    if not hours_text:
         return None
     try:
-        hours = float(text)
+        hours = float(hours_text)
     except ValueError:
         hours = 0.0
     if not 0 < hours < float("inf"):
-        raise UsageError(f"{variable} is {text[:60]!r}: set it to a number of hours above 0, or unset it")
+        raise UsageError(f"{variable} is {hours_text[:60]!r}: set it to a number of hours above 0, or unset it")
     return 3600 * hours
 
 
@@ -287,13 +288,13 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
     @wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> FlowResult:
         run_name = _name_run()
-        arguments = flow_signature.bind(*args, **kwargs).arguments
+        flow_arguments = flow_signature.bind(*args, **kwargs).arguments
         # A flow that a release calls runs within the release's turn.
-        needs_turn = is_deployment_run() and run_name not in _runs_with_turn and not arguments.get("dry_run")
+        needs_turn = is_deployment_run() and run_name not in _runs_with_turn and not flow_arguments.get("dry_run")
         store = None
         if needs_turn:
             with suppress(StoreError):  # without a store there is no other run
-                store = Store.open(arguments["store"])
+                store = Store.open(flow_arguments["store"])
         if store is None:
             return function(*args, **kwargs)
 
@@ -372,8 +373,8 @@ class _Artifact:
 
         self._update = update_progress_artifact
         self._stage, self._show, self._percent = stage, progress_bar, 0
-        key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
-        self._id = cast(UUID, create_progress_artifact(0.0, key=key, description=f"{stage}: how much is done"))
+        artifact_key = re.sub(r"[^a-z0-9]+", "-", f"{flow}-{stage}".lower())
+        self._id = cast(UUID, create_progress_artifact(0.0, key=artifact_key, description=f"{stage}: how much is done"))
 
     def __call__(self, done: int, total: int) -> None:
         self._show(done, total)

@@ -98,13 +98,13 @@ def takedown(
     target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
     with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
-        record = record_takedown(target, pages, wiki, reason)
+        takedown_record = record_takedown(target, pages, wiki, reason)
         redact_mirrors(target)
         result = take_down_everywhere(target, partial(rebuild_without_pages, target, beam_options))
     replacements = result.replacements
     waiting_ids = {*replacements} & {*target.snapshots.list_ids()}
     return TakedownOutcome(
-        record.number if record else None,
+        takedown_record.number if takedown_record else None,
         replacements,
         result.moves,
         tuple(sorted(waiting_ids)),
@@ -132,8 +132,8 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
     if not content.parts:
         return None
     build = prepare_takedown_build(store, affected, content, launch, clock)
-    trainings = find_trainings_to_redact(store, old_manifest, build.plans, results_by_part)
-    build = replace(build, reused_trainings=trainings)
+    redacted_trainings = find_trainings_to_redact(store, old_manifest, build.plans, results_by_part)
+    build = replace(build, reused_trainings=redacted_trainings)
     manifest, metrics = build_indexes(build)
     store.runs.delete_reports(launch.run)
     _write_build_report(build, manifest, metrics)
@@ -144,9 +144,9 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
 def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> dict[str, RedactResult]:
     """Write the parts that contain the pages again without them; return the results by part."""
     content, parts = affected.manifest.content, list_parts_to_redact(affected)
-    tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part_name).items())) for part_name in parts]
-    results = corpus.redact_parts(tasks, launch, on_progress)
-    return {part.name: result for part, result in zip(parts, results, strict=True)}
+    tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part).items())) for part in parts]
+    redact_results = corpus.redact_parts(tasks, launch, on_progress)
+    return {part.name: result for part, result in zip(parts, redact_results, strict=True)}
 
 
 @stage
@@ -184,9 +184,9 @@ def prepare_takedown_build(
             recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old_manifest)
         )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
-    arguments = passages, embeddings, plans, partial(with_indexes, content), provenance
+    build_arguments = passages, embeddings, plans, partial(with_indexes, content), provenance
     redacted_content = old_manifest.content
-    return Build(store, launch, clock, recipe, "", source, encoder, *arguments, redacted_content=redacted_content)
+    return Build(store, launch, clock, recipe, "", source, encoder, *build_arguments, redacted_content=redacted_content)
 
 
 def _write_build_report(build: Build, manifest: Manifest, metrics: SnapshotMetrics) -> None:

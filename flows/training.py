@@ -54,7 +54,7 @@ def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]
 def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
     """Return a schema with its references inlined, since the server's forms do not resolve them."""
     if isinstance(node, list):
-        return [_inline_references(element, definitions) for element in node]
+        return [_inline_references(child_node, definitions) for child_node in node]
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
@@ -64,21 +64,21 @@ def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
     """Return the schema of a table that refuses unknown settings and only describes defaults."""
-    properties: dict[str, Any] = {}
-    comments = parse_field_comments(type(settings))
+    described_properties: dict[str, Any] = {}
+    field_comments = parse_field_comments(type(settings))
     for name, property_schema in schema["properties"].items():
         default_value = getattr(settings, name)
         if is_dataclass(default_value) and "properties" in property_schema:
-            properties[name] = _describe_defaults(property_schema, default_value)
+            described_properties[name] = _describe_defaults(property_schema, default_value)
         else:
             default_text = f"by default {json.dumps(default_value, default=_convert_default_to_json)}"
-            properties[name] = {
+            described_properties[name] = {
                 **property_schema,
-                "description": "; ".join(filter(None, (comments.get(name), default_text))),
+                "description": "; ".join(filter(None, (field_comments.get(name), default_text))),
             }
-            properties[name].pop("default", None)
-    header = {name: schema[name] for name in ("title", "type")}
-    return {**header, "properties": properties, "additionalProperties": False}
+            described_properties[name].pop("default", None)
+    schema_header = {name: schema[name] for name in ("title", "type")}
+    return {**schema_header, "properties": described_properties, "additionalProperties": False}
 
 
 def _convert_default_to_json(value: Any) -> Any:

@@ -20,7 +20,7 @@ _UNITS = (("h", 3600), ("min", 60), ("s", 1))
 
 
 class ProgressReporter(Protocol):
-    """The progress of one stage: call it as often as necessary."""
+    """Interface to show the progress of one stage; call it as often as necessary."""
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are complete."""
@@ -35,12 +35,12 @@ class ProgressReporter(Protocol):
 def show_progress(stage_name: str, *, as_bytes: bool = False, quiet: bool = False) -> Iterator[ProgressReporter]:
     """Show the progress of a stage, unless `quiet`; with `as_bytes`, count it in bytes."""
     if quiet:
-        yield _Silence()
+        yield _SilentReporter()
         return
     if not sys.stderr.isatty():
-        lines = _Lines(stage_name, as_bytes)
-        yield lines
-        lines.end()
+        progress_lines = _ProgressLines(stage_name, as_bytes)
+        yield progress_lines
+        progress_lines.end()
         return
     from rich.console import Console  # noqa: PLC0415 - logs do not need it
     from rich.progress import (  # noqa: PLC0415
@@ -54,10 +54,10 @@ def show_progress(stage_name: str, *, as_bytes: bool = False, quiet: bool = Fals
     )
 
     count_column = DownloadColumn() if as_bytes else MofNCompleteColumn()
-    columns = TextColumn("{task.description:<12}"), BarColumn(), count_column
+    progress_columns = TextColumn("{task.description:<12}"), BarColumn(), count_column
     time_columns = TimeElapsedColumn(), TimeRemainingColumn()
-    with Progress(*columns, *time_columns, console=Console(stderr=True)) as progress_bar:
-        yield _Bar(progress_bar, progress_bar.add_task(stage_name, total=None))
+    with Progress(*progress_columns, *time_columns, console=Console(stderr=True)) as progress_bar:
+        yield _ProgressBar(progress_bar, progress_bar.add_task(stage_name, total=None))
 
 
 def format_seconds(seconds: float) -> str:
@@ -79,7 +79,7 @@ def format_time_left(done: int, remaining: int, seconds: float) -> str:
     return f", about {format_seconds(remaining * seconds / done)} left" if done else ""
 
 
-class _Silence:
+class _SilentReporter:
     """Shows nothing."""
 
     def __call__(self, done: int, total: int) -> None:
@@ -89,7 +89,7 @@ class _Silence:
         pass
 
 
-class _Bar:
+class _ProgressBar:
     """A progress bar that stays below the printed sentences."""
 
     def __init__(self, progress_bar: "Progress", task: "TaskID") -> None:
@@ -102,7 +102,7 @@ class _Bar:
         self._bar.console.print(sentence, markup=False, highlight=False)
 
 
-class _Lines:
+class _ProgressLines:
     """Prints plain lines at intervals, with the time left by the rate since the first call."""
 
     def __init__(self, stage_name: str, as_bytes: bool) -> None:

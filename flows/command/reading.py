@@ -92,14 +92,14 @@ class PromptOptions:
                 f"{given_options[0]} only applies to a reader with one prompt for "
                 f"all passages: give --reader concat too"
             )
-        settings: dict[str, Any] = {"order": self.order or "rank", "budget": self.budget, "cite": self.cite}
-        return PromptSettings(**settings if self.prompt is None else read_prompt(self.prompt, **settings))
+        prompt_fields: dict[str, Any] = {"order": self.order or "rank", "budget": self.budget, "cite": self.cite}
+        return PromptSettings(**prompt_fields if self.prompt is None else read_prompt(self.prompt, **prompt_fields))
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class ReadingOptions(PromptOptions):
-    """Options of how a model reads passages and when it gives no answer."""
+    """Options for how a model reads passages, and when it withholds an answer."""
 
     reader: ReaderOption = None
     max_tokens: MaxTokens = None
@@ -119,10 +119,10 @@ class ReadingOptions(PromptOptions):
         from rag_model.reading.settings import ReaderSettings  # noqa: PLC0415
 
         threshold = None if self.abstain_below is None else Threshold.parse(self.abstain_below)
-        decoding = DecodingSettings(beams, self.max_tokens)
+        decoding_settings = DecodingSettings(beams, self.max_tokens)
         prompt_settings = self.build_settings([self.reader], model)
-        route = load_route(self.route, [self.reader], store)
-        return ReaderSettings(self.reader, decoding, prompt_settings, threshold=threshold, route=route)
+        answer_route = load_route(self.route, [self.reader], store)
+        return ReaderSettings(self.reader, decoding_settings, prompt_settings, threshold=threshold, route=answer_route)
 
 
 def load_route(
@@ -158,7 +158,7 @@ def load_route(
     from rag_model.untrusted_text import parse_json  # noqa: PLC0415
 
     opened_store = Store.open(store)
-    evaluation = opened_store.evaluations.resolve_trusted(source.removeprefix(EVALUATION_PREFIX))
-    file = opened_store.evaluations.get(evaluation).content.files.get(OUTCOME)
+    evaluation_id = opened_store.evaluations.resolve_trusted(source.removeprefix(EVALUATION_PREFIX))
+    file = opened_store.evaluations.get(evaluation_id).content.files.get(OUTCOME)
     outcome = {} if file is None else parse_json(opened_store.blobs.read(file), finite=False)
     return Route.from_json(outcome["routing"]["route"] if outcome.get("routing") else None, source)

@@ -44,7 +44,7 @@ def demo_encoder() -> str:
 
 
 def _find_package(package: str) -> Path:
-    spec = importlib.util.find_spec(package)  # without importing it
-    if spec is None or spec.origin is None:
+    package_spec = importlib.util.find_spec(package)  # without importing it
+    if package_spec is None or package_spec.origin is None:
         raise MissingExtraError(f"{package} is not installed: run `pip install 'bookwheel[demo]'` and try again")
-    return Path(spec.origin).parent
+    return Path(package_spec.origin).parent

@@ -45,8 +45,8 @@ def create_automations(file: Path, webhook: str) -> list[str]:
     if not webhook.startswith(("http://", "https://")):
         raise UsageError(f"{WEBHOOK} is not a web address: give one such as https://…")
     definitions = _read_definitions(file)
-    block = Webhook(url=SecretStr(webhook), headers=SecretDict({"Content-Type": "application/json"}))
-    block_id = str(block.save(BLOCK, overwrite=True))
+    webhook_block = Webhook(url=SecretStr(webhook), headers=SecretDict({"Content-Type": "application/json"}))
+    block_id = str(webhook_block.save(BLOCK, overwrite=True))
     automations = [_parse_automation(file, definition, block_id) for definition in definitions]
     with get_client(sync_client=True) as client:
         for automation in automations:
@@ -65,11 +65,11 @@ def _read_definitions(file: Path) -> list[dict[str, Any]]:
 
 def _parse_automation(file: Path, definition: dict[str, Any], block: str) -> AutomationCore:
     try:
-        actions = [
+        action_fields = [
             {"block_document_id": block, **action} if action["type"] == "call-webhook" else action
             for action in definition["actions"]
         ]
-        return AutomationCore.model_validate({**definition, "actions": actions})
+        return AutomationCore.model_validate({**definition, "actions": action_fields})
     except (ValidationError, KeyError, TypeError) as error:
         raise InputError(f"{file} contains an automation that Prefect refuses: {format_error(error)}") from error
 

@@ -126,8 +126,8 @@ def _check_job_server(options: PipelineOptions, version: str) -> Iterator[Findin
         if cluster_version in flink_versions
         else f"run a Flink of {', '.join(flink_versions)}"
     )
-    fits = cluster_version == flink.flink_version
-    yield Finding("flink, version", fits, f"cluster {version}, job server for {flink.flink_version}", advice)
+    is_compatible = cluster_version == flink.flink_version
+    yield Finding("flink, version", is_compatible, f"cluster {version}, job server for {flink.flink_version}", advice)
 
 
 def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Finding]:
@@ -193,8 +193,8 @@ def _check_memory() -> Finding:
 def _check_disk(what: str, folder: str | None) -> Finding:
     folder_on_disk = nearest_existing(Path(folder) if folder else cache_folder())
     free_bytes = shutil.disk_usage(folder_on_disk).free
-    variable = "TMPDIR" if folder else "BOOKWHEEL_CACHE"
-    advice = f"free some, or point {variable} at another disk"
+    folder_variable = "TMPDIR" if folder else "BOOKWHEEL_CACHE"
+    advice = f"free some, or point {folder_variable} at another disk"
     return Finding(
         what,
         free_bytes >= MIN_DISK and os.access(folder_on_disk, os.W_OK),
@@ -264,8 +264,8 @@ def _describe_leases(api: str) -> str:
 
     A run under a concurrency limit holds a lease on the server, and ends if the lease is lost.
     """
-    storage = fetch_json(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
-    if not str(storage).endswith(".memory"):
+    lease_storage = fetch_json(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
+    if not str(lease_storage).endswith(".memory"):
         return ""
     return "; its leases are in memory, so a restart of the server ends runs under a limit (see infra/prefect.yaml)"
 
@@ -280,11 +280,11 @@ def _check_beam(flags: Sequence[str]) -> Iterator[Finding]:
     yield Finding("beam", True, runner or f"local workers, one per core ({count_cores()})")
     if runner == "FlinkRunner":
         yield from check_cluster(options)
-    image = options.view_as(WorkerOptions).sdk_container_image
-    if image:
-        fits = f":{version('bookwheel')}" in image
+    container_image = options.view_as(WorkerOptions).sdk_container_image
+    if container_image:
+        fits = f":{version('bookwheel')}" in container_image
         advice = f"use the image of bookwheel {version('bookwheel')}: workers must run the launcher's code"
-        yield Finding("beam, image", fits, image, advice)
+        yield Finding("beam, image", fits, container_image, advice)
 
 
 def doctor(*beam_options: str, store: str | None = None, common: Common | None = None) -> Reply:
@@ -306,5 +306,5 @@ def doctor(*beam_options: str, store: str | None = None, common: Common | None =
 
 
 def _format_finding(finding: Finding) -> str:
-    line = f"{'ok' if finding.ok else 'AMISS':<6}{finding.what:<26}{finding.found}"
-    return line if finding.ok else f"{line}; {finding.todo}"
+    finding_line = f"{'ok' if finding.ok else 'AMISS':<6}{finding.what:<26}{finding.found}"
+    return finding_line if finding.ok else f"{finding_line}; {finding.todo}"

@@ -56,11 +56,11 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
     Raises:
         ResourceError: fewer than `count` ports are free.
     """
-    candidates = [preferred] if preferred else []
-    candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)
+    port_candidates = [preferred] if preferred else []
+    port_candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)
     ports: list[int] = []
     with ExitStack() as sockets:  # open until all are chosen, so that no port is chosen twice
-        for port in candidates:
+        for port in port_candidates:
             if len(ports) == count:
                 return ports
             probe_socket = sockets.enter_context(socket.socket())
@@ -115,13 +115,13 @@ def up(
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
-        services = _start_services(folder.resolve())  # runs have other working folders
+        local_services = _start_services(folder.resolve())  # runs have other working folders
         on_step(f"deploying the flows of {deployments} …")
-        _deploy(folder, services, deployments)
+        _deploy(folder, local_services, deployments)
     except BaseException:
         down(folder)
         raise
-    return services
+    return local_services
 
 
 def down(folder: Path) -> list[str]:
@@ -197,7 +197,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "s3.port.grpc",
         *(f"{name}.port{kind}" for name in ("master", "volume", "filer") for kind in ("", ".grpc")),
     ]
-    options = {
+    server_options = {
         "ip": "127.0.0.1",
         "ip.bind": "127.0.0.1",
         "dir": data_folder,
@@ -218,7 +218,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
     }
     services = LocalServices("", "", "", credentials)
     _start_process(
-        folder, "s3", [weed_path, "server", *(f"-{name}={option}" for name, option in options.items())], services
+        folder, "s3", [weed_path, "server", *(f"-{name}={option}" for name, option in server_options.items())], services
     )
     health_url = f"{credentials['AWS_ENDPOINT_URL']}/healthz"
     _wait_for(folder, "s3", lambda: _is_reachable(health_url) and _create_bucket(credentials))
@@ -227,22 +227,22 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
 
 def _create_bucket(credentials: Mapping[str, str]) -> bool:
     """Create the bucket; return whether it exists."""
-    code = "import s3fs; fs = s3fs.S3FileSystem(); fs.mkdir('library') if not fs.exists('library') else None"
+    python_code = "import s3fs; fs = s3fs.S3FileSystem(); fs.mkdir('library') if not fs.exists('library') else None"
     process = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **credentials}, capture_output=True, check=False
+        [sys.executable, "-c", python_code], env={**os.environ, **credentials}, capture_output=True, check=False
     )
     return process.returncode == 0
 
 
 def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
-    downloads = str((folder / "downloads").resolve())
-    defaults = {
-        "BOOKWHEEL_DUMP": _choose_dump(downloads),
-        "BOOKWHEEL_DOWNLOADS": downloads,
+    downloads_folder = str((folder / "downloads").resolve())
+    parameter_defaults = {
+        "BOOKWHEEL_DUMP": _choose_dump(downloads_folder),
+        "BOOKWHEEL_DOWNLOADS": downloads_folder,
         "BOOKWHEEL_QUESTIONS": os.environ.get("BOOKWHEEL_QUESTIONS") or str(QUESTIONS),
     }
     services_with_defaults = LocalServices(
-        services.ui, services.api, services.store, {**defaults, **services.environment}
+        services.ui, services.api, services.store, {**parameter_defaults, **services.environment}
     )
     _run_program(
         folder, services_with_defaults, "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments)
@@ -272,7 +272,7 @@ def _start_process(folder: Path, name: str, command: Sequence[str], services: Lo
     streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **services.environment}
-    environment.pop(WEBHOOK, None)  # the automation calls it; runs must not call it again
+    environment.pop(WEBHOOK, None)  # the automation calls the webhook; runs must not call it again
     # a new session, since it outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=streams, setsid=True)
     processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]
@@ -342,7 +342,7 @@ def _is_reachable(url: str) -> bool:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Start or stop; print the addresses."""
+    """Start or stop the services of a folder; print their addresses."""
     if not argv or argv[0] not in {"up", "down"} or len(argv) > 2:
         print(__doc__, file=sys.stderr)
         return 2

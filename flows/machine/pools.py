@@ -110,10 +110,10 @@ def start_run(
         estimate_work(parse_bytes(limits.memory), **parameters), limits, default_hours if hours is None else hours
     )
     show_resources(resources)
-    given_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
+    set_parameters = {k: v for k, v in parameters.items() if v not in (None, [], ())}
     variables, idempotency_key = job_variables(pool, resources), f"launch-{flow_run.id}" if flow_run.id else None
     run: Any = run_deployment(
-        deployment, parameters=given_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
+        deployment, parameters=set_parameters, timeout=0, job_variables=variables, idempotency_key=idempotency_key
     )
     return LaunchedRun(str(run.id), run.name, variables, resources)
 

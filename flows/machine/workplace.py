@@ -40,12 +40,12 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
         work_folder.is_dir() and ((work_folder / _STORE_MARKER).exists() or not any(work_folder.iterdir()))
     ):
         raise UsageError(f"{work_folder} exists and is not a work folder: remove it, or name another with --work")
-    temporary_path = work_folder / "tmp"
+    temporary_folder = work_folder / "tmp"
     store = Store.open(str(work_folder), create=True)
     with lock_folder(work_folder):
-        shutil.rmtree(temporary_path, ignore_errors=True)  # left by a run that was killed
-        temporary_path.mkdir()
-        with _set_environment({"TMPDIR": str(temporary_path), "BOOKWHEEL_CACHE": str(work_folder / "cache")}):
+        shutil.rmtree(temporary_folder, ignore_errors=True)  # left by a run that was killed
+        temporary_folder.mkdir()
+        with _set_environment({"TMPDIR": str(temporary_folder), "BOOKWHEEL_CACHE": str(work_folder / "cache")}):
             yield store
         shutil.rmtree(work_folder)
 
@@ -70,9 +70,9 @@ def lock_folder(work_folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another run uses it.
     """
-    with (work_folder / "lock").open("w") as file:
+    with (work_folder / "lock").open("w") as lock_file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(
                 f"another run works in {work_folder}: wait for it, or name another folder with --work"
@@ -85,7 +85,7 @@ def _set_environment(environment: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for this process and its children within the block."""
     previous_values, previous_folder = {name: os.environ.get(name) for name in environment}, tempfile.tempdir
     os.environ.update(environment)
-    tempfile.tempdir = None  # tempfile then looks it up again
+    tempfile.tempdir = None  # tempfile then looks up its folder again
     try:
         yield
     finally:

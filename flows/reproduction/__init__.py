@@ -117,7 +117,7 @@ class Row:
             raise UsageError(f"row {self.name!r} has published values and no `source`: say where they are published")
         values = [value for measures in self.published.values() for value in measures.values()]
         if any(not 0 <= value <= 100 for value in values) or not 0 <= self.tolerance <= 100:
-            raise UsageError(f"row {self.name!r}: values and tolerance are in percent, from 0 to 100")
+            raise UsageError(f"row {self.name!r}: values and tolerance are percentages from 0 to 100")
 
     def list_data(self) -> list[str]:
         """Return the names of the data sets."""
@@ -133,10 +133,10 @@ class Row:
         measured.
         """
         cutoffs = [
-            int(match[1])
+            int(cutoff_match[1])
             for data_name in self.list_data()
             for measure in self.list_measures(data_name)
-            if (match := _CUTOFF.search(measure))
+            if (cutoff_match := _CUTOFF.search(measure))
         ]
         return max(cutoffs, default=_DEFAULT_DEPTH)
 
@@ -163,9 +163,9 @@ class Reproduction:
             _check_known(row.library, self.library, f"row {row.name!r}", "library")
             for data_name in row.list_data():
                 _check_known(data_name, self.data, f"row {row.name!r}", "data set")
-        names = [row.name for row in self.row]
-        if duplicate := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(f"two rows have the name {duplicate!r}: give each its own")
+        row_names = [row.name for row in self.row]
+        if duplicate_name := next((name for name in row_names if row_names.count(name) > 1), None):
+            raise UsageError(f"two rows have the name {duplicate_name!r}: give each its own")
         if not self.row:
             raise UsageError("a reproduction needs at least one [[row]]")
 
@@ -185,10 +185,10 @@ class Reproduction:
 
     def select_indexes(self, library: str, rows: Sequence[Row]) -> dict[str, IndexRecipe]:
         """Return the indexes of a library that the retrievers of these rows name."""
-        words = {
+        retriever_words = {
             word for row in rows if row.library == library for word in re.findall(r"[A-Za-z0-9_-]+", row.retriever)
         }
-        return {name: index for name, index in self.library[library].recipe.index.items() if name in words}
+        return {name: index for name, index in self.library[library].recipe.index.items() if name in retriever_words}
 
 
 def _check_known(name: str, known: Mapping[str, object], owner: str, noun: str) -> None:
@@ -225,19 +225,19 @@ def read_reproduction(name: str) -> Reproduction:
         UsageError: there is no such file, or a field is unknown, missing or of the wrong type.
     """
     path = find_reproduction(name)
-    table = read_toml(path)
-    for library in _list_tables(table.get("library")):
+    toml_table = read_toml(path)
+    for library in _list_tables(toml_table.get("library")):
         if isinstance(recipe := library.setdefault("recipe", {}), dict):
             # a recipe without [index] would have the default indexes
             recipe.setdefault("index", {})
-    for data_table in _list_tables(table.get("data")):
+    for data_table in _list_tables(toml_table.get("data")):
         if isinstance(local_path := data_table.get("path"), str) and "://" not in local_path:
             data_table["path"] = str(path.parent.absolute() / local_path)
-    _resolve_folders(_list_tables(table.get("library")), "encoder", path.parent)
-    _resolve_folders([row for row in _as_list(table.get("row")) if isinstance(row, dict)], "model", path.parent)
+    _resolve_folders(_list_tables(toml_table.get("library")), "encoder", path.parent)
+    _resolve_folders([row for row in _as_list(toml_table.get("row")) if isinstance(row, dict)], "model", path.parent)
     # such as own-table of `Own_table.toml`
     default_name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-")[:40].rstrip("-") or "own"
-    return from_table(Reproduction, {"name": default_name, **table}, str(path))
+    return from_table(Reproduction, {"name": default_name, **toml_table}, str(path))
 
 
 def _list_tables(json_value: object) -> list[dict[str, object]]:

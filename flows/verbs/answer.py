@@ -63,11 +63,11 @@ def answer(
 
 
 def _format_answer(answer: Answer) -> str:
-    problem = "" if answer.problem is None else answer.problem.message
-    empty_text = "(the library does not hold it)" if answer.abstained else f"({problem or 'nothing'})"
-    ellipsis = "" if answer.ended or answer.abstained else " …"
-    lines = [f"{_format_question(answer.question)}{answer.text or empty_text}{ellipsis}"]
-    lines += [f"  warning: {problem}"] if problem and answer.text else []
+    problem_message = "" if answer.problem is None else answer.problem.message
+    empty_text = "(the library does not hold it)" if answer.abstained else f"({problem_message or 'nothing'})"
+    ellipsis_suffix = "" if answer.ended or answer.abstained else " …"
+    lines = [f"{_format_question(answer.question)}{answer.text or empty_text}{ellipsis_suffix}"]
+    lines += [f"  warning: {problem_message}"] if problem_message and answer.text else []
     if answer.memory == "weights":
         lines.append("  from the model's weights, without passages")
     elif answer.memory == "passages":

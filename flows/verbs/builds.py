@@ -98,8 +98,8 @@ def _follow_wiki(seconds: float, check_for_changes: "Callable[[], WatchOutcome]"
             outcome = check_for_changes()
         except (UnreachableError, GateRefusedError) as error:
             message = escape_controls(mask_secrets(str(error)))
-            state = "refused" if isinstance(error, GateRefusedError) else "unreachable"
-            line = f"still {state} at {time.strftime('%H:%M:%S')}" if message == last_message else message
+            gate_state = "refused" if isinstance(error, GateRefusedError) else "unreachable"
+            line = f"still {gate_state} at {time.strftime('%H:%M:%S')}" if message == last_message else message
             print(f"bookwheel: {line}", file=sys.stderr, flush=True)
             last_message = message
         else:
@@ -113,10 +113,10 @@ def _follow_wiki(seconds: float, check_for_changes: "Callable[[], WatchOutcome]"
 
 def _format_outcome(outcome: BuildOutcome) -> str:
     if outcome.snapshot is None:
-        parts = format_count(outcome.counts["parts"], "part")
-        dropped = outcome.counts.get("dropped")
-        dropped_text = f", dropped {format_numbers(dropped)}" if dropped else ""
-        return f"would read {parts}, {outcome.counts['bytes']:,} bytes{dropped_text}; nothing was built"
+        parts_text = format_count(outcome.counts["parts"], "part")
+        dropped_counts = outcome.counts.get("dropped")
+        dropped_text = f", dropped {format_numbers(dropped_counts)}" if dropped_counts else ""
+        return f"would read {parts_text}, {outcome.counts['bytes']:,} bytes{dropped_text}; nothing was built"
     counts = outcome.counts
     lines = [
         f"snapshot  {outcome.snapshot}",
@@ -135,8 +135,8 @@ def _format_outcome(outcome: BuildOutcome) -> str:
 def _describe_truncation(counts: Mapping[str, Any]) -> Iterator[str]:
     if counts.get("truncated"):
         yield (
-            f"truncated {counts['truncated']:,} of the embedded passages: the encoder does not read their ends; "
-            "use fewer words per passage"
+            f"truncated {counts['truncated']:,} of the embedded passages: the encoder does not "
+            "read their ends; use fewer words per passage"
         )
 
 
@@ -145,8 +145,8 @@ def _format_reuse(reuse_report: ReuseReport) -> Iterator[str]:
     yield f"{'stage':<14}{'reused':>12}{'of':>12} {'unit':<10}{'tasks recorded':>16}  changed"
     for row in reuse_report.stages:
         changed_text = format_numbers(dict(row.changed)) or "nothing"
-        tasks = f"{row.recorded:,} of {row.tasks:,}"
-        yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks:>16}  {changed_text}"
+        tasks_text = f"{row.recorded:,} of {row.tasks:,}"
+        yield f"{row.stage:<14}{row.reused:>12,}{row.total:>12,} {row.unit:<10}{tasks_text:>16}  {changed_text}"
     yield from (f"endpoint  {sentence}" for sentence in reuse_report.requests)
     yield from _format_forecast(reuse_report.forecast)
 
@@ -160,10 +160,10 @@ def _format_forecast(forecast: Mapping[str, Any]) -> Iterator[str]:
     yield f"{'stage':<14}{'CPU s':>12}{'time, s':>12}{'CPU s per 1,000 changed':>26}"
     stages = forecast["stages"]
     total_by_unit = {unit: sum(stage.get(unit, 0.0) for stage in stages.values()) for unit in ("cpu", "seconds")}
-    per_passage = sum(stage["per_passage"].get("cpu", 0.0) for stage in stages.values())
-    for name, stage in {**stages, "total": {**total_by_unit, "per_passage": {"cpu": per_passage}}}.items():
-        cpu, per_thousand = stage.get("cpu", math.nan), 1000 * stage["per_passage"].get("cpu", math.nan)
-        yield f"{name:<14}{cpu:>12,.1f}{stage['seconds']:>12,.1f}{per_thousand:>26,.2f}"
+    cpu_per_passage = sum(stage["per_passage"].get("cpu", 0.0) for stage in stages.values())
+    for name, stage in {**stages, "total": {**total_by_unit, "per_passage": {"cpu": cpu_per_passage}}}.items():
+        cpu_seconds, per_thousand = stage.get("cpu", math.nan), 1000 * stage["per_passage"].get("cpu", math.nan)
+        yield f"{name:<14}{cpu_seconds:>12,.1f}{stage['seconds']:>12,.1f}{per_thousand:>26,.2f}"
 
 
 @derive_command(add_index_flow, "snapshot")
@@ -189,8 +189,8 @@ def import_library(arguments: dict[str, Any], *vectors: str, common: Common | No
         vectors: .npy, Parquet or faiss Flat files, or folders of them; row i for passage i. By
             default read from PASSAGES. Beam's options after `--`.
     """
-    files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
-    arguments |= {"vectors": files, "beam_options": vectors[len(files) :]}
+    vector_files = tuple(takewhile(lambda word: not word.startswith("-"), vectors))
+    arguments |= {"vectors": vector_files, "beam_options": vectors[len(vector_files) :]}
     return build_and_reply(_format_import, import_flow, **arguments)
 
 

@@ -123,16 +123,16 @@ def evaluate(
         from flows.compare import RunFiles, compare  # noqa: PLC0415 - `--help` does not need it
 
         run_files = RunFiles(*map(_to_text, (trec, dpr, rows)))
-        arguments = k, judge, answers == "patterns", encoder, _to_text(report), run_files
-        comparison = run_flow(compare, store, questions, retrievers, ref, *arguments)
+        compare_arguments = k, judge, answers == "patterns", encoder, _to_text(report), run_files
+        comparison = run_flow(compare, store, questions, retrievers, ref, *compare_arguments)
         return Reply(comparison.to_json(), format_comparison(comparison))
-    advice = "only applies to retrieval without a model: leave it out, or leave out --model"
-    _refuse_options({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, advice)
+    option_advice = "only applies to retrieval without a model: leave it out, or leave out --model"
+    _refuse_options({"--question-encoder": encoder, "--trec": trec, "--dpr": dpr}, option_advice)
     if len(retrievers) > 1:
         raise UsageError(
             f"a model answers from one retriever, and {len(retrievers)} are given: give one, or leave out --model"
         )
-    concat = prompt_options.build_settings(reader, model)
+    concat_settings = prompt_options.build_settings(reader, model)
     if risk is not None and abstain is None:
         raise UsageError("--risk needs --abstain, which chooses the threshold: give --abstain too")
     from flows.evaluate import evaluate as evaluate_flow  # noqa: PLC0415 - as above
@@ -144,7 +144,7 @@ def evaluate(
         judged_by=judge,
         retriever=retrievers[0] if retrievers else None,
         readers=reader,
-        concat=concat,
+        concat=concat_settings,
         ablations=AblationSettings() if ablations else None,
         labels=_parse_labels(label),
         risk=None if abstain is None else _DEFAULT_RISK if risk is None else risk,
@@ -173,7 +173,7 @@ def _to_text(path: Path | None) -> str | None:
 def _parse_labels(options: Sequence[str]) -> dict[str, str]:
     label_pairs = [option.partition("=") for option in options]
     if invalid_option := next(
-        (option for option, pair in zip(options, label_pairs, strict=True) if not pair[0] or not pair[2]), None
+        (option for option, parts in zip(options, label_pairs, strict=True) if not parts[0] or not parts[2]), None
     ):
         raise UsageError(f"--label {invalid_option!r} is not LABEL=WORD: give one such as SUPPORTS=true")
     return {label.strip(): word.strip() for label, _, word in label_pairs}
@@ -225,12 +225,12 @@ def format_costs(costs_per_question: Mapping[str, float]) -> str:
     '0.50 s, 512 tokens read and 9 written a question'
     """
     seconds = [f"{costs_per_question['seconds']:.2f} s"] if "seconds" in costs_per_question else []
-    tokens = (
+    tokens_text = (
         [f"{costs_per_question['read']:,.0f} tokens read and {costs_per_question['written']:,.0f} written"]
         if "read" in costs_per_question
         else []
     )
-    return f"{', '.join([*seconds, *tokens])} a question"
+    return f"{', '.join([*seconds, *tokens_text])} a question"
 
 
 def format_stages(milliseconds_by_stage: Mapping[str, float]) -> str:
@@ -239,14 +239,15 @@ def format_stages(milliseconds_by_stage: Mapping[str, float]) -> str:
     >>> format_stages({"hnsw": 0.25, "assembly": 1.0, "generation": 240.0})
     'hnsw 0.25 ms, assembly 1 ms, generation 240 ms: together 241 ms a question'
     """
-    stages = ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in milliseconds_by_stage.items())
-    return f"{stages}: together {sum(milliseconds_by_stage.values()):.3g} ms a question"
+    stages_text = ", ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in milliseconds_by_stage.items())
+    return f"{stages_text}: together {sum(milliseconds_by_stage.values()):.3g} ms a question"
 
 
 def _format_outcome(outcome: EvaluateOutcome) -> str:
     lines = [
-        f"{format_count(outcome.n, 'question')}, model {outcome.model_label}, snapshot {outcome.snapshot[:12]}, "
-        f"answered from {format_count(outcome.k, 'passage')} each by {outcome.reader}",
+        f"{format_count(outcome.n, 'question')}, model {outcome.model_label}, snapshot "
+        f"{outcome.snapshot[:12]}, answered from {format_count(outcome.k, 'passage')} each by "
+        f"{outcome.reader}",
         *iter_metric_lines({**outcome.metrics, **outcome.ranks}, outcome.intervals),
     ]
     lines += [f"costs        {format_costs(outcome.costs)}"] if outcome.costs else []
@@ -315,8 +316,8 @@ def _iter_retriever_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
     names = list(outcome.standings[outcome.first_retriever]["metrics"])
     yield "retriever", *names, "ms", "bytes"
     for expression, comparison in outcome.standings.items():
-        costs = f"{comparison['milliseconds']:.3g}", format_bytes(comparison["bytes"])
-        yield expression, *(f"{comparison['metrics'][name]:.3f}" for name in names), *costs
+        cost_cells = f"{comparison['milliseconds']:.3g}", format_bytes(comparison["bytes"])
+        yield expression, *(f"{comparison['metrics'][name]:.3f}" for name in names), *cost_cells
         if differences := comparison.get("differences"):
             yield (
                 f"  minus {outcome.first_retriever}",
@@ -347,8 +348,8 @@ def _iter_group_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
         for expression, comparison in outcome.standings.items():
             group = comparison["groups"][name]
             differences = group.get("differences")
-            difference = format_paired_difference(differences[outcome.measure]) if differences else ""
-            yield name, f"{group['n']:,}", expression, f"{group['metrics'][outcome.measure]:.3f}", difference
+            difference_text = format_paired_difference(differences[outcome.measure]) if differences else ""
+            yield name, f"{group['n']:,}", expression, f"{group['metrics'][outcome.measure]:.3f}", difference_text
 
 
 def _align_columns(table_rows: Iterator[Sequence[str]]) -> Iterator[str]:

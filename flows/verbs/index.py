@@ -168,12 +168,12 @@ def index(
         can_rerank=plan and recall is not None,
         beam_options=paths[len(files) :],
     )
-    represents = get_kind_for_factory(recipe.factory).represents
+    represented_rows = get_kind_for_factory(recipe.factory).represents
     if plan:
-        if d is not None and represents in {"text", "sparse"}:
+        if d is not None and represented_rows in {"text", "sparse"}:
             raise UsageError(f"--d is {d}, but {factory} has no dimension: leave --d out")
-        return describe_plan(request, *_determine_size(request, n, 1 if represents in {"text", "sparse"} else d))
-    if represents != "vectors":
+        return describe_plan(request, *_determine_size(request, n, 1 if represented_rows in {"text", "sparse"} else d))
+    if represented_rows != "vectors":
         raise UsageError(f"{factory} is not built over vectors from files: name it in a recipe, as [index.NAME]")
     outcome = index_vectors(request)
     return Reply(_convert_outcome_to_json(outcome), _format_outcome(outcome))
@@ -181,9 +181,9 @@ def index(
 
 def _determine_size(request: IndexRequest, n: int | None, d: int | None) -> tuple[int, int]:
     """Return the number and dimension of vectors to plan for; by default those of the files."""
-    for name, size, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
-        if size is not None and not 1 <= size <= maximum:
-            raise UsageError(f"{name} is {size}: give a number from 1 to {maximum:,}")
+    for name, given_size, maximum in (("--n", n, _MAX_VECTORS), ("--d", d, _MAX_DIMENSIONS)):
+        if given_size is not None and not 1 <= given_size <= maximum:
+            raise UsageError(f"{name} is {given_size}: give a number from 1 to {maximum:,}")
     if n is not None and d is not None:
         return n, d
     if not request.vectors:

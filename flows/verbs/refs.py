@@ -49,7 +49,7 @@ def tag(
 def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
     catalog, name = store.find_catalog(ref)
     current_move = untag(store, ref, dry_run=True)
-    deletion = untag(store, ref) if yes else current_move
+    deleted_move = untag(store, ref) if yes else current_move
     moves_by_ref = {
         other_ref: catalog.refs.find_current(other_ref) for other_ref in catalog.refs.list_names() if other_ref != name
     }
@@ -61,11 +61,11 @@ def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
     document = {
         "dry_run": not yes,
         "ref": ref,
-        "number": deletion.number,
+        "number": deleted_move.number,
         catalog.noun: current_move.snapshot,
         "others": other_refs,
     }
-    remaining_text = (
+    remaining_refs_text = (
         f"still named by {', '.join(other_refs)}"
         if other_refs
         else "named by no other ref, so that `expire` deletes it"
@@ -73,7 +73,7 @@ def _delete_ref(store: Store, ref: str, yes: bool) -> Reply:
     return Reply(
         document,
         f"{'deleted' if yes else 'would delete'} ref {ref}; "
-        f"{catalog.noun} {current_move.snapshot[:12]} is {remaining_text}"
+        f"{catalog.noun} {current_move.snapshot[:12]} is {remaining_refs_text}"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
     )
 

@@ -56,25 +56,25 @@ def release(
     """
     model = arguments["model"]
     has_model = model is not None or arguments["training"] is not None
-    depth = {"k": k} if has_model else {"depth": 20 if k is None else k}
+    depth_option = {"k": k} if has_model else {"depth": 20 if k is None else k}
     model_options = {"--max-tokens": max_tokens, "--reader": reader}
     prompt_options = prompt_options or PromptOptions()
     given_options = [name for name, value in model_options.items() if value is not None] + prompt_options.list_given()
     if given_options and not has_model:
         raise UsageError(f"{given_options[0]} only applies to a model: add --model or --training")
     readers = () if reader is None else (reader,)
-    concat = prompt_options.build_settings(readers, model or "")
+    concat_settings = prompt_options.build_settings(readers, model or "")
     arguments["settings"] = EvaluationSettings(
         kind=answers,
         judged_by=judge,
         retriever=retriever,
         readers=readers,
-        concat=concat,
+        concat=concat_settings,
         decoding=DecodingSettings(max_new_tokens=max_tokens),
-        **depth,
+        **depth_option,
     )
-    max_loss = None if tolerance is None or tolerance < 0 else tolerance
-    arguments["acceptance"] = Acceptance(_parse_floors(floor), max_loss, measure)
+    max_metric_loss = None if tolerance is None or tolerance < 0 else tolerance
+    arguments["acceptance"] = Acceptance(_parse_floors(floor), max_metric_loss, measure)
     try:
         outcome = run_flow(release_flow, **arguments)
     except ReleaseRefusedError as error:
@@ -87,19 +87,19 @@ def release(
 
 
 def _parse_floors(options: Sequence[str]) -> Mapping[str, float]:
-    floors = {}
+    floor_by_metric = {}
     for option in options:
         name, _, floor_text = option.partition("=")
         try:
-            floors[name] = float(floor_text)
+            floor_by_metric[name] = float(floor_text)
         except ValueError:
             raise UsageError(f"--floor {option!r} is not MEASURE=VALUE: give one such as Success@20=0.6") from None
-    return floors
+    return floor_by_metric
 
 
 def _iter_outcome_lines(outcome: ReleaseOutcome) -> Iterator[str]:
-    steps = ", ".join(f"{step} {'done' if is_done else 'as before'}" for step, is_done in outcome.done.items())
-    yield f"steps      {steps}"
+    steps_text = ", ".join(f"{step} {'done' if is_done else 'as before'}" for step, is_done in outcome.done.items())
+    yield f"steps      {steps_text}"
     yield f"snapshot   {outcome.snapshot}"
     if outcome.model:
         yield f"model      {outcome.model}"

@@ -69,8 +69,9 @@ def _iter_outcome_lines(outcome: ReproduceOutcome) -> Iterator[str]:
         own_text = "" if line["value"] is None else f"{line['value']:.2f}"
         difference_text = "" if line["difference"] is None else f"{line['difference']:+.2f}"
         yield (
-            f"{line['row']:<32} {line['data']:<18} {line['measure']:<12}{published_text:>10}{own_text:>8}"
-            f"{difference_text:>12}  {line['verdict']}"
+            f"{line['row']:<32} {line['data']:<18} "
+            f"{line['measure']:<12}{published_text:>10}{own_text:>8}{difference_text:>12}  "
+            f"{line['verdict']}"
         )
     yield ""
     yield outcome.summary

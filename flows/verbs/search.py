@@ -44,12 +44,12 @@ def search(
     snapshot = Snapshot.open(store, ref, by_ranges=len(questions) <= _MAX_RANGED_QUESTIONS)
     opened_retriever = open_retriever(snapshot, expression, encoder=encoder)
     hits_by_question = opened_retriever.search(questions, opened_retriever.choose_depth(k))
-    results = [
+    result_entries = [
         {"question": question, "hits": [hit.to_json() for hit in hits]}
         for question, hits in zip(questions, hits_by_question, strict=True)
     ]
     text = "\n\n".join(_format_hits(question, hits) for question, hits in zip(questions, hits_by_question, strict=True))
-    return Reply({"snapshot": snapshot.id, "results": results}, text)
+    return Reply({"snapshot": snapshot.id, "results": result_entries}, text)
 
 
 def collect_questions(arguments: Sequence[str], file: str | None) -> list[str]:
@@ -72,8 +72,8 @@ def format_title(title: str, section: str, day: str, kind: str = PROSE) -> str:
     """Format a passage's title with its section, its kind unless it is prose, and the day of its
     revision.
     """
-    details = [kind] * (kind != PROSE) + [day] * bool(day)
-    return ", ".join([title + (f" § {section}" if section else ""), *details])
+    title_details = [kind] * (kind != PROSE) + [day] * bool(day)
+    return ", ".join([title + (f" § {section}" if section else ""), *title_details])
 
 
 def _format_hits(question: str, hits: Sequence[Hit]) -> str:

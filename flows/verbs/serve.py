@@ -146,8 +146,8 @@ def serve(
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # spin briefly between layers: waking a thread costs more
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    for package, extra_name in (_REQUIRED_EXTRAS | ({"mcp": "mcp"} if mcp else {})).items():
-        require(package, extra_name)
+    for package_name, extra_name in (_REQUIRED_EXTRAS | ({"mcp": "mcp"} if mcp else {})).items():
+        require(package_name, extra_name)
     if low_memory and in_memory:
         raise UsageError("--low-memory maps indexes, --in-memory loads them: give one of them, or none to map them")
     if override_every is not None and model is None:

@@ -164,8 +164,8 @@ def _format_snapshot(manifest: Manifest) -> list[str]:
         *(f"parent    {parent}" for parent in manifest.parents),
         f"built     {provenance.get('created_at', 'unknown')} from {provenance.get('dump', 'unknown')}",
         *(
-            f"made of   {derivation['of'][:12]}: {change} {', '.join(derivation[key])}"
-            for change, key, derivation in _iter_derivations(provenance)
+            f"made of   {derivation['of'][:12]}: {change_name} {', '.join(derivation[key])}"
+            for change_name, key, derivation in _iter_derivations(provenance)
         ),
         *(f"note      {note}" for note in provenance.get("notes", ())),
         *(f"recipe    {line}" for line in _iter_recipe_lines(content.recipe)),
@@ -213,8 +213,8 @@ def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
             tables |= {f".{key}": value for key, value in subtables.items()}
         elif values is not None:
             yield f"{name}={format_value(values)}"
-        for key, table in tables.items():
-            if line := format_settings(table):
+        for key, recipe_table in tables.items():
+            if line := format_settings(recipe_table):
                 yield f"[{name}{key}] {line}"
 
 
@@ -243,22 +243,22 @@ def summarize_evaluation(manifest: EvaluationManifest) -> dict[str, Any]:
     summary = {"id": manifest.id, "snapshot": subject.snapshot, "model": subject.model or None}
     summary |= {"model_name": _format_model_label(subject) or None}
     provenance = {name: manifest.provenance.get(name) for name in ("questions", "n", "created_at")}
-    figures = {
-        name: {label: metric.value for label, metric in metrics.items()}
+    metrics_by_retriever = {
+        name: {metric_name: metric.value for metric_name, metric in metrics.items()}
         for name, metrics in _get_metrics(manifest).items()
     }
-    return {**summary, **provenance, "figures": figures}
+    return {**summary, **provenance, "figures": metrics_by_retriever}
 
 
 def format_evaluation_line(manifest: EvaluationManifest) -> str:
     """Format an evaluation in one line: id, model, questions, and the metrics of each retriever."""
     subject, provenance = manifest.content.subject, manifest.provenance
-    answered_by = f"model {_format_model_label(subject)}" if subject.model else "retrieval"
+    answer_source = f"model {_format_model_label(subject)}" if subject.model else "retrieval"
     metrics_text = "; ".join(
         f"{retriever}: {_format_metrics(metrics)}" for retriever, metrics in _get_metrics(manifest).items()
     )
     questions_text = f"{provenance.get('n')} questions of {provenance.get('questions')}"
-    return f"{manifest.id[:12]}: {answered_by}, {questions_text}, {metrics_text}"
+    return f"{manifest.id[:12]}: {answer_source}, {questions_text}, {metrics_text}"
 
 
 def build_comparison_reply(comparison: EvaluationComparison) -> Reply:
@@ -406,8 +406,8 @@ def _format_diff(snapshot_diff: SnapshotDiff) -> Iterator[str]:
             yield f"{change:<9} {titles}" + (f" and {n_further:,} more" if n_further else "")
     for name, (old_value, new_value) in snapshot_diff.settings.items():
         yield from format_difference(name, old_value, new_value)
-    for kind, pull in snapshot_diff.pull.items():
-        yield f"pull      {kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
+    for file_kind, pull in snapshot_diff.pull.items():
+        yield f"pull      {file_kind}: {pull.fetched_bytes:,} of {pull.fetched_bytes + pull.reused_bytes:,} bytes"
 
 
 def _format_counts(change_counts: Mapping[Any, int]) -> str:

@@ -52,12 +52,12 @@ def takedown(
             if pages and not outcome.replaced and not outcome.waiting
             else []
         ),
-        f"replaced {format_count(len(outcome.replaced), 'snapshot')} and moved refs {outcome.moves} times; "
-        "`gc --grace 0 --yes` deletes the bytes",
+        f"replaced {format_count(len(outcome.replaced), 'snapshot')} and moved refs "
+        f"{outcome.moves} times; `gc --grace 0 --yes` deletes the bytes",
     ]
     refusal = (
-        f"running builds or services still need {format_count(len(outcome.waiting), 'snapshot')} with the pages: "
-        "run the takedown again when they have ended or moved on"
+        f"running builds or services still need {format_count(len(outcome.waiting), 'snapshot')} "
+        "with the pages: run the takedown again when they have ended or moved on"
         if outcome.waiting
         else ""
     )
@@ -78,12 +78,12 @@ def _preview_takedown(store: Store, pages: Sequence[str], wiki: str | None) -> R
         "pages": list(pages),
         "snapshots": [
             {
-                "snapshot": affected.manifest.id,
-                "refs": list(affected.refs),
-                "passages": affected.passages,
-                "pages": list(affected.pages),
+                "snapshot": snapshot.manifest.id,
+                "refs": list(snapshot.refs),
+                "passages": snapshot.passages,
+                "pages": list(snapshot.pages),
             }
-            for affected in affected_snapshots
+            for snapshot in affected_snapshots
         ],
         "evaluations": sorted(
             evaluation.id

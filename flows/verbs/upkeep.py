@@ -42,7 +42,8 @@ def expire(
         *(f"evaluation {evaluation[:12]}" for evaluation in report.evaluations),
         *(f"training  {key[:12]}" for key in report.trainings),
         f"{'deleted' if yes else 'would delete'} {format_count(len(report.moves), 'move')}, "
-        f"{format_count(len(report.snapshots), 'snapshot')}, {format_count(len(report.models), 'model')}, "
+        f"{format_count(len(report.snapshots), 'snapshot')}, "
+        f"{format_count(len(report.models), 'model')}, "
         f"{format_count(len(report.evaluations), 'evaluation')} and "
         f"{format_count(len(report.trainings), 'training')}"
         + ("" if yes else "; nothing was changed: give --yes to do it"),
@@ -65,28 +66,29 @@ def gc(
         grace: Keep files that are younger than this: 7d, 90m, 0.
     """
     opened_store = Store.open(store)
-    tallies = collect(opened_store, parse_age(grace), dry_run=not yes)
+    tally_by_kind = collect(opened_store, parse_age(grace), dry_run=not yes)
     writers = [intent.name for intent in opened_store.intents.list_live(time.time()) if not intent.is_lease]
-    n_files, n_bytes = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("files", "bytes"))
+    n_files, n_bytes = (sum(getattr(tally, name) for tally in tally_by_kind.values()) for name in ("files", "bytes"))
     document = {
         "dry_run": not yes,
         "files": n_files,
         "bytes": n_bytes,
-        "kinds": {kind: asdict(tally) for kind, tally in tallies.items()},
+        "kinds": {kind: asdict(tally) for kind, tally in tally_by_kind.items()},
         "writers": writers,
     }
     lines = [
         *(
             f"{kind:<10}{format_count(tally.files, 'file')}, {tally.bytes / 1e6:,.1f} MB"
-            for kind, tally in tallies.items()
+            for kind, tally in tally_by_kind.items()
         ),
-        f"{'deleted' if yes else 'would delete'} {format_count(n_files, 'file')}, {n_bytes / 1e6:,.1f} MB"
-        + ("" if yes else "; nothing was changed: give --yes to do it"),
+        f"{'deleted' if yes else 'would delete'} {format_count(n_files, 'file')}, "
+        f"{n_bytes / 1e6:,.1f} MB" + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
     if writers:
         lines.append(
-            f"kept the files of {format_count(len(writers), 'run')} ({', '.join(writers[:3])}) and all that builds may "
-            "reuse, also of removed pages: run gc again after it has ended, or an hour after it was killed"
+            f"kept the files of {format_count(len(writers), 'run')} ({', '.join(writers[:3])}) and "
+            "all that builds may reuse, also of removed pages: run gc again after it has ended, or "
+            "an hour after it was killed"
         )
     return Reply(document, "\n".join(lines))
 

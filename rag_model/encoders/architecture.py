@@ -1,5 +1,4 @@
-"""Read the sizes of a transformer from its config and the headers of its weights, without
-tensors.
+"""Read the sizes of a transformer from its config and its weight files' headers, without tensors.
 
 The header of a GGUF file is checked before a library builds a model from it. Libraries that read
 GGUF trust the header: they loop over its arrays in Python, build as many layers as it says, and
@@ -46,7 +45,7 @@ _STRING, _ARRAY = 8, 9  # types of values
 _NUMBER_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _MAX_ENTRIES = 100_000  # maximum number of keys, and of tensors
 _MAX_TEXT = 1 << 24  # maximum bytes of a text; the longest one is a chat template
-_MAX_ITEMS = 1 << 23  # maximum items of all arrays together; 256,000 tokens need 768,000
+_MAX_ITEMS = 1 << 23  # maximum items of all arrays together; a vocabulary of 256,000 needs 768,000
 # maximum sum of squared token lengths, because libraries split each token at every position
 _MAX_SQUARES = 1 << 31
 _MAX_DIMENSIONS = 8
@@ -67,25 +66,25 @@ def check_gguf_file(path: Path) -> None:
     """
     try:
         with path.open("rb") as file:
-            _Header(file, path.stat().st_size).check()
+            _GgufHeader(file, path.stat().st_size).check_counts()
     except (OSError, ValueError, struct.error, RecursionError) as error:
-        raise InputError(f"model file {path} is corrupt ({error}): fetch the model again") from error
+        raise InputError(f"model file {path} is corrupt ({error}): fetch it again") from error
 
 
-class _Header:
-    """Reader of the header of a file, which counts the items of all arrays."""
+class _GgufHeader:
+    """Parser that checks every length in the header of a GGUF file."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
         self._items = self._squares = 0
 
-    def check(self) -> None:
+    def check_counts(self) -> None:
         if self._read_bytes(4) != _MAGIC or self._read_number("I") not in _VERSIONS:
             raise ValueError("it is not a GGUF file of version 2 or 3")
         n_tensors, n_keys = self._read_number("Q"), self._read_number("Q")
         if max(n_tensors, n_keys) > _MAX_ENTRIES:
             raise ValueError(f"it has {n_tensors:,} tensors and {n_keys:,} keys")
-        _check_values({self._read_text(): self._read_value() for _ in range(n_keys)}, n_tensors)
+        _check_config_values({self._read_text(): self._read_value() for _ in range(n_keys)}, n_tensors)
         n_values = sum(self._read_tensor() for _ in range(n_tensors))
         if n_values > _MAX_VALUES_PER_BYTE * self._size:
             raise ValueError(f"its tensors have {n_values:,} values in {self._size:,} bytes")
@@ -107,7 +106,7 @@ class _Header:
         if value_type == _STRING:
             return self._read_text()
         if value_type != _ARRAY:
-            return self._read_number(_find_format(value_type))
+            return self._read_number(_find_struct_format(value_type))
         item_type, n_items = self._read_number("I"), self._read_number("Q")
         self._items += n_items
         if self._items > _MAX_ITEMS:
@@ -118,18 +117,18 @@ class _Header:
             if self._squares > _MAX_SQUARES:
                 raise ValueError("its tokens are too long")
         else:
-            self._read_bytes(n_items * struct.calcsize(_find_format(item_type)))
+            self._read_bytes(n_items * struct.calcsize(_find_struct_format(item_type)))
         return None
 
     def _read_text(self) -> str:
-        length = self._read_number("Q")
-        if length > _MAX_TEXT:
-            raise ValueError(f"a text has {length:,} bytes")
-        return self._read_bytes(length).decode("utf-8", "replace")
+        n_text_bytes = self._read_number("Q")
+        if n_text_bytes > _MAX_TEXT:
+            raise ValueError(f"a text has {n_text_bytes:,} bytes")
+        return self._read_bytes(n_text_bytes).decode("utf-8", "replace")
 
     def _read_number(self, number_format: str) -> Any:
-        packed = self._read_bytes(struct.calcsize(f"<{number_format}"))
-        return struct.unpack(f"<{number_format}", packed)[0]
+        packed_number = self._read_bytes(struct.calcsize(f"<{number_format}"))
+        return struct.unpack(f"<{number_format}", packed_number)[0]
 
     def _read_bytes(self, length: int) -> bytes:
         if length > self._size - self._file.tell():
@@ -137,16 +136,16 @@ class _Header:
         return self._file.read(length)
 
 
-def _find_format(value_type: int) -> str:
+def _find_struct_format(value_type: int) -> str:
     if value_type not in _NUMBER_FORMATS:
         raise ValueError(f"a value has the unknown type {value_type}")
     return _NUMBER_FORMATS[value_type]
 
 
-def _check_values(config_values: Mapping[str, Any], n_tensors: int) -> None:
-    limits = ((_LAYER_COUNT, n_tensors), (_COUNTS, _MAX_COUNT), (_SIZES, _MAX_SIZE))
+def _check_config_values(config_values: Mapping[str, Any], n_tensors: int) -> None:
+    pattern_limits = ((_LAYER_COUNT, n_tensors), (_COUNTS, _MAX_COUNT), (_SIZES, _MAX_SIZE))
     for name, value in config_values.items():
-        limit = next((limit for pattern, limit in limits if pattern.search(name)), None)
+        limit = next((limit for pattern, limit in pattern_limits if pattern.search(name)), None)
         if limit is not None and isinstance(value, int) and value > limit:
             raise ValueError(f"its {ascii(name)[:60]} is {value:,}; at most {limit:,} are possible")
 
@@ -172,14 +171,15 @@ class Architecture:
         """Estimate the activation bytes of a float32 backward pass over `n_texts` texts of
         `n_tokens` tokens.
 
-        In 16 bits a layer keeps s b h (34 + 5 a s / h) bytes (Korthikanti et al. 2022, "Reducing
-        Activation Recomputation in Large Transformer Models", equation 2). Three times that, plus
-        one layer for temporary gradients, is an upper bound of what was measured in 32 bits: 156 to
-        203 bytes per value of s b h for MiniLM, and 75 for SmolLM2, which has no dropout. A process
-        holds 1.3 to 1.7 times the bytes of its tensors, because malloc keeps freed blocks.
+        For b texts of s tokens, a 16-bit layer with a heads keeps s b h (34 + 5 a s / h) bytes
+        (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
+        equation 2). Three times that, plus one layer for temporary gradients, is an upper bound of
+        what was measured in 32 bits: 156 to 203 bytes per value of s b h for MiniLM, and 75 for
+        SmolLM2, which has no dropout. A process holds 1.3 to 1.7 times the bytes of its tensors,
+        because malloc keeps freed blocks.
         """
-        bytes_per_number = 3 * (34 + 5 * self.heads * n_tokens / self.hidden)
-        return math.ceil(n_texts * n_tokens * self.hidden * (self.layers + 1) * bytes_per_number)
+        bytes_per_hidden_value = 3 * (34 + 5 * self.heads * n_tokens / self.hidden)
+        return math.ceil(n_texts * n_tokens * self.hidden * (self.layers + 1) * bytes_per_hidden_value)
 
 
 def read_architecture(folder: Path, part: str | None = None) -> Architecture:
@@ -195,7 +195,7 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
     """
     files = sorted(folder.glob("*.gguf"))
     if files and not (folder / CONFIG).is_file():
-        return _from_gguf(files[0])
+        return _read_gguf_architecture(files[0])
     if part is None and is_endpoint_encoder(folder):
         # Another machine computes the vectors.
         return Architecture(0, layers=0, hidden=read_endpoint_record(folder)["dim"], heads=1, vocabulary=0)
@@ -204,24 +204,24 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
         return Architecture(n_tokens * dim, layers=0, hidden=dim, heads=1, vocabulary=n_tokens)
     config = read_json_object(folder / CONFIG)
     sub_config = config.get(part) if part else config
-    return _from_config(sub_config if isinstance(sub_config, dict) else {}, _count_parameters(folder, part), folder)
+    return _parse_config(sub_config if isinstance(sub_config, dict) else {}, _count_parameters(folder, part), folder)
 
 
 def _count_parameters(folder: Path, part: str | None) -> int:
-    graph = find_onnx_file(folder)
-    if graph is not None and not (folder / WEIGHTS).is_file():
-        return graph.stat().st_size // _FLOAT
+    onnx_path = find_onnx_file(folder)
+    if onnx_path is not None and not (folder / WEIGHTS).is_file():
+        return onnx_path.stat().st_size // _FLOAT
     tensors = read_tensor_headers(folder).items()
     return sum(math.prod(tensor.shape) for name, tensor in tensors if part is None or part in name.split("."))
 
 
-def _from_config(config: dict[str, Any], n_parameters: int, folder: Path) -> Architecture:
-    layers = _get_positive_integer(config, _LAYERS, folder)
+def _parse_config(config: dict[str, Any], n_parameters: int, folder: Path) -> Architecture:
+    n_layers = _get_positive_integer(config, _LAYERS, folder)
     if config.get("is_encoder_decoder"):
-        layers += next((config[name] for name in _DECODER_LAYERS if isinstance(config.get(name), int)), layers)
+        n_layers += next((config[name] for name in _DECODER_LAYERS if isinstance(config.get(name), int)), n_layers)
     return Architecture(
         n_parameters,
-        layers,
+        n_layers,
         hidden=_get_positive_integer(config, _HIDDEN, folder),
         heads=_get_positive_integer(config, _HEADS, folder),
         vocabulary=_get_positive_integer(config, _VOCABULARY, folder),
@@ -235,26 +235,26 @@ def _get_positive_integer(config: dict[str, Any], names: tuple[str, ...], folder
     raise InputError(f"model file {folder / CONFIG} has no {names[0]}: give the folder of a Hugging Face transformer")
 
 
-def _from_gguf(path: Path) -> Architecture:
+def _read_gguf_architecture(path: Path) -> Architecture:
     gguf = require("gguf", "train")
     check_gguf_file(path)
     try:
         reader = gguf.GGUFReader(path)
-        family = reader.fields["general.architecture"].contents()
+        architecture_name = reader.fields["general.architecture"].contents()
 
-        def field(name: str) -> int:
-            return int(reader.fields[f"{family}.{name}"].contents())
+        def read_field(name: str) -> int:
+            return int(reader.fields[f"{architecture_name}.{name}"].contents())
 
-        hidden, embeddings = field("embedding_length"), next(t for t in reader.tensors if t.name == "token_embd.weight")
+        hidden, table = read_field("embedding_length"), next(t for t in reader.tensors if t.name == "token_embd.weight")
         return Architecture(
             parameters=sum(int(tensor.n_elements) for tensor in reader.tensors),
-            layers=field("block_count"),
+            layers=read_field("block_count"),
             hidden=hidden,
-            heads=field("attention.head_count"),
-            vocabulary=int(embeddings.n_elements) // hidden,
+            heads=read_field("attention.head_count"),
+            vocabulary=int(table.n_elements) // hidden,
         )
     except Exception as error:  # a corrupt file may raise any exception of its reader
-        raise InputError(f"model file {path} is corrupt ({error}): fetch the model again") from error
+        raise InputError(f"model file {path} is corrupt ({error}): fetch it again") from error
 
 
 def check_is_encoder(folder: Path) -> None:
@@ -280,8 +280,8 @@ def check_is_encoder(folder: Path) -> None:
     architecture = next(iter(config.get("architectures") or [""]))
     has_encoder_record = (folder / RECORD_FILE).is_file() or (folder / MODULES).is_file()
     is_generative = config.get("is_encoder_decoder") or (architecture.endswith(_GENERATORS) and not has_encoder_record)
-    is_other_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
-    if is_generative or is_other_dpr or architecture.endswith(_OTHER_TASKS):
+    is_unsupported_dpr = config.get("model_type") == "dpr" and architecture not in DPR_ENCODERS
+    if is_generative or is_unsupported_dpr or architecture.endswith(_OTHER_TASKS):
         raise InputError(
             f"encoder {folder} is a {architecture or config.get('model_type')}, which computes no "
             "vectors for search: give a bi-encoder such as BERT, MPNet, DPR, E5 or BGE"

@@ -88,12 +88,12 @@ class BagEncoder:
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
         """Return the bags of passages, in order; term ids ascend, and every weight is 1."""
-        token_ids = tokenize(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
-        bags = [np.unique(ids) for ids in token_ids]
-        term_ids = [bag[self.term_mask[bag]] for bag in bags]
-        terms = np.concatenate([np.zeros(0, np.int32), *term_ids]).astype(np.int32)
+        ids_by_text = tokenize(self.tokenizer, list(map(self.spec.format_passage, titles, texts)))
+        unique_ids_by_text = [np.unique(ids) for ids in ids_by_text]
+        term_ids_by_text = [unique_ids[self.term_mask[unique_ids]] for unique_ids in unique_ids_by_text]
+        all_ids = np.concatenate([np.zeros(0, np.int32), *term_ids_by_text]).astype(np.int32)
         return SparseVectors(
-            terms, np.ones(len(terms), np.uint8), compute_offsets(np.array([*map(len, term_ids)], np.int64))
+            all_ids, np.ones(len(all_ids), np.uint8), compute_offsets(np.array([*map(len, term_ids_by_text)], np.int64))
         )
 
     def count_truncated(self, titles: Sequence[str], texts: Sequence[str]) -> int:
@@ -114,10 +114,10 @@ def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> B
     record = read_optional_json(folder / RECORD_FILE)
     recorded_settings = record.get(BAG_KEY, record.get(SPARSE_KEY, {}))
     try:
-        settings = {
+        bag_settings = {
             field.name: recorded_settings[field.name] for field in fields(BagSpec) if field.name in recorded_settings
         }
-        spec = BagSpec(**{"max_length": read_max_tokens(folder)} | settings)
+        spec = BagSpec(**{"max_length": read_max_tokens(folder)} | bag_settings)
     except (TypeError, UsageError) as error:
         raise InputError(f"the record of encoder {folder} is corrupt ({error}): fetch the model again") from error
     return spec.with_fields(overrides or {})
@@ -129,11 +129,11 @@ def compute_bag_space(folder: Path, spec: BagSpec) -> Space:
     Raises:
         InputError: a file is missing or corrupt.
     """
-    tokenizer, dim = digest_tokenizer(folder), read_vocabulary_size(folder)
+    tokenizer_digest, dim = digest_tokenizer(folder), read_vocabulary_size(folder)
     return Space(
-        name=f"bag-{dim}-{tokenizer.partition(':')[2][:8]}",
+        name=f"bag-{dim}-{tokenizer_digest.partition(':')[2][:8]}",
         weights="",
-        tokenizer=tokenizer,
+        tokenizer=tokenizer_digest,
         pooling=BAG_POOLING,
         normalize=False,
         max_length=spec.max_length,
@@ -153,22 +153,22 @@ def collect_bag_files(folder: Path, spec: BagSpec, workdir: Path) -> dict[str, P
         InputError: `folder` has no tokenizer.
     """
     json_files = {RECORD_FILE: {BAG_KEY: spec.to_json()}, CONFIG: {"vocab_size": read_vocabulary_size(folder)}}
-    files = {path.name: path for path in list_tokenizer_files(folder)}
-    for name, value in json_files.items():
-        files[name] = workdir / name
-        files[name].write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return files
+    file_by_name = {path.name: path for path in list_tokenizer_files(folder)}
+    for name, content in json_files.items():
+        file_by_name[name] = workdir / name
+        file_by_name[name].write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return file_by_name
 
 
-def compute_term_mask(tokenizer: "Tokenizer", size: int) -> Flags:
-    """Return a (size,) mask of the token ids that are terms.
+def compute_term_mask(tokenizer: "Tokenizer", vocab_size: int) -> Flags:
+    """Return a (vocab_size,) mask of the token ids that are terms.
 
     Special tokens, `[unused…]` tokens and ids without a token are not terms. With BERT's vocabulary
     the terms are the ids from 999 on, as in the authors' code.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     special_ids = {token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    is_term = np.zeros(size, np.bool_)
+    is_term = np.zeros(vocab_size, np.bool_)
     term_ids = [token_id for token, token_id in vocabulary.items() if not _UNUSED.fullmatch(token)]
-    is_term[[token_id for token_id in term_ids if token_id < size and token_id not in special_ids]] = True
+    is_term[[token_id for token_id in term_ids if token_id < vocab_size and token_id not in special_ids]] = True
     return is_term

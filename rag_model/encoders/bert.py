@@ -1,7 +1,7 @@
 """BERT and RoBERTa layers for inference without transformers; the results are bit-identical to it.
 
-Most encoders are one of the two. transformers takes longer to import than torch, and its classes
-take nearly twice the time of their own kernels for a single question. All other
+Most encoders are BERT or RoBERTa models. transformers takes longer to import than torch, and for a
+single question its classes take nearly twice as long as the kernels that they call. All other
 models are run by transformers.
 
 Devlin et al. 2018 (arXiv 1810.04805); Liu et al. 2019 (arXiv 1907.11692), in which position ids
@@ -58,7 +58,7 @@ _LAYER_PARTS: Mapping[str, tuple[str, ...]] = {
     "output.dense": ("hidden", "inner"),
     "output.LayerNorm": ("hidden",),
 }
-_EMBEDDING_TABLES = {  # tensor names and their sizes
+_EMBEDDING_TABLES = {  # names and sizes of the embedding tables
     "embeddings.word_embeddings": ("words", "hidden"),
     "embeddings.position_embeddings": ("positions", "hidden"),
     "embeddings.token_type_embeddings": ("kinds", "hidden"),
@@ -94,12 +94,12 @@ class BertSizes:
             config.get(key, values[0]) not in values for key, values in _SUPPORTED_CONFIG.items()
         ):
             return None
-        raw_sizes: dict[str, Any] = {name: config.get(key) for name, key in _CONFIG_KEYS.items()}
+        config_sizes: dict[str, Any] = {name: config.get(key) for name, key in _CONFIG_KEYS.items()}
         pad_id, epsilon = config.get("pad_token_id", _DEFAULT_PAD_IDS[model_type]), config.get("layer_norm_eps", 1e-12)
-        if any(type(size) is not int for size in (*raw_sizes.values(), pad_id)) or type(epsilon) is not float:
+        if any(type(size) is not int for size in (*config_sizes.values(), pad_id)) or type(epsilon) is not float:
             return None
-        sizes = cls(**raw_sizes, epsilon=epsilon, pad_id=pad_id, positions_after_padding=model_type in _ROBERTA)
-        return sizes if min(*raw_sizes.values(), pad_id + 1) > 0 and sizes.hidden % sizes.heads == 0 else None
+        sizes = cls(**config_sizes, epsilon=epsilon, pad_id=pad_id, positions_after_padding=model_type in _ROBERTA)
+        return sizes if min(*config_sizes.values(), pad_id + 1) > 0 and sizes.hidden % sizes.heads == 0 else None
 
     def iter_tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield (canonical name, shape) of every tensor; see `canonicalize_names`."""
@@ -236,8 +236,8 @@ class Bert:
             return _Affine(tensors[f"{name}.weight"], tensors[f"{name}.bias"])
 
         layers = (_Layer(*(affine(f"encoder.layer.{n}.{name}") for name in _LAYER_PARTS)) for n in range(sizes.layers))
-        words, positions, kinds = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
-        return cls(sizes, words, positions, kinds[0], affine(_NORM), tuple(layers))
+        word_table, position_table, segment_table = (tensors[f"{name}.weight"] for name in _EMBEDDING_TABLES)
+        return cls(sizes, word_table, position_table, segment_table[0], affine(_NORM), tuple(layers))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -269,10 +269,10 @@ class Bert:
         x = functional.pad(x, (0, 0, 0, -n % BATCH_INVARIANT_TOKENS))
         for layer in self.layers:
             x = layer.forward_packed(x, group_sizes, self.sizes)
-        parts = torch.split(x[:n], [b * t for b, t in group_sizes])
-        parts_and_sizes = zip(parts, group_sizes, strict=True)
+        packed_parts = torch.split(x[:n], [b * t for b, t in group_sizes])
+        parts_and_shapes = zip(packed_parts, group_sizes, strict=True)
         # (b t, h) -> (b, t, h)
-        return [group.view(*shape, self.sizes.hidden) for group, shape in parts_and_sizes]
+        return [part.view(*shape, self.sizes.hidden) for part, shape in parts_and_shapes]
 
     def _embed_tokens(self, ids: Tensor) -> Tensor:
         x = functional.embedding(ids, self.word_embeddings) + self.token_type_embedding  # (b, t, h)
@@ -290,5 +290,5 @@ class Bert:
 
 def _load_tensor(tensor: StoredTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Load a tensor; on a CPU it stays memory-mapped if its file already has the dtype."""
-    values = torch.from_numpy(tensor.memory_map())
-    return (values.view(torch.bfloat16) if tensor.dtype == "BF16" else values).to(device, dtype)
+    cpu_values = torch.from_numpy(tensor.memory_map())
+    return (cpu_values.view(torch.bfloat16) if tensor.dtype == "BF16" else cpu_values).to(device, dtype)

@@ -42,7 +42,7 @@ _COPIED_SUFFIXES |= {".safetensors"}  # files of subfolders that need no convers
 _OTHER_RUNTIMES = {"onnx", "openvino"}
 _MEMORY = 3 << 29  # bytes that the child may allocate besides the tensors, for torch and Python
 _COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
-# CPU time limit per file: a constant, and its bytes at a tenth of a disk's speed.
+# CPU time limit per file: a constant, plus the file's bytes at a tenth of a disk's speed.
 _SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000
 _MAX_EXPANSION = 4  # maximum bytes of all tensors per byte of the pickle, as views may overlap
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
@@ -52,13 +52,13 @@ _DISK_FULL = ("No space left", "Disk quota", "File too large")
 
 @dataclass(frozen=True, slots=True)
 class ConvertedWeights:
-    """The result of a conversion."""
+    """Source, new weight files and tensor counts of a conversion."""
 
     source: str  # NAME@COMMIT on the hub, or a folder
     files: tuple[str, ...]  # paths of the weight files in the new folder
     tensors: int  # number of tensors
     bytes: int  # bytes of all tensors
-    # Written name by the omitted name of a tensor with the same memory.
+    # Name under which a tensor was written, by each omitted name of the same tensor.
     shared: Mapping[str, str]
 
 
@@ -86,28 +86,28 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     """Write a copy of a model into the existing folder `destination`, with weights as safetensors.
 
     A tensor whose memory several names share is written once, under its first name, as transformers
-    does. `name` is the hub name of the model, for which known settings that its files lack are
-    recorded.
+    does. `name` is the hub name of the model; settings that are known for it and that its files
+    lack are recorded in the copy.
 
     Raises:
         InputError: the pickle contains objects other than tensors, or is truncated or corrupt.
         ResourceError: the disk is full, or there is too little memory.
     """
     hub_name = find_hub_name(folder)
-    _refuse_outside_links(folder)
+    _reject_outside_links(folder)
     pickle_folders = [*_iter_pickle_folders(folder)]
-    sizes = [path.stat().st_size for parent in pickle_folders for path in parent.glob("*.bin")]
+    pickle_sizes = [path.stat().st_size for pickle_folder in pickle_folders for path in pickle_folder.glob("*.bin")]
     # The new files may be published, so they must not contain the path of a local folder.
-    child = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(sizes, default=0))
+    converter = ChildWorker(__name__, hub_name or "", memory=_MEMORY + _COPIES * max(pickle_sizes, default=0))
     reply_by_file = dict[str, dict[str, Any]]()
     for pickle_folder in pickle_folders:
-        target = destination / pickle_folder.relative_to(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        converted_folder = destination / pickle_folder.relative_to(folder)
+        converted_folder.mkdir(parents=True, exist_ok=True)
         reply_by_file |= {
-            (target / file).relative_to(destination).as_posix(): reply
-            for file, reply in _convert_files(pickle_folder, target, child).items()
+            (converted_folder / file).relative_to(destination).as_posix(): reply
+            for file, reply in _convert_pickle_folder(pickle_folder, converted_folder, converter).items()
         }
-    for path in _iter_other_files(folder):
+    for path in _iter_copied_files(folder):
         copy_path = destination / path.relative_to(folder)
         copy_path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy_path)
@@ -123,19 +123,19 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     )
 
 
-def _refuse_outside_links(folder: Path) -> None:
+def _reject_outside_links(folder: Path) -> None:
     """Refuse links to files outside the folder, because copies of them could be published.
 
     In the Hub's cache, the files of a model are links to the blobs of its repository.
     """
-    roots = [folder.resolve()]
+    allowed_roots = [folder.resolve()]
     if folder.absolute().parent.name == "snapshots":
-        roots.append(folder.resolve().parents[1] / "blobs")
+        allowed_roots.append(folder.resolve().parents[1] / "blobs")
     for path in folder.rglob("*"):
-        if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in roots):
+        if path.is_symlink() and not any(path.resolve().is_relative_to(root) for root in allowed_roots):
             raise InputError(
-                f"{path} is a link to {path.resolve()}, outside of the folder: replace it with a copy of the file, "
-                "or remove it"
+                f"{path} is a link to {path.resolve()}, outside of the folder: replace it with a "
+                "copy of the file, or remove it"
             )
 
 
@@ -155,58 +155,57 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _iter_other_files(folder: Path) -> Iterator[Path]:
+def _iter_copied_files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        is_skipped = any(part.startswith(".") or part in _OTHER_RUNTIMES for part in parts)
+        path_parts = path.relative_to(folder).parts
+        is_skipped = any(path_part.startswith(".") or path_part in _OTHER_RUNTIMES for path_part in path_parts)
         is_copied = path.suffix in _COPIED_SUFFIXES and path.name != PICKLE_INDEX
         if is_copied and not is_skipped and path.is_file():
             yield path
 
 
-def _convert_files(folder: Path, target: Path, child: ChildWorker) -> dict[str, dict[str, Any]]:
+def _convert_pickle_folder(folder: Path, converted_folder: Path, converter: ChildWorker) -> dict[str, dict[str, Any]]:
     """Convert the weights of one folder; return the child's reply by the name of the new file."""
     if (folder / PICKLE).is_file():
-        reply_by_file = {WEIGHTS: _convert_in_child(folder / PICKLE, target / WEIGHTS, child)}
+        reply_by_file = {WEIGHTS: _convert_in_child(folder / PICKLE, converted_folder / WEIGHTS, converter)}
     else:
         shards = sorted(Path(shard).name for shard in read_shard_names(folder / PICKLE_INDEX))
         reply_by_file = {}
         for shard_number, shard in enumerate(shards, start=1):
             new_name = f"model-{shard_number:05d}-of-{len(shards):05d}.safetensors"
-            reply_by_file[new_name] = _convert_in_child(folder / shard, target / new_name, child)
-        _write_index(folder / PICKLE_INDEX, target / WEIGHTS_INDEX, reply_by_file)
-    read_tensor_headers(target)  # raises an error if a file is incomplete
+            reply_by_file[new_name] = _convert_in_child(folder / shard, converted_folder / new_name, converter)
+        _write_index(folder / PICKLE_INDEX, converted_folder / WEIGHTS_INDEX, reply_by_file)
+    read_tensor_headers(converted_folder)  # raises an error if a file is incomplete
     return reply_by_file
 
 
-def _write_index(pickle_index: Path, index: Path, replies: Mapping[str, Mapping[str, Any]]) -> None:
-    n_by_name = Counter[str]()
+def _write_index(pickle_index: Path, new_index: Path, replies: Mapping[str, Mapping[str, Any]]) -> None:
+    tensor_counts = Counter[str]()
     for reply in replies.values():
-        n_by_name.update([*reply["names"], *reply["shared"]])
+        tensor_counts.update([*reply["names"], *reply["shared"]])
     expected_tensors = set(read_json_object(pickle_index)["weight_map"])
-    repeated_names = [name for name, n_occurrences in n_by_name.items() if n_occurrences > 1]
-    if wrong_names := sorted(expected_tensors ^ n_by_name.keys()) or repeated_names:
+    repeated_names = [name for name, tensor_count in tensor_counts.items() if tensor_count > 1]
+    if inconsistent_names := sorted(expected_tensors ^ tensor_counts.keys()) or repeated_names:
         raise InputError(
             f"model file {pickle_index} does not match its shards (the first tensor that differs "
-            f"is {wrong_names[0]!r}): fetch the model again"
+            f"is {inconsistent_names[0]!r}): fetch the model again"
         )
     weight_map = {name: file for file, reply in replies.items() for name in reply["names"]}
     metadata = {"total_size": sum(reply["bytes"] for reply in replies.values())}
-    _write_json(index, {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))})
+    _write_json(new_index, {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))})
 
 
-def _convert_in_child(path: Path, destination: Path, child: ChildWorker) -> dict[str, Any]:
+def _convert_in_child(path: Path, destination: Path, converter: ChildWorker) -> dict[str, Any]:
     try:
         file_bytes = path.stat().st_size
-        seconds = _SECONDS + file_bytes / _BYTES_PER_SECOND
-        reply: dict[str, Any] = child.call([str(path), str(destination)], seconds)
+        timeout_seconds = _SECONDS + file_bytes / _BYTES_PER_SECOND
+        reply: dict[str, Any] = converter.call([str(path), str(destination)], timeout_seconds)
     except OSError as error:
         raise InputError(f"weights {path} cannot be read ({error.strerror}): fetch the model again") from error
     except ChildDiedError as error:
         raise InputError(
             f"the conversion of pickled weights {path} {error}, which is more than tensors in "
-            f"{file_bytes:,} bytes "
-            "need: fetch the model again, or use another one"
+            f"{file_bytes:,} bytes need: fetch the model again, or use another one"
         ) from error
     return reply
 
@@ -217,21 +216,21 @@ def _open_converter(source: str) -> Callable[[Any], Any]:
 
     def convert(paths: Any) -> dict[str, Any]:
         path, destination = map(Path, paths)
-        tensors, shared = read_pickle(path)
-        metadata = {**shared, "format": "pt", **({"source": source} if source else {})}
+        tensors, first_name_by_alias = read_pickle(path)
+        metadata = {**first_name_by_alias, "format": "pt", **({"source": source} if source else {})}
         save_file = require("safetensors.torch", "model").save_file
         try:
             save_file(_copy_shared_memory(tensors), str(destination), metadata)
             _apply_umask(destination)
         except Exception as error:  # SafetensorError has no error number
-            if any(text in str(error) for text in _DISK_FULL):
+            if any(disk_full_text in str(error) for disk_full_text in _DISK_FULL):
                 raise ResourceError(
                     f"the disk of the new folder is full: {destination.name} cannot be written; free some space"
                 ) from error
             _raise_if_out_of_memory(error)
             raise
-        n_bytes = sum(map(_count_bytes, tensors.values()))
-        return {"names": [*tensors], "bytes": n_bytes, "shared": shared}
+        tensor_bytes = sum(map(_count_bytes, tensors.values()))
+        return {"names": [*tensors], "bytes": tensor_bytes, "shared": first_name_by_alias}
 
     return convert
 
@@ -249,8 +248,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a pickle with an unpickler that accepts only tensors.
 
     Returns:
-        (tensors by name, first name by further name of the same tensor); a tensor with several
-        names is in the first mapping once, under its first name.
+        (tensors by name, first name of a tensor by each of its other names); a tensor with several
+        names is in the first mapping only once, under its first name.
 
     Raises:
         InputError: the pickle contains objects other than tensors, or is truncated or corrupt.
@@ -258,22 +257,22 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """
     torch = require("torch", "model")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state_dict = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a hostile file may raise any exception of the unpickler
         _raise_if_out_of_memory(error)
         if type(error).__name__ == "UnpicklingError":
             match = _GLOBAL.search(str(error))
-            contents = match[1] if match else "an unknown instruction"
-            raise _create_contents_error(path, contents) from error
+            found_contents = match[1] if match else "an unknown instruction"
+            raise _create_contents_error(path, found_contents) from error
         raise InputError(
             f"pickled weights {path} are truncated or corrupt ({format_error(error)[:200]}): fetch the model again"
         ) from error
-    if not isinstance(state, dict):
-        raise _create_contents_error(path, f"a {type(state).__name__}")
-    if not state:
+    if not isinstance(state_dict, dict):
+        raise _create_contents_error(path, f"a {type(state_dict).__name__}")
+    if not state_dict:
         raise _create_contents_error(path, "an empty table")
-    name_by_memory, tensors, shared_names = dict[Any, str](), dict[str, Any](), dict[str, str]()
-    for name, tensor in state.items():
+    name_by_key, tensors, first_name_by_alias = dict[Any, str](), dict[str, Any](), dict[str, str]()
+    for name, tensor in state_dict.items():
         if not isinstance(name, str) or name == "__metadata__":
             raise _create_contents_error(path, f"the key {ascii(name)[:60]}")
         is_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
@@ -281,16 +280,16 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
         if not is_plain or tensor.is_quantized or tensor.is_meta or tensor.is_complex():
             type_name = type(tensor).__name__
             raise _create_contents_error(path, f"{ascii(name)[:60]}, a {type_name} that is not a plain tensor")
-        memory = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        identity = memory if tensor.numel() else name
-        if (first_name := name_by_memory.setdefault(identity, name)) == name:
+        memory_key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        tensor_key = memory_key if tensor.numel() else name
+        if (first_name := name_by_key.setdefault(tensor_key, name)) == name:
             tensors[name] = tensor.detach()
         else:
-            shared_names[name] = first_name
-    size, n_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
-    if n_bytes > _MAX_EXPANSION * size:
-        raise _create_contents_error(path, f"tensors of {n_bytes:,} bytes in a file of {size:,}")
-    return tensors, shared_names
+            first_name_by_alias[name] = first_name
+    file_bytes, tensor_bytes = path.stat().st_size, sum(map(_count_bytes, tensors.values()))
+    if tensor_bytes > _MAX_EXPANSION * file_bytes:
+        raise _create_contents_error(path, f"tensors of {tensor_bytes:,} bytes in a file of {file_bytes:,}")
+    return tensors, first_name_by_alias
 
 
 def _count_bytes(tensor: Any) -> int:
@@ -300,9 +299,9 @@ def _count_bytes(tensor: Any) -> int:
 def _copy_shared_memory(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return contiguous tensors that share no memory, as safetensors requires."""
     storage_by_tensor = {name: tensor.untyped_storage().data_ptr() for name, tensor in tensors.items()}
-    counts = Counter(storage_by_tensor.values())
+    tensors_per_storage = Counter(storage_by_tensor.values())
     return {
-        name: (tensor.clone() if counts[storage_by_tensor[name]] > 1 else tensor).contiguous()
+        name: (tensor.clone() if tensors_per_storage[storage_by_tensor[name]] > 1 else tensor).contiguous()
         for name, tensor in tensors.items()
     }
 
@@ -315,8 +314,7 @@ def _raise_if_out_of_memory(error: Exception) -> None:
 def _create_contents_error(path: Path, contents: str) -> InputError:
     return InputError(
         f"pickled weights {path} contain {contents}, but only a table of tensors is accepted, "
-        "because "
-        "other objects can execute code: use another copy, or a revision with safetensors"
+        "because other objects can execute code: use another copy, or a revision with safetensors"
     )
 
 

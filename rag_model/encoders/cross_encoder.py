@@ -71,24 +71,24 @@ class PairTokenizer:
         long. A question is truncated only if less than a quarter of the tokens would be left for
         the passage.
         """
-        truncated_by_question = {question: self._truncate_question(question) for question in set(questions)}
+        truncated_questions = {question: self._truncate_question(question) for question in set(questions)}
         passages = [f"{title} {text}".strip() for title, text in zip(titles, texts, strict=True)]
         return self.tokenizer.encode_batch(
-            [(truncated_by_question[question], passage) for question, passage in zip(questions, passages, strict=True)]
+            [(truncated_questions[question], passage) for question, passage in zip(questions, passages, strict=True)]
         )
 
     def pad_batch(self, pairs: "Sequence[Encoding]", multiple: int = 1) -> PairBatch:
         """Pad encoded pairs to the length of the longest one, rounded up to a multiple of
         `multiple` tokens, but not beyond `max_length`.
         """
-        n_columns = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
-        ids, is_token = pad_rows([pair.ids for pair in pairs], n_columns, self.pad_id)
-        return PairBatch(ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], n_columns, 0)[0])
+        width = min(pad_length(max(len(pair.ids) for pair in pairs), multiple), self.max_length)
+        input_ids, is_token = pad_rows([pair.ids for pair in pairs], width, self.pad_id)
+        return PairBatch(input_ids, is_token.astype(np.int64), pad_rows([pair.type_ids for pair in pairs], width, 0)[0])
 
     def _truncate_question(self, question: str) -> str:
         max_tokens = self.max_length - self.max_length // 4 - self.tokenizer.num_special_tokens_to_add(is_pair=True)
-        offsets = self.question_tokenizer.encode(question, add_special_tokens=False).offsets
-        return question if len(offsets) <= max_tokens else question[: offsets[max_tokens - 1][1]]
+        token_spans = self.question_tokenizer.encode(question, add_special_tokens=False).offsets
+        return question if len(token_spans) <= max_tokens else question[: token_spans[max_tokens - 1][1]]
 
 
 def check_is_cross_encoder(folder: Path) -> None:
@@ -172,8 +172,8 @@ class CrossEncoder:
         """
         scores = np.empty(len(questions), np.float32)
         for first_pair in range(0, len(questions), _WINDOW):
-            window = slice(first_pair, first_pair + _WINDOW)
-            scores[window] = self._score_window(self.tokens.encode(questions[window], titles[window], texts[window]))
+            span = slice(first_pair, first_pair + _WINDOW)
+            scores[span] = self._score_window(self.tokens.encode(questions[span], titles[span], texts[span]))
         return scores
 
     def _score_window(self, pairs: "Sequence[Encoding]") -> Scores:
@@ -199,9 +199,9 @@ def list_cross_encoder_files(folder: Path) -> dict[str, Path]:
     Raises:
         InputError: the folder has no weights, or no tokenizer.
     """
-    graph = find_onnx_file(folder) if runs_on_onnx(folder) else None
-    settings = [path for name in _SETTINGS_FILES if (path := folder / name).is_file()]
-    paths = {*settings, *list_tokenizer_files(folder), *([graph] if graph else list_weight_files(folder))}
+    onnx_path = find_onnx_file(folder) if runs_on_onnx(folder) else None
+    settings_paths = [path for name in _SETTINGS_FILES if (path := folder / name).is_file()]
+    paths = {*settings_paths, *list_tokenizer_files(folder), *([onnx_path] if onnx_path else list_weight_files(folder))}
     return {path.relative_to(folder).as_posix(): path for path in sorted(paths)}
 
 

@@ -89,28 +89,28 @@ class VectorFormat:
                 finite.
         """
         with PassageFile(passages, _COLUMNS) as source, out.open("wb") as file:
-            vector_file = _VectorFile(file, source.n_rows, self.dim, np.dtype(self.dtype))
+            vector_file = _NpyVectorFile(file, source.n_rows, self.dim, np.dtype(self.dtype))
             if previous_parts:
                 missing_rows = _copy_known_vectors(passages, previous_parts, vector_file)
             else:
                 missing_rows = np.arange(vector_file.rows)
             if not len(missing_rows):
                 return EmbedStats(vector_file.rows, self.dim, 0, 0, "", "")
-            loaded_encoder, n_done, n_tokens, n_truncated = encoder(), 0, 0, 0
+            loaded_encoder, n_embedded, n_tokens, n_truncated = encoder(), 0, 0, 0
             for vectors, token_counts in loaded_encoder.stream(
                 _iter_inputs(source, missing_rows, loaded_encoder), batch_invariant=True
             ):
-                vector_file.write(missing_rows[n_done : n_done + len(vectors)], vectors)
-                n_done += len(vectors)
+                vector_file.write(missing_rows[n_embedded : n_embedded + len(vectors)], vectors)
+                n_embedded += len(vectors)
                 n_tokens += token_counts.tokens
                 n_truncated += token_counts.truncated
-        if n_done != len(missing_rows):
+        if n_embedded != len(missing_rows):
             raise InputError(
-                f"passages file {passages} has {n_done} rows to encode, not {len(missing_rows)}: write it again"
+                f"passages file {passages} has {n_embedded} rows to encode, not {len(missing_rows)}: write it again"
             )
         dtype = str(loaded_encoder.model.dtype).removeprefix("torch.")
         device = str(loaded_encoder.model.device)
-        return EmbedStats(vector_file.rows, self.dim, n_done, n_tokens, device, dtype, n_truncated)
+        return EmbedStats(vector_file.rows, self.dim, n_embedded, n_tokens, device, dtype, n_truncated)
 
     def count_reusable(self, passages: Path, previous_parts: PreviousParts) -> int:
         """Count the passages whose vector can be reused.
@@ -118,8 +118,8 @@ class VectorFormat:
         Raises:
             InputError: a file cannot be read.
         """
-        known_vectors = _iter_known_vectors(passages, previous_parts, self.dim, self.dtype)
-        return sum(len(known_rows) for _, known_rows, _ in known_vectors)
+        vector_batches = _iter_known_vectors(passages, previous_parts, self.dim, self.dtype)
+        return sum(len(batch_rows) for _, batch_rows, _ in vector_batches)
 
 
 def describe_precision(encoder: Any) -> str:
@@ -133,7 +133,7 @@ def describe_precision(encoder: Any) -> str:
     return f"{device.partition(':')[0]} {dtype.removeprefix('torch.')}"
 
 
-class _VectorFile:
+class _NpyVectorFile:
     """A `.npy` file that is written row by row, in any order."""
 
     def __init__(self, file: BinaryIO, n_rows: int, dim: int, dtype: np.dtype[Any]) -> None:
@@ -145,20 +145,22 @@ class _VectorFile:
     def write(self, rows: NDArray[np.int64], vectors: NDArray[Any]) -> None:
         """Write the vectors of ascending rows, with one write for each run of consecutive rows."""
         stored_vectors = vectors.astype(self.dtype, copy=False)
-        bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-        for first_row, end_row in pairwise(bounds):
+        run_bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        for first_row, end_row in pairwise(run_bounds):
             self._file.seek(self._start + int(rows[first_row]) * self.dim * self.dtype.itemsize)
             self._file.write(stored_vectors[first_row:end_row].tobytes())
 
 
-def _copy_known_vectors(passages: Path, previous_parts: PreviousParts, vector_file: _VectorFile) -> NDArray[np.int64]:
+def _copy_known_vectors(
+    passages: Path, previous_parts: PreviousParts, vector_file: _NpyVectorFile
+) -> NDArray[np.int64]:
     """Copy the vectors that can be reused; return the rows of the other passages."""
-    is_missing = np.ones(vector_file.rows, dtype=bool)
-    for vectors, rows, positions in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
-        is_missing[rows] = False
-        for i in range(0, len(rows), _ROWS_PER_COPY):
-            vector_file.write(rows[i : i + _ROWS_PER_COPY], vectors[positions[i : i + _ROWS_PER_COPY]])
-    return np.flatnonzero(is_missing)
+    is_row_missing = np.ones(vector_file.rows, dtype=bool)
+    for vectors, new_rows, sources in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
+        is_row_missing[new_rows] = False
+        for i in range(0, len(new_rows), _ROWS_PER_COPY):
+            vector_file.write(new_rows[i : i + _ROWS_PER_COPY], vectors[sources[i : i + _ROWS_PER_COPY]])
+    return np.flatnonzero(is_row_missing)
 
 
 def _iter_known_vectors(
@@ -169,20 +171,20 @@ def _iter_known_vectors(
 
     Every row occurs at most once.
     """
-    hashes = read_hashes(passages)
-    missing_rows = np.arange(len(hashes))
+    passage_hashes = read_hashes(passages)
+    missing_rows = np.arange(len(passage_hashes))
     for previous_passages, vectors_path in previous_parts:
         vectors = _open_vectors(vectors_path)
         if vectors.ndim != 2 or vectors.shape[1] != dim or vectors.dtype != dtype:
             continue
         positions = (
-            pc.index_in(hashes.take(missing_rows), value_set=read_hashes(previous_passages))
+            pc.index_in(passage_hashes.take(missing_rows), value_set=read_hashes(previous_passages))
             .fill_null(len(vectors))
             .to_numpy()
         )
-        is_known = positions < len(vectors)
-        yield vectors, missing_rows[is_known], positions[is_known]
-        missing_rows = missing_rows[~is_known]
+        is_in_previous = positions < len(vectors)
+        yield vectors, missing_rows[is_in_previous], positions[is_in_previous]
+        missing_rows = missing_rows[~is_in_previous]
 
 
 def _open_vectors(file: Path) -> NDArray[Any]:
@@ -199,8 +201,8 @@ def _iter_inputs(source: PassageFile, rows: NDArray[np.int64], encoder: PassageE
     """
     pending_inputs, batch_start = list[TextInput](), 0
     for batch in source.iter_batches(_COLUMNS, encoder.window):
-        first_index, end_index = np.searchsorted(rows, [batch_start, batch_start + len(batch)])
-        selected_rows = batch.take(pa.array(rows[first_index:end_index] - batch_start))
+        first_selected, end_selected = np.searchsorted(rows, [batch_start, batch_start + len(batch)])
+        selected_rows = batch.take(pa.array(rows[first_selected:end_selected] - batch_start))
         titles, texts = (selected_rows.column(name).to_pylist() for name in ("title", "text"))
         pending_inputs += [encoder.spec.format_passage(title, text) for title, text in zip(titles, texts, strict=True)]
         batch_start += len(batch)

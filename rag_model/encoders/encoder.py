@@ -123,8 +123,9 @@ class Encoder:
         table, word_tokenizer = StaticTable.open(body), WordTokenizer.load(body, spec)
         if word_tokenizer.vocabulary_size > table.size:
             raise InputError(
-                f"the tokenizer of encoder {folder} has {word_tokenizer.vocabulary_size:,} tokens, and "
-                f"{table.size:,} have a vector: use the tokenizer with which the model was created"
+                f"the tokenizer of encoder {folder} has {word_tokenizer.vocabulary_size:,} tokens, "
+                f"and {table.size:,} have a vector: use the tokenizer with which the model was "
+                "created"
             )
         model = StaticModel.from_table(table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
         return cls(name, folder, spec, word_tokenizer.tokenizer, model, word_tokenizer)
@@ -146,8 +147,8 @@ class Encoder:
         return str(self.model.device).startswith("cuda")
 
     def space(self) -> Space:
-        """Return the vector space of its questions: the space that the folder declares, or else the
-        space of its own passages.
+        """Return the vector space of the encoder's questions: the space that the folder declares,
+        or else the space of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -189,11 +190,11 @@ class Encoder:
             else self.word_tokenizer.tokenize_and_count
         )
         token_batches = map(tokenize_window, windows)
-        for tokens, n_truncated in prefetch(token_batches) if self._uses_gpu else token_batches:
-            vectors = self.model.encode(tokens, batch_invariant=batch_invariant)
+        for token_ids, n_truncated in prefetch(token_batches) if self._uses_gpu else token_batches:
+            vectors = self.model.encode(token_ids, batch_invariant=batch_invariant)
             self._check_finite(vectors, row)
             row += len(vectors)
-            yield vectors, TokenCounts(sum(len(ids) for ids in tokens), n_truncated)
+            yield vectors, TokenCounts(sum(len(text_ids) for text_ids in token_ids), n_truncated)
 
     def _encode(self, inputs: Sequence[TextInput]) -> Vectors:
         vectors_by_row = np.empty((len(inputs), self.dim), np.float32)
@@ -268,9 +269,9 @@ def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space
     record = write_encoder_record(workdir, record_fields)
     if spec.is_endpoint:
         return {path.name: path for path in (record, folder / PROBES)}
-    body = find_static_body(folder) if spec.is_static else folder
-    configs = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
-    files = [*configs, *list_tokenizer_files(body), *list_weight_files(body), record]
+    static_folder = find_static_body(folder) if spec.is_static else folder
+    config_files = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
+    files = [*config_files, *list_tokenizer_files(static_folder), *list_weight_files(static_folder), record]
     return {path.name: path for path in files}
 
 

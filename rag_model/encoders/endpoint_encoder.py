@@ -110,8 +110,8 @@ class EmbedSettings:
         settings: dict[str, Any] = {}
         for setting in fields(cls):
             variable = f"{EMBED_PREFIX}{setting.name.upper()}"
-            if text := environment.get(variable, "").strip():
-                settings[setting.name] = _parse_number(variable, text, type(setting.default))
+            if setting_text := environment.get(variable, "").strip():
+                settings[setting.name] = _parse_number(variable, setting_text, type(setting.default))
         return cls(**settings)
 
 
@@ -121,8 +121,8 @@ def _parse_number(variable: str, text: str, number_type: type) -> Any:
     except ValueError:
         number = 0
     if not (math.isfinite(number) and number > 0):
-        kind = "a whole number" if number_type is int else "a number"
-        raise UsageError(f"{variable} is {text!r}: set it to {kind} above 0")
+        number_description = "a whole number" if number_type is int else "a number"
+        raise UsageError(f"{variable} is {text!r}: set it to {number_description} above 0")
     return number
 
 
@@ -138,15 +138,15 @@ def write_endpoint_folder(name: str, folder: Path) -> None:
         UsageError: the model has no name, or a setting in the environment is invalid.
     """
     model = name.removeprefix(ENDPOINT_PREFIX)
-    if not _get_sent_name(model).strip():
+    if not _get_endpoint_model_name(model).strip():
         raise UsageError(f"{name!r} does not name a model: give one such as openai:text-embedding-3-small")
-    client = EmbeddingClient(_get_sent_name(model))
+    client = EmbeddingClient(_get_endpoint_model_name(model))
     try:
         probes = client.embed(_PROBE_TEXTS)[0]
     finally:
         client.close()
     np.save(folder / PROBES, probes)
-    known_settings = find_known_settings(_get_sent_name(model))
+    known_settings = find_known_settings(_get_endpoint_model_name(model))
     is_normalized = bool(np.allclose(np.linalg.norm(probes, axis=1), 1, atol=1e-3))
     spec = EncoderSpec(
         pooling=ENDPOINT_POOLING, max_length=_UNKNOWN_LENGTH, **({"normalize": is_normalized} | known_settings)
@@ -154,7 +154,7 @@ def write_endpoint_folder(name: str, folder: Path) -> None:
     write_encoder_record(folder, {ENDPOINT_KEY: {"model": model, "dim": probes.shape[1]}, "spec": spec.to_json()})
 
 
-def _get_sent_name(model: str) -> str:
+def _get_endpoint_model_name(model: str) -> str:
     return model.partition("#")[0]
 
 
@@ -199,7 +199,7 @@ class EndpointEncoder:
         if probes.shape != (len(_PROBE_TEXTS), record["dim"]) or probes.dtype != np.float32:
             raise InputError(f"the record of encoder {folder} does not match its probe vectors: reindex")
         spec = read_encoder_spec(folder)
-        client = EmbeddingClient(_get_sent_name(model))
+        client = EmbeddingClient(_get_endpoint_model_name(model))
         return cls(folder, f"{ENDPOINT_PREFIX}{model}", spec, int(probes.shape[1]), probes, client)
 
     @property
@@ -267,25 +267,26 @@ class EndpointEncoder:
         vectors, _ = self.client.embed(_PROBE_TEXTS, whole_seconds)
         host = self.client.endpoint.host
         advice = (
-            f"serve the former model again, or name it {self.name.partition('#')[0]}#LABEL with a label of your choice "
-            "and reindex, which embeds all passages again"
+            f"serve the former model again, or name it {self.name.partition('#')[0]}#LABEL with a "
+            "label of your choice and reindex, which embeds all passages again"
         )
         if vectors.shape != self.probes.shape:
             raise RefusedError(
-                f"the model {self.client.model} at {host} now has {vectors.shape[1]} dimensions, not "
-                f"{self.full_dim}, so its vectors cannot be compared with those of this encoder: {advice}"
+                f"the model {self.client.model} at {host} now has {vectors.shape[1]} dimensions, "
+                f"not {self.full_dim}, so its vectors cannot be compared with those of this "
+                f"encoder: {advice}"
             )
-        lengths = np.maximum(np.linalg.norm(self.probes, axis=1), 1e-12)
-        distance = float((np.linalg.norm(vectors - self.probes, axis=1) / lengths).max())
+        probe_norms = np.maximum(np.linalg.norm(self.probes, axis=1), 1e-12)
+        distance = float((np.linalg.norm(vectors - self.probes, axis=1) / probe_norms).max())
         if not distance <= _MAX_PROBE_DISTANCE:
             raise RefusedError(
-                f"the model {self.client.model} at {host} has changed: the vector of a probe text differs by "
-                f"{distance:.3f} of its length, and {_MAX_PROBE_DISTANCE} is the most that other hardware may cause: "
-                f"{advice}"
+                f"the model {self.client.model} at {host} has changed: the vector of a probe text "
+                f"differs by {distance:.3f} of its length, and {_MAX_PROBE_DISTANCE} is the most "
+                f"that other hardware may cause: {advice}"
             )
 
     def _check_probes_once(self, whole_seconds: float | None) -> None:
-        """Check the probes; for a short time after a failure, raise its error again without a
+        """Check the probe vectors; soon after a failed check, raise its error again without a
         request.
         """
         if time.monotonic() < self._retry_at:
@@ -309,8 +310,9 @@ class EndpointEncoder:
         if vectors.shape[1] != self.full_dim:
             self.check_probes(whole_seconds)
             raise EndpointError(
-                f"the endpoint at {self.client.endpoint.host} sent vectors of {vectors.shape[1]} dimensions, and "
-                f"{self.full_dim} to other requests: check the servers behind this address"
+                f"the endpoint at {self.client.endpoint.host} sent vectors of {vectors.shape[1]} "
+                f"dimensions, and {self.full_dim} to other requests: check the servers behind this "
+                "address"
             )
         vectors = vectors[:, : self.dim]
         if self.spec.normalize:
@@ -363,21 +365,21 @@ class EmbeddingClient:
             # key.
             raise UsageError(
                 f"no endpoint is set for the encoder {self.model}: set {EMBED_PREFIX}BASE_URL, or "
-                "OPENAI_API_KEY "
-                "for OpenAI's API"
+                "OPENAI_API_KEY for OpenAI's API"
             )
-        settings = self.settings if whole_seconds is None else self._shorten(whole_seconds)
+        settings = self.settings if whole_seconds is None else self._shorten_timeouts(whole_seconds)
         batch_starts = range(0, len(texts), settings.batch)
         requests = (self._embed_batch(list(texts[start : start + settings.batch]), settings) for start in batch_starts)
         try:
-            replies = [*chain(*self._start().run(lambda _: gather_or_cancel(requests)))]
+            replies = [*chain(*self._ensure_started().run(lambda _: gather_or_cancel(requests)))]
         except FailedAttemptError as failed_attempt:
             raise failed_attempt.error from failed_attempt.__cause__
-        dims = {vectors.shape[1] for vectors, _ in replies}
-        if len(dims) > 1:
+        reply_dims = {vectors.shape[1] for vectors, _ in replies}
+        if len(reply_dims) > 1:
             raise EndpointError(
-                f"the endpoint at {self.endpoint.host} sent vectors of {' and '.join(map(str, sorted(dims)))} "
-                "dimensions: check the servers behind this address"
+                f"the endpoint at {self.endpoint.host} sent vectors of "
+                f"{' and '.join(map(str, sorted(reply_dims)))} dimensions: check the servers "
+                "behind this address"
             )
         return np.concatenate([vectors for vectors, _ in replies]), sum(n_tokens for _, n_tokens in replies)
 
@@ -386,10 +388,10 @@ class EmbeddingClient:
         if self._finalizer is not None:
             self._finalizer()
 
-    def _shorten(self, whole_seconds: float) -> EmbedSettings:
+    def _shorten_timeouts(self, whole_seconds: float) -> EmbedSettings:
         return replace(self.settings, whole_seconds=min(whole_seconds, self.settings.whole_seconds))
 
-    def _start(self) -> EventLoopThread:
+    def _ensure_started(self) -> EventLoopThread:
         """Return the thread of the requests; the first call starts it, so that a forked worker
         starts its own thread.
         """
@@ -411,22 +413,22 @@ class EmbeddingClient:
         try:
             async with self._slots:
                 timeout_error = self._errors.timed_out("sent no vectors", settings.whole_seconds)
-                return [await retry(settings, partial(self._attempt, batch), timeout_error)]
+                return [await retry(settings, partial(self._attempt_batch, batch), timeout_error)]
         except FailedAttemptError as failed_attempt:
             if len(batch) == 1 or not isinstance(failed_attempt.error, PromptTooLongError):
                 raise
-        middle = len(batch) // 2
-        first_replies = await self._embed_batch(batch[:middle], settings)
-        return first_replies + await self._embed_batch(batch[middle:], settings)
+        half_size = len(batch) // 2
+        first_replies = await self._embed_batch(batch[:half_size], settings)
+        return first_replies + await self._embed_batch(batch[half_size:], settings)
 
-    async def _attempt(self, batch: list[str]) -> _EmbedReply:
+    async def _attempt_batch(self, batch: list[str]) -> _EmbedReply:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._resume_time - loop.time()))
         try:
-            status, body, wait_seconds = await self._post(batch)
+            status, body, wait_seconds = await self._post_batch(batch)
             if status in INVALID_REQUEST_STATUSES and self._encoding_format and b"encoding_format" in body:
                 self._encoding_format = ""  # the endpoint does not support this field
-                status, body, wait_seconds = await self._post(batch)
+                status, body, wait_seconds = await self._post_batch(batch)
         except ReplyTooLargeError as error:
             raise self._errors.reply_too_large(self._compute_reply_limit(batch)) from error
         except httpx.DecodingError as error:
@@ -442,7 +444,7 @@ class EmbeddingClient:
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise self._errors.not_expected(f"{type(error).__name__}: {error}") from error
 
-    async def _post(self, batch: list[str]) -> tuple[int, bytes, float | None]:
+    async def _post_batch(self, batch: list[str]) -> tuple[int, bytes, float | None]:
         """Return the status and the body of the reply, and its Retry-After in seconds."""
         assert self._client is not None
         request_body = {"model": self.model, "input": batch}
@@ -487,8 +489,8 @@ def _parse_reply(body: bytes, n_texts: int) -> tuple[Vectors, int]:
     if len(reply_entries) != n_texts:
         raise ValueError(f"{len(reply_entries)} vectors for {n_texts} texts")
     vectors_by_row: dict[int, Vectors] = {}
-    for position, entry in enumerate(reply_entries):
-        vectors_by_row[int(entry.get("index", position))] = _parse_vector(entry["embedding"])
+    for entry_position, entry in enumerate(reply_entries):
+        vectors_by_row[int(entry.get("index", entry_position))] = _parse_vector(entry["embedding"])
     if sorted(vectors_by_row) != [*range(n_texts)]:
         raise ValueError("an index of a vector is missing or repeated")
     vectors = np.stack([vectors_by_row[row] for row in range(n_texts)])

@@ -83,13 +83,13 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         raise InputError(f"model {path.parent} has no {path.name}: give the folder of a Hugging Face model") from error
     except (ValueError, OSError) as error:
-        raise InputError(f"model file {path} is corrupt ({error}): fetch the model again") from error
+        raise InputError(f"model file {path} is corrupt ({error}): fetch it again") from error
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file of an encoder folder; equal values give equal bytes."""
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    json_text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(json_text + "\n", encoding="utf-8")
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def read_max_tokens(folder: Path) -> int:
     """Return the maximum number of tokens of an input: the smallest limit in the folder's files, or
     else 512.
     """
-    limits = [
+    token_limits = [
         read_position_limit(folder),
         read_optional_json(folder / "tokenizer_config.json").get("model_max_length"),
     ]
-    return min((int(limit) for limit in limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
+    return min((int(limit) for limit in token_limits if limit and limit < _UNBOUNDED), default=_DEFAULT_MAX_LENGTH)
 
 
 def read_position_limit(folder: Path) -> int | None:
@@ -130,8 +130,8 @@ def read_dim(folder: Path) -> int:
         InputError: the model's config has no dimension.
     """
     config = read_json_object(folder / CONFIG)
-    for key in ("projection_dim", "hidden_size", "dim", "d_model", "n_embd"):
-        if isinstance(dim := config.get(key), int) and dim > 0:
+    for dim_key in ("projection_dim", "hidden_size", "dim", "d_model", "n_embd"):
+        if isinstance(dim := config.get(dim_key), int) and dim > 0:
             return dim
     raise InputError(f"encoder file {folder / CONFIG} has no hidden_size: give the folder of a bi-encoder")
 
@@ -173,8 +173,8 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
     # Euclidean distance and inner product rank unit vectors in the same order.
     if similarity in _OTHER_SIMILARITIES and not (similarity == "euclidean" and has_unit_vectors):
         raise InputError(
-            f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in {_SETTINGS}), "
-            "which is not supported: use a model for cosine or dot similarity"
+            f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in "
+            f"{_SETTINGS}), which is not supported: use a model for cosine or dot similarity"
         )
     # For a similarity of token vectors, sentence-transformers compares single vectors by cosine.
     if similarity not in ("cosine", "dot", "maxsim", "meanmaxsim", *_OTHER_SIMILARITIES):
@@ -230,12 +230,12 @@ def read_prompts(folder: Path) -> dict[str, str]:
         InputError: the file is damaged.
     """
     settings = read_optional_json(folder / _SETTINGS)
-    prompts = settings.get("prompts") or {}
-    if not isinstance(prompts, dict):
+    prompt_by_name = settings.get("prompts") or {}
+    if not isinstance(prompt_by_name, dict):
         raise InputError(f"encoder file {folder / _SETTINGS} is corrupt: fetch the model again")
     return {
-        "passage_prompt": _find_prompt(prompts, _PASSAGE_PROMPTS),
-        "question_prompt": _find_prompt(prompts, _QUESTION_PROMPTS),
+        "passage_prompt": _find_prompt(prompt_by_name, _PASSAGE_PROMPTS),
+        "question_prompt": _find_prompt(prompt_by_name, _QUESTION_PROMPTS),
     }
 
 
@@ -270,16 +270,16 @@ def read_supported_modules(folder: Path, supported_types: Sequence[str]) -> dict
 def _read_pooling(path: Path) -> str:
     config = read_json_object(path)
     mode_setting = config.get("pooling_mode")
-    modes = [name for name, is_enabled in config.items() if name.startswith("pooling_mode_") and is_enabled is True]
-    modes += [mode_setting] if isinstance(mode_setting, str) else list(mode_setting or [])
-    if len(modes) != 1 or modes[0] not in _POOLING:
+    mode_keys = [name for name, is_enabled in config.items() if name.startswith("pooling_mode_") and is_enabled is True]
+    mode_keys += [mode_setting] if isinstance(mode_setting, str) else list(mode_setting or [])
+    if len(mode_keys) != 1 or mode_keys[0] not in _POOLING:
         raise InputError(
-            f"encoder file {path} requests pooling {'+'.join(modes) or 'none'}, which is not "
+            f"encoder file {path} requests pooling {'+'.join(mode_keys) or 'none'}, which is not "
             "supported: use a model that pools by cls, mean or last token"
         )
     if config.get("include_prompt") is False:
         raise InputError(f"encoder file {path} pools without the prompt, which is not supported: use another model")
-    return _POOLING[modes[0]]
+    return _POOLING[mode_keys[0]]
 
 
 def _read_max_length(folder: Path) -> int:
@@ -300,11 +300,12 @@ def _check_text_case(folder: Path) -> None:
     if not read_optional_json(folder / "sentence_bert_config.json").get("do_lower_case"):
         return
     # Older tokenizers, without a `tokenizer.json`, have their own setting for the conversion.
-    tokenizer = read_optional_json(folder / TOKENIZER)
-    if tokenizer and not _has_step(tokenizer.get("normalizer"), _converts_to_lower_case):
+    tokenizer_config = read_optional_json(folder / TOKENIZER)
+    if tokenizer_config and not _contains_rule(tokenizer_config.get("normalizer"), _converts_to_lower_case):
         raise InputError(
-            f"encoder {folder} expects texts in lower case (do_lower_case in sentence_bert_config.json), and its "
-            f"{TOKENIZER} does not convert them: add a Lowercase normalizer to {TOKENIZER}"
+            f"encoder {folder} expects texts in lower case (do_lower_case in "
+            f"sentence_bert_config.json), and its {TOKENIZER} does not convert them: add a "
+            f"Lowercase normalizer to {TOKENIZER}"
         )
 
 
@@ -320,23 +321,23 @@ def read_missing_end_token(folder: Path) -> str:
     settings = read_optional_json(folder / "tokenizer_config.json")
     if settings.get("add_eos_token") is not True:
         return ""
-    token = settings.get("eos_token") or read_optional_json(folder / "special_tokens_map.json").get("eos_token")
-    token = token.get("content") if isinstance(token, dict) else token
-    if not isinstance(token, str) or not token:
+    end_token = settings.get("eos_token") or read_optional_json(folder / "special_tokens_map.json").get("eos_token")
+    end_token = end_token.get("content") if isinstance(end_token, dict) else end_token
+    if not isinstance(end_token, str) or not end_token:
         raise InputError(
-            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token but names no eos_token: "
-            "fetch the model again"
+            f"encoder file {folder / 'tokenizer_config.json'} sets add_eos_token but names no "
+            "eos_token: fetch the model again"
         )
     post_processor = read_optional_json(folder / TOKENIZER).get("post_processor")
-    return "" if _has_step(post_processor, lambda step: _find_last_token(step) == token) else token
+    return "" if _contains_rule(post_processor, lambda step: _find_last_token(step) == end_token) else end_token
 
 
-def _has_step(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
+def _contains_rule(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
     """Return whether a rule of `tokenizer.json`, or any step of a sequence of rules, matches."""
     if not isinstance(rule, dict):
         return False
-    steps = rule.get("normalizers") or rule.get("processors") or []
-    return matches(rule) or any(_has_step(step, matches) for step in steps)
+    sub_rules = rule.get("normalizers") or rule.get("processors") or []
+    return matches(rule) or any(_contains_rule(sub_rule, matches) for sub_rule in sub_rules)
 
 
 def _converts_to_lower_case(normalizer: Mapping[str, Any]) -> bool:
@@ -378,8 +379,7 @@ class HubName:
         if match["revision"] is not None and not _REVISION.fullmatch(match["revision"]):
             raise InputError(
                 f"{name!r} has no valid revision after the @: write NAME@REVISION, with a branch, "
-                "a tag, a commit or "
-                "refs/pr/NUMBER"
+                "a tag, a commit or refs/pr/NUMBER"
             )
         return cls(match["repository"], match["revision"])
 
@@ -429,18 +429,18 @@ def download(hub_name: HubName, patterns: Sequence[str] = DOWNLOADED) -> Path:
         )
     except hub.errors.RevisionNotFoundError as error:
         raise InputError(
-            f"model {repository} has no revision {revision} on the hub: give a branch, a tag, a commit or "
-            "refs/pr/NUMBER after the @, or omit it"
+            f"model {repository} has no revision {revision} on the hub: give a branch, a tag, a "
+            "commit or refs/pr/NUMBER after the @, or omit it"
         ) from error
     except Exception as error:  # the hub may also raise any exception of its HTTP library
         # These are raised if the hub does not answer and the model was not downloaded before.
-        is_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
-        cause = f"the hub cannot be reached from here ({_summarize(error.__cause__ or error)})"
-        if not is_unreachable:
-            cause = f"the hub refuses the download ({_summarize(error)})"
+        is_hub_unreachable = isinstance(error, hub.errors.LocalEntryNotFoundError | hub.errors.OfflineModeIsEnabled)
+        failure_cause = f"the hub cannot be reached from here ({_summarize_error(error.__cause__ or error)})"
+        if not is_hub_unreachable:
+            failure_cause = f"the hub refuses the download ({_summarize_error(error)})"
         raise InputError(
-            f"model {hub_name} is not a local folder, and {cause}: check the "
-            f"{'network' if is_unreachable else 'name and the token'}, or give a local folder"
+            f"model {hub_name} is not a local folder, and {failure_cause}: check the "
+            f"{'network' if is_hub_unreachable else 'name and the token'}, or give a local folder"
             f"{_DEMO_ADVICE.get(repository, '')}"
         ) from error
 
@@ -451,8 +451,8 @@ def find_hub_name(folder: Path) -> str:
     >>> find_hub_name(Path("/cache/models--me--tiny/snapshots") / ("0123456789" * 4))
     'me/tiny@0123456789012345678901234567890123456789'
     """
-    match = _HUB_FOLDER.fullmatch("/".join(folder.parts[-3:]))
-    return f"{match['owner']}/{match['model']}@{match['commit']}" if match else ""
+    hub_match = _HUB_FOLDER.fullmatch("/".join(folder.parts[-3:]))
+    return f"{hub_match['owner']}/{hub_match['model']}@{hub_match['commit']}" if hub_match else ""
 
 
 def pin_name(name: str) -> str:
@@ -466,7 +466,7 @@ def pin_name(name: str) -> str:
     return find_hub_name(resolve_folder(name)) or name
 
 
-def _summarize(error: BaseException) -> str:
+def _summarize_error(error: BaseException) -> str:
     """Return the type of an exception and the first line of its message."""
     first_line = next(iter(str(error).strip().splitlines()), "")[:120]
     return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
@@ -483,10 +483,10 @@ def derive_question_encoder_name(name: str) -> str:
         UsageError: the name has a revision, which applies only to the passage encoder.
     """
     hub_name = HubName.parse(name)
-    parent, slash, model_name = (hub_name.repository if hub_name else name.rstrip("/")).rpartition("/")
+    owner, slash, model_name = (hub_name.repository if hub_name else name.rstrip("/")).rpartition("/")
     if "ctx_encoder" not in model_name:
         return name.rstrip("/")
-    question_encoder = parent + slash + model_name.replace("ctx_encoder", "question_encoder")
+    question_encoder = owner + slash + model_name.replace("ctx_encoder", "question_encoder")
     if hub_name and hub_name.revision and not Path(name).is_dir():
         # The same pull-request number of the other repository may belong to a stranger.
         raise UsageError(
@@ -505,11 +505,11 @@ def list_tokenizer_files(folder: Path) -> list[Path]:
     """
     if (folder / TOKENIZER).is_file():
         return [folder / TOKENIZER]
-    files = [folder / name for name in _LEGACY_TOKENIZER_FILES if (folder / name).is_file()]
-    if not files:
+    legacy_files = [folder / name for name in _LEGACY_TOKENIZER_FILES if (folder / name).is_file()]
+    if not legacy_files:
         raise InputError(f"encoder {folder} has no {TOKENIZER}: give the folder of a Hugging Face model")
     settings = folder / "tokenizer_config.json"
-    return [*files, settings] if settings.is_file() else files
+    return [*legacy_files, settings] if settings.is_file() else legacy_files
 
 
 def read_vocabulary_size(folder: Path) -> int:
@@ -518,10 +518,10 @@ def read_vocabulary_size(folder: Path) -> int:
     Raises:
         InputError: the model's config has no vocabulary size.
     """
-    n_tokens = read_json_object(folder / CONFIG).get("vocab_size")
-    if type(n_tokens) is not int or n_tokens < 1:
+    vocab_size = read_json_object(folder / CONFIG).get("vocab_size")
+    if type(vocab_size) is not int or vocab_size < 1:
         raise InputError(f"model file {folder / CONFIG} has no vocab_size: give the folder of a masked-language model")
-    return n_tokens
+    return vocab_size
 
 
 def find_onnx_file(folder: Path) -> Path | None:

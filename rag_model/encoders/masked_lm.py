@@ -47,19 +47,19 @@ class PairTemplate:
     @classmethod
     def from_encoding(cls, pair: "Encoding") -> Self:
         """Derive the template from the encoding of two non-empty texts."""
-        is_special, sequence_numbers = pair.special_tokens_mask, pair.sequence_ids
+        special_mask, sequence_ids = pair.special_tokens_mask, pair.sequence_ids
         first_positions = [
             position
-            for position, sequence_number in enumerate(sequence_numbers)
-            if sequence_number == 0 and not is_special[position]
+            for position, sequence_id in enumerate(sequence_ids)
+            if sequence_id == 0 and not special_mask[position]
         ]
         second_positions = [
             position
-            for position, sequence_number in enumerate(sequence_numbers)
-            if sequence_number == 1 and not is_special[position]
+            for position, sequence_number in enumerate(sequence_ids)
+            if sequence_number == 1 and not special_mask[position]
         ]
-        positions = [0, first_positions[0], first_positions[-1] + 1, second_positions[0], len(sequence_numbers) - 1]
-        ids, segment_ids = pair.ids, [pair.type_ids[position] for position in positions]
+        anchor_positions = [0, first_positions[0], first_positions[-1] + 1, second_positions[0], len(sequence_ids) - 1]
+        ids, segment_ids = pair.ids, [pair.type_ids[anchor] for anchor in anchor_positions]
         return cls(
             tuple(ids[: first_positions[0]]),
             tuple(ids[first_positions[-1] + 1 : second_positions[0]]),
@@ -114,9 +114,9 @@ class MaskedLMTokenizer:
         token ids.
         """
         template = self.template
-        parts = [template.prefix, first, template.separator, second, template.suffix]
-        ids = np.concatenate([np.asarray(ids_part, np.int64) for ids_part in parts])
-        return ids, np.repeat(np.array(template.segment_ids, np.int64), [len(part) for part in parts])
+        id_parts = [template.prefix, first, template.separator, second, template.suffix]
+        ids = np.concatenate([np.asarray(id_part, np.int64) for id_part in id_parts])
+        return ids, np.repeat(np.array(template.segment_ids, np.int64), [len(id_part) for id_part in id_parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +180,16 @@ class TrainableMaskedLM(nn.Module):
         mask_counts = [len(masked_input.mask_positions) for masked_input in inputs]
         if not any(mask_counts):
             return torch.zeros((len(inputs), 0), device=self.device)
-        rows = self._flatten([[row] * n_masks for row, n_masks in enumerate(mask_counts)])  # (k,)
-        columns = self._flatten([range(n_masks) for n_masks in mask_counts])
-        logits = self._compute_logits([batch for batch in batches if batch])  # (k, V)
+        text_rows = self._flatten([[row] * n_masks for row, n_masks in enumerate(mask_counts)])  # (k,)
+        mask_columns = self._flatten([range(n_masks) for n_masks in mask_counts])
+        mask_logits = self._compute_logits([batch for batch in batches if batch])  # (k, V)
         # At least float32, also under autocast.
-        float_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        log_p = -nn.functional.cross_entropy(
+        float_logits = mask_logits.to(torch.promote_types(mask_logits.dtype, torch.float32))
+        log_probs = -nn.functional.cross_entropy(
             float_logits, self._flatten([masked_input.target_ids for masked_input in inputs]), reduction="none"
         )
         # (k,) -> (n, m)
-        return log_p.new_zeros(len(inputs), max(mask_counts)).index_put((rows, columns), log_p)
+        return log_probs.new_zeros(len(inputs), max(mask_counts)).index_put((text_rows, mask_columns), log_probs)
 
     def save(self, folder: Path) -> None:
         """Write a folder that `load` and transformers' `from_pretrained` can open."""
@@ -205,17 +205,17 @@ class TrainableMaskedLM(nn.Module):
                 self.whole(**inputs).logits[indices] for inputs, indices in zip(batch_inputs, mask_indices, strict=True)
             ]  # (n, t, V) -> (k, V)
             return torch.cat(logits)
-        body = getattr(self.whole, self.whole.base_model_prefix)
-        id_tensors = [inputs.pop("input_ids") for inputs in batch_inputs]
-        embeddings = body.get_input_embeddings()(
-            torch.cat([token_ids.flatten() for token_ids in id_tensors])
+        base_model = getattr(self.whole, self.whole.base_model_prefix)
+        input_id_batches = [inputs.pop("input_ids") for inputs in batch_inputs]
+        batch_embeddings = base_model.get_input_embeddings()(
+            torch.cat([token_ids.flatten() for token_ids in input_id_batches])
         )  # (all tokens, h)
-        embedding_parts = embeddings.split([token_ids.numel() for token_ids in id_tensors])
+        embeddings_by_batch = batch_embeddings.split([token_ids.numel() for token_ids in input_id_batches])
         mask_states = [
             # (n, t, h) -> (k, h)
-            body(inputs_embeds=embedding_part.view(*token_ids.shape, -1), **inputs)[0][indices]
-            for embedding_part, token_ids, inputs, indices in zip(
-                embedding_parts, id_tensors, batch_inputs, mask_indices, strict=True
+            base_model(inputs_embeds=input_embeddings.view(*token_ids.shape, -1), **inputs)[0][batch_mask_indices]
+            for input_embeddings, token_ids, inputs, batch_mask_indices in zip(
+                embeddings_by_batch, input_id_batches, batch_inputs, mask_indices, strict=True
             )
         ]
         mask_logits: Tensor = head(torch.cat(mask_states))  # (k, h) -> (k, V)
@@ -227,12 +227,12 @@ class TrainableMaskedLM(nn.Module):
         return text_rows, self._flatten([masked_input.mask_positions for masked_input in batch])
 
     def _pad_batch(self, inputs: Sequence[MaskedInput]) -> dict[str, Tensor]:
-        n_columns = pad_length(max(len(masked_input.ids) for masked_input in inputs))
-        ids, is_token = pad_rows([masked_input.ids for masked_input in inputs], n_columns, self.tokenizer.pad_id)
+        width = pad_length(max(len(masked_input.ids) for masked_input in inputs))
+        ids, is_token = pad_rows([masked_input.ids for masked_input in inputs], width, self.tokenizer.pad_id)
         arrays = {"input_ids": ids, "attention_mask": is_token.astype(np.int64)}
         if self._takes_segment_ids:
-            arrays["token_type_ids"] = pad_rows([masked_input.segment_ids for masked_input in inputs], n_columns, 0)[0]
+            arrays["token_type_ids"] = pad_rows([masked_input.segment_ids for masked_input in inputs], width, 0)[0]
         return {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
 
     def _flatten(self, lists: Iterable[Sequence[int]]) -> Tensor:
-        return torch.tensor([item for items in lists for item in items], dtype=torch.int64, device=self.device)
+        return torch.tensor([item for integers in lists for item in integers], dtype=torch.int64, device=self.device)

@@ -68,13 +68,13 @@ class Model:
                 not fit are halved.
         """
         vectors_by_row = torch.empty((len(tokens), self.dim), device=self.device)
-        forward = self._forward_packed if batch_invariant and self._can_pack else self.forward
+        compute_vectors = self._forward_packed if batch_invariant and self._can_pack else self.forward
         batches = self.split_into_batches([len(ids) for ids in tokens], batch_invariant=batch_invariant)
-        for batch_rows, vectors in run_batches(batches, lambda rows: forward([tokens[row] for row in rows])):
+        for batch_rows, vectors in run_batches(batches, lambda rows: compute_vectors([tokens[row] for row in rows])):
             # (b,) positions; (b, d)
             vectors_by_row[_move_to(torch.from_numpy(batch_rows), self.device)] = vectors
-        result: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
-        return result
+        vectors_array: npt.NDArray[np.float32] = vectors_by_row.cpu().numpy()
+        return vectors_array
 
     def split_into_batches(self, lengths: Sequence[int], *, batch_invariant: bool) -> Iterator[npt.NDArray[np.int64]]:
         """Yield batches of row numbers for inputs of these lengths, longest inputs first.
@@ -96,14 +96,14 @@ class Model:
         """
         lengths = np.array([len(ids) for ids in batch])
         ids, is_token = pad_rows(batch, pad_length(int(lengths.max()), multiple), self.pad_id)
-        mask = None if is_token.all() else _move_to(torch.from_numpy(is_token), self.device)
+        padding_mask = None if is_token.all() else _move_to(torch.from_numpy(is_token), self.device)
         hidden_states = self.body(
             input_ids=_move_to(torch.from_numpy(ids), self.device),
-            attention_mask=None if mask is None else mask.long(),
+            attention_mask=None if padding_mask is None else padding_mask.long(),
         )[0]
         # (b, t, h) -> (b, h)
-        pooled = self._pool(hidden_states, mask, _move_to(torch.from_numpy(lengths), self.device))
-        return self._project(pooled)
+        pooled_states = self._pool(hidden_states, padding_mask, _move_to(torch.from_numpy(lengths), self.device))
+        return self._project(pooled_states)
 
     @property
     def _can_pack(self) -> bool:
@@ -118,12 +118,12 @@ class Model:
         """
         assert isinstance(self.body, Bert)
         # Each (b, t)
-        groups = [torch.from_numpy(np.stack([*group])).long() for _, group in groupby(batch, len)]
-        pooled = [
-            self._pool(states, None, torch.full(states.shape[:1], states.shape[1]))
-            for states in self.body.forward_packed(groups)
+        id_groups = [torch.from_numpy(np.stack([*group])).long() for _, group in groupby(batch, len)]
+        pooled_states = [
+            self._pool(hidden_states, None, torch.full(hidden_states.shape[:1], hidden_states.shape[1]))
+            for hidden_states in self.body.forward_packed(id_groups)
         ]
-        return self._project(torch.cat(pooled))  # (b, h) of each group -> (b, d)
+        return self._project(torch.cat(pooled_states))  # (b, h) of each group -> (b, d)
 
     def _project(self, vectors: Tensor) -> Tensor:
         if self.projection is not None:
@@ -143,7 +143,7 @@ class Model:
         return hidden_states.sum(1, dtype=torch.float32) / lengths[:, None]
 
 
-def training_length_multiple(device: torch.device) -> int:
+def get_training_length_multiple(device: torch.device) -> int:
     """Return the multiple to which training batches are padded: 1 for float32 on a CPU, where
     padding has no benefit.
     """
@@ -166,11 +166,11 @@ def load_model(
     resolved_device, resolved_dtype = resolve_device_and_dtype(device, dtype)
     if not trainable:
         check_config(folder)
-        if (bert := Bert.load(folder, resolved_device, resolved_dtype)) is not None:
-            model_sizes = bert.sizes
+        if (bert_encoder := Bert.load(folder, resolved_device, resolved_dtype)) is not None:
+            model_sizes = bert_encoder.sizes
             return Model(
                 None,
-                bert,
+                bert_encoder,
                 None,
                 spec,
                 spec.truncate_dim or model_sizes.hidden,

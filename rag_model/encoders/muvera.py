@@ -60,7 +60,7 @@ class Muvera:
 
     def encode_questions(self, tokens: Vectors) -> Vectors:
         """Return the (q, encoded_dim) float32 encodings of (q, l, d) question token vectors."""
-        return np.stack([self._encode(question, is_passage=False) for question in tokens])
+        return np.stack([self._encode(token_vectors, is_passage=False) for token_vectors in tokens])
 
     def encode_passages(self, tokens: TokenVectors) -> Vectors:
         """Return the (m, encoded_dim) float32 encodings of the token vectors of m passages.
@@ -68,15 +68,15 @@ class Muvera:
         A passage without token vectors has a zero encoding.
         """
         encodings = np.zeros((len(tokens), self.encoded_dim), np.float32)
-        for row, (first, end) in enumerate(zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)):
-            if end > first:
-                encodings[row] = self._encode(np.asarray(tokens.vectors[first:end], np.float32), is_passage=True)
+        for row, (first_token, end) in enumerate(zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)):
+            if end > first_token:
+                encodings[row] = self._encode(np.asarray(tokens.vectors[first_token:end], np.float32), is_passage=True)
         return encodings
 
     def _encode(self, tokens: Vectors, *, is_passage: bool) -> Vectors:
         buckets = self.assign_buckets(tokens)  # (R, t)
-        projections = []
-        for token_buckets, signs in zip(buckets, self._signs, strict=True):
+        projected_buckets = []
+        for token_buckets, projection_signs in zip(buckets, self._signs, strict=True):
             bucket_vectors = np.zeros((1 << self.bits, self.dim), np.float32)
             np.add.at(bucket_vectors, token_buckets, tokens)  # (t,), (t, d) -> (2^k, d)
             if is_passage:
@@ -84,8 +84,8 @@ class Muvera:
                 bucket_vectors /= np.maximum(bucket_counts, 1)[:, None]
                 empty_buckets = np.flatnonzero(bucket_counts == 0)
                 bucket_vectors[empty_buckets] = tokens[find_nearest_tokens(token_buckets, empty_buckets)]
-            projections.append(bucket_vectors @ signs)  # (2^k, d) @ (d, d') -> (2^k, d')
-        return np.concatenate(projections).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
+            projected_buckets.append(bucket_vectors @ projection_signs)  # (2^k, d) @ (d, d') -> (2^k, d')
+        return np.concatenate(projected_buckets).reshape(-1)  # (R 2^k, d') -> (R 2^k d',)
 
     def assign_buckets(self, tokens: Vectors) -> Buckets:
         """Return the (R, t) bucket numbers of (t, d) tokens; bit j is the side of hyperplane j."""
@@ -107,11 +107,11 @@ class Muvera:
         Without a projection (d' = d) the result is the identity divided by sqrt(R). The factor
         sqrt(R) makes the inner product the mean over the repetitions.
         """
-        shape, scale = (self.repetitions, self.dim, self.projected), self.repetitions**-0.5
+        signs_shape, repetition_scale = (self.repetitions, self.dim, self.projected), self.repetitions**-0.5
         if self.projected == self.dim:
-            return np.broadcast_to(np.eye(self.dim, dtype=np.float32) * np.float32(scale), shape)
-        random_signs = np.random.default_rng([self.seed, 1]).integers(0, 2, shape) * 2 - 1
-        signs: Vectors = (random_signs * scale / np.sqrt(self.projected)).astype(np.float32)
+            return np.broadcast_to(np.eye(self.dim, dtype=np.float32) * np.float32(repetition_scale), signs_shape)
+        random_signs = np.random.default_rng([self.seed, 1]).integers(0, 2, signs_shape) * 2 - 1
+        signs: Vectors = (random_signs * repetition_scale / np.sqrt(self.projected)).astype(np.float32)
         return signs
 
 
@@ -122,9 +122,9 @@ def find_nearest_tokens(buckets: Buckets, empty_buckets: Buckets) -> Buckets:
     `buckets` are the (t,) buckets of the tokens. Ties go to the first token.
     """
     # (w, 1), (1, t) -> (w, t)
-    distances = np.bitwise_count(empty_buckets[:, None] ^ buckets[None, :])
-    positions: Buckets = distances.argmin(axis=1)
-    return positions
+    bit_distances = np.bitwise_count(empty_buckets[:, None] ^ buckets[None, :])
+    nearest_positions: Buckets = bit_distances.argmin(axis=1)
+    return nearest_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class MuveraEncoder:
         token_encoder = TokenEncoder.load(folder)
         settings = read_json_object(folder / RECORD_FILE).get(MUVERA_KEY)
         if not isinstance(settings, dict):
-            raise InputError(f"the record of {folder} has no MUVERA parameters: reindex the snapshot")
+            raise InputError(f"the record of {folder} has no MUVERA parameters: reindex")
         return cls(token_encoder, parse_muvera_settings(settings, token_encoder.dim))
 
     @property
@@ -173,7 +173,7 @@ class MuveraEncoder:
         return _WINDOW
 
     def space(self) -> Space:
-        """Return the vector space of its questions."""
+        """Return the vector space of the encoder's questions."""
         return read_declared_space(self.token_encoder.folder) or derive_muvera_space(
             self.token_encoder.space(), self.muvera
         )
@@ -191,10 +191,10 @@ class MuveraEncoder:
         for window in windows:
             inputs = [text if isinstance(text, str) else " ".join(text) for text in window]
             token_vectors = self.token_encoder.encode_inputs(inputs)
-            truncated = count_truncated(self.token_encoder.tokenizer.passage_tokenizer, inputs)
+            n_truncated = count_truncated(self.token_encoder.tokenizer.passage_tokenizer, inputs)
             yield (
                 self.muvera.encode_passages(token_vectors),
-                TokenCounts(int(token_vectors.offsets[-1]), truncated),
+                TokenCounts(int(token_vectors.offsets[-1]), n_truncated),
             )
 
 
@@ -204,10 +204,10 @@ def parse_muvera_settings(settings: Mapping[str, Any], dim: int) -> Muvera:
     Raises:
         UsageError: a setting is unknown or is not a whole number.
     """
-    names = [field.name for field in fields(Muvera) if field.name != "dim"]
+    keys = [field.name for field in fields(Muvera) if field.name != "dim"]
     for name, setting in settings.items():
-        if name not in names or type(setting) is not int:
-            raise UsageError(f"{name} = {setting!r} is not a MUVERA setting: give whole numbers for {', '.join(names)}")
+        if name not in keys or type(setting) is not int:
+            raise UsageError(f"{name} = {setting!r} is not a MUVERA setting: give whole numbers for {', '.join(keys)}")
     return Muvera(dim, **settings)
 
 

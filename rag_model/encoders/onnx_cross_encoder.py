@@ -45,7 +45,7 @@ _LOOP_OPERATORS = re.compile(rb"[\x04\x00](?:Loop|Scan)")
 # is the last byte of its length.
 _EXTERNAL_DATA = re.compile(rb"[\x08\x00]location")
 _SECONDS = 60.0  # CPU seconds of the child for a small graph
-_BYTES_PER_SECOND = 20e6  # additional CPU time: bytes of a graph per second
+_BYTES_PER_SECOND = 20e6  # one more CPU second for each 20 MB of a graph
 _MEMORY = 2 << 30  # bytes that the child may allocate, besides the weights
 _WEIGHT_COPIES = 4  # copies of the weights in memory, which are repacked for the processor
 _SHORT_PAIR = 8  # tokens of a pair
@@ -79,22 +79,22 @@ class OnnxPairModel:
         if file is None:
             raise InputError(f"cross-encoder {folder} has no model.onnx: give the folder of an ONNX export")
         check_is_cross_encoder(folder)
-        if _contains(file, _LOOP_OPERATORS):
+        if _file_matches(file, _LOOP_OPERATORS):
             raise not_a_cross_encoder_error(folder, "has a graph with loops, which may never end")
-        _try_in_child(folder, file, digest_file(file))
+        _test_in_child(folder, file, digest_file(file))
         return cls._open(folder, file, device)
 
     @classmethod
-    def _open(cls, folder: Path, file: Path, device: str | None) -> Self:
-        session = _create_session(file, device)
-        inputs, output = tuple(node.name for node in session.get_inputs()), session.get_outputs()[0]
-        if unknown_inputs := [name for name in inputs if name not in _INPUTS]:
+    def _open(cls, folder: Path, onnx_path: Path, device: str | None) -> Self:
+        session = _create_session(onnx_path, device)
+        input_names, output = tuple(node.name for node in session.get_inputs()), session.get_outputs()[0]
+        if unknown_inputs := [name for name in input_names if name not in _INPUTS]:
             raise not_a_cross_encoder_error(
-                folder, f"has a graph with the input {unknown_inputs[0]}, which pairs do not have"
+                folder, f"has a graph with the input {unknown_inputs[0]}, unlike a cross-encoder"
             )
         if len(output.shape) != 2 or (isinstance(output.shape[1], int) and output.shape[1] != 1):
             raise not_a_cross_encoder_error(folder, f"has a graph whose output {output.name} is not one score per pair")
-        return cls(session, inputs, output.name, _choose_batch_tokens(file, session))
+        return cls(session, input_names, output.name, _choose_batch_tokens(onnx_path, session))
 
     def logits(self, batch: PairBatch) -> npt.NDArray[np.float32]:
         """Return the (b,) float32 logits of a batch.
@@ -103,12 +103,12 @@ class OnnxPairModel:
             InputError: the graph does not compute one number per pair, or does not fit its
                 tokenizer.
         """
-        feeds = {name: getattr(batch, name) for name in self.inputs}
+        input_arrays = {name: getattr(batch, name) for name in self.inputs}
         try:
-            (scores,) = self.session.run([self.output], feeds)
+            (scores,) = self.session.run([self.output], input_arrays)
         except Exception as error:  # the only common base class of onnxruntime's errors
-            sentence = str(error).partition("\n")[0]
-            raise InputError(f"an ONNX model cannot score pairs ({sentence}): fetch its folder again") from error
+            error_summary = str(error).partition("\n")[0]
+            raise InputError(f"an ONNX model cannot score pairs ({error_summary}): fetch its folder again") from error
         if scores.shape != (len(batch.input_ids), 1):
             raise InputError(
                 f"an ONNX model computes {scores.shape} scores for {len(batch.input_ids)} pairs: give another model"
@@ -123,8 +123,8 @@ def may_have_external_data(folder: Path) -> bool:
     onnxruntime reads external data only from the folder of the graph, not through a link to another
     folder. The check has no false negatives, but may have false positives.
     """
-    file = find_onnx_file(folder)
-    return file is not None and _contains(file, _EXTERNAL_DATA)
+    onnx_path = find_onnx_file(folder)
+    return onnx_path is not None and _file_matches(onnx_path, _EXTERNAL_DATA)
 
 
 def has_onnx_gpu() -> bool:
@@ -137,14 +137,14 @@ def has_onnx_gpu() -> bool:
 
 
 @cache
-def _try_in_child(folder: Path, graph: Path, digest: str) -> None:
-    """Score two pairs in a child process with limits, once per process and graph."""
+def _test_in_child(folder: Path, graph: Path, digest: str) -> None:
+    """Score two pairs in a child process with limits, once for each graph that this process loads."""
     require("onnxruntime", "onnx")
     # Includes external weights.
-    n_bytes = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-    seconds, memory = _SECONDS + n_bytes / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * n_bytes
+    model_bytes = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
+    timeout_seconds, memory = _SECONDS + model_bytes / _BYTES_PER_SECOND, _MEMORY + _WEIGHT_COPIES * model_bytes
     try:
-        run_in_child(__name__, {"folder": str(folder), "file": str(graph)}, seconds=seconds, memory=memory)
+        run_in_child(__name__, {"folder": str(folder), "file": str(graph)}, seconds=timeout_seconds, memory=memory)
     except ChildDiedError as error:
         raise InputError(
             f"a process that scored pairs with the graph {graph} {error}: fetch the model again, or give another one"
@@ -154,16 +154,16 @@ def _try_in_child(folder: Path, graph: Path, digest: str) -> None:
 def _score_in_child(arguments: Mapping[str, str]) -> None:
     folder = Path(arguments["folder"])
     model = OnnxPairModel._open(folder, Path(arguments["file"]), _CPU_DEVICE)
-    for length in (_SHORT_PAIR, min(MAX_PAIR_TOKENS, read_max_tokens(folder))):
-        ids = np.ones((1, length), np.int64)
+    for pair_tokens in (_SHORT_PAIR, min(MAX_PAIR_TOKENS, read_max_tokens(folder))):
+        placeholder_ids = np.ones((1, pair_tokens), np.int64)
         try:
-            model.logits(PairBatch(ids, ids, np.zeros_like(ids)))
+            model.logits(PairBatch(placeholder_ids, placeholder_ids, np.zeros_like(placeholder_ids)))
         except InputError as error:  # a graph with other shapes is refused when it is used
             if _NO_MEMORY in str(error):
                 raise MemoryError from error
 
 
-def _create_session(file: Path, device: str | None) -> Any:
+def _create_session(onnx_path: Path, device: str | None) -> Any:
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.enable_cpu_mem_arena = False  # an arena would keep the memory of the largest batch
@@ -176,10 +176,10 @@ def _create_session(file: Path, device: str | None) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers = _choose_providers(device, runtime.get_available_providers())
     try:
-        return runtime.InferenceSession(str(file), options, providers=providers)
+        return runtime.InferenceSession(str(onnx_path), options, providers=providers)
     except Exception as error:  # the only common base class of onnxruntime's errors
-        sentence = str(error).partition("\n")[0]
-        raise InputError(f"model file {file} cannot be read ({sentence}): fetch the model again") from error
+        error_summary = str(error).partition("\n")[0]
+        raise InputError(f"model file {onnx_path} cannot be read ({error_summary}): fetch the model again") from error
 
 
 def _choose_providers(device: str | None, available_providers: list[str]) -> list[Any]:
@@ -191,15 +191,15 @@ def _choose_providers(device: str | None, available_providers: list[str]) -> lis
     return [(_CUDA, {"device_id": int(device_number or 0)}), _CPU]
 
 
-def _contains(file: Path, pattern: re.Pattern[bytes]) -> bool:
-    if not file.stat().st_size:
+def _file_matches(onnx_path: Path, pattern: re.Pattern[bytes]) -> bool:
+    if not onnx_path.stat().st_size:
         return False  # an empty file cannot be mapped
-    with file.open("rb") as graph_file, mmap.mmap(graph_file.fileno(), 0, access=mmap.ACCESS_READ) as graph:
-        return pattern.search(graph) is not None
+    with onnx_path.open("rb") as graph_file, mmap.mmap(graph_file.fileno(), 0, access=mmap.ACCESS_READ) as graph_bytes:
+        return pattern.search(graph_bytes) is not None
 
 
-def _choose_batch_tokens(file: Path, session: Any) -> int:
-    if _contains(file, _DYNAMIC_QUANTIZATION):
+def _choose_batch_tokens(onnx_path: Path, session: Any) -> int:
+    if _file_matches(onnx_path, _DYNAMIC_QUANTIZATION):
         return _ONE_PAIR
     return _CUDA_BATCH_TOKENS if _CUDA in session.get_providers() else _CPU_BATCH_TOKENS
 

@@ -69,16 +69,16 @@ def load_pretrained(auto_class: Any, folder: Path, noun: str, advice: str, **arg
     except BaseException as error:
         if not is_exception_or_panic(error):
             raise
-        sentence = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise InputError(f"{noun} {folder} cannot be loaded ({sentence}): {advice}") from error
+        error_summary = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(f"{noun} {folder} cannot be loaded ({error_summary}): {advice}") from error
 
 
 @cache
 def _silence_transformers() -> None:
     """Switch off transformers' warnings and progress bars."""
-    logging = import_module("transformers.utils.logging")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging = import_module("transformers.utils.logging")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
 
 
 def check_config(folder: Path) -> None:
@@ -94,45 +94,44 @@ def check_config(folder: Path) -> None:
     if not (folder / CONFIG).is_file():
         return
     n_tensors = len(read_tensor_headers(folder))
-    for key, value in _iter_entries(read_json_object(folder / CONFIG)):
-        if (problem := _find_unsupported(key, value) or _find_excessive(key, value, n_tensors)) is not None:
+    for key, value in _iter_json_members(read_json_object(folder / CONFIG)):
+        if (problem := _describe_unsupported(key, value) or _describe_excess(key, value, n_tensors)) is not None:
             raise InputError(f"model file {folder / CONFIG} {problem}")
 
 
-def _iter_entries(json_value: Any) -> Iterator[tuple[str, Any]]:
+def _iter_json_members(json_value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the keys and values of all objects nested in a JSON value."""
     pending_values = [json_value]
     while pending_values:
-        item = pending_values.pop()
-        if isinstance(item, dict):
-            yield from item.items()
-            pending_values += item.values()
-        elif isinstance(item, list):
-            pending_values += item
+        json_item = pending_values.pop()
+        if isinstance(json_item, dict):
+            yield from json_item.items()
+            pending_values += json_item.values()
+        elif isinstance(json_item, list):
+            pending_values += json_item
 
 
-def _find_unsupported(key: str, value: Any) -> str | None:
-    for name, allowed in _ALLOWED_IMPLEMENTATIONS.items():
-        names = value.values() if isinstance(value, dict) else [value]
-        if name in key and not all(choice is None or choice in allowed for choice in names):
+def _describe_unsupported(key: str, value: Any) -> str | None:
+    for name, allowed_names in _ALLOWED_IMPLEMENTATIONS.items():
+        implementation_names = value.values() if isinstance(value, dict) else [value]
+        if name in key and not all(choice is None or choice in allowed_names for choice in implementation_names):
             return (
                 f"names {key} {_abbreviate(value)}, which is code of another package: "
-                f"remove it, or choose {', '.join(allowed)}"
+                f"remove it, or choose {', '.join(allowed_names)}"
             )
     if key in _QUANTIZATION_KEYS and value:
         return f"has a {key}, and quantized weights are not supported: save the model as fp32, fp16 or bf16"
     if key == "position_embedding_type" and value in _UNSUPPORTED_POSITIONS:
         return (
             f"says {key} {_abbreviate(value)}, and such positions are not supported: give a model "
-            "whose "
-            "positions are absolute"
+            "whose positions are absolute"
         )
     if value and (_VISION_KEYS.search(key) or (key == "model_type" and _VISION_KEYS.search(str(value)))):
         return f"names {_abbreviate(key)} {_abbreviate(value)}, and image models are not supported: give a text model"
     return None
 
 
-def _find_excessive(key: str, config_value: Any, n_tensors: int) -> str | None:
+def _describe_excess(key: str, config_value: Any, n_tensors: int) -> str | None:
     limit = n_tensors if _LAYER_KEYS.search(key) else _MAX_COUNT if _COUNT_KEYS.search(key) else None
     if limit is None or not isinstance(config_value, int) or config_value <= limit:
         return None
@@ -151,7 +150,7 @@ def load_transformer(folder: Path, dtype: "torch.dtype") -> Any:
     Raises:
         InputError: weights are missing, pickled, corrupt, or of another kind of model.
     """
-    return load_transformers_model(_choose_class(folder), folder, dtype, "give a bi-encoder")
+    return load_transformers_model(_choose_auto_class(folder), folder, dtype, "give a bi-encoder")
 
 
 def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype", advice: str = _FETCH_AGAIN) -> Any:
@@ -219,8 +218,8 @@ def load_body(folder: Path, device: "torch.device", dtype: "torch.dtype") -> Any
 
 
 def save_body(body: Any, own_tensors: Mapping[str, "torch.Tensor"], architecture: str, folder: Path) -> None:
-    """Write the weights and the config of a transformer without its pooler, and `own_tensors` of a
-    model around it.
+    """Write the weights and the config of a transformer without its pooler, and `own_tensors`,
+    which another model adds to it.
     """
     tensors = {f"{body.base_model_prefix}.{name}": tensor for name, tensor in body.state_dict().items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not is_pooler(name)} | {**own_tensors}
@@ -231,7 +230,7 @@ def save_body(body: Any, own_tensors: Mapping[str, "torch.Tensor"], architecture
     write_json(folder / CONFIG, {**config, "model_type": body.config.model_type})
 
 
-def _choose_class(folder: Path) -> Any:
+def _choose_auto_class(folder: Path) -> Any:
     architecture = next(iter(read_json_object(folder / CONFIG).get("architectures") or [""]))
     transformers = require("transformers", "model")
     return getattr(transformers, architecture) if architecture in DPR_ENCODERS else transformers.AutoModel

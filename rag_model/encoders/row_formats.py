@@ -71,7 +71,7 @@ class RaggedFormat(ABC, Generic[R]):
 
     @abstractmethod
     def create(self, path: Path) -> RaggedWriter[R]:
-        """Open a new file for the rows of a part."""
+        """Create the file for the rows of a part."""
 
     def embed(
         self, passages: Path, out: Path, encoder: Callable[[], Any], previous_parts: PreviousParts = ()
@@ -111,16 +111,16 @@ class _KnownRows(Generic[R]):
 
 
 def _find_known_rows(passages: Path, previous_parts: PreviousParts, row_format: RaggedFormat[R]) -> _KnownRows[R]:
-    hashes = read_hashes(passages)
+    passage_hashes = read_hashes(passages)
     files = list[RaggedFile[R]]()
-    file_numbers, file_rows = np.full(len(hashes), _NOT_KNOWN), np.zeros(len(hashes), np.int64)
+    file_numbers, file_rows = np.full(len(passage_hashes), _NOT_KNOWN), np.zeros(len(passage_hashes), np.int64)
     for previous_passages, rows_path in previous_parts:
         file = row_format.open(rows_path)
         if file is None:
             continue
-        positions = pc.index_in(hashes, value_set=read_hashes(previous_passages)).fill_null(file.n).to_numpy()
-        is_known = (positions < file.n) & (file_numbers == _NOT_KNOWN)
-        file_numbers[is_known], file_rows[is_known] = len(files), positions[is_known]
+        positions = pc.index_in(passage_hashes, value_set=read_hashes(previous_passages)).fill_null(file.n).to_numpy()
+        is_newly_known = (positions < file.n) & (file_numbers == _NOT_KNOWN)
+        file_numbers[is_newly_known], file_rows[is_newly_known] = len(files), positions[is_newly_known]
         files.append(file)
     return _KnownRows(files, file_numbers, file_rows)
 
@@ -134,27 +134,27 @@ def _build_batch(
 ) -> tuple[R, IntArray]:
     """Return (rows of a batch of passages, positions of the passages that were encoded)."""
     file_numbers, file_rows = known_rows.file_numbers[row_range], known_rows.file_rows[row_range]
-    batches, row_groups = list[R](), list[IntArray]()
+    row_batches, row_groups = list[R](), list[IntArray]()
     for file_number, file in enumerate(known_rows.files):
         batch_rows = np.flatnonzero(file_numbers == file_number)
         batch_rows = batch_rows[np.argsort(file_rows[batch_rows], kind="stable")]
-        batches.append(file.take(file_rows[batch_rows]))
+        row_batches.append(file.take(file_rows[batch_rows]))
         row_groups.append(batch_rows)
     new_rows = np.flatnonzero(file_numbers == _NOT_KNOWN)
     if len(new_rows):
-        columns = ([column[row] for row in new_rows.tolist()] for column in (titles, texts))
-        batches.append(load_encoder().encode_passages(*columns))
+        new_columns = ([column[row] for row in new_rows.tolist()] for column in (titles, texts))
+        row_batches.append(load_encoder().encode_passages(*new_columns))
         row_groups.append(new_rows)
     row_order = np.argsort(np.concatenate(row_groups), kind="stable")
-    return type(batches[0]).concatenate(batches).take(row_order), new_rows
+    return type(row_batches[0]).concatenate(row_batches).take(row_order), new_rows
 
 
 def _iter_passages(passages: Path) -> Iterator[tuple[int, list[str], list[str]]]:
     """Yield (first row, titles, texts) of each batch of passages."""
     first_row = 0
-    columns = ("title", "text")
-    with PassageFile(passages, columns) as source:
-        for batch in source.iter_batches(columns, BATCH_ROWS):
+    column_names = ("title", "text")
+    with PassageFile(passages, column_names) as source:
+        for batch in source.iter_batches(column_names, BATCH_ROWS):
             yield first_row, batch.column("title").to_pylist(), batch.column("text").to_pylist()
             first_row += len(batch)
 
@@ -188,7 +188,7 @@ class TokenFormat(RaggedFormat[TokenVectors]):
         return file if file and (file.dim, file.dtype) == (self.dim, np.dtype(self.dtype)) else None
 
     def create(self, path: Path) -> TokenWriter:
-        """Open a new file."""
+        """Create the file for the rows of a part."""
         return TokenWriter(path, self.dim, self.dtype)
 
 
@@ -205,7 +205,7 @@ class SparseFormat(RaggedFormat[SparseVectors]):
         return file if file and (file.dim, file.scale) == (self.dim, self.scale) else None
 
     def create(self, path: Path) -> SparseWriter:
-        """Open a new file."""
+        """Create the file for the rows of a part."""
         return SparseWriter(path, self.dim, self.scale)
 
 

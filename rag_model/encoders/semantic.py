@@ -61,26 +61,26 @@ class SemanticChunker:
 
 def _split_by_distance(settings: SemanticChunker, encoder: Encoder, article: Article) -> Iterator[Passage]:
     words = split_article(article)
-    sentences = [
-        sentence
+    sentence_spans = [
+        sentence_span
         for section in words.split_at((0, len(words.words)), HEADING)
-        for sentence_span in words.split_at(section, SENTENCE)
-        for sentence in iter_sentence_windows(sentence_span, words, settings.words)
+        for whole_sentence in words.split_at(section, SENTENCE)
+        for sentence_span in iter_sentence_windows(whole_sentence, words, settings.words)
     ]
-    cuts = _iter_cuts(
+    passage_starts = _iter_passage_starts(
         words,
-        sentences,
-        _compute_distances([words.join_text(sentence) for sentence in sentences], encoder),
+        sentence_spans,
+        _compute_distances([words.join_text(sentence) for sentence in sentence_spans], encoder),
         settings.percentile,
     )
-    bounds = [0, *cuts, len(words.words)]
-    runs = [run for run in pairwise(bounds) if run[0] < run[1]]
+    passage_bounds = [0, *passage_starts, len(words.words)]
+    word_runs = [run for run in pairwise(passage_bounds) if run[0] < run[1]]
     yield from build_passages(
-        article, words, (span for run in runs for span in iter_sentence_windows(run, words, settings.words))
+        article, words, (span for run in word_runs for span in iter_sentence_windows(run, words, settings.words))
     )
 
 
-def _iter_cuts(
+def _iter_passage_starts(
     words: ArticleWords, sentences: Sequence[Span], distances: npt.NDArray[np.float64], percentile: float
 ) -> Iterator[int]:
     """Yield the first word of each sentence that begins a new passage."""
@@ -97,6 +97,6 @@ def _compute_distances(sentences: Sequence[str], encoder: Encoder) -> npt.NDArra
         inputs = [encoder.spec.format_passage("", sentence) for sentence in sentences[i : i + _SENTENCES_PER_BATCH + 1]]
         ((vectors, _),) = encoder.stream([inputs], batch_invariant=True)
         # (b, d)
-        units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        distances[i : i + len(units) - 1] = 1 - np.einsum("bd,bd->b", units[:-1], units[1:])
+        unit_vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        distances[i : i + len(unit_vectors) - 1] = 1 - np.einsum("bd,bd->b", unit_vectors[:-1], unit_vectors[1:])
     return np.round(distances, _DIGITS)

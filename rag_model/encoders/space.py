@@ -98,10 +98,10 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
     Raises:
         InputError: a file of the encoder is missing or corrupt.
     """
-    weights, tokenizer, dim = _compute_identity(folder, spec)
+    weights_digest, tokenizer, dim = _compute_content_identity(folder, spec)
     return Space(
         name=name or folder.name,
-        weights=weights,
+        weights=weights_digest,
         tokenizer=digest_json({"rules": tokenizer, "end_token": spec.end_token}) if spec.end_token else tokenizer,
         pooling=spec.pooling,
         normalize=spec.normalize,
@@ -112,11 +112,11 @@ def compute_space(folder: Path, spec: EncoderSpec, name: str = "") -> Space:
     )
 
 
-def _compute_identity(folder: Path, spec: EncoderSpec) -> tuple[str, str, int]:
+def _compute_content_identity(folder: Path, spec: EncoderSpec) -> tuple[str, str, int]:
     """Return (digest of the weights, digest of the tokenizer, dimension of a vector)."""
     if spec.is_endpoint:  # the model is identified by its name and the vectors of its probe texts
-        name = read_endpoint_record(folder)["model"]
-        return digest_json({"endpoint": name, "probes": digest_file(folder / PROBES)}), "", read_full_dim(folder, spec)
+        model = read_endpoint_record(folder)["model"]
+        return digest_json({"endpoint": model, "probes": digest_file(folder / PROBES)}), "", read_full_dim(folder, spec)
     body_folder = find_static_body(folder) if spec.is_static else folder
     static_table = StaticTable.open(body_folder) if spec.is_static else None
     tokenizer = digest_tokenizer(body_folder)
@@ -195,5 +195,5 @@ def digest_tokenizer(folder: Path) -> str:
     files = list_tokenizer_files(folder)
     if files[0].name != TOKENIZER:
         return digest_json({path.name: digest_file(path) for path in files})
-    rules = read_json_object(folder / TOKENIZER)
-    return digest_json({key: rule for key, rule in rules.items() if key not in _RUNTIME_SETTINGS})
+    tokenizer_config = read_json_object(folder / TOKENIZER)
+    return digest_json({key: rule for key, rule in tokenizer_config.items() if key not in _RUNTIME_SETTINGS})

@@ -94,7 +94,7 @@ class SparseSpec(EncoderSettings):
 
     def __post_init__(self) -> None:
         self.check()
-        bounds = {
+        allowed_ranges = {
             "max_length": (_MIN_TERM_TOKENS, None),
             "passage_terms": (1, _MAX_TERMS),
             "question_terms": (1, _MAX_TERMS),
@@ -102,7 +102,7 @@ class SparseSpec(EncoderSettings):
         }
         if self.activation == SIDR and self.pooling != "max":
             raise UsageError(f"pooling {self.pooling} of a sparse encoder cannot be used with {SIDR}: use max")
-        for name, (minimum, maximum) in bounds.items():
+        for name, (minimum, maximum) in allowed_ranges.items():
             setting = getattr(self, name)
             if setting < minimum or (maximum is not None and setting > maximum):
                 limit = "or more" if maximum is None else f"to {maximum:,}"
@@ -116,8 +116,8 @@ class SparseSpec(EncoderSettings):
     @property
     def space_pooling(self) -> str:
         """The `pooling` of the vector space: all settings that determine a passage weight."""
-        own_terms_label = " and its own" if self.keeps_own_terms else ""
-        return f"{self.pooling} {self.activation}, {self.passage_terms} terms{own_terms_label}, {self.scale} units"
+        own_terms_suffix = " and its own" if self.keeps_own_terms else ""
+        return f"{self.pooling} {self.activation}, {self.passage_terms} terms{own_terms_suffix}, {self.scale} units"
 
     def format_passage(self, title: str, text: str) -> str:
         """Return the tokenizer input for a passage."""
@@ -145,10 +145,10 @@ def read_sparse_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -
     except UsageError as error:
         raise InputError(f"encoder {folder} cannot be used: {error}") from error
     spec = spec.with_fields(overrides or {})
-    limit = config.get("max_position_embeddings")
-    if limit and spec.max_length > limit:
+    max_positions = config.get("max_position_embeddings")
+    if max_positions and spec.max_length > max_positions:
         raise UsageError(
-            f"max_length {spec.max_length} is more than the limit of encoder {folder}: use {limit} or less"
+            f"max_length {spec.max_length} is more than the limit of encoder {folder}: use {max_positions} or less"
         )
     _check_vocabulary(folder, read_vocabulary_size(folder), spec.max_length)
     return spec
@@ -161,13 +161,13 @@ def _read_term_settings(folder: Path) -> dict[str, Any]:
     return read_splade(folder) if has_splade_pooling(folder) else {}
 
 
-def _check_vocabulary(folder: Path, model_size: int, max_length: int) -> None:
-    tokenizer_size = load_tokenizer(folder, max_length).get_vocab_size()
-    if tokenizer_size > model_size:
+def _check_vocabulary(folder: Path, model_vocab_size: int, max_length: int) -> None:
+    tokenizer_vocab_size = load_tokenizer(folder, max_length).get_vocab_size()
+    if tokenizer_vocab_size > model_vocab_size:
         raise InputError(
-            f"the tokenizer of encoder {folder} has {tokenizer_size:,} tokens, and its model "
-            f"computes weights for {model_size:,}: use the tokenizer that the model was trained "
-            "with"
+            f"the tokenizer of encoder {folder} has {tokenizer_vocab_size:,} tokens, and its model "
+            f"computes weights for {model_vocab_size:,}: use the tokenizer that the model was "
+            "trained with"
         )
 
 
@@ -229,8 +229,8 @@ class SparseEncoder:
         return str(self.model.device), str(self.model.dtype).removeprefix("torch.")
 
     def space(self) -> Space:
-        """Return the vector space of its questions: the space that the folder declares, or else the
-        space of its own passages.
+        """Return the vector space of the encoder's questions: the space that the folder declares,
+        or else the space of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -249,11 +249,11 @@ class SparseEncoder:
             InputError: a weight is not finite.
         """
         texts = [self.spec.format_question(question) for question in questions]
-        terms, units = self._select_top_terms(
+        terms, weight_units = self._select_top_terms(
             texts, self.spec.question_terms, QUERY_UNITS, _MAX_QUERY_UNITS, batch_invariant=batch_invariant
         )
-        max_terms = max(1, int((units > 0).sum(axis=1).max(initial=0)))
-        weights = (units / QUERY_UNITS)[:, :max_terms]
+        max_terms = max(1, int((weight_units > 0).sum(axis=1).max(initial=0)))
+        weights = (weight_units / QUERY_UNITS)[:, :max_terms]
         return np.stack([np.where(weights > 0, terms[:, :max_terms], 0), weights], axis=2).astype(np.float32)
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
@@ -266,8 +266,8 @@ class SparseEncoder:
         inputs = list(map(self.spec.format_passage, titles, texts))
         terms, units = self._select_top_terms(inputs, self.spec.passage_terms, self.spec.scale, MAX_WEIGHT)
         # Sort by term id, with empty entries at the end.
-        order = np.argsort(np.where(units > 0, terms, self.dim), axis=1)
-        terms, units = np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
+        term_order = np.argsort(np.where(units > 0, terms, self.dim), axis=1)
+        terms, units = np.take_along_axis(terms, term_order, 1), np.take_along_axis(units, term_order, 1)
         is_kept = units > 0  # (n, c)
         lengths = is_kept.sum(axis=1, dtype=np.int64)
         return SparseVectors(terms[is_kept].astype(np.int32), units[is_kept].astype(np.uint8), compute_offsets(lengths))
@@ -282,15 +282,15 @@ class SparseEncoder:
         """Return (terms, units), (n, c) each, as `sparse_model.top_terms` does."""
         top_terms = import_module("rag_model.encoders.sparse_model").top_terms
         model: Any = self.model
-        shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
-        terms, term_units = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        output_shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
+        terms, weight_units = np.zeros(output_shape, np.int64), np.zeros(output_shape, np.int64)
         for rows, weights, ids in self._iter_finite_weights(texts, batch_invariant=batch_invariant):
-            bags = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
-            for target, top_values in zip(
-                (terms, term_units), top_terms(weights, max_terms, n_units, max_units, bags), strict=True
+            own_term_masks = model.bag_of_tokens(ids) if self.spec.keeps_own_terms else None
+            for output_array, top_columns in zip(
+                (terms, weight_units), top_terms(weights, max_terms, n_units, max_units, own_term_masks), strict=True
             ):
-                target[rows, : top_values.shape[1]] = top_values.cpu().numpy()
-        return terms, term_units
+                output_array[rows, : top_columns.shape[1]] = top_columns.cpu().numpy()
+        return terms, weight_units
 
     def iter_weights(
         self, texts: Sequence[str], *, batch_invariant: bool = True
@@ -305,8 +305,8 @@ class SparseEncoder:
         token_ids = tokenize(self.tokenizer, texts)
 
         def compute_weights_and_ids(rows: IntArray) -> tuple[Any, Any]:
-            batch = [token_ids[row] for row in rows]
-            batch_ids, is_token = pad_rows(batch, pad_length(max(map(len, batch))), self.model.pad_id)
+            id_batch = [token_ids[row] for row in rows]
+            batch_ids, is_token = pad_rows(id_batch, pad_length(max(map(len, id_batch))), self.model.pad_id)
             with torch.inference_mode():
                 inputs = [torch.from_numpy(array).to(self.model.device) for array in (batch_ids, is_token)]
                 return self.model(*inputs), inputs[0]
@@ -340,15 +340,15 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
         InputError: a file of the encoder is missing or corrupt.
     """
     stored_tensors = read_tensor_headers(folder)
-    head = {name: tensor for name, tensor in stored_tensors.items() if _HEADS & {*name.split(".")}}
-    body = {name: tensor for name, tensor in stored_tensors.items() if name not in head}
+    head_tensors = {name: tensor for name, tensor in stored_tensors.items() if _HEADS & {*name.split(".")}}
+    body_tensors = {name: tensor for name, tensor in stored_tensors.items() if name not in head_tensors}
     # The head may be tied to these embeddings.
-    tied_digests = {tensor.digest() for name, tensor in body.items() if name.endswith("embeddings.weight")}
+    tied_digests = {tensor.digest() for name, tensor in body_tensors.items() if name.endswith("embeddings.weight")}
     # A set removes duplicates, because a bias may be stored twice.
-    head_digests = sorted({tensor.digest() for tensor in head.values()} - tied_digests)
+    head_digests = sorted({tensor.digest() for tensor in head_tensors.values()} - tied_digests)
     return Space(
         name=name or folder.name,
-        weights=digest_json([digest_tensors(body), head_digests]),
+        weights=digest_json([digest_tensors(body_tensors), head_digests]),
         tokenizer=digest_tokenizer(folder),
         pooling=spec.space_pooling,
         normalize=False,

@@ -102,13 +102,13 @@ def top_terms(
     vocabulary_size = weights.shape[1]
     weight_units = (weights * n_units).round().clamp(max=max_units).long()
     tie_breakers = torch.arange(vocabulary_size - 1, -1, -1, device=weights.device)
-    keys = weight_units * vocabulary_size + tie_breakers  # unique keys
-    top_keys = keys.topk(min(max_terms, vocabulary_size), dim=1).values
+    sort_keys = weight_units * vocabulary_size + tie_breakers  # unique keys
+    top_sort_keys = sort_keys.topk(min(max_terms, vocabulary_size), dim=1).values
     if always_kept is not None:
-        is_kept = always_kept | (keys >= top_keys[:, -1:])  # (b, V)
-        width = int(is_kept.sum(1).max())
-        top_keys = torch.where(is_kept, keys, tie_breakers).topk(width, dim=1).values
-    return vocabulary_size - 1 - top_keys % vocabulary_size, top_keys // vocabulary_size
+        is_kept = always_kept | (sort_keys >= top_sort_keys[:, -1:])  # (b, V)
+        max_kept_terms = int(is_kept.sum(1).max())
+        top_sort_keys = torch.where(is_kept, sort_keys, tie_breakers).topk(max_kept_terms, dim=1).values
+    return vocabulary_size - 1 - top_sort_keys % vocabulary_size, top_sort_keys // vocabulary_size
 
 
 def max_inner_products(hidden: Tensor, words: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -126,12 +126,12 @@ class _MaxProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, words: Tensor, lengths: tuple[int, ...]) -> Tensor:
         maxima = hidden.new_empty(len(hidden), len(words))
-        positions = torch.empty(maxima.shape, dtype=torch.int16, device=hidden.device)
+        argmax_positions = torch.empty(maxima.shape, dtype=torch.int16, device=hidden.device)
         for row, length in enumerate(lengths):
-            products = hidden[row, :length] @ words.T  # (t, h) @ (h, V) -> (t, V)
-            maxima[row], position = products.max(0)
-            positions[row] = position
-        ctx.save_for_backward(hidden, words, positions)
+            inner_products = hidden[row, :length] @ words.T  # (t, h) @ (h, V) -> (t, V)
+            maxima[row], best_positions = inner_products.max(0)
+            argmax_positions[row] = best_positions
+        ctx.save_for_backward(hidden, words, argmax_positions)
         return maxima
 
     @staticmethod
@@ -140,13 +140,13 @@ class _MaxProducts(torch.autograd.Function):
         hidden, words, positions = ctx.saved_tensors
         n_texts, n_tokens, _ = hidden.shape
         text_starts = torch.arange(0, n_texts * n_tokens, n_tokens, device=hidden.device)
-        tokens = positions + text_starts[:, None]  # (b, V): rows of the (b * t, h) tokens
+        token_rows = positions + text_starts[:, None]  # (b, V): rows of the (b * t, h) tokens
         # (V, b) -> (V, h)
-        words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), tokens.T, gradient.T)
-        order = tokens.flatten().argsort(stable=True)  # (b * V,): token by token
-        counts = tokens.flatten().bincount(minlength=n_texts * n_tokens)  # words of each token
+        words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), token_rows.T, gradient.T)
+        token_order = token_rows.flatten().argsort(stable=True)  # (b * V,): token by token
+        counts = token_rows.flatten().bincount(minlength=n_texts * n_tokens)  # words of each token
         hidden_gradient = _compute_weighted_sums(
-            words, order % len(words), gradient.flatten()[order], counts.cumsum(0) - counts
+            words, token_order % len(words), gradient.flatten()[token_order], counts.cumsum(0) - counts
         )  # (b * t, h)
         return hidden_gradient.view_as(hidden), words_gradient, None
 
@@ -251,8 +251,8 @@ class SidrModel(nn.Module):
         the model encodes questions for another encoder.
         """
         copy_tokenizer(tokenizer_folder, folder)
-        norm = {f"{_NORM_PREFIX}.{name}": tensor for name, tensor in self.norm.state_dict().items()}
-        save_body(self.body, norm, _ARCHITECTURE, folder)
+        norm_tensors = {f"{_NORM_PREFIX}.{name}": tensor for name, tensor in self.norm.state_dict().items()}
+        save_body(self.body, norm_tensors, _ARCHITECTURE, folder)
         write_encoder_record(
             folder, {SPARSE_KEY: spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
         )

@@ -131,12 +131,12 @@ class EncoderSettings:
         Raises:
             UsageError: a field is unknown or its value is invalid.
         """
-        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        field_names = [field.name for field in fields(self)]  # type: ignore[arg-type]
         for name in values:
-            if name not in names:
-                raise UsageError(f"{name!r} is not a setting of {self.noun}: use one of {', '.join(names)}")
-        replacements = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-        return replace(self, **replacements)  # type: ignore[type-var]
+            if name not in field_names:
+                raise UsageError(f"{name!r} is not a setting of {self.noun}: use one of {', '.join(field_names)}")
+        field_values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        return replace(self, **field_values)  # type: ignore[type-var]
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values."""
@@ -149,9 +149,9 @@ class EncoderSettings:
 
 def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Path:
     """Write the record `bookwheel.json` of an encoder into `workdir`; return its path."""
-    record = workdir / RECORD_FILE
-    write_json(record, fields_by_name)
-    return record
+    record_path = workdir / RECORD_FILE
+    write_json(record_path, fields_by_name)
+    return record_path
 
 
 def check_choices(settings: object, owner: str) -> None:
@@ -244,16 +244,16 @@ def read_encoder_spec(folder: Path, overrides: Mapping[str, Any] | None = None) 
     """
     folder_spec = _read_folder_spec(folder)
     spec = folder_spec.with_fields(overrides or {})
-    is_fixed = folder_spec.is_endpoint and "max_length" in (overrides or {})
-    if is_fixed or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
-        name, setting = ("max_length", spec.max_length) if is_fixed else ("pooling", spec.pooling)
+    overrides_fixed_length = folder_spec.is_endpoint and "max_length" in (overrides or {})
+    if overrides_fixed_length or (spec.is_static, spec.is_endpoint) != (folder_spec.is_static, folder_spec.is_endpoint):
+        name, setting = ("max_length", spec.max_length) if overrides_fixed_length else ("pooling", spec.pooling)
         raise UsageError(f"{name} {setting!r} does not apply to encoder {folder}: omit it")
     if spec.truncate_dim:
         full_dim = read_full_dim(folder, spec)
         if spec.truncate_dim > full_dim:
             raise UsageError(
-                f"truncate_dim {spec.truncate_dim} is more than the {full_dim} dimensions of encoder "
-                f"{folder}: use {full_dim} or less"
+                f"truncate_dim {spec.truncate_dim} is more than the {full_dim} dimensions of "
+                f"encoder {folder}: use {full_dim} or less"
             )
     if spec.is_static or spec.is_endpoint:
         return spec
@@ -369,8 +369,8 @@ class TokenSpec(EncoderSettings):
     def space_pooling(self) -> str:
         """The `pooling` of the vector space: tokens per vector, and skipped tokens."""
         drops_punctuation = self.skipped == tuple(string.punctuation)
-        label = "tokens" if drops_punctuation else f"tokens without {digest_json(list(self.skipped))[-8:]}"
-        return label if self.pool == 1 else f"{label}, pooled by {self.pool}"
+        token_label = "tokens" if drops_punctuation else f"tokens without {digest_json(list(self.skipped))[-8:]}"
+        return token_label if self.pool == 1 else f"{token_label}, pooled by {self.pool}"
 
     def format_passage(self, title: str, text: str) -> str:
         """Return the tokenizer input for a passage."""
@@ -417,14 +417,14 @@ def find_dense_folder(folder: Path) -> Path | None:
     if not (folder / MODULES).is_file():
         return None
     try:
-        paths = [
+        dense_paths = [
             str(module["path"]) for module in read_json(folder / MODULES) if str(module["type"]).endswith(".Dense")
         ]
     except (TypeError, KeyError) as error:
         raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from error
-    if len(paths) > 1 or any("/" in path or path.startswith(".") for path in paths):
+    if len(dense_paths) > 1 or any("/" in dense_path or dense_path.startswith(".") for dense_path in dense_paths):
         raise InputError(f"encoder {folder} has several projections: use a ColBERT with one")
-    return folder / paths[0] if paths else None
+    return folder / dense_paths[0] if dense_paths else None
 
 
 def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> TokenSpec:
@@ -437,10 +437,9 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
     if not is_token_encoder(folder):
         raise InputError(
             f"{folder} is not a ColBERT (it has no {METADATA} and no Dense module): give the "
-            "folder "
-            "of a ColBERT, or train one with `finetune colbert`"
+            "folder of a ColBERT, or train one with `finetune colbert`"
         )
-    spec = TokenSpec().with_fields(_read_marked_settings(folder)).with_fields(overrides or {})
+    spec = TokenSpec().with_fields(_read_token_settings(folder)).with_fields(overrides or {})
     limit = min(read_max_tokens(folder), read_json_object(folder / CONFIG).get("max_position_embeddings") or 1 << 30)
     if max(spec.question_length, spec.passage_length) > limit:
         raise UsageError(
@@ -449,14 +448,14 @@ def read_token_spec(folder: Path, overrides: Mapping[str, Any] | None = None) ->
     return spec
 
 
-def _read_marked_settings(folder: Path) -> dict[str, Any]:
+def _read_token_settings(folder: Path) -> dict[str, Any]:
     recorded_settings = read_optional_json(folder / RECORD_FILE).get(TOKENS_KEY)
     if isinstance(recorded_settings, dict):
         return recorded_settings
     if (folder / METADATA).is_file():
         stanford_settings = read_json_object(folder / METADATA)
-        dropped = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
-        return _rename_keys(stanford_settings, _STANFORD_FIELDS) | dropped
+        kept_punctuation = {} if stanford_settings.get("mask_punctuation", True) else {"skipped": ()}
+        return _rename_keys(stanford_settings, _STANFORD_FIELDS) | kept_punctuation
     pylate_settings = read_optional_json(folder / PYLATE_CONFIG)
     if pylate_settings.get("do_query_expansion") is False:
         raise InputError(
@@ -465,8 +464,8 @@ def _read_marked_settings(folder: Path) -> dict[str, Any]:
     return _rename_keys(pylate_settings, _PYLATE_FIELDS)
 
 
-def _rename_keys(settings: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {field_name: settings[key] for key, field_name in names.items() if settings.get(key) is not None}
+def _rename_keys(settings: Mapping[str, Any], field_by_key: Mapping[str, str]) -> dict[str, Any]:
+    return {field_name: settings[key] for key, field_name in field_by_key.items() if settings.get(key) is not None}
 
 
 def is_sparse_encoder(folder: Path) -> bool:

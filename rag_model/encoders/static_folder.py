@@ -39,7 +39,7 @@ _EMBEDDINGS, _MAPPING, _WEIGHTS = "embeddings", "mapping", "weights"  # tensors 
 _EMBEDDING = "embedding.weight"  # tensor of sentence-transformers
 _STATIC_MODULE = "StaticEmbedding"
 _DEFAULT_MAX_TOKENS = 512  # maximum tokens per text, the default of model2vec's `encode`
-# tokens per text that are never reached: no truncation, as in sentence-transformers
+# A limit that no text reaches, because sentence-transformers does not truncate either.
 _UNLIMITED_TOKENS = 1_000_000
 _MAX_DIM = 1 << 16
 _MIN_NORM = 1e-12  # minimum divisor in a normalization, as in torch's `normalize`
@@ -78,18 +78,18 @@ class StaticTable:
                 f"which is not tokens by dimensions: {_FETCH_AGAIN}"
             )
         n_rows = embeddings.shape[0]
-        mapping = _flatten(tensors[_MAPPING].memory_map_integers()) if _MAPPING in tensors else None
-        if mapping is not None and not (len(mapping) and mapping.min() >= 0 and mapping.max() < n_rows):
+        token_rows = _flatten(tensors[_MAPPING].memory_map_integers()) if _MAPPING in tensors else None
+        if token_rows is not None and not (len(token_rows) and token_rows.min() >= 0 and token_rows.max() < n_rows):
             raise InputError(
                 f"the mapping of encoder {folder} refers to rows that its {n_rows} embeddings lack: {_FETCH_AGAIN}"
             )
-        weights = _flatten(tensors[_WEIGHTS].read()) if _WEIGHTS in tensors else None
-        n_tokens = n_rows if mapping is None else len(mapping)
-        if weights is not None and len(weights) != n_tokens:
-            raise InputError(f"encoder {folder} has {len(weights)} weights for {n_tokens} tokens: {_FETCH_AGAIN}")
-        if weights is not None:
-            _check_finite(weights, folder)
-        return cls(folder, embeddings, None if mapping is None else mapping.astype(np.int32), weights)
+        token_weights = _flatten(tensors[_WEIGHTS].read()) if _WEIGHTS in tensors else None
+        n_tokens = n_rows if token_rows is None else len(token_rows)
+        if token_weights is not None and len(token_weights) != n_tokens:
+            raise InputError(f"encoder {folder} has {len(token_weights)} weights for {n_tokens} tokens: {_FETCH_AGAIN}")
+        if token_weights is not None:
+            _check_finite(token_weights, folder)
+        return cls(folder, embeddings, None if token_rows is None else token_rows.astype(np.int32), token_weights)
 
     @property
     def dim(self) -> int:
@@ -119,25 +119,24 @@ class StaticTable:
                 file is truncated.
         """
         optional_arrays = {_MAPPING: self.mapping, _WEIGHTS: self.weights}
-        digests = {
+        array_digests = {
             name: None if array is None else digest_chunks([array.tobytes()]) for name, array in optional_arrays.items()
         }
         return digest_json(
-            {**digests, _EMBEDDINGS: [list(self.embeddings.shape), digest_chunks(self._iter_checked_blocks())]}
+            {**array_digests, _EMBEDDINGS: [list(self.embeddings.shape), digest_chunks(self._iter_checked_blocks())]}
         )
 
     def _iter_checked_blocks(self) -> Iterator[bytes]:
-        nonzero_blocks = []  # whether each row is nonzero, block by block
+        is_nonzero_by_block = []  # whether each row is nonzero, block by block
         for block in self._iter_blocks():
             _check_finite(block, self.folder)
-            nonzero_blocks.append(block.any(axis=1))
+            is_nonzero_by_block.append(block.any(axis=1))
             yield block.tobytes()
-        nonzero_tokens = np.concatenate(nonzero_blocks)[slice(None) if self.mapping is None else self.mapping]
-        if not (nonzero_tokens if self.weights is None else nonzero_tokens & (self.weights != 0)).any():
+        is_token_nonzero = np.concatenate(is_nonzero_by_block)[slice(None) if self.mapping is None else self.mapping]
+        if not (is_token_nonzero if self.weights is None else is_token_nonzero & (self.weights != 0)).any():
             raise InputError(
                 f"encoder {self.folder} has a zero vector for every token, so that all texts have "
-                "the "
-                f"same vector: {_FETCH_AGAIN}, or save it after its training"
+                f"the same vector: {_FETCH_AGAIN}, or save it after its training"
             )
 
     def _iter_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
@@ -167,7 +166,7 @@ class StaticModel:
 
     @classmethod
     def from_table(cls, table: StaticTable, *, truncate_dim: int | None, normalize: bool) -> Self:
-        """Load the table of a folder."""
+        """Read the vectors of an opened table."""
         return cls(table.read_vectors(), table.mapping, table.weights, truncate_dim or table.dim, normalize)
 
     def encode(
@@ -181,23 +180,23 @@ class StaticModel:
         sorted by length, longest first, so that the inputs with a token at a given position come
         first.
         """
-        lengths = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
-        longest_first = np.argsort(-lengths, kind="stable")
-        ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
-        text_starts = (np.cumsum(lengths) - lengths)[longest_first]
-        n_longer = np.searchsorted(
-            -lengths[longest_first], -np.arange(lengths.max(initial=0))
+        counts = np.array([len(ids) for ids in tokens], np.int64)  # (n,)
+        longest_first = np.argsort(-counts, kind="stable")
+        all_token_ids = np.concatenate([np.zeros(0, np.int32), *tokens])  # ragged -> (t,)
+        text_starts = (np.cumsum(counts) - counts)[longest_first]
+        inputs_by_position = np.searchsorted(
+            -counts[longest_first], -np.arange(counts.max(initial=0))
         )  # number of inputs that are longer than each position
-        sums = np.zeros((len(tokens), self.table.shape[1]), np.float32)
-        for position, n_inputs in enumerate(n_longer.tolist()):
-            token_ids = ids[text_starts[:n_inputs] + position]  # (b,)
+        totals = np.zeros((len(tokens), self.table.shape[1]), np.float32)
+        for position, n_active in enumerate(inputs_by_position.tolist()):
+            token_ids = all_token_ids[text_starts[:n_active] + position]  # (b,)
             # (b, d)
             token_vectors = self.table[token_ids if self.rows is None else self.rows[token_ids]]
             if self.weights is not None:
                 token_vectors *= self.weights[token_ids, None]
-            sums[:n_inputs] += token_vectors
+            totals[:n_active] += token_vectors
         means = np.empty((len(tokens), self.dim), np.float32)
-        means[longest_first] = sums[:, : self.dim] / np.maximum(lengths[longest_first], 1).astype(np.float32)[:, None]
+        means[longest_first] = totals[:, : self.dim] / np.maximum(counts[longest_first], 1).astype(np.float32)[:, None]
         if self.normalize:
             means /= np.maximum(np.linalg.norm(means, axis=1, keepdims=True), np.float32(_MIN_NORM))
         return means
@@ -225,12 +224,12 @@ def find_static_body(folder: Path) -> Path:
     Raises:
         InputError: `modules.json` is damaged, or names a folder outside of the encoder.
     """
-    path = read_modules(folder).get(_STATIC_MODULE, "") if (folder / MODULES).is_file() else ""
-    if path in {"", "."}:
+    module_path = read_modules(folder).get(_STATIC_MODULE, "") if (folder / MODULES).is_file() else ""
+    if module_path in {"", "."}:
         return folder
-    if "/" in path or path.startswith("."):
+    if "/" in module_path or module_path.startswith("."):
         raise InputError(f"encoder file {folder / MODULES} refers to a folder outside of the encoder: {_FETCH_AGAIN}")
-    return folder / path
+    return folder / module_path
 
 
 def read_static_settings(folder: Path) -> dict[str, Any]:

@@ -153,18 +153,18 @@ class ColbertTokenizer:
         """Return a batch of questions, padded with [MASK] to `question_length`; every token gets a
         vector.
         """
-        marked_ids = [_insert_mark(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
+        marked_ids = [_insert_mark_id(ids, self.mark_ids[0]) for ids in tokenize(self.question_tokenizer, texts)]
         ids, is_token = pad_rows(marked_ids, self.spec.question_length, self.mask_id)
-        all_tokens = np.ones_like(is_token)
-        return TokenBatch(ids, all_tokens if self.spec.attend_to_masks else is_token, all_tokens)
+        all_true = np.ones_like(is_token)
+        return TokenBatch(ids, all_true if self.spec.attend_to_masks else is_token, all_true)
 
     def encode_passages(self, texts: Sequence[str]) -> list[TokenIds]:
         """Return the token ids of passages, each with its mark."""
-        return [_insert_mark(ids, self.mark_ids[1]) for ids in tokenize(self.passage_tokenizer, texts)]
+        return [_insert_mark_id(ids, self.mark_ids[1]) for ids in tokenize(self.passage_tokenizer, texts)]
 
-    def pad_passages(self, rows: Sequence[TokenIds]) -> TokenBatch:
+    def pad_passages(self, id_rows: Sequence[TokenIds]) -> TokenBatch:
         """Pad passages to one batch; skipped tokens, such as punctuation, get no vector."""
-        ids, is_token = pad_rows(rows, pad_length(max(map(len, rows))), self.mask_id)
+        ids, is_token = pad_rows(id_rows, pad_length(max(map(len, id_rows))), self.mask_id)
         return TokenBatch(ids, is_token, is_token & ~np.isin(ids, self.skipped_ids))
 
 
@@ -222,8 +222,8 @@ class TokenEncoder:
         return str(self.model.device), str(self.model.linear.weight.dtype).removeprefix("torch.")
 
     def space(self) -> Space:
-        """Return the vector space of its questions: the space that the folder declares, or else the
-        space of its own passages.
+        """Return the vector space of the encoder's questions: the space that the folder declares,
+        or else the space of its own passages.
 
         Raises:
             InputError: the declaration or a file of the encoder is corrupt.
@@ -268,7 +268,7 @@ class TokenEncoder:
         vector_groups: list[Vectors | None] = [None] * len(token_rows)
         for row, vectors in self._iter_vectors(token_rows):
             vector_groups[row] = pool_tokens(vectors, self.spec.pool)
-        all_vectors = [group for group in vector_groups if group is not None]
+        all_vectors = [vector_group for vector_group in vector_groups if vector_group is not None]
         vectors = np.concatenate(all_vectors)
         if not np.isfinite(vectors).all():
             raise InputError(f"encoder {self.name} computed a vector that is not finite: fetch the model again")
@@ -297,8 +297,8 @@ class TokenEncoder:
 
 def as_tensors(batch: TokenBatch, device: "torch.device") -> "tuple[torch.Tensor, torch.Tensor]":
     """Return the (b, t) int64 token ids and the (b, t) bool attention mask on a device."""
-    tensor = require("torch", "model").from_numpy
-    return tensor(batch.ids).to(device), tensor(batch.attention_mask).to(device)
+    to_tensor = require("torch", "model").from_numpy
+    return to_tensor(batch.ids).to(device), to_tensor(batch.attention_mask).to(device)
 
 
 def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
@@ -336,14 +336,14 @@ def collect_token_encoder_files(
     """
     record_fields = {"asks": space.to_json(), TOKENS_KEY: spec.to_json(), **(extra_fields or {})}
     record = write_encoder_record(workdir, record_fields)
-    files = {
+    file_by_name = {
         path.name: path for path in [folder / CONFIG, *list_tokenizer_files(folder), *list_weight_files(folder), record]
     }
-    files |= {name: folder / name for name in (METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()}
+    file_by_name |= {name: folder / name for name in (METADATA, MODULES, PYLATE_CONFIG) if (folder / name).is_file()}
     if dense_folder := find_dense_folder(folder):
-        files |= {f"{dense_folder.name}/{name}": dense_folder / name for name in (CONFIG, WEIGHTS)}
-    return files
+        file_by_name |= {f"{dense_folder.name}/{name}": dense_folder / name for name in (CONFIG, WEIGHTS)}
+    return file_by_name
 
 
-def _insert_mark(ids: TokenIds, mark: int) -> TokenIds:
-    return np.concatenate([ids[:1], [mark], ids[1:]]).astype(np.int32)
+def _insert_mark_id(ids: TokenIds, mark_id: int) -> TokenIds:
+    return np.concatenate([ids[:1], [mark_id], ids[1:]]).astype(np.int32)

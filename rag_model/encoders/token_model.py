@@ -54,8 +54,8 @@ class TokenModel(nn.Module):
             InputError: the encoder cannot be loaded.
         """
         body = load_body(folder, resolve_device(device), torch.float32)
-        gaussian = torch.randn(body.config.hidden_size, dim, generator=torch.Generator().manual_seed(seed))
-        return cls(body, torch.linalg.qr(gaussian).Q.T.contiguous())  # (h, d) -> (d, h)
+        gaussian_projection = torch.randn(body.config.hidden_size, dim, generator=torch.Generator().manual_seed(seed))
+        return cls(body, torch.linalg.qr(gaussian_projection).Q.T.contiguous())  # (h, d) -> (d, h)
 
     @property
     def dim(self) -> int:
@@ -98,8 +98,8 @@ def find_projection(folder: Path) -> StoredTensor:
         activation = str(dense_config.get("activation_function", "Identity"))
         if dense_config.get("bias") or dense_config.get("use_residual") or not activation.endswith("Identity"):
             raise InputError(
-                f"the projection in {dense_folder} is not a plain matrix: use a ColBERT whose projection "
-                "has no bias and no activation"
+                f"the projection in {dense_folder} is not a plain matrix: use a ColBERT whose "
+                "projection has no bias and no activation"
             )
     projection = read_tensor_headers(dense_folder or folder).get(PROJECTION_TENSOR)
     if projection is None or len(projection.shape) != 2:

@@ -98,7 +98,7 @@ def load_tokenizer(folder: Path, max_length: int, end_token: str = "") -> "Token
     """
     files = list_tokenizer_files(folder)
     try:
-        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _load_converted(folder)
+        tokenizer = load_tokenizer_file(files[0]) if files[0].name == TOKENIZER else _load_converted_tokenizer(folder)
         if end_token:
             _append_end_token(tokenizer, end_token, folder)
     except BookwheelError:
@@ -118,36 +118,36 @@ def _append_end_token(tokenizer: "Tokenizer", token: str, folder: Path) -> None:
     """Append an end token to the tokenizer's template, unless the template already ends with it."""
     if tokenizer.token_to_id(token) is None:
         raise InputError(
-            f"the tokenizer of encoder {folder} has no end token {token!r}: fetch the model again, or "
-            "change end_token of its spec"
+            f"the tokenizer of encoder {folder} has no end token {token!r}: fetch the model again, "
+            "or change end_token of its spec"
         )
-    single, encoded_pair = tokenizer.encode("a"), tokenizer.encode("a", "a")
-    if single.tokens[-1:] == [token]:
+    single_encoding, pair_encoding = tokenizer.encode("a"), tokenizer.encode("a", "a")
+    if single_encoding.tokens[-1:] == [token]:
         return
-    special_tokens = {(name, tokenizer.token_to_id(name)) for name in (*_list_special_tokens(encoded_pair), token)}
+    special_tokens = {(name, tokenizer.token_to_id(name)) for name in (*_list_special_tokens(pair_encoding), token)}
     tokenizer.post_processor = import_module("tokenizers.processors").TemplateProcessing(
-        single=[*_list_template(single), f"{token}:0"],
-        pair=[*_list_template(encoded_pair), f"{token}:1"],
+        single=[*_list_template_elements(single_encoding), f"{token}:0"],
+        pair=[*_list_template_elements(pair_encoding), f"{token}:1"],
         special_tokens=sorted(special_tokens),
     )
 
 
 def _list_special_tokens(encoding: "Encoding") -> list[str]:
-    is_special = encoding.special_tokens_mask
-    return [token for token, special in zip(encoding.tokens, is_special, strict=True) if special]
+    special_mask = encoding.special_tokens_mask
+    return [token for token, is_special in zip(encoding.tokens, special_mask, strict=True) if is_special]
 
 
-def _list_template(encoding: "Encoding") -> list[str]:
+def _list_template_elements(encoding: "Encoding") -> list[str]:
     """Return the elements of the post-processor's template, given an encoding of `a` or of (`a`,
     `a`).
     """
-    elements = list[str]()
-    columns = encoding.tokens, encoding.special_tokens_mask, encoding.sequence_ids, encoding.type_ids
-    for token, special, sequence, type_id in zip(*columns, strict=True):
-        element = f"{token}:{type_id}" if special else f"${'AB'[sequence or 0]}:{type_id}"
-        if special or elements[-1:] != [element]:
-            elements.append(element)
-    return elements
+    template_elements = list[str]()
+    encoding_columns = encoding.tokens, encoding.special_tokens_mask, encoding.sequence_ids, encoding.type_ids
+    for token, is_special, sequence_id, type_id in zip(*encoding_columns, strict=True):
+        template_element = f"{token}:{type_id}" if is_special else f"${'AB'[sequence_id or 0]}:{type_id}"
+        if is_special or template_elements[-1:] != [template_element]:
+            template_elements.append(template_element)
+    return template_elements
 
 
 def tokenize(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> list[TokenIds]:
@@ -165,10 +165,10 @@ def tokenize_and_count(tokenizer: "Tokenizer", inputs: Sequence[TextInput]) -> t
     Raises:
         InputError: the tokenizer has no tokens for an input.
     """
-    slices = (inputs[i : i + _TEXTS_PER_CALL] for i in range(0, len(inputs), _TEXTS_PER_CALL))
+    input_batches = (inputs[i : i + _TEXTS_PER_CALL] for i in range(0, len(inputs), _TEXTS_PER_CALL))
     token_ids, n_truncated = list[TokenIds](), 0
     with explain_tokenizer_errors():
-        for batch in slices:
+        for batch in input_batches:
             for encoding in tokenizer.encode_batch_fast(list(batch)):
                 token_ids.append(np.array(encoding.ids, np.int32))
                 n_truncated += bool(encoding.overflowing)  # encodings of the truncated end
@@ -195,7 +195,7 @@ def limit_tokenizer(threads: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
 
-def _load_converted(folder: Path) -> "Tokenizer":
+def _load_converted_tokenizer(folder: Path) -> "Tokenizer":
     auto_tokenizer = require("transformers", "model").AutoTokenizer
     tokenizer: Tokenizer = auto_tokenizer.from_pretrained(
         str(folder), local_files_only=True, trust_remote_code=False
@@ -232,14 +232,14 @@ class WordBoundaries:
         """
         id_array = np.array(ids, np.int32)
         if self.starts_word is None:
-            ends = [*np.flatnonzero(id_array == self.separator_id).tolist(), len(id_array)]
-            starts = [0, *(end + 1 for end in ends[:-1])]
+            word_ends = [*np.flatnonzero(id_array == self.separator_id).tolist(), len(id_array)]
+            starts = [0, *(end + 1 for end in word_ends[:-1])]
         else:
             # The first id always begins a word.
             starts = [0, *(1 + np.flatnonzero(self.starts_word[id_array[1:]])).tolist()]
-            ends = [*starts[1:], len(id_array)]
+            word_ends = [*starts[1:], len(id_array)]
         id_bytes = id_array.tobytes()
-        return [id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(starts, ends, strict=True)]
+        return [id_bytes[_ID_BYTES * start : _ID_BYTES * end] for start, end in zip(starts, word_ends, strict=True)]
 
 
 @dataclass(slots=True)
@@ -252,7 +252,7 @@ class WordTokenizer:
     boundaries: WordBoundaries | None = None  # None if words are not joined for tokenization
     # Ids of added tokens, which the tokenizer matches before it splits a text into words.
     added_ids: frozenset[int] = frozenset()
-    # ids as bytes by word; None for words as in `_encode_independent`
+    # token ids of each word as bytes; None if the tokens depend on the neighbours of the word
     _recent_words: TokenCache = field(default_factory=dict)
     _older_words: TokenCache = field(default_factory=dict)
 
@@ -263,14 +263,14 @@ class WordTokenizer:
         Raises:
             InputError: there is no `tokenizer.json`, or it is corrupt.
         """
-        rules = read_json_object(folder / TOKENIZER)
+        tokenizer_config = read_json_object(folder / TOKENIZER)
         tokenizer = load_tokenizer(folder, spec.max_length)
         tokenizer.no_truncation()
-        word_separation = find_word_separation(rules)
+        word_separation = find_word_separation(tokenizer_config)
         added_ids = frozenset(tokenizer.get_added_tokens_decoder()) if word_separation == "marks" else frozenset[int]()
         return cls(
             tokenizer,
-            derive_limits(tokenizer, rules, spec),
+            derive_limits(tokenizer, tokenizer_config, spec),
             word_separation,
             find_word_boundaries(tokenizer, word_separation),
             added_ids,
@@ -309,15 +309,15 @@ class WordTokenizer:
 
     def _tokenize_by_words(self, texts: Sequence[str]) -> list[bytes]:
         # A single list, because with a list per text garbage collection takes a sixth of the time.
-        words, ends = list[str](), [0]
+        words, text_ends = list[str](), [0]
         for text in texts:
             words += text.split(" ")
-            ends.append(len(words))
-        cache = self._cache_words({*words})
-        rows_of_ids = [_concatenate_ids(cache, words[start:end]) for start, end in pairwise(ends)]
-        whole_rows = [row for row, row_ids in enumerate(rows_of_ids) if row_ids is None]
-        ids_by_row = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
-        return [ids_by_row[row] if row_ids is None else row_ids for row, row_ids in enumerate(rows_of_ids)]
+            text_ends.append(len(words))
+        ids_by_word = self._cache_words({*words})
+        id_rows = [_concatenate_ids(ids_by_word, words[start:end]) for start, end in pairwise(text_ends)]
+        whole_rows = [row for row, row_ids in enumerate(id_rows) if row_ids is None]
+        whole_ids_by_row = dict(zip(whole_rows, self._tokenize_texts([texts[row] for row in whole_rows]), strict=True))
+        return [whole_ids_by_row[row] if row_ids is None else row_ids for row, row_ids in enumerate(id_rows)]
 
     def _cache_words(self, words: set[str]) -> TokenCache:
         """Tokenize the new words and return the cache. Thread-safe."""
@@ -331,22 +331,22 @@ class WordTokenizer:
             [word for word in new_words if word and word.isascii() and word.isprintable()] if self.boundaries else []
         )
         other_words = [*{*new_words}.difference(ascii_words)]
-        recent_words.update(zip(ascii_words, self._tokenize_joined(ascii_words), strict=True))
-        recent_words.update(zip(other_words, self._tokenize_separately(other_words), strict=True))
+        recent_words.update(zip(ascii_words, self._tokenize_joined_words(ascii_words), strict=True))
+        recent_words.update(zip(other_words, self._tokenize_words(other_words), strict=True))
         return recent_words
 
-    def _tokenize_separately(self, words: Sequence[str]) -> Iterator[bytes | None]:
-        return (self._encode_independent(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
+    def _tokenize_words(self, words: Sequence[str]) -> Iterator[bytes | None]:
+        return (self._encode_isolated(word, ids) for word, ids in zip(words, self._encode_texts(words), strict=True))
 
-    def _encode_independent(self, word: str, ids: list[int]) -> bytes | None:
+    def _encode_isolated(self, word: str, ids: list[int]) -> bytes | None:
         """Return the ids of a word; None if they depend on its neighbours, so its text must be
         tokenized whole.
         """
         is_independent = self.separation == "spaces" or (word and self.added_ids.isdisjoint(ids))
-        return self._remove_unknown(ids) if is_independent else None
+        return self._remove_unknown_ids(ids) if is_independent else None
 
-    def _tokenize_joined(self, words: Sequence[str]) -> Iterator[bytes | None]:
-        """Yield the ids of each word as `_encode_independent` returns them.
+    def _tokenize_joined_words(self, words: Sequence[str]) -> Iterator[bytes | None]:
+        """Yield the ids of each word as `_encode_isolated` returns them.
 
         Tokenizing many words as one text takes a third of the time.
         """
@@ -357,20 +357,20 @@ class WordTokenizer:
             self._encode_texts([boundaries.joiner.join(word_group) for word_group in word_groups]),
             strict=True,
         ):
-            ids_of_words = boundaries.split_ids(ids)
+            word_ids = boundaries.split_ids(ids)
             yield from (
-                ids_of_words
-                if len(ids_of_words) == len(word_group) and unsafe_ids.isdisjoint(ids)
-                else self._tokenize_separately(word_group)
+                word_ids
+                if len(word_ids) == len(word_group) and unsafe_ids.isdisjoint(ids)
+                else self._tokenize_words(word_group)
             )
 
     def _tokenize_texts(self, texts: Sequence[str]) -> list[bytes]:
-        return [self._remove_unknown(ids) for ids in self._encode_texts(texts)]
+        return [self._remove_unknown_ids(ids) for ids in self._encode_texts(texts)]
 
-    def _remove_unknown(self, ids: list[int]) -> bytes:
-        unknown_token = self.limits.unknown_id
-        if unknown_token in ids:
-            ids = [token_id for token_id in ids if token_id != unknown_token]
+    def _remove_unknown_ids(self, ids: list[int]) -> bytes:
+        unknown_id = self.limits.unknown_id
+        if unknown_id in ids:
+            ids = [token_id for token_id in ids if token_id != unknown_id]
         return array("i", ids).tobytes()
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -427,7 +427,7 @@ def find_word_separation(rules: Mapping[str, Any]) -> WordSeparation | None:
     normalizers = [*_iter_steps(rules.get("normalizer"), "normalizers")]
     splitters = [*_iter_steps(rules.get("pre_tokenizer"), "pretokenizers")]
     if not splitters:
-        return "marks" if _normalizers_add_marks(normalizers) and _merges_no_words(rules["model"]) else None
+        return "marks" if _normalizers_add_marks(normalizers) and _has_no_cross_word_merges(rules["model"]) else None
     if not _CHARACTER_NORMALIZERS.issuperset(normalizer["type"] for normalizer in normalizers):
         return None
     splitter_types = [splitter["type"] for splitter in splitters]
@@ -452,8 +452,8 @@ def _splitter_adds_marks(rule: Mapping[str, Any]) -> bool:
     """Return whether a pre-tokenizer works like SentencePiece's, which marks and separates all
     words.
     """
-    prepends_always = rule.get("prepend_scheme", "always" if rule.get("add_prefix_space") else "never") == "always"
-    return bool(rule["type"] == "Metaspace" and prepends_always and rule.get("split", True))
+    always_prepends_mark = rule.get("prepend_scheme", "always" if rule.get("add_prefix_space") else "never") == "always"
+    return bool(rule["type"] == "Metaspace" and always_prepends_mark and rule.get("split", True))
 
 
 def _normalizers_add_marks(rules: Sequence[Mapping[str, Any]]) -> bool:
@@ -462,7 +462,7 @@ def _normalizers_add_marks(rules: Sequence[Mapping[str, Any]]) -> bool:
     return steps == [("Prepend", _SPACE_MARK), ("Replace", ({"String": " "}, _SPACE_MARK))]
 
 
-def _merges_no_words(model: Mapping[str, Any]) -> bool:
+def _has_no_cross_word_merges(model: Mapping[str, Any]) -> bool:
     """Return whether no BPE token has a mark after another character, so that no merge joins two
     words.
     """
@@ -523,15 +523,15 @@ def batch_by_length(
     sorted_rows = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     # (n,) padded lengths, descending.
     widths = np.array([pad_length(int(lengths[row])) for row in sorted_rows], np.int64)
-    start = 0
-    while start < len(sorted_rows):
-        width = int(widths[start])
-        end = start + max(1, max_tokens // width)
+    first_row = 0
+    while first_row < len(sorted_rows):
+        width = int(widths[first_row])
+        end = first_row + max(1, max_tokens // width)
         min_rows = -(-min_tokens // width)
-        rows = sorted_rows[start:end][widths[start:end] == width] if min_tokens else sorted_rows[start:end]
+        rows = sorted_rows[first_row:end][widths[first_row:end] == width] if min_tokens else sorted_rows[first_row:end]
         if mix_lengths and len(rows) < min_rows:
-            rows = sorted_rows[start : min(end, start + min_rows)]
-        start += len(rows)
+            rows = sorted_rows[first_row : min(end, first_row + min_rows)]
+        first_row += len(rows)
         yield np.resize(rows, max(len(rows), min_rows))  # (b,) -> (>= b,), repeated
 
 
@@ -543,12 +543,12 @@ def batch_without_padding(lengths: Sequence[int], max_tokens: int) -> Iterator[n
     length are adjacent.
     """
     sorted_rows = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
-    ends = np.cumsum(np.asarray(lengths, np.int64)[sorted_rows])  # (n,) cumulative number of tokens
-    start, tokens_done = 0, 0
-    while start < len(sorted_rows):
-        end = max(start + 1, int(np.searchsorted(ends, tokens_done + max_tokens, side="right")))
-        yield sorted_rows[start:end]
-        start, tokens_done = end, int(ends[end - 1])
+    token_ends = np.cumsum(np.asarray(lengths, np.int64)[sorted_rows])  # (n,) cumulative number of tokens
+    first_row, n_tokens_done = 0, 0
+    while first_row < len(sorted_rows):
+        end_row = max(first_row + 1, int(np.searchsorted(token_ends, n_tokens_done + max_tokens, side="right")))
+        yield sorted_rows[first_row:end_row]
+        first_row, n_tokens_done = end_row, int(token_ends[end_row - 1])
 
 
 def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> Iterator[tuple[Rows, _Result]]:
@@ -569,8 +569,7 @@ def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> 
             if len(batch_rows) == 1:
                 raise ResourceError(
                     "the model and one text do not fit into the GPU's memory: end other programs "
-                    "on "
-                    "this GPU, lower the encoder's max_length, or set CUDA_VISIBLE_DEVICES to "
+                    "on this GPU, lower the encoder's max_length, or set CUDA_VISIBLE_DEVICES to "
                     "another GPU"
                 ) from error
         else:

@@ -23,9 +23,9 @@ from rag_model.encoders.files import CONFIG, read_json_object, resolve_folder
 from rag_model.encoders.model import (
     CUDA_BATCH_TOKENS,
     choose_inference_dtype,
+    get_training_length_multiple,
     parse_dtype,
     resolve_device,
-    training_length_multiple,
 )
 from rag_model.encoders.pretrained import check_body_is_complete, load_weights, refuse_missing_tensors
 from rag_model.encoders.tokens import copy_tokenizer
@@ -160,7 +160,7 @@ class TrainableCrossEncoder(nn.Module):
         titles, texts = [passage.title for passage in passages], [passage.text for passage in passages]
         # A GPU selects kernels for each new length, so batches of many lengths train slowly at
         # first.
-        multiple = training_length_multiple(next(self.parameters()).device)
+        multiple = get_training_length_multiple(next(self.parameters()).device)
         return self._model.forward(self._tokens.pad_batch(self._tokens.encode(questions, titles, texts), multiple))
 
     def scores(self, questions: Sequence[str], passages: Sequence[Passage]) -> npt.NDArray[np.float32]:
@@ -168,10 +168,10 @@ class TrainableCrossEncoder(nn.Module):
         `CrossEncoder` does.
         """
         was_training = self.training
-        scorer = CrossEncoder(self._tokens, self._model)
+        cross_encoder = CrossEncoder(self._tokens, self._model)
         try:
             self.eval()
-            return scorer.scores(
+            return cross_encoder.scores(
                 questions, [passage.title for passage in passages], [passage.text for passage in passages]
             )
         finally:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Encoder, Role, Vectors
 from rag_model.encoders.files import CONFIG
-from rag_model.encoders.model import Model, training_length_multiple
+from rag_model.encoders.model import Model, get_training_length_multiple
 from rag_model.encoders.pretrained import freeze_pooler
 from rag_model.encoders.space import Space, compute_space, name_space_by_content, read_declared_space
 from rag_model.encoders.spec import RECORD_FILE, EncoderSpec, TextInput, write_encoder_record
@@ -81,7 +81,7 @@ class TrainableEncoder(nn.Module):
         tokens.
         """
         tokens = tokenize(self.tokenizer, self._format_inputs(texts, role))
-        return self._get_model_on_device().forward(tokens, training_length_multiple(self.device))
+        return self._get_model_on_device().forward(tokens, get_training_length_multiple(self.device))
 
     def embed_passages(self, passages: Sequence[Passage]) -> Tensor:
         """Return the (m, d) float32 vectors of passages with gradient, in order, for any role of
@@ -128,8 +128,8 @@ class TrainableEncoder(nn.Module):
         trained.
         """
         self.save_tokenizer_and_spec(folder, target_space)
-        model: Any = self.whole
-        model.save_pretrained(str(folder))
+        transformers_model: Any = self.whole
+        transformers_model.save_pretrained(str(folder))
 
     def save_passage_encoder(self, folder: Path) -> Space:
         """Write a passage encoder like `save`; return the space of its passages."""
@@ -139,8 +139,8 @@ class TrainableEncoder(nn.Module):
     def save_tokenizer_and_spec(self, folder: Path, target_space: Space | None = None) -> None:
         """Write all files except config and weights: tokenizer, spec and passage space."""
         copy_tokenizer(self.folder, folder)
-        record = {"spec": self.spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
-        write_encoder_record(folder, record)
+        record_fields = {"spec": self.spec.to_json(), **({"asks": target_space.to_json()} if target_space else {})}
+        write_encoder_record(folder, record_fields)
 
     def _get_model_on_device(self) -> Model:
         """Return the model on the current device of the weights."""

@@ -142,15 +142,15 @@ def list_weight_files(folder: Path) -> list[Path]:
     if hub_name := find_hub_name(folder):
         repository = hub_name.partition("@")[0]
         raise InputError(
-            f"model {hub_name} has no {WEIGHTS}, and pickled weights are not read, since they can execute code: "
-            f"name a revision that has safetensors, such as {repository}@refs/pr/3, or convert its weights with "
-            f"`bookwheel convert-weights {repository} FOLDER`"
+            f"model {hub_name} has no {WEIGHTS}, and pickled weights are not read, since they can "
+            f"execute code: name a revision that has safetensors, such as {repository}@refs/pr/3, "
+            f"or convert its weights with `bookwheel convert-weights {repository} FOLDER`"
         )
     if any(folder.glob("*.bin")):
         raise InputError(
-            f"model {folder} has only pickled weights, which can execute code when read: convert them with "
-            f"`bookwheel convert-weights {folder} NEW_FOLDER`, or name a revision of the hub that has safetensors, "
-            "such as NAME@refs/pr/3"
+            f"model {folder} has only pickled weights, which can execute code when read: convert "
+            f"them with `bookwheel convert-weights {folder} NEW_FOLDER`, or name a revision of the "
+            "hub that has safetensors, such as NAME@refs/pr/3"
         )
     raise InputError(f"model {folder} has no {WEIGHTS}: give the folder of a Hugging Face model")
 
@@ -189,28 +189,28 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
         tensor_entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         data_end = max(entry["data_offsets"][1] for entry in tensor_entries.values())
         missing_bytes = 8 + header_bytes + data_end - path.stat().st_size
-        tensors = {name: _parse_entry(path, entry, 8 + header_bytes) for name, entry in tensor_entries.items()}
+        tensors = {name: _parse_tensor_entry(path, entry, 8 + header_bytes) for name, entry in tensor_entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise InputError(f"model file {path} is missing or corrupt: fetch the model again") from error
+        raise InputError(f"model file {path} is missing or corrupt: fetch it again") from error
     if missing_bytes > 0:
         raise InputError(f"model file {path} is truncated ({missing_bytes} bytes are missing): fetch it again")
     return tensors
 
 
-def _parse_entry(path: Path, entry: Mapping[str, Any], data_start: int) -> StoredTensor:
+def _parse_tensor_entry(path: Path, entry: Mapping[str, Any], values_start: int) -> StoredTensor:
     """Parse the header entry of a tensor.
 
     Raises:
         ValueError: shape and number of bytes do not match.
     """
-    (first, end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), tuple(entry["shape"])
-    if not all(type(number) is int and number >= 0 for number in (first, end, *shape)):
+    (data_start, data_end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), tuple(entry["shape"])
+    if not all(type(integer) is int and integer >= 0 for integer in (data_start, data_end, *shape)):
         raise ValueError("a tensor without a shape or offsets")
     numpy_type = _FLOAT_TYPES.get(dtype, _INTEGER_TYPES.get(dtype))
     value_bytes = None if numpy_type is None else np.dtype(numpy_type).itemsize
-    if end < first or (value_bytes is not None and end - first != value_bytes * math.prod(shape)):
+    if data_end < data_start or (value_bytes is not None and data_end - data_start != value_bytes * math.prod(shape)):
         raise ValueError("a tensor whose shape does not match its bytes")
-    return StoredTensor(path, dtype, shape, data_start + first)
+    return StoredTensor(path, dtype, shape, values_start + data_start)
 
 
 def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -219,12 +219,12 @@ def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredT
     """
     tensor_by_name_parts = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
     used_tensors = {parts: tensor for parts, tensor in tensor_by_name_parts.items() if not _UNUSED_PARTS & set(parts)}
-    n_prefix_parts = 0
-    for column in zip(*(parts[:-1] for parts in used_tensors), strict=False):
-        if len(set(column)) > 1:
+    n_common_parts = 0
+    for name_level in zip(*(parts[:-1] for parts in used_tensors), strict=False):
+        if len(set(name_level)) > 1:
             break
-        n_prefix_parts += 1
-    return {_modernize_name(parts[n_prefix_parts:]): tensor for parts, tensor in used_tensors.items()}
+        n_common_parts += 1
+    return {_modernize_name(parts[n_common_parts:]): tensor for parts, tensor in used_tensors.items()}
 
 
 def _modernize_name(parts: tuple[str, ...]) -> str:

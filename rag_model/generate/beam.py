@@ -48,13 +48,13 @@ def propose_most_likely(beams: int) -> ProposeTokens:
 
     As at most half of the candidates can be ends of answers, `beams` hypotheses remain.
     """
-    n_candidates = 1 if beams == 1 else 2 * beams
+    n_proposed = 1 if beams == 1 else 2 * beams
 
-    def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        top = log_p.topk(min(n_candidates, log_p.shape[-1]), dim=-1)  # (h, v) -> (h, c)
-        return top.values, top.indices
+    def propose_tokens(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
+        top_tokens = log_p.topk(min(n_proposed, log_p.shape[-1]), dim=-1)  # (h, v) -> (h, c)
+        return top_tokens.values, top_tokens.indices
 
-    return propose
+    return propose_tokens
 
 
 def beam_search(
@@ -62,7 +62,7 @@ def beam_search(
     prefill_result: tuple[Tensor, State],
     log_prior: Tensor,
     settings: DecodingSettings,
-    propose: ProposeTokens,
+    propose_tokens: ProposeTokens,
     n_answers: int,
 ) -> list[list[Hypothesis]]:
     """Return the best `n_answers` answers of each group, best first; fewer if the beams found
@@ -86,22 +86,24 @@ def beam_search(
     """
     steps_per_read = GPU_BLOCK if log_prior.is_cuda else 1
     if settings.beams == 1 and steps_per_read > 1 and not getattr(generator, "reads_tokens", False):
-        return search_greedily(generator, prefill_result, log_prior, settings, propose, steps_per_read)
+        return search_greedily(generator, prefill_result, log_prior, settings, propose_tokens, steps_per_read)
     logits, state = prefill_result
     del prefill_result
     beams = [[Hypothesis((), 0.0, ())] for _ in log_prior]
     answers: list[list[Hypothesis]] = [[] for _ in log_prior]
     while any(beams):
-        groups = [group for group, hypotheses in enumerate(beams) for _ in hypotheses]
-        extensions = _extend_hypotheses(logits, log_prior, groups, beams, propose, _get_forbidden_token(generator))
-        parents: list[int] = []
+        row_groups = [group for group, hypotheses in enumerate(beams) for _ in hypotheses]
+        extensions = _extend_hypotheses(
+            logits, log_prior, row_groups, beams, propose_tokens, _get_forbidden_token(generator)
+        )
+        parent_rows: list[int] = []
         for group, candidates in enumerate(extensions):
             live_candidates = _separate_finished(candidates, answers[group], generator.end_token, settings, n_answers)
             beams[group] = [extension.hypothesis for extension in live_candidates]
-            parents += [extension.parent for extension in live_candidates]
-        if parents:
+            parent_rows += [extension.parent for extension in live_candidates]
+        if parent_rows:
             tokens = [hypothesis.tokens[-1] for hypotheses in beams for hypothesis in hypotheses]
-            logits, state = _append_tokens(generator, state, parents, tokens, log_prior)
+            logits, state = _append_tokens(generator, state, parent_rows, tokens, log_prior)
     if not all(answers):
         raise InputError(_NO_TOKEN)
     return answers
@@ -119,8 +121,8 @@ def log_marginal(logits: Tensor, log_prior: Tensor) -> tuple[Tensor, Tensor]:
     """
     h, d = log_prior.shape
     # (h d, v) -> (h, d, v), plus (h, d) -> (h, d, 1)
-    joint = logits.log_softmax(-1).view(h, d, -1).add_(log_prior.unsqueeze(-1))
-    return joint, joint.logsumexp(1) if d > 1 else joint[:, 0]  # (h, d, v) -> (h, v)
+    log_joint = logits.log_softmax(-1).view(h, d, -1).add_(log_prior.unsqueeze(-1))
+    return log_joint, log_joint.logsumexp(1) if d > 1 else log_joint[:, 0]  # (h, d, v) -> (h, v)
 
 
 def _extend_hypotheses(
@@ -128,46 +130,46 @@ def _extend_hypotheses(
     log_prior: Tensor,
     groups: Sequence[int],
     live_hypotheses: Sequence[Sequence[Hypothesis]],
-    propose: ProposeTokens,
+    propose_tokens: ProposeTokens,
     forbidden_token: int | None,
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all live hypotheses, by group."""
-    prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
-    columns = _propose_columns(logits, prior, groups, propose, forbidden_token)
+    row_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
+    columns = _propose_columns(logits, row_prior, groups, propose_tokens, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
     parents = [hypothesis for hypotheses in live_hypotheses for hypothesis in hypotheses]
     for row, (group, parent, candidates) in enumerate(zip(groups, parents, columns.tolist(), strict=True)):
-        for gain, token, *shares in candidates:
-            if not gain > -float("inf"):  # NaN is excluded as well
+        for log_p_gain, token, *shares in candidates:
+            if not log_p_gain > -float("inf"):  # NaN is excluded as well
                 continue
-            extended = _extend(parent, gain, token, shares)
-            extensions[group].append(_Extension(extended, row))
+            longer_hypothesis = _extend_hypothesis(parent, log_p_gain, token, shares)
+            extensions[group].append(_Extension(longer_hypothesis, row))
     return extensions
 
 
-def _extend(hypothesis: Hypothesis, gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
+def _extend_hypothesis(hypothesis: Hypothesis, gain: float, token: float, shares: Sequence[float]) -> Hypothesis:
     all_shares = (*hypothesis.shares, tuple(shares)) if shares else ()
     return Hypothesis((*hypothesis.tokens, int(token)), hypothesis.log_p + gain, all_shares)
 
 
 def _propose_columns(
-    logits: Tensor, prior: Tensor, groups: Sequence[int], propose: ProposeTokens, forbidden_token: int | None
+    logits: Tensor, prior: Tensor, groups: Sequence[int], propose_tokens: ProposeTokens, forbidden_token: int | None
 ) -> Tensor:
     """Return (h, c, 2 + d) float64: log p, token id, and p(z_i | x, y_≤i) of each candidate.
 
     If d = 1, the shape is (h, c, 2). A single tensor needs a single copy to the host, and float64
     represents all values exactly.
     """
-    joint, marginal = log_marginal(logits, prior)
+    log_joint, log_marginals = log_marginal(logits, prior)
     if forbidden_token is not None:
-        marginal[:, forbidden_token] = -torch.inf
-    gains, tokens = propose(marginal, groups)
-    columns = [gains.double()[..., None], tokens.double()[..., None]]
-    if joint.shape[1] > 1:
+        log_marginals[:, forbidden_token] = -torch.inf
+    log_probs, tokens = propose_tokens(log_marginals, groups)
+    columns = [log_probs.double()[..., None], tokens.double()[..., None]]
+    if log_joint.shape[1] > 1:
         # (h, c) -> (h, d, c)
-        token_joint = joint.gather(2, tokens.unsqueeze(1).expand(-1, joint.shape[1], -1))
+        token_joints = log_joint.gather(2, tokens.unsqueeze(1).expand(-1, log_joint.shape[1], -1))
         # (h, d, c) -> (h, c, d)
-        columns.append(token_joint.sub(gains.unsqueeze(1)).exp().transpose(1, 2).double())
+        columns.append(token_joints.sub(log_probs.unsqueeze(1)).exp().transpose(1, 2).double())
     return torch.cat(columns, 2)
 
 
@@ -176,7 +178,7 @@ def search_greedily(
     prefill_result: tuple[Tensor, State],
     log_prior: Tensor,
     settings: DecodingSettings,
-    propose: ProposeTokens,
+    propose_tokens: ProposeTokens,
     steps_per_read: int,
 ) -> list[list[Hypothesis]]:
     """Return a list with one answer for each group, as `beam_search` does with one beam.
@@ -200,7 +202,7 @@ def search_greedily(
             if columns:
                 next_tokens = columns[-1][:, 0, 1].long()  # (h, 1, 2 + d) -> (h,)
                 logits, state = generator.step(state, next_tokens.repeat_interleave(d))
-            columns.append(_propose_columns(logits, prior, live_groups, propose, forbidden_token))
+            columns.append(_propose_columns(logits, prior, live_groups, propose_tokens, forbidden_token))
             n_steps += 1
         live_rows = list[int]()
         # (h, steps, 2 + d)
@@ -209,7 +211,7 @@ def search_greedily(
             for gain, token, *shares in candidates:
                 if not gain > -float("inf"):  # NaN is excluded as well
                     raise InputError(_NO_TOKEN)
-                answers[group] = _extend(answers[group], gain, token, shares)
+                answers[group] = _extend_hypothesis(answers[group], gain, token, shares)
                 is_live = answers[group].tokens[-1] != generator.end_token
                 if not is_live:
                     break
@@ -228,24 +230,24 @@ def _separate_finished(
 ) -> list[_Extension]:
     """Move a group's finished candidates to `finished`; return those to extend further."""
     candidates.sort(key=lambda extension: extension.hypothesis.log_p, reverse=True)
-    continued: list[_Extension] = []
-    for rank, candidate in enumerate(candidates[: 2 * settings.beams]):
+    live_extensions: list[_Extension] = []
+    for candidate_rank, candidate in enumerate(candidates[: 2 * settings.beams]):
         tokens = candidate.hypothesis.tokens
         if tokens[-1] != end_token and len(tokens) < settings.token_limit:
-            continued.append(candidate)
-        elif rank < settings.beams:
+            live_extensions.append(candidate)
+        elif candidate_rank < settings.beams:
             finished.append(candidate.hypothesis)
     finished.sort(key=lambda hypothesis: hypothesis.score(settings.length_penalty), reverse=True)
     del finished[n_answers:]
     score_to_beat = finished[-1].score(settings.length_penalty) if len(finished) == n_answers else -float("inf")
     return [
         extension
-        for extension in continued[: settings.beams]
-        if _score_upper_bound(extension.hypothesis, settings) > score_to_beat
+        for extension in live_extensions[: settings.beams]
+        if _compute_score_bound(extension.hypothesis, settings) > score_to_beat
     ]
 
 
-def _score_upper_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> float:
+def _compute_score_bound(hypothesis: Hypothesis, settings: DecodingSettings) -> float:
     """Return an upper bound of a live hypothesis's final score.
 
     The bound assumes that further tokens do not lower log p, and the most favourable length.

@@ -109,7 +109,7 @@ class Sampling:
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}: give the number of tokens to draw from, or 0 for all")
         if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}: give a probability mass above 0 and at most 1")
+            raise UsageError(f"top_p is {self.top_p}: give a share above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +181,8 @@ def propose_sampled(sampling: Sampling, generators: Sequence[torch.Generator]) -
     """
 
     def propose(log_p: Tensor, groups: Sequence[int]) -> tuple[Tensor, Tensor]:
-        numbers = send_to(draw_uniform([generators[group] for group in groups]), log_p.device)
-        tokens = sample_tokens(log_p, sampling, numbers)[:, None]
+        uniforms = send_to(draw_uniform([generators[group] for group in groups]), log_p.device)
+        tokens = sample_tokens(log_p, sampling, uniforms)[:, None]
         return log_p.gather(-1, tokens), tokens  # (h, v) -> (h, 1)
 
     return propose

@@ -202,7 +202,7 @@ class _ReportingGenerator:
 
     def prefill(self, contexts: Contexts) -> tuple[Tensor, State]:
         logits, state = self._generator.prefill(contexts)
-        return logits, (state, [(context, ()) for context in range(len(contexts.tokens))])
+        return logits, (state, [(context_row, ()) for context_row in range(len(contexts.tokens))])
 
     def step(self, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         inner_state, histories = state

@@ -47,7 +47,7 @@ def log_prior(scores: Tensor, temperature: float = 1.0) -> Tensor:
     >>> log_prior(torch.tensor([[2.0, 2.0]])).exp()
     tensor([[0.5000, 0.5000]])
     """
-    return (_to_wide(scores) / temperature).log_softmax(-1)
+    return (_to_wide_dtype(scores) / temperature).log_softmax(-1)
 
 
 def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
@@ -58,9 +58,9 @@ def sequence_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihoo
         log_p: (b, k, t) log p(y_i|x,z,y_<i).
         mask: (b, t) bool, False for tokens that are ignored.
     """
-    joint = prior + _sum_tokens(log_p, mask)  # (b, k, t) -> (b, k)
-    marginal = joint.logsumexp(1)
-    return Likelihood(marginal, (joint - marginal[:, None]).detach(), None)
+    log_joint = prior + _sum_tokens(log_p, mask)  # (b, k, t) -> (b, k)
+    log_marginal_p = log_joint.logsumexp(1)
+    return Likelihood(log_marginal_p, (log_joint - log_marginal_p[:, None]).detach(), None)
 
 
 def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
@@ -69,12 +69,12 @@ def token_likelihood(prior: Tensor, log_p: Tensor, mask: Tensor) -> Likelihood:
     The arguments are the same as of `sequence_likelihood`.
     """
     joint = prior[..., None] + log_p  # (b, k) -> (b, k, 1) -> (b, k, t)
-    marginals = joint.logsumexp(1)
-    shares = (joint - marginals[:, None]).detach()  # marginals: (b, t) -> (b, 1, t)
+    log_marginals = joint.logsumexp(1)
+    log_shares = (joint - log_marginals[:, None]).detach()  # marginals: (b, t) -> (b, 1, t)
     token_counts = mask.sum(1).clamp(min=1)[:, None]  # (b, t) -> (b, 1)
     # (b, k, t) -> (b, k)
-    posterior = shares.masked_fill(~mask[:, None], -torch.inf).logsumexp(2) - token_counts.log()
-    return Likelihood(marginals.masked_fill(~mask, 0).sum(1), posterior, shares)
+    posterior = log_shares.masked_fill(~mask[:, None], -torch.inf).logsumexp(2) - token_counts.log()
+    return Likelihood(log_marginals.masked_fill(~mask, 0).sum(1), posterior, log_shares)
 
 
 def sequence_uniform(prior: Tensor, totals: Tensor, mask: Tensor, vocabulary: int) -> Tensor:
@@ -93,11 +93,11 @@ def token_uniform(prior: Tensor, logits: Tensor, mask: Tensor) -> Tensor:
     `logits` are (b, k, t, v). The function processes one token at a time and recomputes in the
     backward pass, so that the (b, t, v) mixture is never in memory.
     """
-    steps = [
+    step_log_p = [
         checkpoint(_sum_mixture_log_p, prior, step, use_reentrant=False, preserve_rng_state=False)
         for step in logits.unbind(2)  # (b, k, t, v) -> t times (b, k, v)
     ]
-    return torch.stack(steps, 1).masked_fill(~mask, 0).sum(1)  # t times (b,) -> (b, t) -> (b,)
+    return torch.stack(step_log_p, 1).masked_fill(~mask, 0).sum(1)  # t times (b,) -> (b, t) -> (b,)
 
 
 def smooth_labels(log_p: Tensor, uniform: Tensor, epsilon: float, vocabulary: int) -> Tensor:
@@ -115,8 +115,8 @@ def target_log_p(logits: Tensor, targets: Tensor, *, totals: bool = False) -> tu
     size is their gradient.
     """
     target_ids = targets[:, None].expand(logits.shape[:-1])  # (b, t) -> (b, 1, t) -> (b, k, t)
-    rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)
-    log_p_and_totals: tuple[Tensor, Tensor] = _TargetLogP.apply(rows, target_ids.reshape(-1), totals)  # type: ignore[no-untyped-call]
+    logit_rows = logits.reshape(-1, logits.shape[-1])  # (b, k, t, v) -> (b k t, v)
+    log_p_and_totals: tuple[Tensor, Tensor] = _TargetLogP.apply(logit_rows, target_ids.reshape(-1), totals)  # type: ignore[no-untyped-call]
     # (b k t,) -> (b, k, t)
     return log_p_and_totals[0].view(target_ids.shape), log_p_and_totals[1].view(target_ids.shape)
 
@@ -131,14 +131,14 @@ class _TargetLogP(torch.autograd.Function):
         """
         log_norms, sums = (logits.new_zeros(len(logits), dtype=_choose_wide_dtype(logits.dtype)) for _ in range(2))
         for rows in _split_rows(logits):
-            row_logits = _to_wide(logits[rows])
+            row_logits = _to_wide_dtype(logits[rows])
             log_norms[rows] = row_logits.logsumexp(-1)
             if totals:
                 sums[rows] = row_logits.sum(-1) - logits.shape[-1] * log_norms[rows]
         ctx.save_for_backward(logits, targets, log_norms)
         ctx.totals = totals
         # (n, v) -> (n, 1) -> (n,)
-        return _to_wide(logits.gather(1, targets[:, None])[:, 0]) - log_norms, sums
+        return _to_wide_dtype(logits.gather(1, targets[:, None])[:, 0]) - log_norms, sums
 
     @staticmethod
     @once_differentiable
@@ -148,31 +148,31 @@ class _TargetLogP(torch.autograd.Function):
         ∂ log p(y) / ∂ l_w = [w = y] - p(w), and ∂ Σ log p / ∂ l_w = 1 - v p(w).
         """
         logits, targets, log_norms = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
+        logits_gradient = torch.empty_like(logits)
         for rows in _split_rows(logits):
-            row_gradient = (_to_wide(logits[rows]) - log_norms[rows, None]).exp_()
+            row_gradient = (_to_wide_dtype(logits[rows]) - log_norms[rows, None]).exp_()
             # (r,); row_gradient is (r, v), for r <= n rows at a time
-            weight = target_gradient[rows] + (logits.shape[-1] * total_gradient[rows] if ctx.totals else 0)
-            row_gradient.mul_(-weight[:, None])
+            row_weight = target_gradient[rows] + (logits.shape[-1] * total_gradient[rows] if ctx.totals else 0)
+            row_gradient.mul_(-row_weight[:, None])
             if ctx.totals:
                 row_gradient.add_(total_gradient[rows, None])
             # (r, 1) added into (r, v)
-            gradient[rows] = row_gradient.scatter_add_(1, targets[rows, None], target_gradient[rows, None])
-        return gradient, None, None
+            logits_gradient[rows] = row_gradient.scatter_add_(1, targets[rows, None], target_gradient[rows, None])
+        return logits_gradient, None, None
 
 
 def _split_rows(logits: Tensor) -> list[slice]:
-    max_values = _MAX_CUDA_LOGITS if logits.is_cuda else _MAX_CPU_LOGITS
-    n_rows = max(1, max_values // logits.shape[-1])
+    max_logits = _MAX_CUDA_LOGITS if logits.is_cuda else _MAX_CPU_LOGITS
+    n_rows = max(1, max_logits // logits.shape[-1])
     return [slice(i, i + n_rows) for i in range(0, len(logits), n_rows)]
 
 
 def _sum_mixture_log_p(prior: Tensor, logits: Tensor) -> Tensor:
     # (b, k, v) -> (b, v) -> (b,)
-    return (_to_wide(logits).log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)
+    return (_to_wide_dtype(logits).log_softmax(-1) + prior[..., None]).logsumexp(1).sum(-1)
 
 
-def _to_wide(logits: Tensor) -> Tensor:
+def _to_wide_dtype(logits: Tensor) -> Tensor:
     return logits.to(_choose_wide_dtype(logits.dtype))
 
 

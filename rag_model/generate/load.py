@@ -69,8 +69,8 @@ def load_generator(
     module = _load_module(folder, auto_class, {**weight_source, "dtype": resolved_dtype}).to(resolved_device).eval()
     chosen_template = template or _read_folder_template(folder, config, tokenizer)
     if config.is_encoder_decoder:
-        return _build_seq2seq(folder, module, tokenizer, chosen_template)
-    return _build_causal(folder, module, tokenizer, chosen_template)
+        return _build_seq2seq_generator(folder, module, tokenizer, chosen_template)
+    return _build_causal_generator(folder, module, tokenizer, chosen_template)
 
 
 def load_generator_tokenizer(name: str | Path) -> Any:
@@ -87,8 +87,7 @@ def load_generator_tokenizer(name: str | Path) -> Any:
 def apply_chat_template(
     tokenizer: Any, template: InstructionTemplate | None = None, system: str = ""
 ) -> InstructionTemplate:
-    """Return a template whose `before` and `after` are the text of the chat template of `tokenizer`
-    around the user message.
+    """Return a template with the text of the tokenizer's chat template in `before` and `after`.
 
     `system` is the system message; if the chat template does not support one, it is put at the
     beginning of the user message.
@@ -103,7 +102,7 @@ def apply_chat_template(
         UsageError: the chat template does not contain the user message, or refuses it.
         InputError: the chat template cannot be rendered within its bounds.
     """
-    prompt = _render_around_mark(tokenizer, system)
+    prompt = _render_around_message_mark(tokenizer, system)
     prefix, mark, suffix = prompt.rpartition(_MESSAGE_MARK)
     if not mark or _MESSAGE_MARK in prefix.replace(system, "", 1):
         raise UsageError(
@@ -115,7 +114,7 @@ def apply_chat_template(
     return replace(template, before=prefix, after=suffix, answer_prefix="", special=False)
 
 
-def _render_around_mark(tokenizer: Any, system: str) -> str:
+def _render_around_message_mark(tokenizer: Any, system: str) -> str:
     """Render the chat template with a system message and a placeholder for the user message."""
     user_message = {"role": "user", "content": _MESSAGE_MARK}
     if system:
@@ -150,8 +149,8 @@ def _find_weight_source(folder: Path) -> dict[str, Any]:
 
 
 def _load_by_class(folder: Path, auto_class: Any, arguments: dict[str, Any]) -> Any:
-    advice = "give an encoder-decoder or a decoder-only model"
-    return load_pretrained(auto_class, folder, "generator", advice, **arguments)
+    class_advice = "give an encoder-decoder or a decoder-only model"
+    return load_pretrained(auto_class, folder, "generator", class_advice, **arguments)
 
 
 def _check_is_generator(folder: Path, config: Any) -> None:
@@ -159,14 +158,14 @@ def _check_is_generator(folder: Path, config: Any) -> None:
     class_names = require("transformers.models.auto.modeling_auto", "model").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if architectures and not config.is_encoder_decoder and not set(architectures) & set(class_names.values()):
         raise InputError(
-            f"generator {folder} is a {architectures[0]}, not a generator: give an encoder-decoder "
+            f"model {folder} is a {architectures[0]}, which cannot generate: give an encoder-decoder "
             "or a decoder-only model"
         )
 
 
 def _load_tokenizer(folder: Path, weight_source: dict[str, Any]) -> Any:
-    load = partial(_load_by_class, folder, require("transformers", "model").AutoTokenizer, weight_source)
-    tokenizer = load_with_guard(folder / TOKENIZER, load)
+    load_by_class = partial(_load_by_class, folder, require("transformers", "model").AutoTokenizer, weight_source)
+    tokenizer = load_with_guard(folder / TOKENIZER, load_by_class)
     if not tokenizer.is_fast:
         raise InputError(f"generator {folder} has no fast tokenizer: save one with `AutoTokenizer.save_pretrained`")
     if tokenizer.eos_token_id is None:
@@ -193,13 +192,13 @@ def _read_folder_template(folder: Path, config: Any, tokenizer: Any) -> PromptTe
     return apply_chat_template(tokenizer) if tokenizer.chat_template else InstructionTemplate()
 
 
-def _build_seq2seq(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
+def _build_seq2seq_generator(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
     start_candidates = (module.config.decoder_start_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id)
-    start_token = next((token for token in start_candidates if token is not None), None)
+    start_token = next((token_id for token_id in start_candidates if token_id is not None), None)
     if start_token is None:
         raise InputError(f"generator {folder} has no decoder_start_token_id: set it in the model's config")
-    empty_ids = tokenizer("")["input_ids"]
-    first_token = empty_ids[0] if len(empty_ids) > 1 else None
+    empty_text_ids = tokenizer("")["input_ids"]
+    first_token = empty_text_ids[0] if len(empty_text_ids) > 1 else None
     end_token = tokenizer.eos_token_id
     return Seq2SeqGenerator(
         module,
@@ -213,7 +212,7 @@ def _build_seq2seq(folder: Path, module: Any, tokenizer: Any, template: PromptTe
     )
 
 
-def _build_causal(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
+def _build_causal_generator(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
     if not isinstance(template, InstructionTemplate):
         raise UsageError(f"generator {folder} is decoder-only, so it needs an InstructionTemplate: give one")
     max_tokens = _read_max_tokens(module.config)
@@ -236,4 +235,4 @@ def _read_max_tokens(config: Any) -> int:
     """
     if hasattr(config, "relative_attention_num_buckets"):
         return _UNBOUNDED
-    return min((int(limit) for name in _LENGTH_KEYS if (limit := getattr(config, name, None))), default=_UNBOUNDED)
+    return min((int(length) for name in _LENGTH_KEYS if (length := getattr(config, name, None))), default=_UNBOUNDED)

@@ -64,7 +64,7 @@ def tokenize_untrusted(
             if added_token.special and len(str(added_token)) > 1
         )
     )
-    results: list[TokenizedText] = []
+    tokenized_texts: list[TokenizedText] = []
     for text, untrusted_spans, ids, encoding in zip(
         texts, untrusted, encodings["input_ids"], encodings.encodings, strict=True
     ):
@@ -76,19 +76,19 @@ def tokenize_untrusted(
                 if any(span_start < offset <= span_end for span_start, span_end in untrusted_spans)
             }
         )
-        results.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
-    return results
+        tokenized_texts.append(_tokenize_segments(tokenizer, text, cuts, tokenized_text) if cuts else tokenized_text)
+    return tokenized_texts
 
 
 def _iter_cut_offsets(text: str, names: tuple[str, ...]) -> Iterator[int]:
     """Yield the offset after the first character of each special token name; names may overlap."""
     if any(name in text for name in names):
-        for match in _compile_names(names).finditer(text):
+        for match in _compile_name_pattern(names).finditer(text):
             yield match.start() + 1
 
 
 @lru_cache(maxsize=16)
-def _compile_names(names: tuple[str, ...]) -> re.Pattern[str]:
+def _compile_name_pattern(names: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(f"(?={'|'.join(map(re.escape, names))})")
 
 
@@ -97,22 +97,22 @@ def _tokenize_segments(tokenizer: Any, text: str, cuts: Sequence[int], tokenized
     them.
     """
     prefix, suffix = _split_added_tokens(tokenized_text)
-    segments = list(pairwise([0, *cuts, len(text)]))
-    encodings = tokenizer([text[start:end] for start, end in segments], add_special_tokens=False, verbose=False)
+    segment_spans = list(pairwise([0, *cuts, len(text)]))
+    encodings = tokenizer([text[start:end] for start, end in segment_spans], add_special_tokens=False, verbose=False)
     ids, offsets = list(prefix), [(0, 0)] * len(prefix)
-    for (segment_start, _), encoding in zip(segments, encodings.encodings, strict=True):
+    for (segment_start, _), encoding in zip(segment_spans, encodings.encodings, strict=True):
         ids += encoding.ids
         offsets += [(segment_start + start, segment_start + end) for start, end in encoding.offsets]
-    added = [1] * len(prefix) + [0] * (len(ids) - len(prefix)) + [1] * len(suffix)
-    return TokenizedText([*ids, *suffix], [*offsets, *[(0, 0)] * len(suffix)], added)
+    added_mask = [1] * len(prefix) + [0] * (len(ids) - len(prefix)) + [1] * len(suffix)
+    return TokenizedText([*ids, *suffix], [*offsets, *[(0, 0)] * len(suffix)], added_mask)
 
 
 def _split_added_tokens(tokenized_text: TokenizedText) -> tuple[list[int], list[int]]:
     """Return the tokens that the tokenizer added before and after a text."""
-    text_positions = [position for position, added in enumerate(tokenized_text.added) if not added]
-    if not text_positions:
+    text_indices = [position for position, added in enumerate(tokenized_text.added) if not added]
+    if not text_indices:
         return tokenized_text.ids, []
-    return tokenized_text.ids[: text_positions[0]], tokenized_text.ids[text_positions[-1] + 1 :]
+    return tokenized_text.ids[: text_indices[0]], tokenized_text.ids[text_indices[-1] + 1 :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class PaperTemplate:
         """Render the passage, then the question."""
         title = passage.title.removeprefix('"').removesuffix('"')
         parts = [("", self.prefix), ("title", title), ("", self.title_sep), ("text", passage.text)]
-        return _collapse_double_spaces(_concatenate([*parts, ("", self.doc_sep), ("question", question)]))
+        return _collapse_double_spaces(_concatenate_parts([*parts, ("", self.doc_sep), ("question", question)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class InstructionTemplate:
         parts = [("", self.before)]
         for literal, field, _, _ in Formatter().parse(self.template):
             parts += [("", literal), *([(field, fields_by_name[field])] if field else [])]
-        return _concatenate([*parts, ("", self.after)])
+        return _concatenate_parts([*parts, ("", self.after)])
 
 
 def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
@@ -216,7 +216,7 @@ def _check_template(template: "PaperTemplate | InstructionTemplate") -> None:
             )
 
 
-def _concatenate(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
+def _concatenate_parts(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
     spans_by_field: dict[str, list[Span]] = {name: [] for name in _TRUNCATION_ORDER}
     offset = 0
     for name, text in parts:
@@ -230,12 +230,12 @@ def _concatenate(parts: Sequence[tuple[str, str]]) -> RenderedPrompt:
 
 def _collapse_double_spaces(prompt: RenderedPrompt) -> RenderedPrompt:
     """Replace each pair of spaces by one space, as `str.replace` does, and shift the spans."""
-    dropped_offsets = [match.end() - 1 for match in re.finditer("  ", prompt.text)]
-    truncatable = tuple(
-        (start - bisect_left(dropped_offsets, start), end - bisect_left(dropped_offsets, end))
+    removed_offsets = [match.end() - 1 for match in re.finditer("  ", prompt.text)]
+    truncatable_spans = tuple(
+        (start - bisect_left(removed_offsets, start), end - bisect_left(removed_offsets, end))
         for start, end in prompt.truncatable
     )
-    return RenderedPrompt(prompt.text.replace("  ", " "), truncatable)
+    return RenderedPrompt(prompt.text.replace("  ", " "), truncatable_spans)
 
 
 def render_prompts(
@@ -321,18 +321,18 @@ def pad_rows(token_rows: Sequence[Sequence[int]], pad: int, *, left: bool = Fals
     """Return ((n, s) int64 tokens, (n, s) bool mask) of rows, padded on the right or on the
     left.
     """
-    lengths = torch.tensor([len(row) for row in token_rows])
+    row_lengths = torch.tensor([len(row) for row in token_rows])
     n_columns = max(len(row) for row in token_rows)
-    paddings = [[pad] * (n_columns - len(row)) for row in token_rows]
+    padding_rows = [[pad] * (n_columns - len(row)) for row in token_rows]
     tokens = torch.tensor(
         [
-            [*(padding if left else ()), *row, *(() if left else padding)]
-            for row, padding in zip(token_rows, paddings, strict=True)
+            [*(padding_row if left else ()), *row, *(() if left else padding_row)]
+            for row, padding_row in zip(token_rows, padding_rows, strict=True)
         ]
     )
     columns = torch.arange(n_columns)
     # (s,) and (n, 1) -> (n, s)
-    mask = columns >= n_columns - lengths[:, None] if left else columns < lengths[:, None]
+    mask = columns >= n_columns - row_lengths[:, None] if left else columns < row_lengths[:, None]
     return tokens.long(), mask
 
 

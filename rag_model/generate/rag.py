@@ -146,14 +146,14 @@ class Rag(nn.Module):
             UsageError: as for `log_likelihood`.
         """
         likelihood, prior, logits, totals = self._compute_likelihood(scores, contexts, targets)
-        epsilon, vocabulary_size = self.settings.label_smoothing, logits.shape[-1]
-        if not epsilon:
+        smoothing, vocabulary_size = self.settings.label_smoothing, logits.shape[-1]
+        if not smoothing:
             return -likelihood.log_p
         if self._is_sequence:
-            uniform = sequence_uniform(prior, totals, targets.mask, vocabulary_size)
+            uniform_log_p = sequence_uniform(prior, totals, targets.mask, vocabulary_size)
         else:
-            uniform = token_uniform(prior, logits, targets.mask)
-        return smooth_labels(likelihood.log_p, uniform, epsilon, vocabulary_size)
+            uniform_log_p = token_uniform(prior, logits, targets.mask)
+        return smooth_labels(likelihood.log_p, uniform_log_p, smoothing, vocabulary_size)
 
     def _compute_likelihood(
         self, scores: Tensor, contexts: Contexts, targets: Targets

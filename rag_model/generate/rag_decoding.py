@@ -54,7 +54,7 @@ def decode_sequence(
     if settings.mode == "thorough":
         _fill_in_missing_scores(generator, prefilled, candidates_by_question, contexts.k)
     return [
-        _choose_best(candidates, prior)
+        _choose_best_candidate(candidates, prior)
         for candidates, prior in zip(candidates_by_question, log_prior.double().cpu(), strict=True)
     ]
 
@@ -92,11 +92,9 @@ def _sample_candidates(
     logits, state = prefilled
     input_rows = input_rows.to(logits.device)
     # (b k, v) -> (b, v)
-    drawn_prefilled = (logits[input_rows], generator.select_rows(state, input_rows))
+    drawn_state = (logits[input_rows], generator.select_rows(state, input_rows))
     propose = propose_sampled(sampling, random_streams)
-    answers = beam_search(
-        generator, drawn_prefilled, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1
-    )
+    answers = beam_search(generator, drawn_state, torch.zeros_like(log_prior[:, :1]), settings, propose, n_answers=1)
     candidates_by_question: list[CandidateScores] = []
     for (answer,), passage in zip(answers, drawn_passages.tolist(), strict=True):
         candidates_by_question.append({answer.tokens: [answer.log_p if z == passage else _UNKNOWN for z in range(k)]})
@@ -125,8 +123,8 @@ def _fill_in_missing_scores(
         del missing_scores[-chunk_size:]
         input_rows, answers, log_p_lists, passages = zip(*chunk, strict=True)
         scores = log_likelihoods(generator, prefilled, input_rows, answers).tolist()
-        for log_p_by_passage, z, score in zip(log_p_lists, passages, scores, strict=True):
-            log_p_by_passage[z] = score
+        for log_p_by_passage, z, log_p in zip(log_p_lists, passages, scores, strict=True):
+            log_p_by_passage[z] = log_p
 
 
 def log_likelihoods(
@@ -142,21 +140,21 @@ def log_likelihoods(
     """
     logits, state = prefilled
     row_ids = torch.tensor(rows, device=logits.device)
-    n_columns = max(map(len, answers))
+    max_tokens = max(map(len, answers))
     # (m, t)
     tokens = torch.tensor(
-        [[*answer, *[generator.pad_token] * (n_columns - len(answer))] for answer in answers], device=logits.device
+        [[*answer, *[generator.pad_token] * (max_tokens - len(answer))] for answer in answers], device=logits.device
     )
     scores = _gather_log_p(logits[row_ids], tokens[:, 0])  # (n, v) -> (m, v) -> (m,)
-    if n_columns > 1:
-        lengths = torch.tensor([len(answer) for answer in answers], device=logits.device)
+    if max_tokens > 1:
+        n_tokens = torch.tensor([len(answer) for answer in answers], device=logits.device)
         # (m, t - 1, v) -> (m, t - 1)
-        later_scores = _gather_log_p(
+        later_log_p = _gather_log_p(
             generator.extend(generator.select_rows(state, row_ids), tokens[:, :-1]), tokens[:, 1:]
         )
         # (t - 1,) and (m, 1) -> (m, t - 1)
-        is_answer_token = torch.arange(1, n_columns, device=logits.device) < lengths[:, None]
-        scores = scores + later_scores.where(is_answer_token, 0).sum(-1)  # (m, t - 1) -> (m,)
+        is_answer_token = torch.arange(1, max_tokens, device=logits.device) < n_tokens[:, None]
+        scores = scores + later_log_p.where(is_answer_token, 0).sum(-1)  # (m, t - 1) -> (m,)
     return scores
 
 
@@ -168,14 +166,14 @@ def _gather_log_p(logits: Tensor, tokens: Tensor) -> Tensor:
     return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1)
 
 
-def _choose_best(candidates: CandidateScores, log_prior: Tensor) -> DecodedAnswer:
+def _choose_best_candidate(candidates: CandidateScores, log_prior: Tensor) -> DecodedAnswer:
     """Return the candidate with the highest marginal, and the posterior of its passages."""
     # (c, k) + (k,) -> (c, k)
-    joint = torch.tensor(list(candidates.values()), dtype=torch.float64) + log_prior
-    marginal = joint.logsumexp(-1)  # (c, k) -> (c,)
-    best_index = int(marginal.argmax())
-    posterior = (joint[best_index] - marginal[best_index]).exp()
-    return DecodedAnswer(list(candidates)[best_index], float(marginal[best_index]), tuple(posterior.tolist()))
+    log_joint = torch.tensor(list(candidates.values()), dtype=torch.float64) + log_prior
+    log_marginal = log_joint.logsumexp(-1)  # (c, k) -> (c,)
+    best_index = int(log_marginal.argmax())
+    posterior = (log_joint[best_index] - log_marginal[best_index]).exp()
+    return DecodedAnswer(list(candidates)[best_index], float(log_marginal[best_index]), tuple(posterior.tolist()))
 
 
 @torch.inference_mode()
@@ -196,11 +194,11 @@ def decode_token(
         propose_sampled(sampling, create_random_streams(seeds)) if sampling else propose_most_likely(settings.beams)
     )
     answers = beam_search(generator, generator.prefill(contexts), log_prior, settings, propose, n_answers=1)
-    return [_to_decoded_answer(answer, contexts.k) for (answer,) in answers]
+    return [_build_decoded_answer(answer, contexts.k) for (answer,) in answers]
 
 
-def _to_decoded_answer(answer: Hypothesis, k: int) -> DecodedAnswer:
-    shares = answer.shares if k > 1 else ((1.0,),) * len(answer.tokens)
+def _build_decoded_answer(answer: Hypothesis, k: int) -> DecodedAnswer:
+    token_shares = answer.shares if k > 1 else ((1.0,),) * len(answer.tokens)
     # (t, k) -> (k,)
-    posterior = tuple(sum(column) / len(shares) for column in zip(*shares, strict=True))
-    return DecodedAnswer(answer.tokens, answer.log_p, posterior, shares)
+    posterior = tuple(sum(column) / len(token_shares) for column in zip(*token_shares, strict=True))
+    return DecodedAnswer(answer.tokens, answer.log_p, posterior, token_shares)

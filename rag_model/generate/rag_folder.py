@@ -59,19 +59,19 @@ def save_rag(rag: Rag, folder: Path, target_space: Space | None = None) -> None:
     Raises:
         UsageError: the model's question encoder is not a `TrainableEncoder`.
     """
-    question, generator = rag.question, cast(TransformersGenerator, rag.generator)
-    if not isinstance(question, TrainableEncoder):
-        raise UsageError(f"a question encoder of type {type(question).__name__} cannot be saved: use TrainableEncoder")
+    encoder, generator = rag.question, cast(TransformersGenerator, rag.generator)
+    if not isinstance(encoder, TrainableEncoder):
+        raise UsageError(f"a question encoder of type {type(encoder).__name__} cannot be saved: use TrainableEncoder")
     folder.mkdir(parents=True, exist_ok=True)
     if rag.passage is not None:
         target_space = rag.passage.save_passage_encoder(folder / PASSAGE)
-    if (dpr_encoder := _convert_to_dpr(rag, question, generator)) is None:
-        question.save(folder / QUESTION, target_space)
+    if (dpr_encoder := _convert_to_dpr(rag, encoder, generator)) is None:
+        encoder.save(folder / QUESTION, target_space)
         generator.module.save_pretrained(str(folder / GENERATOR))
         generator.tokenizer.save_pretrained(str(folder / GENERATOR))
     else:
         _save_transformers_layout(rag, dpr_encoder, generator, folder)
-        question.save_tokenizer_and_spec(folder / _TOKENIZER_FOLDERS[QUESTION], target_space)
+        encoder.save_tokenizer_and_spec(folder / _TOKENIZER_FOLDERS[QUESTION], target_space)
     record = {"settings": asdict(rag.settings), "form": template_to_json(generator.prompt_template)}
     (folder / RECORD_FILE).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -91,21 +91,22 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
         if not record:
             raise InputError(f"{folder} contains no RAG model: give a folder with {RECORD_FILE} or {CONFIG}")
         question = TrainableEncoder.load(folder / QUESTION, QUESTION, device=device)
-        prompt_template, settings = _parse_record(record, folder)
+        prompt_template, settings = _parse_rag_record(record, folder)
         return Rag(question, load_generator(folder / GENERATOR, prompt_template, device, dtype), settings).eval()
     config = read_json_object(folder / CONFIG)
     if config.get("model_type") != "rag":
         raise InputError(
             f"{folder} contains a {config.get('model_type')} model: give the folder of a RAG "
-            "model, "
-            "or read a generator alone with --reader concat"
+            "model, or read a generator alone with --reader concat"
         )
     with temporary_folder("rag") as parts_folder:
         for model_part in (QUESTION, GENERATOR):
-            _extract_part(folder, config, model_part, parts_folder / model_part)
+            _extract_sub_model(folder, config, model_part, parts_folder / model_part)
         question = TrainableEncoder.load(parts_folder / QUESTION, QUESTION, device=device)
         prompt_template, settings = (
-            _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
+            _parse_rag_record(record, folder)
+            if record
+            else (_read_paper_template(config), _read_paper_settings(config))
         )
         generator = load_generator(parts_folder / GENERATOR, prompt_template, device, dtype)
     # This folder has the tokenizer and the record of the passage space.
@@ -126,7 +127,7 @@ def read_rag_settings(folder: Path) -> RagSettings:
         InputError: a file is missing or corrupt, or it is not a RAG model.
     """
     if record := read_optional_json(folder / RECORD_FILE):
-        return _parse_record(record, folder)[1]
+        return _parse_rag_record(record, folder)[1]
     return _read_paper_settings(read_json_object(folder / CONFIG))
 
 
@@ -185,16 +186,16 @@ def _save_transformers_layout(
     generator.tokenizer.save_pretrained(str(folder / _TOKENIZER_FOLDERS[GENERATOR]))
 
 
-def _extract_part(folder: Path, config: Mapping[str, Any], part: str, dest: Path) -> None:
+def _extract_sub_model(folder: Path, config: Mapping[str, Any], part: str, dest: Path) -> None:
     """Write the question encoder or the generator of a RAG folder to a separate folder."""
-    part_config = config.get("question_encoder" if part == QUESTION else "generator")
+    sub_config = config.get("question_encoder" if part == QUESTION else "generator")
     tokenizer = folder / _TOKENIZER_FOLDERS[part]
-    if not isinstance(part_config, Mapping) or not tokenizer.is_dir():
+    if not isinstance(sub_config, Mapping) or not tokenizer.is_dir():
         raise InputError(f"{folder} is not a complete RAG model: it lacks {part} in its config, or {tokenizer.name}/")
     shutil.copytree(tokenizer, dest)
-    if part == QUESTION and part_config.get("model_type") == "dpr":
-        part_config = {**part_config, "architectures": ["DPRQuestionEncoder"]}
-    (dest / CONFIG).write_text(json.dumps(part_config), encoding="utf-8")
+    if part == QUESTION and sub_config.get("model_type") == "dpr":
+        sub_config = {**sub_config, "architectures": ["DPRQuestionEncoder"]}
+    (dest / CONFIG).write_text(json.dumps(sub_config), encoding="utf-8")
     save_file(_read_part_tensors(folder, _PREFIXES[part]), str(dest / WEIGHTS), {"format": "pt"})
 
 
@@ -203,16 +204,16 @@ def _read_part_tensors(folder: Path, prefixes: tuple[str, ...]) -> dict[str, tor
     tensors: dict[str, torch.Tensor] = {}
     try:
         for path in (path for path in list_weight_files(folder) if path.suffix == ".safetensors"):
-            with safe_open(str(path), "pt") as file:
-                for name in file.keys():  # noqa: SIM118 - it is not a mapping
+            with safe_open(str(path), "pt") as weights_file:
+                for name in weights_file.keys():  # noqa: SIM118 - it is not a mapping
                     if prefix := next((prefix for prefix in prefixes if name.startswith(prefix)), ""):
-                        tensors[name.removeprefix(prefix)] = file.get_tensor(name)
+                        tensors[name.removeprefix(prefix)] = weights_file.get_tensor(name)
     except SafetensorError as error:
-        raise InputError(f"weights of {folder} are corrupt ({error}): fetch the model again") from error
+        raise InputError(f"weights of {folder} are corrupt ({error}): fetch them again") from error
     return tensors
 
 
-def _parse_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTemplate, RagSettings]:
+def _parse_rag_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTemplate, RagSettings]:
     try:
         return template_from_json(record["form"]), RagSettings(**record["settings"])
     except (KeyError, TypeError, ValueError, InputError) as error:
@@ -220,19 +221,19 @@ def _parse_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTempla
 
 
 def _read_paper_template(config: Mapping[str, Any]) -> PaperTemplate:
-    default = PaperTemplate()
+    default_template = PaperTemplate()
     return PaperTemplate(
         prefix=config["generator"].get("prefix") or "",
-        title_sep=config.get("title_sep", default.title_sep),
-        doc_sep=config.get("doc_sep", default.doc_sep),
-        max_length=config.get("max_combined_length", default.max_length),
+        title_sep=config.get("title_sep", default_template.title_sep),
+        doc_sep=config.get("doc_sep", default_template.doc_sep),
+        max_length=config.get("max_combined_length", default_template.max_length),
     )
 
 
 def _read_paper_settings(config: Mapping[str, Any]) -> RagSettings:
-    is_token = "RagTokenForGeneration" in (config.get("architectures") or [])
+    is_token_model = "RagTokenForGeneration" in (config.get("architectures") or [])
     return RagSettings(
-        kind="token" if is_token else "sequence",
+        kind="token" if is_token_model else "sequence",
         k=config.get("n_docs", 5),
         label_smoothing=config.get("label_smoothing", 0.0),
         exclude_bos=config.get("exclude_bos_score", False),
@@ -286,7 +287,7 @@ def load_rag_by_id(store: Store | None, model_id: str, passage_encoder: str | No
     """
     rag = load_rag(get_rag_folder(store, model_id))
     if passage_encoder is not None:
-        encoder: Any = rag.question
-        encoder.target_space = read_passage_space(passage_encoder)
-        check_same_space(encoder.space(), encoder.target_space)
+        question_encoder: Any = rag.question
+        question_encoder.target_space = read_passage_space(passage_encoder)
+        check_same_space(question_encoder.space(), question_encoder.target_space)
     return rag

@@ -83,7 +83,7 @@ class CausalGenerator(_TransformerGenerator):
         prompts, k = render_prompts(self.prompt_template, questions, passages)
         max_length = min(self.prompt_template.max_length, self.max_tokens - self.prompt_template.max_answer)
         token_rows = tokenize_prompts(self.tokenizer, prompts, max_length, special=self.prompt_template.special)
-        tokens, mask = pad_rows([row or [self.end_token] for row in token_rows], self.pad_token, left=True)
+        tokens, mask = pad_rows([id_row or [self.end_token] for id_row in token_rows], self.pad_token, left=True)
         return Contexts(tokens, mask, k).to(self.module.device)
 
     def encode_targets(self, answers: Sequence[str]) -> Targets:
@@ -104,7 +104,9 @@ class CausalGenerator(_TransformerGenerator):
         )
         # (b k, s) + (b k, t - 1) -> (b k, s + t - 1)
         mask = torch.cat([mask, target_mask.long()], 1)
-        outputs = self._run(torch.cat([prompt_ids, target_ids], 1), mask, targets.tokens.shape[1], use_cache=False)
+        outputs = self._run_module(
+            torch.cat([prompt_ids, target_ids], 1), mask, targets.tokens.shape[1], use_cache=False
+        )
         # (b k, t, v) -> (b, k, t, v)
         logits: Tensor = outputs.logits.unflatten(0, (-1, contexts.k))
         return logits
@@ -115,7 +117,7 @@ class CausalGenerator(_TransformerGenerator):
         decoding state.
         """
         prompt_ids, mask = _pad_left(contexts)
-        outputs = self._run(prompt_ids, mask, 1, use_cache=True)
+        outputs = self._run_module(prompt_ids, mask, 1, use_cache=True)
         return outputs.logits[:, 0].float(), CausalState(get_cache(outputs), mask)
 
     @torch.no_grad()
@@ -126,14 +128,16 @@ class CausalGenerator(_TransformerGenerator):
         # (m, s) + (m, 1) -> (m, s + 1)
         mask = torch.cat([state.mask, torch.ones_like(tokens)[:, None]], 1)
         # (m,) -> (m, 1); logits (m, 1, v)
-        outputs = self._run(tokens[:, None], mask, 1, **build_continuation_arguments(self.module, state.cache))
+        outputs = self._run_module(tokens[:, None], mask, 1, **build_continuation_arguments(self.module, state.cache))
         return outputs.logits[:, 0].float(), CausalState(get_cache(outputs), mask)
 
     @torch.no_grad()
     def extend(self, state: CausalState, tokens: Tensor) -> Tensor:
         """Append whole continuations in one pass, (m, t) int64; return (m, t, v) float32 logits."""
         mask = torch.cat([state.mask, torch.ones_like(tokens)], 1)  # (m, s) + (m, t) -> (m, s + t)
-        outputs = self._run(tokens, mask, tokens.shape[1], **build_continuation_arguments(self.module, state.cache))
+        outputs = self._run_module(
+            tokens, mask, tokens.shape[1], **build_continuation_arguments(self.module, state.cache)
+        )
         logits: Tensor = outputs.logits.float()
         return logits
 
@@ -143,7 +147,7 @@ class CausalGenerator(_TransformerGenerator):
         rows = send_to(rows, state.mask.device)
         return CausalState(select_cache_rows(state.cache, rows), state.mask[rows])
 
-    def _run(self, tokens: Tensor, mask: Tensor, n_last: int, **cache_arguments: Any) -> Any:
+    def _run_module(self, tokens: Tensor, mask: Tensor, n_last: int, **cache_arguments: Any) -> Any:
         """Run the model; return its outputs with the logits of the last `n_last` tokens only."""
         optional_arguments: dict[str, Any] = {
             # (m, s + t) -> (m, t)
@@ -151,8 +155,8 @@ class CausalGenerator(_TransformerGenerator):
             "logits_to_keep": n_last,
         }
         # Models with ALiBi do not accept position_ids.
-        parameters = signature(self.module.forward).parameters
-        optional_arguments = {name: value for name, value in optional_arguments.items() if name in parameters}
+        forward_parameters = signature(self.module.forward).parameters
+        optional_arguments = {name: value for name, value in optional_arguments.items() if name in forward_parameters}
         outputs = self.module(input_ids=tokens, attention_mask=mask, **optional_arguments, **cache_arguments)
         outputs.logits = outputs.logits[:, -n_last:]  # (m, t, v) -> (m, last, v)
         return outputs
@@ -232,15 +236,15 @@ class Seq2SeqGenerator(_TransformerGenerator):
         mask = contexts.mask.long()
         # (n, s) -> (n, s, d)
         hidden = self.module.get_encoder()(input_ids=contexts.tokens, attention_mask=mask)[0]
-        row_numbers = torch.arange(len(hidden), device=hidden.device)
+        context_rows = torch.arange(len(hidden), device=hidden.device)
         outputs = self.module(
             encoder_outputs=(hidden,),
             attention_mask=mask,
-            decoder_input_ids=torch.full_like(row_numbers, self.decoder_start_token)[:, None],
+            decoder_input_ids=torch.full_like(context_rows, self.decoder_start_token)[:, None],
             use_cache=True,
         )
         # (n, 1, v) -> (n, v)
-        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, row_numbers.cpu())
+        return outputs.logits[:, 0].float(), Seq2SeqState(get_cache(outputs), hidden, mask, context_rows.cpu())
 
     @torch.no_grad()
     def step(self, state: Seq2SeqState, tokens: Tensor) -> tuple[Tensor, Seq2SeqState]:

@@ -50,12 +50,12 @@ def split_statements(text: str, n_entries: int) -> tuple[Statement, ...]:
     >>> split_statements("It is by Orwell [1]. It was published in 1945. [2, 3]", 3)[1]
     Statement(text='It was published in 1945.', cited=(2, 3), unknown=())
     """
-    plain_text, marks = _extract_citations(text, n_entries)
+    plain_text, citation_marks = _extract_citations(text, n_entries)
     sentence_spans = list(_iter_sentence_spans(plain_text))
     citations_by_sentence: list[list[int]] = [[] for _ in sentence_spans]
-    for mark in marks if sentence_spans else ():
-        sentence_index = bisect_right([start for start, _ in sentence_spans], max(0, mark.offset - 1)) - 1
-        citations_by_sentence[max(0, sentence_index)] += mark.numbers
+    for citation in citation_marks if sentence_spans else ():
+        sentence_index = bisect_right([start for start, _ in sentence_spans], max(0, citation.offset - 1)) - 1
+        citations_by_sentence[max(0, sentence_index)] += citation.numbers
     return tuple(
         Statement(
             plain_text[start:end],
@@ -76,16 +76,16 @@ def remove_citations(text: str, n_entries: int) -> str:
 
 
 def _extract_citations(text: str, n_entries: int) -> tuple[str, list[_CitationMark]]:
-    plain_text, marks, position = "", list[_CitationMark](), 0
+    plain_text, marks, plain_end = "", list[_CitationMark](), 0
     quotation_spans = [match.span() for match in _QUOTATION.finditer(text) if match.span() != (0, len(text.rstrip()))]
     for match in _BRACKET.finditer(text) if n_entries else ():
         entry_numbers = tuple(_parse_numbers(match[1], n_entries))
         if not entry_numbers or any(start < match.start(1) < end for start, end in quotation_spans):
             continue
-        plain_text += text[position : match.start()]
+        plain_text += text[plain_end : match.start()]
         marks.append(_CitationMark(len(plain_text), entry_numbers))
-        position = match.end()
-    return (plain_text + text[position:]).strip() if marks else text, marks
+        plain_end = match.end()
+    return (plain_text + text[plain_end:]).strip() if marks else text, marks
 
 
 def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
@@ -94,8 +94,8 @@ def _parse_numbers(bracket: str, n_entries: int) -> Iterator[int]:
     """
     for match in _RANGE.finditer(bracket):
         first_number, last_number = (int(match[1]), int(match[2])) if match[1] else (int(match[3]), int(match[3]))
-        max_number = last_number if last_number <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first_number - 1
-        yield from (entry_number for entry_number in range(max(1, first_number), max_number + 1))
+        last_accepted = last_number if last_number <= max(n_entries, _MAX_UNKNOWN_NUMBER) else first_number - 1
+        yield from (entry_number for entry_number in range(max(1, first_number), last_accepted + 1))
 
 
 def _iter_sentence_spans(text: str) -> Iterator[tuple[int, int]]:
@@ -119,10 +119,10 @@ def _iter_token_spans(text: str) -> Iterator[tuple[int, int]]:
 
 def _is_boundary(text: str, token_span: Sequence[int], next_span: Sequence[int]) -> bool:
     token, next_token = text[slice(*token_span)], text[slice(*next_span)]
-    between = text[token_span[1] : next_span[0]]
-    if not between:
+    gap_text = text[token_span[1] : next_span[0]]
+    if not gap_text:
         return ends_run(token)
-    return ends_line(token, next_token) if "\n" in between else ends_sentence(token, next_token)
+    return ends_line(token, next_token) if "\n" in gap_text else ends_sentence(token, next_token)
 
 
 CLOSED_BOOK = Hit(1, 0.0, -1, Passage("", "", 0, "", "", "", 0, 0, Passage.hash_of("", "")), "", "", inner_product=0.0)
@@ -195,11 +195,11 @@ class TokenUsage:
 
 def sum_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
     """Return the total usage of several answers; its cost is unknown if one of the costs is."""
-    costs = [usage.cost for usage in usages]
+    call_costs = [usage.cost for usage in usages]
     return TokenUsage(
         sum(usage.prompt_tokens for usage in usages),
         sum(usage.new_tokens for usage in usages),
-        None if None in costs else math.fsum(cost for cost in costs if cost is not None),
+        None if None in call_costs else math.fsum(cost for cost in call_costs if cost is not None),
         any(usage.estimated for usage in usages),
     )
 
@@ -253,7 +253,7 @@ class Answer:
     abstained: bool = False  # whether the score is below the threshold, so that the text is empty
     problem: AnswerProblem | None = None  # the reason why the text is empty or doubtful
     route: RouteScore | None = None  # None: the reader does not choose between two memories
-    # Seconds by stage: an equal share of the seconds of the batch.
+    # Seconds of each stage: this answer's equal share of the batch's seconds.
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
@@ -284,10 +284,10 @@ class Answer:
 def answer_json(answer: Answer) -> dict[str, Any]:
     """Return an answer in the JSON format of the command line, with its passages."""
     passages = [
-        {**support.hit.to_json(), "weight": support.weight, "posterior": support.posterior}
-        for support in answer.support
+        {**passage.hit.to_json(), "weight": passage.weight, "posterior": passage.posterior}
+        for passage in answer.support
     ]
-    fields: dict[str, Any] = {
+    answer_fields: dict[str, Any] = {
         "question": answer.question,
         "answer": answer.text,
         "memory": answer.memory,
@@ -297,23 +297,23 @@ def answer_json(answer: Answer) -> dict[str, Any]:
         "tokens": [{"text": token.text, "posterior": list(token.posterior)} for token in answer.tokens],
     }
     if answer.closed_book is not None:
-        fields["closed_book_log_likelihood"] = _replace_infinite_float(answer.closed_book)
+        answer_fields["closed_book_log_likelihood"] = _replace_infinite_float(answer.closed_book)
     if answer.confidence is not None:
         confidence = {**asdict(answer.confidence), "score": _replace_infinite_float(answer.confidence.score)}
-        fields |= {"abstained": answer.abstained, "confidence": confidence}
+        answer_fields |= {"abstained": answer.abstained, "confidence": confidence}
     if answer.route is not None:
-        fields["route"] = {**asdict(answer.route), "score": _replace_infinite_float(answer.route.score)}
+        answer_fields["route"] = {**asdict(answer.route), "score": _replace_infinite_float(answer.route.score)}
     if answer.problem is not None:
-        fields["problem"] = asdict(answer.problem)
+        answer_fields["problem"] = asdict(answer.problem)
     if answer.usage is not None:
-        fields["usage"] = asdict(answer.usage)
+        answer_fields["usage"] = asdict(answer.usage)
     if all(support.posterior is None for support in answer.support):
-        fields["context"] = [asdict(entry, dict_factory=_convert_tuples_to_lists) for entry in answer.context]
-        fields["statements"] = [
+        answer_fields["context"] = [asdict(entry, dict_factory=_convert_tuples_to_lists) for entry in answer.context]
+        answer_fields["statements"] = [
             asdict(statement, dict_factory=_convert_tuples_to_lists) for statement in answer.statements
         ]
-        fields["citations"] = [context_entry.number for context_entry in answer.citations]
-    return fields
+        answer_fields["citations"] = [context_entry.number for context_entry in answer.citations]
+    return answer_fields
 
 
 def _replace_infinite_float(number: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Join retrieved passages to one text of numbered entries, within a budget of tokens.
+"""Join retrieved passages into one text of numbered entries, within a budget of tokens.
 
     Title: Animal Farm
     [1] Animal Farm is a beast fable by George Orwell, …
@@ -55,9 +55,9 @@ def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
     """Join equal and adjacent passages, in the order of their best hits; skip empty texts."""
     runs: list[PassageRun] = []
     for next_run in sorted(_merge_equal_texts(hits), key=_get_sort_key):
-        for position, run in enumerate(runs):
+        for run_index, run in enumerate(runs):
             if (joined_run := _extend_run(run, next_run)) is not None:
-                runs[position] = joined_run
+                runs[run_index] = joined_run
                 break
         else:
             runs.append(next_run)
@@ -65,7 +65,9 @@ def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
 
 
 def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
-    """Return one run per distinct text, with the positions of all hits with that text."""
+    """Return one `PassageRun` for each distinct text, with the positions of all hits with that
+    text.
+    """
     positions_by_text: dict[str, list[int]] = {}
     for position, hit in enumerate(hits):
         if text := _join_lines(hit.passage):
@@ -91,22 +93,22 @@ def _extend_run(run: PassageRun, next_run: PassageRun) -> PassageRun | None:
     """Return `run` extended by the new words of `next_run`; None if they are not adjacent."""
     passage, next_passage = run.first.passage, next_run.first.passage
     is_same_page = (passage.page_id, passage.rev_id) == (next_passage.page_id, next_passage.rev_id)
-    # passages of other kinds repeat their header lines
-    is_prose = passage.kind == next_passage.kind == PROSE
-    if not is_same_page or not is_prose or next_passage.start_word > run.end:
+    # passages that are not prose repeat their header lines
+    are_prose = passage.kind == next_passage.kind == PROSE
+    if not is_same_page or not are_prose or next_passage.start_word > run.end:
         return None
-    addition = (
+    added_text = (
         _get_text_after_overlap(run, next_run)
         if next_passage.start_word < run.end
         else _get_adjacent_text(run, next_run)
     )
-    if addition is None:
+    if added_text is None:
         return None
     run_positions = tuple(sorted({*run.positions, *next_run.positions}))
     return replace(
         run,
         positions=run_positions,
-        text=run.text + addition,
+        text=run.text + added_text,
         last=next_run.last if next_run.end > run.end else run.last,
     )
 
@@ -124,16 +126,16 @@ def _get_adjacent_text(run: PassageRun, next_run: PassageRun) -> str | None:
 def _get_text_after_overlap(run: PassageRun, next_run: PassageRun) -> str | None:
     """Return the text of `next_run` after the overlap; None if the overlapping words differ."""
     next_start = next_run.first.passage.start_word
-    n_shared = min(run.end, next_run.end) - next_start
+    n_shared_words = min(run.end, next_run.end) - next_start
     words, next_words = split_words(run.text), split_words(next_run.text)
     if (len(words), len(next_words)) != (run.end - run.first.passage.start_word, next_run.end - next_start):
         # In text without spaces, the ends of a passage change the number of words.
         return _get_text_after_character_overlap(run.text, next_run.text)
-    offset = next_start - run.first.passage.start_word
-    is_equal = [word.strip() for word in words[offset : offset + n_shared]] == [
-        word.strip() for word in next_words[:n_shared]
+    overlap_start = next_start - run.first.passage.start_word
+    is_equal = [word.strip() for word in words[overlap_start : overlap_start + n_shared_words]] == [
+        word.strip() for word in next_words[:n_shared_words]
     ]
-    return "".join(next_words[n_shared:]) if is_equal else None
+    return "".join(next_words[n_shared_words:]) if is_equal else None
 
 
 def _get_text_after_character_overlap(text: str, next_text: str) -> str | None:
@@ -168,8 +170,8 @@ class PromptContext:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """One line of a context before it has a number."""
+class _PromptEntry:
+    """One entry of a context before it gets a number."""
 
     run: PassageRun
     text: str
@@ -178,11 +180,11 @@ class _Entry:
 
     @property
     def title(self) -> str:
-        return _flatten(self.run.first.passage.title)
+        return _collapse_whitespace(self.run.first.passage.title)
 
     @property
     def section(self) -> str:
-        return _flatten(self.run.first.passage.section)
+        return _collapse_whitespace(self.run.first.passage.section)
 
 
 def assemble(
@@ -198,7 +200,7 @@ def assemble(
         UsageError: the first word of the best passage does not fit into the budget.
     """
     entries = [
-        _Entry(run, _flatten(run.text), format_day(run.first.passage.revised) if dated else "")
+        _PromptEntry(run, _collapse_whitespace(run.text), format_day(run.first.passage.revised) if dated else "")
         for run in join_passages(hits)
     ]
     if not entries:
@@ -207,9 +209,9 @@ def assemble(
     while True:
         context = _number_entries(_order_entries(_select_fitting(entries, count_tokens, capacity), order))
         if not context.excerpts:
-            minimum = count_tokens([_render_line(_truncate(entries[0], 1))])[0] + budget - capacity
+            minimum = count_tokens([_render_line(_truncate_entry(entries[0], 1))])[0] + budget - capacity
             raise UsageError(
-                f"a budget of {budget} tokens has no room for a passage: give at least {minimum}, which hold one word"
+                f"a budget of {budget} tokens has no room for a passage: give at least {minimum}, enough for one word"
             )
         n_excess_tokens = count_tokens([context.text])[0] - budget
         if n_excess_tokens <= 0:
@@ -217,9 +219,9 @@ def assemble(
         capacity -= n_excess_tokens  # the whole text may have more tokens than the sum of its lines
 
 
-def _select_fitting(entries: Sequence[_Entry], count_tokens: CountTokens, capacity: int) -> list[_Entry]:
+def _select_fitting(entries: Sequence[_PromptEntry], count_tokens: CountTokens, capacity: int) -> list[_PromptEntry]:
     """Return the best entries that fit into `capacity` tokens; the last one may be truncated."""
-    fitting_entries: list[_Entry] = []
+    fitting_entries: list[_PromptEntry] = []
     for entry, n_tokens in zip(entries, count_tokens([_render_line(entry) for entry in entries]), strict=True):
         if n_tokens <= capacity:
             fitting_entries.append(entry)
@@ -230,47 +232,47 @@ def _select_fitting(entries: Sequence[_Entry], count_tokens: CountTokens, capaci
     return fitting_entries
 
 
-def _truncate_to_fit(entry: _Entry, count_tokens: CountTokens, capacity: int) -> _Entry | None:
+def _truncate_to_fit(entry: _PromptEntry, count_tokens: CountTokens, capacity: int) -> _PromptEntry | None:
     """Return an entry with as many first words as fit; None if the first word does not fit."""
     # a number of words that fits, and one that does not
     n_fitting, n_too_many = 0, len(split_words(entry.text))
     while n_too_many - n_fitting > 1:
-        middle = (n_fitting + n_too_many) // 2
-        if count_tokens([_render_line(_truncate(entry, middle))])[0] <= capacity:
-            n_fitting = middle
+        n_words = (n_fitting + n_too_many) // 2
+        if count_tokens([_render_line(_truncate_entry(entry, n_words))])[0] <= capacity:
+            n_fitting = n_words
         else:
-            n_too_many = middle
-    return _truncate(entry, n_fitting) if n_fitting else None
+            n_too_many = n_words
+    return _truncate_entry(entry, n_fitting) if n_fitting else None
 
 
-def _truncate(entry: _Entry, n_words: int) -> _Entry:
+def _truncate_entry(entry: _PromptEntry, n_words: int) -> _PromptEntry:
     text = "".join(split_words(entry.text)[:n_words]).strip()
     return replace(entry, text=text + _ELLIPSIS, cut=True)
 
 
-def _order_entries(entries: Sequence[_Entry], order: Order) -> list[_Entry]:
+def _order_entries(entries: Sequence[_PromptEntry], order: Order) -> list[_PromptEntry]:
     if order == "document":
-        pages = list(dict.fromkeys(entry.run.first.passage.page_id for entry in entries))
+        page_ids = list(dict.fromkeys(entry.run.first.passage.page_id for entry in entries))
         return sorted(
-            entries, key=lambda entry: (pages.index(entry.run.first.passage.page_id), *_get_corpus_position(entry))
+            entries, key=lambda entry: (page_ids.index(entry.run.first.passage.page_id), *_get_corpus_position(entry))
         )
     return [*entries[::2], *entries[1::2][::-1]] if order == "ends" else list(entries)
 
 
-def _get_corpus_position(entry: _Entry) -> tuple[int, int]:
+def _get_corpus_position(entry: _PromptEntry) -> tuple[int, int]:
     """Return the sort key of an entry; rows come first, because word numbers may restart in a
     page.
     """
     return entry.run.first.row, entry.run.first.passage.start_word
 
 
-def _number_entries(entries: Sequence[_Entry]) -> PromptContext:
+def _number_entries(entries: Sequence[_PromptEntry]) -> PromptContext:
     """Number the entries from 1 and render them."""
-    excerpts: list[ContextEntry] = []
-    text, previous_page = "", None
+    context_entries: list[ContextEntry] = []
+    text, previous_page_key = "", None
     for entry_number, entry in enumerate(entries, start=1):
         first_hit = entry.run.first
-        excerpts.append(
+        context_entries.append(
             ContextEntry(
                 entry_number,
                 first_hit.passage.title,
@@ -283,22 +285,22 @@ def _number_entries(entries: Sequence[_Entry]) -> PromptContext:
                 format_iso(first_hit.passage.revised),
             )
         )
-        page = first_hit.passage.page_id, entry.title
-        text += _render_line(entry, entry_number, titled=page != previous_page)
-        previous_page = page
-    return PromptContext(text.strip("\n"), tuple(excerpts))
+        page_key = first_hit.passage.page_id, entry.title
+        text += _render_line(entry, entry_number, titled=page_key != previous_page_key)
+        previous_page_key = page_key
+    return PromptContext(text.strip("\n"), tuple(context_entries))
 
 
-def _render_line(entry: _Entry, entry_number: int = 1, *, titled: bool = True) -> str:
-    day = f" ({entry.day})" if entry.day else ""
-    title = f"\nTitle: {entry.title}{day}\n" if titled else ""
-    kind = entry.run.first.passage.kind
+def _render_line(entry: _PromptEntry, entry_number: int = 1, *, titled: bool = True) -> str:
+    day_suffix = f" ({entry.day})" if entry.day else ""
+    title_line = f"\nTitle: {entry.title}{day_suffix}\n" if titled else ""
+    passage_kind = entry.run.first.passage.kind
     # The text of tables, infoboxes and lists starts with the section.
-    label = entry.section if kind == PROSE else kind.capitalize()
-    section = f"{label}: " if label else ""
-    return f"{title}[{entry_number}] {section}{entry.text}\n"
+    section_label = entry.section if passage_kind == PROSE else passage_kind.capitalize()
+    section_prefix = f"{section_label}: " if section_label else ""
+    return f"{title_line}[{entry_number}] {section_prefix}{entry.text}\n"
 
 
-def _flatten(text: str) -> str:
+def _collapse_whitespace(text: str) -> str:
     """Return a text on one line, with parentheses instead of brackets around numbers."""
     return _BRACKETED_NUMBERS.sub(r"(\1)", " ".join(text.split()))

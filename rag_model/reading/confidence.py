@@ -61,13 +61,13 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.signal not in SIGNALS or not math.isfinite(self.least):
             raise UsageError(
-                f"the threshold {self.signal} {self.least} is invalid: give a finite number for "
+                f"the threshold {self.least} of {self.signal} is invalid: give a finite number for "
                 f"one of {', '.join(SIGNALS)}"
             )
 
     @classmethod
     def parse(cls, source: str) -> Self:
-        """Return the threshold in a number (for the likelihood) or in a file that `write` wrote.
+        """Parse a threshold: a number for the signal `likelihood`, or a file that `write` wrote.
 
         Raises:
             InputError: the file cannot be read, or has no threshold.
@@ -78,8 +78,8 @@ class Threshold:
         except ValueError:
             pass
         try:
-            fields = parse_json(Path(source).read_text(encoding="utf-8"))
-            return cls(fields["signal"], float(fields["least"]))
+            threshold_fields = parse_json(Path(source).read_text(encoding="utf-8"))
+            return cls(threshold_fields["signal"], float(threshold_fields["least"]))
         except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
             raise InputError(
                 f"{source} contains no threshold ({error}): give a number, or the file of "
@@ -87,13 +87,13 @@ class Threshold:
             ) from error
 
     def write(self, path: Path, **chosen: Any) -> None:
-        """Write the threshold to a file, together with `chosen`: how it was chosen.
+        """Write the threshold to a file, together with `chosen`, which says how it was chosen.
 
         Raises:
             InputError: the file cannot be written.
         """
-        text = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
-        write_user_file(path, [text, "\n"])
+        threshold_json = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
+        write_user_file(path, [threshold_json, "\n"])
 
     def apply(self, answer: Answer) -> Answer:
         """Return an answer with its confidence, and without text if the score is below the
@@ -135,18 +135,18 @@ def add_closed_book(reader: LikelihoodReader, answers: Sequence[Answer]) -> list
     Raises:
         UsageError: the model does not compute likelihoods.
     """
-    positions = [
+    supported_positions = [
         position for position, answer in enumerate(answers) if any(support.hit.row >= 0 for support in answer.support)
     ]
-    supported_answers = [answers[position] for position in positions]
-    likelihoods = reader.log_likelihood(
+    supported_answers = [answers[position] for position in supported_positions]
+    log_likelihoods = reader.log_likelihood(
         [answer.question for answer in supported_answers],
         [()] * len(supported_answers),
         [answer.text for answer in supported_answers],
     )
-    likelihood_by_position = dict(zip(positions, likelihoods, strict=True)) if supported_answers else {}
+    log_probs_by_position = dict(zip(supported_positions, log_likelihoods, strict=True)) if supported_answers else {}
     return [
-        replace(answer, closed_book=likelihood_by_position.get(position, answer.log_likelihood))
+        replace(answer, closed_book=log_probs_by_position.get(position, answer.log_likelihood))
         for position, answer in enumerate(answers)
     ]
 
@@ -163,7 +163,7 @@ class AbstainingReader(RetrievingReader):
         self._reader, self.threshold = reader, threshold
         self.retriever, self.k = reader.retriever, reader.k
         if threshold.signal == "passages" and not hasattr(reader, "log_likelihood"):
-            raise UsageError("this model does not give likelihoods: choose a threshold for `retrieval`")
+            raise UsageError("this model gives no likelihoods: choose a threshold for `retrieval`")
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -174,15 +174,19 @@ class AbstainingReader(RetrievingReader):
         self, questions: Sequence[str], k: int | None = None, callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answers; `on_text` receives only whole answers that are not withheld."""
-        return self._withhold(self._reader.answer(questions, k, replace(callbacks, on_text=None)), callbacks)
+        return self._withhold_unsure_answers(
+            self._reader.answer(questions, k, replace(callbacks, on_text=None)), callbacks
+        )
 
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
     ) -> list[Answer]:
         """Return the answers from the given hits; for `on_text`, see `answer`."""
-        return self._withhold(self._reader.answer_from(questions, hits, replace(callbacks, on_text=None)), callbacks)
+        return self._withhold_unsure_answers(
+            self._reader.answer_from(questions, hits, replace(callbacks, on_text=None)), callbacks
+        )
 
-    def _withhold(self, answers: list[Answer], callbacks: AnswerCallbacks) -> list[Answer]:
+    def _withhold_unsure_answers(self, answers: list[Answer], callbacks: AnswerCallbacks) -> list[Answer]:
         """Return the answers; those below the threshold have no text."""
         timer = AnswerTimer()
         if self.threshold.signal == "passages":

@@ -62,17 +62,17 @@ class SpanModel:
         Raises:
             InputError: a file is missing or corrupt, or the model has no question-answering head.
         """
-        kind = str(read_optional_json(folder / CONFIG).get("model_type", ""))
-        tensor_names = read_tensor_headers(folder) if kind else ()
-        head = "qa_classifier" if kind == _DPR else "qa_outputs"
+        model_type = str(read_optional_json(folder / CONFIG).get("model_type", ""))
+        tensor_names = read_tensor_headers(folder) if model_type else ()
+        head = "qa_classifier" if model_type == _DPR else "qa_outputs"
         if not any(head in name for name in tensor_names):
             raise InputError(f"model {folder} has no question-answering head ({head}): give a model with one")
         transformers = require("transformers", "model")
-        loader: Any = transformers.DPRReader if kind == _DPR else transformers.AutoModelForQuestionAnswering
+        loader: Any = transformers.DPRReader if model_type == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
         load = partial(load_pretrained, transformers.AutoTokenizer, folder, "the tokenizer of model", "fetch it again")
         tokenizer = load_with_guard(folder / TOKENIZER, load)
-        return cls(module.eval(), tokenizer, kind)
+        return cls(module.eval(), tokenizer, model_type)
 
     @property
     def max_span(self) -> int:
@@ -126,8 +126,8 @@ class SpanScores:
 
         If no span is possible, the result is an empty span with log p = -inf.
         """
-        start_log_p, end_log_p = (_normalize(logits) for logits in (self.starts, self.ends))
-        span_scores = start_log_p[:, :, None] + end_log_p[:, None]  # (k, t, t)
+        start_log_probs, end_log_probs = (_normalize_log_probs(logits) for logits in (self.starts, self.ends))
+        span_scores = start_log_probs[:, :, None] + end_log_probs[:, None]  # (k, t, t)
         is_allowed = torch.ones(span_scores.shape[1:], dtype=torch.bool).triu() & ~torch.ones(
             span_scores.shape[1:], dtype=torch.bool
         ).triu(max_span)
@@ -136,16 +136,16 @@ class SpanScores:
             is_best_passage = torch.arange(len(span_scores)) == self.relevance.argmax()
             span_scores = span_scores.masked_fill(~is_best_passage[:, None, None], -torch.inf)
         best_index = int(span_scores.argmax())
-        text_number, start, end = (
+        text_number, first, last = (
             int(index) for index in torch.unravel_index(torch.tensor(best_index), span_scores.shape)
         )
-        score = float(span_scores[text_number, start, end])
+        score = float(span_scores[text_number, first, last])
         if score == -torch.inf:
             return 0, 0, 0, score
-        return text_number, int(self.offsets[text_number, start, 0]), int(self.offsets[text_number, end, 1]), score
+        return text_number, int(self.offsets[text_number, first, 0]), int(self.offsets[text_number, last, 1]), score
 
 
-def _normalize(logits: Tensor) -> Tensor:
+def _normalize_log_probs(logits: Tensor) -> Tensor:
     """Return (k, t) log-probabilities, normalized over all tokens of all texts."""
     if bool((logits == -torch.inf).all()):
         return logits

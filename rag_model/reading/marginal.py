@@ -89,11 +89,11 @@ class MarginalReader(RetrievingReader):
         if callbacks.should_stop is not None:
             generator = make_stoppable(generator, callbacks.should_stop)
         with _enter_evaluation_mode(self.rag):
-            for positions, batch_hits in self._iter_batches(hits):
-                batch_questions = [questions[position] for position in positions]
+            for batch_positions, batch_hits in self._iter_batches(hits):
+                batch_questions = [questions[position] for position in batch_positions]
                 answers = self._answer_batch(generator, batch_questions, batch_hits, timer)
-                answer_by_position.update(zip(positions, answers, strict=True))
-                callbacks.send_texts(zip(positions, answers, strict=True))
+                answer_by_position.update(zip(batch_positions, answers, strict=True))
+                callbacks.send_texts(zip(batch_positions, answers, strict=True))
                 timer.end_stage(GENERATION)
         return add_stage_seconds([answer_by_position[position] for position in range(len(questions))], timer)
 
@@ -118,13 +118,13 @@ class MarginalReader(RetrievingReader):
                 batch_questions = [questions[position] for position in positions]
                 contexts, scores = self._encode(generator, batch_questions, batch_hits)
                 targets = generator.encode_targets([texts[position] for position in positions])
-                log_p = self.rag.log_likelihood(scores, contexts, targets).log_p
-                likelihood_by_position.update(zip(positions, log_p.tolist(), strict=True))
+                log_likelihoods = self.rag.log_likelihood(scores, contexts, targets).log_p
+                likelihood_by_position.update(zip(positions, log_likelihoods.tolist(), strict=True))
         return [likelihood_by_position[position] for position in range(len(questions))]
 
     def _iter_batches(self, hits: Sequence[Sequence[Hit]]) -> Iterator[tuple[list[int], list[list[Hit]]]]:
-        """Yield positions of questions with equally many hits, and these hits, `CLOSED_BOOK` if
-        none.
+        """Yield the positions and the hits of questions with equally many hits; without hits, a
+        question gets only `CLOSED_BOOK`.
         """
         hit_lists = [list(question_hits) or [CLOSED_BOOK] for question_hits in hits]
         for positions in batch_by_key(list(map(len, hit_lists)), self._batch):
@@ -138,12 +138,12 @@ class MarginalReader(RetrievingReader):
         generation.
         """
         contexts, scores = self._encode(generator, questions, hits)
-        prior = self.rag.prior(scores)
+        log_prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
         decode = _DECODERS[self.rag.settings.kind]
         seeds = [derive_seed(self.decoding.sampling, question) for question in questions]
-        decoded_answers = decode(generator, contexts, prior, self.decoding, seeds)
-        weights = prior.exp().tolist()
+        decoded_answers = decode(generator, contexts, log_prior, self.decoding, seeds)
+        weights = log_prior.exp().tolist()
         # (b k, s) -> (b, k s) -> (b,).
         prompt_tokens = contexts.mask.view(len(questions), -1).sum(1).tolist()
         return [
@@ -160,8 +160,8 @@ class MarginalReader(RetrievingReader):
         contexts = generator.encode_contexts(
             questions, [[hit.passage for hit in question_hits] for question_hits in hits]
         )
-        logits = [self._get_prior_logits(question_hits) for question_hits in hits]
-        return contexts, torch.tensor(logits, device=contexts.tokens.device)
+        prior_logits = [self._get_prior_logits(question_hits) for question_hits in hits]
+        return contexts, torch.tensor(prior_logits, device=contexts.tokens.device)
 
     def _get_prior_logits(self, hits: Sequence[Hit]) -> list[float]:
         """Return the logits of p(z|x) of a question's passages."""
@@ -170,13 +170,13 @@ class MarginalReader(RetrievingReader):
 
 def _get_inner_products(hits: Sequence[Hit]) -> list[float]:
     """Return the inner products of the hits, which may differ from the retriever's scores."""
-    products = [hit.inner_product for hit in hits]
-    if None in products:
+    inner_products = [hit.inner_product for hit in hits]
+    if None in inner_products:
         raise UsageError(
-            f"passage {hits[products.index(None)].passage.id} has no inner product: "
+            f"passage {hits[inner_products.index(None)].passage.id} has no inner product: "
             "open the retriever with products=True"
         )
-    return [product for product in products if product is not None]
+    return [inner_product for inner_product in inner_products if inner_product is not None]
 
 
 def _build_answer(
@@ -187,7 +187,7 @@ def _build_answer(
     decoded: DecodedAnswer,
     n_prompt_tokens: int,
 ) -> Answer:
-    support = [SupportingPassage(*parts) for parts in zip(hits, weights, decoded.posterior, strict=True)]
+    support = [SupportingPassage(*fields) for fields in zip(hits, weights, decoded.posterior, strict=True)]
     token_texts = _decode_token_texts(generator, decoded.tokens) if decoded.shares else []
     tokens = [TokenSupport(*parts) for parts in zip(token_texts, decoded.shares, strict=True)]
     is_complete = decoded.tokens[-1] == generator.end_token
@@ -257,17 +257,18 @@ class LabelReader(MarginalReader):
         prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
         label_tokens = [tokens.to(contexts.tokens.device) for tokens in self._targets]
-        label_log_p, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, label_tokens)
-        best_labels = label_log_p.argmax(1).tolist()
+        label_log_probs, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, label_tokens)
+        best_labels = label_log_probs.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
         prompt_tokens = contexts.mask.view(len(questions), -1).sum(1).tolist()
-        label_names, weights = list(self._labels), prior.exp().tolist()
+        label_names, prior_weights = list(self._labels), prior.exp().tolist()
         answers = []
         for i, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
-            log_p = label_log_p[i, best_labels[i]]
-            posterior = posteriors[i, :, best_labels[i]].exp().tolist()
+            log_p = label_log_probs[i, best_labels[i]]
+            posterior_probs = posteriors[i, :, best_labels[i]].exp().tolist()
             support = tuple(
-                SupportingPassage(*parts) for parts in zip(question_hits, weights[i], posterior, strict=True)
+                SupportingPassage(*parts)
+                for parts in zip(question_hits, prior_weights[i], posterior_probs, strict=True)
             )
             usage = TokenUsage(prompt_tokens[i], len(self._targets[best_labels[i]]))
             answers.append(Answer(question, label_names[best_labels[i]], float(log_p), support, usage=usage))
@@ -280,11 +281,11 @@ def _encode_labels(generator: Generator, words: Sequence[str]) -> list[torch.Ten
     Raises:
         UsageError: two words have the same tokens.
     """
-    targets = [generator.encode_targets([word]) for word in words]
-    label_tokens = [target.tokens[0][target.mask[0]] for target in targets]
+    label_targets = [generator.encode_targets([word]) for word in words]
+    label_tokens = [label_target.tokens[0][label_target.mask[0]] for label_target in label_targets]
     if len({tuple(tokens.tolist()) for tokens in label_tokens}) < len(label_tokens):
         raise UsageError(
-            f"two of the labels' words {', '.join(map(repr, words))} have the same tokens in this model: "
-            "give different words"
+            f"two of the labels' words {', '.join(map(repr, words))} have the same tokens in this "
+            "model: give different words"
         )
     return label_tokens

@@ -140,11 +140,11 @@ def _open_endpoint_writer(model_id: str, settings: ReaderSettings) -> Writer:
     from rag_model.reading.writers.chat_settings import ChatSettings  # noqa: PLC0415 - imports HTTP
     from rag_model.reading.writers.endpoint import EndpointWriter  # noqa: PLC0415
 
-    decoding = settings.decoding
-    if decoding.beams > 1:
+    decoding_settings = settings.decoding
+    if decoding_settings.beams > 1:
         raise UsageError(f"{model_id} is behind an endpoint, which has no beam search: omit --beams")
-    sampling = decoding.sampling
-    chat_settings: dict[str, Any] = {"max_new_tokens": decoding.max_new_tokens}
+    sampling = decoding_settings.sampling
+    chat_settings: dict[str, Any] = {"max_new_tokens": decoding_settings.max_new_tokens}
     if sampling is not None:
         chat_settings |= {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
     if settings.required_signal == "likelihood" or settings.reader == "auto":
@@ -199,8 +199,8 @@ def check_route(settings: ReaderSettings, model_id: str) -> None:
         UsageError: the route was chosen for a different model or reader.
     """
     route = settings.route
-    if route is not None and (mismatch := route.explain_mismatch(model_id, settings.reader_for(model_id))):
-        raise UsageError(mismatch)
+    if route is not None and (route_mismatch := route.explain_mismatch(model_id, settings.reader_for(model_id))):
+        raise UsageError(route_mismatch)
 
 
 def open_reading_model(
@@ -217,8 +217,8 @@ def open_reading_model(
         BookwheelError: as for `open_reader`.
     """
     plan_retriever(snapshot, retriever)  # reports an invalid expression before the model is loaded
-    needs_products = "marginal" in readers
-    reading_model = load_reading_model(store, model_id, "marginal" if needs_products else readers[0], asks)
+    needs_inner_products = "marginal" in readers
+    reading_model = load_reading_model(store, model_id, "marginal" if needs_inner_products else readers[0], asks)
     return reading_model, open_retriever(
-        snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=needs_products
+        snapshot, retriever, encoder=reading_model.question_encoder, store=store, products=needs_inner_products
     )

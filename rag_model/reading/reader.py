@@ -116,11 +116,11 @@ class RetrievingReader(ABC):
     ) -> list[Answer]:
         """Return the answer of each question; see `Reader.answer`."""
         timer = AnswerTimer()
-        hits = retrieve_hits(self.retriever, questions, self.k if k is None else k)
+        hit_lists = retrieve_hits(self.retriever, questions, self.k if k is None else k)
         if callbacks.on_hits is not None:
-            callbacks.on_hits(hits)
+            callbacks.on_hits(hit_lists)
         timer.end_stage(SEARCH)
-        return add_stage_seconds(self.answer_from(questions, hits, callbacks), timer)
+        return add_stage_seconds(self.answer_from(questions, hit_lists, callbacks), timer)
 
     @abstractmethod
     def answer_from(
@@ -149,21 +149,21 @@ class AnswerTimer:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         """Create a timer and start the first stage; `clock` returns seconds."""
         self._clock, self._stage_start = clock, clock()
-        self.seconds: dict[str, float] = {}  # by stage, in the order of their first end
+        self.seconds: dict[str, float] = {}  # by stage, in the order of their first ends
 
     def end_stage(self, stage: str) -> None:
         """End the current stage under this name, and start the next one."""
-        now = self._clock()
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._stage_start
-        self._stage_start = now
+        current_seconds = self._clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + current_seconds - self._stage_start
+        self._stage_start = current_seconds
 
 
 def add_stage_seconds(answers: Sequence[Answer], timer: AnswerTimer) -> list[Answer]:
     """Return the answers of a batch, with an equal share of the batch's seconds added to each."""
     timed_answers = []
     for answer in answers:
-        shares = {stage: seconds / len(answers) for stage, seconds in timer.seconds.items()}
-        seconds_by_stage = {**answer.seconds, **shares}
+        stage_shares = {stage: seconds / len(answers) for stage, seconds in timer.seconds.items()}
+        seconds_by_stage = {**answer.seconds, **stage_shares}
         ordered_seconds = {stage: seconds_by_stage[stage] for stage in STAGES if stage in seconds_by_stage}
         timed_answers.append(replace(answer, seconds=ordered_seconds))
     return timed_answers
@@ -174,6 +174,6 @@ def batch_by_key(keys: Sequence[Hashable], batch_size: int) -> Iterator[list[int
     positions_by_key: defaultdict[Hashable, list[int]] = defaultdict(list)
     for position, key in enumerate(keys):
         positions_by_key[key].append(position)
-    for positions in positions_by_key.values():
-        for first_position in range(0, len(positions), batch_size):
-            yield positions[first_position : first_position + batch_size]
+    for key_positions in positions_by_key.values():
+        for batch_start in range(0, len(key_positions), batch_size):
+            yield key_positions[batch_start : batch_start + batch_size]

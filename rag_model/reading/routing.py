@@ -54,7 +54,7 @@ CHOOSE_ROUTE = "choose a route on questions with answers: `bookwheel evaluate --
 
 
 class GeneratedAnswer(Protocol):
-    """The attributes of an answer or of a reading that a route compares."""
+    """The attributes of a generated answer that a route compares."""
 
     @property
     def log_likelihood(self) -> float | None:
@@ -69,7 +69,7 @@ class GeneratedAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The rule that chooses the memory that answers a question."""
+    """The rule by which the weights or the passages answer a question."""
 
     signal: RouteSignal = "difference"
     # Threshold in nats per token: the weights answer if the score is at least this; None: never.
@@ -81,13 +81,13 @@ class Route:
     def __post_init__(self) -> None:
         if self.signal not in ROUTE_SIGNALS or not (self.least is None or math.isfinite(self.least)):
             raise UsageError(
-                f"the route {self.signal} {self.least} is invalid: give a finite number for one "
+                f"the threshold {self.least} of the route {self.signal} is invalid: give a finite number for one "
                 f"of {', '.join(ROUTE_SIGNALS)}"
             )
 
     @classmethod
     def from_json(cls, value: Any, source: str) -> Self:
-        """Return the route in a JSON object, which `source` names in errors.
+        """Parse a route from a JSON object; `source` names the object in errors.
 
         Raises:
             InputError: the value is not a route.
@@ -95,19 +95,18 @@ class Route:
         if not isinstance(value, dict):
             value = {}
         try:
-            minimum = None if value["least"] is None else float(value["least"])
-            return cls(value["signal"], minimum, str(value["model"]), str(value["reader"]))
+            min_score = None if value["least"] is None else float(value["least"])
+            return cls(value["signal"], min_score, str(value["model"]), str(value["reader"]))
         except (KeyError, TypeError, ValueError, OverflowError, UsageError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else error
             raise InputError(
                 f"{source} contains no route ({reason}): give the file of `bookwheel evaluate "
-                "--choose-route`, or "
-                f"{EVALUATION_PREFIX}ID of that evaluation"
+                f"--choose-route`, or {EVALUATION_PREFIX}ID of that evaluation"
             ) from error
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the route in a file that `write` wrote.
+        """Read a route from a file that `write` wrote.
 
         Raises:
             InputError: the file cannot be read, or has no route.
@@ -121,13 +120,13 @@ class Route:
         return cls.from_json(route_json, str(path))
 
     def write(self, path: Path, **chosen: Any) -> None:
-        """Write the route to a file, with `chosen`: how it was chosen.
+        """Write the route to a file, together with `chosen`, which says how it was chosen.
 
         Raises:
             InputError: the file cannot be written.
         """
-        text = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
-        write_user_file(path, [text, "\n"])
+        route_text = json.dumps({**asdict(self), **chosen}, ensure_ascii=False, indent=1)
+        write_user_file(path, [route_text, "\n"])
 
     def explain_mismatch(self, model: str, reader: str) -> str:
         """Explain in one sentence why the route does not apply to a model and a reader.
@@ -193,16 +192,16 @@ class AutoReader(RetrievingReader):
 
         With the signal `weights`, passages are retrieved only for the questions that need them.
         """
-        closed_book = self._answer_closed_book(questions, callbacks)
-        positions = self._list_positions_to_read(closed_book)
+        closed_book_answers = self._answer_closed_book(questions, callbacks)
+        passage_positions = self._list_open_book_positions(closed_book_answers)
         timer = AnswerTimer()
         k = self.k if k is None else k
-        hits = retrieve_hits(self.retriever, [questions[i] for i in positions], k) if positions else []
+        hits = retrieve_hits(self.retriever, [questions[i] for i in passage_positions], k) if passage_positions else []
         timer.end_stage(SEARCH)
-        hits_by_position = dict(zip(positions, hits, strict=True))
+        hits_by_position = dict(zip(passage_positions, hits, strict=True))
         if callbacks.on_hits is not None:
             callbacks.on_hits([hits_by_position.get(i, []) for i in range(len(questions))])
-        return self._answer_open_book(closed_book, hits_by_position, timer, callbacks)
+        return self._answer_open_book(closed_book_answers, hits_by_position, timer, callbacks)
 
     def answer_from(
         self, questions: Sequence[str], hits: Sequence[Sequence[Hit]], callbacks: AnswerCallbacks = NO_CALLBACKS
@@ -213,7 +212,7 @@ class AutoReader(RetrievingReader):
         """
         check_hit_lists(questions, hits)
         closed_book = self._answer_closed_book(questions, callbacks)
-        hits_by_position = {i: hits[i] for i in self._list_positions_to_read(closed_book)}
+        hits_by_position = {i: hits[i] for i in self._list_open_book_positions(closed_book)}
         return self._answer_open_book(closed_book, hits_by_position, AnswerTimer(), callbacks)
 
     def log_likelihood(
@@ -241,7 +240,7 @@ class AutoReader(RetrievingReader):
         bare_answers = [replace(answer, support=(), tokens=(), seconds={}) for answer in answers]
         return add_stage_seconds(bare_answers, timer)
 
-    def _list_positions_to_read(self, closed_book: Sequence[Answer]) -> list[int]:
+    def _list_open_book_positions(self, closed_book: Sequence[Answer]) -> list[int]:
         """Return the positions of the questions that must be answered from passages too."""
         needs_both = self.route.signal != "weights"
         return [
@@ -257,7 +256,7 @@ class AutoReader(RetrievingReader):
         timer: AnswerTimer,
         callbacks: AnswerCallbacks,
     ) -> list[Answer]:
-        """Answer questions with hits from passages, and choose between both memories.
+        """Answer the questions with hits from passages, and choose each answer by the route.
 
         Args:
             closed_book: the answers from the weights.
@@ -270,33 +269,35 @@ class AutoReader(RetrievingReader):
         positions, on_text = list(hits_by_position), callbacks.on_text
         is_streaming = on_text is not None and self.route.signal == "weights"
         send_text = (lambda row, text: on_text(positions[row], text)) if on_text is not None and is_streaming else None
-        open_book: list[Answer] = []
+        open_book_answers: list[Answer] = []
         if positions:
             questions = [closed_book[i].question for i in positions]
             hits = list(hits_by_position.values())
             passage_answers = self._reader.answer_from(questions, hits, replace(callbacks, on_text=send_text))
-            open_book = add_stage_seconds(passage_answers, timer)
-        answers_by_position = dict(zip(positions, open_book, strict=True))
-        answers = [self._choose(answer, answers_by_position.get(i)) for i, answer in enumerate(closed_book)]
+            open_book_answers = add_stage_seconds(passage_answers, timer)
+        answers_by_position = dict(zip(positions, open_book_answers, strict=True))
+        answers = [self._choose_answer(answer, answers_by_position.get(i)) for i, answer in enumerate(closed_book)]
         if not is_streaming:
             callbacks.send_texts((i, answers[i]) for i in positions)
         return answers
 
-    def _choose(self, closed_book: Answer, open_book: Answer | None) -> Answer:
-        """Return the closed-book or open-book answer, as the route chooses, with the costs of both."""
+    def _choose_answer(self, closed_book: Answer, open_book: Answer | None) -> Answer:
+        """Return the answer that the route chooses; its usage and seconds include those of the
+        other one.
+        """
         score = self.route.score(closed_book, open_book)
         if open_book is not None and open_book.text and score is None and closed_book.text:
             raise UsageError(NO_LIKELIHOOD)
         is_from_weights = open_book is None or (bool(closed_book.text) and self.route.chooses_weights(score))
         answer = closed_book if open_book is None or is_from_weights else open_book
-        usages = [
-            candidate.usage
-            for candidate in (closed_book, open_book)
-            if candidate is not None and candidate.usage is not None
+        token_usages = [
+            routed_answer.usage
+            for routed_answer in (closed_book, open_book)
+            if routed_answer is not None and routed_answer.usage is not None
         ]
         return replace(
             answer,
             route=RouteScore(self.route.signal, score, self.route.least),
-            usage=sum_usage(usages) if usages else None,
+            usage=sum_usage(token_usages) if token_usages else None,
             seconds={**closed_book.seconds, **({} if open_book is None else open_book.seconds)},
         )

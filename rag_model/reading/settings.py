@@ -75,7 +75,7 @@ class PromptSettings:
 
 
 def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
-    """Return the fields `settings` of `PromptSettings`, with instruction and template from a file.
+    """Return `settings` for `PromptSettings`, plus the instruction and the template from a file.
 
     The file contains the instruction, a line `---`, and the user message. Without such a line, the
     whole file is the user message and there is no instruction. A byte order mark and trailing
@@ -88,9 +88,10 @@ def read_prompt(path: Path, **settings: Any) -> dict[str, Any]:
         lines = [line.rstrip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the prompt file {path} cannot be read ({error}): give a UTF-8 text file") from error
-    separator = lines.index(_SEPARATOR) if _SEPARATOR in lines else -1
+    separator_line = lines.index(_SEPARATOR) if _SEPARATOR in lines else -1
     instruction, user_message = (
-        "\n".join(section).strip() for section in (lines[: max(separator, 0)], lines[separator + 1 :])
+        "\n".join(prompt_section).strip()
+        for prompt_section in (lines[: max(separator_line, 0)], lines[separator_line + 1 :])
     )
     return {**settings, "instruction": instruction, "template": user_message}
 
@@ -106,8 +107,8 @@ def check_template(template: str, *placeholders: str) -> None:
         template_parts = list(Formatter().parse(template))
     except ValueError as error:
         raise UsageError(f"the prompt template is invalid ({error}): write a literal brace twice") from error
-    fields = [(name, spec, conversion) for _, name, spec, conversion in template_parts if name is not None]
-    for name, spec, conversion in fields:
+    template_fields = [(name, spec, conversion) for _, name, spec, conversion in template_parts if name is not None]
+    for name, spec, conversion in template_fields:
         if name not in placeholders or spec or conversion:
             field_text = "{" + name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "") + "}"
             raise UsageError(
@@ -115,7 +116,7 @@ def check_template(template: str, *placeholders: str) -> None:
                 "and write a literal brace twice"
             )
     missing_placeholders = [
-        placeholder for placeholder in placeholders if placeholder not in {name for name, _, _ in fields}
+        placeholder for placeholder in placeholders if placeholder not in {name for name, _, _ in template_fields}
     ]
     if missing_placeholders:
         raise UsageError(f"the prompt template has no {{{missing_placeholders[0]}}}: it needs {expected}")
@@ -123,8 +124,8 @@ def check_template(template: str, *placeholders: str) -> None:
 
 def fill_template(template: str, **values: str) -> str:
     """Return a template with its placeholders replaced; braces in the values are literal."""
-    parts = Formatter().parse(template)
-    return "".join(literal + (values[name] if name is not None else "") for literal, name, _, _ in parts)
+    template_parts = Formatter().parse(template)
+    return "".join(literal + (values[name] if name is not None else "") for literal, name, _, _ in template_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,8 @@ class ReaderSettings:
         """
         if self.required_signal in ("retrieval", "passages"):
             raise UsageError(
-                f"a threshold for `{self.required_signal}` needs passages, and an answer from the weights has "
-                "none: choose a threshold for `likelihood`, or omit --reader auto"
+                f"a threshold for `{self.required_signal}` needs passages, and an answer from the "
+                "weights has none: choose a threshold for `likelihood`, or omit --reader auto"
             )
         folder = Path(model)
         if model.startswith(ENDPOINT_PREFIX) or (folder.is_dir() and not is_rag_folder(folder)):
@@ -192,7 +193,6 @@ class ReaderSettings:
         if self.concat != PromptSettings():
             raise UsageError(
                 f"model {model} reads each passage separately, without a prompt of all passages: "
-                "omit --order, "
-                "--budget, --prompt and --cite, or give --reader concat"
+                "omit --order, --budget, --prompt and --cite, or give --reader concat"
             )
         return "marginal"

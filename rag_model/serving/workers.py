@@ -391,8 +391,9 @@ class Supervisor:
         self._failed_starts += not self._was_ready
         if self._failed_starts >= _MAX_FAILED_STARTS:
             self._first_error = ResourceError(
-                f"worker {index} {_describe_exit(exit_code)} before the service could answer, as workers did "
-                f"{self._failed_starts} times: give the service more memory, or fewer --workers"
+                f"worker {index} {_describe_exit(exit_code)} before the service could answer, as "
+                f"workers did {self._failed_starts} times: give the service more memory, or fewer "
+                "--workers"
             )
             self._stop(signal.SIGINT)
 

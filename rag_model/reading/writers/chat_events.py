@@ -38,7 +38,7 @@ class KeyMask:
         """Return the new masked text, except an end that may be the beginning of the key.
 
         >>> mask = KeyMask("sk-0123456789abcdef")
-        >>> mask.feed("it is sk-0123"), mask.feed("456789abcdef."), mask.end()
+        >>> mask.feed("it is sk-0123"), mask.feed("456789abcdef."), mask.finish()
         ('it is ', '***.', '')
         """
         if not self._key:
@@ -49,10 +49,10 @@ class KeyMask:
         )
         return text.removesuffix(self._pending)
 
-    def end(self) -> str:
-        """Return the end that was held back."""
-        pending, self._pending = self._pending, ""
-        return pending
+    def finish(self) -> str:
+        """Return the end of the text that was held back."""
+        pending_text, self._pending = self._pending, ""
+        return pending_text
 
 
 class EventParser:
@@ -71,8 +71,8 @@ class EventParser:
         *lines, self._rest = self._rest.split(b"\n")
         for line in (raw_line.removesuffix(b"\r") for raw_line in lines):
             if line:
-                name, _, field_text = line.decode("utf-8", "replace").partition(":")
-                if name == "data":
+                field_name, _, field_text = line.decode("utf-8", "replace").partition(":")
+                if field_name == "data":
                     data = field_text.removeprefix(" ")
                     # Some servers omit the empty line between events. Each event is one JSON
                     # object.
@@ -82,7 +82,7 @@ class EventParser:
             elif self._data:
                 yield self._take_event()
 
-    def end(self) -> Iterator[str]:
+    def finish(self) -> Iterator[str]:
         """Yield the last event if the stream ended without an empty line."""
         yield from self.feed(b"\n\n")
 
@@ -130,11 +130,11 @@ class ChatReply:
 
         llama.cpp streams no likelihood for a token that ends inside a character.
         """
-        token_log_p = self.log_likelihoods
-        if token_log_p is None or self.has_reasoning:
+        token_log_probs = self.log_likelihoods
+        if token_log_probs is None or self.has_reasoning:
             return None
-        n_missing = 0 if self.usage is None else self.usage[1] - len(token_log_p)
-        return sum(token_log_p) if n_missing <= (self.reason == "stop") else None
+        n_missing = 0 if self.usage is None else self.usage[1] - len(token_log_probs)
+        return sum(token_log_probs) if n_missing <= (self.reason == "stop") else None
 
     def add_event(self, data: str) -> str:
         """Add one event, or a whole reply; return the new text, except an end that may be part of
@@ -145,38 +145,38 @@ class ChatReply:
             StreamedError: the event contains an error from the endpoint.
             KeyError, TypeError, AttributeError: the event violates the protocol.
         """
-        event = parse_json(data)
-        if error := event.get("error"):
-            raise StreamedError(error)
-        self._record_usage(event.get("usage"))
+        chat_event = parse_json(data)
+        if error_value := chat_event.get("error"):
+            raise StreamedError(error_value)
+        self._record_usage(chat_event.get("usage"))
         # The last event of some servers has `usage` but no `choices`.
-        choices = event.get("choices") if self.reason or self.usage else event["choices"]
+        choices = chat_event.get("choices") if self.reason or self.usage else chat_event["choices"]
         if not choices:
             return ""
         choice = choices[0]
         self._record_log_likelihoods(choice.get("logprobs"))
         message = choice.get("delta") or choice.get("message") or {}
         content = _get_content(message)
-        self._record_other_fields(message)
+        self._record_reasoning_and_tools(message)
         self.has_begun = self.has_begun or bool(content)
         self.reason = _get_text(choice, "finish_reason") or self.reason
-        return self._append(self.mask.feed(self._reasoning.feed(content)))
+        return self._append_text(self.mask.feed(self._reasoning.feed(content)))
 
     def flush(self) -> str:
         """Return the text that was held back."""
-        return self._append(self.mask.feed(self._reasoning.end()) + self.mask.end())
+        return self._append_text(self.mask.feed(self._reasoning.finish()) + self.mask.finish())
 
-    def _record_other_fields(self, message: Mapping[str, Any]) -> None:
+    def _record_reasoning_and_tools(self, message: Mapping[str, Any]) -> None:
         """Record reasoning, a refusal and tool calls."""
         self.refusal += _get_text(message, "refusal")
-        calls = message.get("tool_calls") or message.get("function_call") or []
-        for call in calls if isinstance(calls, list) else [calls]:
-            function = call.get("function") or call
-            self.tools += [name] if (name := _get_text(function, "name")) else []
+        tool_calls = message.get("tool_calls") or message.get("function_call") or []
+        for tool_call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
+            called_function = tool_call.get("function") or tool_call
+            self.tools += [name] if (name := _get_text(called_function, "name")) else []
         if any(message.get(name) for name in _REASONING_FIELDS):
             self.has_begun = self._has_hidden_reasoning = True
 
-    def _append(self, text: str) -> str:
+    def _append_text(self, text: str) -> str:
         if text:
             self.parts.append(text)
         return text
@@ -188,8 +188,8 @@ class ChatReply:
             # Some servers send zeros until the end, or if they do not count tokens.
             if prompt_tokens and completion_tokens is not None:
                 self.usage = (prompt_tokens, completion_tokens)
-            details = usage.get("completion_tokens_details")
-            if isinstance(details, Mapping) and details.get("reasoning_tokens"):
+            usage_details = usage.get("completion_tokens_details")
+            if isinstance(usage_details, Mapping) and usage_details.get("reasoning_tokens"):
                 self._has_hidden_reasoning = True
 
     def _record_log_likelihoods(self, logprobs: Mapping[str, Any] | None) -> None:

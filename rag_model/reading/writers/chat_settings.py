@@ -112,12 +112,12 @@ class ChatSettings:
         Raises:
             UsageError: a value is invalid.
         """
-        types = {field.name: field.type for field in fields(cls)}
+        field_types = {field.name: field.type for field in fields(cls)}
         settings: dict[str, Any] = {}
         for name in (*_NUMBER_FIELDS, "length_field", "logprobs", "temperature", "tokenizer", "prices"):
             variable = f"{LLM_PREFIX}{name.upper()}"
             if text := environment.get(variable, "").strip():
-                settings[name] = _parse_value(variable, name, types[name], text)
+                settings[name] = _parse_value(variable, name, field_types[name], text)
         return cls(**{**settings, **overrides})
 
     @property
@@ -143,8 +143,8 @@ class ChatSettings:
 
     def decides(self) -> dict[str, Any]:
         """Return the settings that determine an answer, for memo keys."""
-        names = ("temperature", "top_p", "seed", "length_field", "logprobs", "context")
-        decisive_settings = {name: getattr(self, name) for name in names}
+        decisive_names = ("temperature", "top_p", "seed", "length_field", "logprobs", "context")
+        decisive_settings = {name: getattr(self, name) for name in decisive_names}
         counted_by = self.tokenizer and self.tokenizer.name
         return {"max_new_tokens": self.token_limit, **decisive_settings, "counted by": counted_by}
 
@@ -152,8 +152,8 @@ class ChatSettings:
 def _parse_value(variable: str, name: str, field_type: Any, text: str) -> Any:
     try:
         if name == "prices":
-            prompt, completion = text.split(",")
-            return TokenPrices(float(prompt), float(completion))
+            prompt_price, completion_price = text.split(",")
+            return TokenPrices(float(prompt_price), float(completion_price))
         if name == "temperature" and text == "default":
             return None
         if name == "tokenizer":

@@ -123,9 +123,8 @@ class EndpointWriter:
         n_tokens = max(self._count_prompt_tokens(prompts), default=0)
         if n_tokens > self.max_prompt_tokens:
             raise UsageError(
-                f"a prompt of {n_tokens} tokens is longer than the {self.max_prompt_tokens} "
-                f"that {self.id} "
-                "has room for: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
+                f"a prompt of {n_tokens} tokens is longer than the {self.max_prompt_tokens} that "
+                f"{self.id} has room for: give fewer passages, or set BOOKWHEEL_LLM_CONTEXT, or "
                 "BOOKWHEEL_LLM_TOKENIZER for an exact count"
             )
 
@@ -151,25 +150,25 @@ class EndpointWriter:
             estimated=reply.usage is None,
         )
         text = reply.text
-        problem = self._find_problem(prompt, reply, text)
-        return Completion(text if text.strip() else "", usage, reply.ended, reply.log_likelihood, problem)
+        answer_problem = self._find_problem(prompt, reply, text)
+        return Completion(text if text.strip() else "", usage, reply.ended, reply.log_likelihood, answer_problem)
 
     def _find_problem(self, prompt: Prompt, reply: ChatReply, text: str) -> AnswerProblem | None:
         """Return the reason why the text is empty or doubtful; None for a good answer."""
         if reply.tools or reply.reason in {"tool_calls", "function_call"}:
-            tools = self._errors.quote(", ".join(dict.fromkeys(reply.tools)))
-            return AnswerProblem("tool_call", f"the model called a tool{tools} instead of answering")
+            tool_names = self._errors.quote(", ".join(dict.fromkeys(reply.tools)))
+            return AnswerProblem("tool_call", f"the model called a tool{tool_names} instead of answering")
         if reply.refusal:
             return AnswerProblem("refused", f"the model refused to answer{self._errors.quote(reply.refusal)}")
         if reply.reason == "content_filter":
             return AnswerProblem("filtered", "the endpoint's content filter stopped the answer")
         if text.strip():
-            return self._find_truncation(prompt, reply)
+            return self._detect_truncation(prompt, reply)
         if reply.has_reasoning or not reply.ended:
             return describe_missing_answer(self.settings.token_limit, ended=reply.ended)
         return AnswerProblem("empty", "the model generated nothing: ask again, or choose another model")
 
-    def _find_truncation(self, prompt: Prompt, reply: ChatReply) -> AnswerProblem | None:
+    def _detect_truncation(self, prompt: Prompt, reply: ChatReply) -> AnswerProblem | None:
         """Return a problem if the endpoint counted far fewer tokens than the prompt has, else
         None.
         """
@@ -178,8 +177,8 @@ class EndpointWriter:
             return None
         return AnswerProblem(
             "prompt_truncated",
-            f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {min_tokens}: give its server "
-            "a larger context, or set BOOKWHEEL_LLM_CONTEXT to the server's context",
+            f"the endpoint read {reply.usage[0]} tokens of a prompt of at least {min_tokens}: give "
+            "its server a larger context, or set BOOKWHEEL_LLM_CONTEXT to the server's context",
         )
 
 
@@ -209,8 +208,8 @@ class ChatClient:
         self._errors = EndpointErrors(endpoint, model)
         self._length_field, self._requests_usage = settings.length_field, True
         self._slots = asyncio.Semaphore(settings.concurrency)
-        accept = "text/event-stream, application/json"
-        self._client = create_endpoint_client(endpoint, accept, settings.connect_seconds)
+        accepted_types = "text/event-stream, application/json"
+        self._client = create_endpoint_client(endpoint, accepted_types, settings.connect_seconds)
 
     async def complete(self, messages: list[dict[str, str]], on_text: OnText | None = None) -> ChatReply:
         """Return the completion of a chat; `on_text` is called with each fragment of its text.
@@ -222,16 +221,16 @@ class ChatClient:
         """
         async with self._slots:
             timeout_error = self._errors.timed_out("gave no whole answer", self._settings.whole_seconds)
-            return await retry(self._settings, lambda: self._attempt(messages, on_text), timeout_error)
+            return await retry(self._settings, lambda: self._attempt_completion(messages, on_text), timeout_error)
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _attempt(self, messages: list[dict[str, str]], on_text: OnText | None) -> ChatReply:
+    async def _attempt_completion(self, messages: list[dict[str, str]], on_text: OnText | None) -> ChatReply:
         reply = ChatReply(KeyMask(self._endpoint.key))
         try:
-            while not await self._stream(self._build_body(messages), reply, on_text):
+            while not await self._stream_reply(self._build_body(messages), reply, on_text):
                 pass  # send the request again without the field that the endpoint refused
         except FailedAttemptError as failed_attempt:
             if on_text is not None and reply.parts:
@@ -239,7 +238,7 @@ class ChatClient:
             raise
         return reply
 
-    async def _stream(self, body: Mapping[str, Any], reply: ChatReply, on_text: OnText | None) -> bool:
+    async def _stream_reply(self, body: Mapping[str, Any], reply: ChatReply, on_text: OnText | None) -> bool:
         """Send a request and read the reply.
 
         Return False if the endpoint refused a field that `_build_body` now omits or renames.
@@ -251,8 +250,8 @@ class ChatClient:
                 try:
                     if not response.is_success:
                         return await self._handle_error_status(response, body)
-                    async with aclosing(self._iter_texts(response, reply)) as texts:
-                        async for text in texts:
+                    async with aclosing(self._iter_texts(response, reply)) as streamed_texts:
+                        async for text in streamed_texts:
                             if reply.has_begun:
                                 first_timeout.reschedule(None)
                             if on_text is not None and text:
@@ -278,8 +277,8 @@ class ChatClient:
         stream are ignored.
         """
         try:
-            async with aclosing(self._iter_events(response)) as events:
-                async for event_text in events:
+            async with aclosing(self._iter_events(response)) as event_texts:
+                async for event_text in event_texts:
                     if event_text == DONE:
                         reply.reason = reply.reason or "stop"
                         break
@@ -297,32 +296,32 @@ class ChatClient:
         """
         if response.is_redirect:
             raise self._errors.redirect(response.headers.get("location", ""))
-        body = await read_reply(response, 0)
+        error_body = await read_reply(response, 0)
         if response.status_code in INVALID_REQUEST_STATUSES:
-            if "stream_options" in request_body and b"stream_options" in body:
+            if "stream_options" in request_body and b"stream_options" in error_body:
                 self._requests_usage = False
                 return False
-            if "max_tokens" in request_body and b"max_completion_tokens" in body:
+            if "max_tokens" in request_body and b"max_completion_tokens" in error_body:
                 self._length_field = "max_completion_tokens"
                 return False
         wait_seconds = parse_retry_after(response.headers.get("retry-after"))
-        raise self._errors.bad_status(response.status_code, body, wait_seconds)
+        raise self._errors.bad_status(response.status_code, error_body, wait_seconds)
 
     async def _iter_events(self, response: httpx.Response) -> AsyncGenerator[str]:
         """Yield the data of each event, or the whole reply of an endpoint that does not stream."""
         is_streamed = "text/event-stream" in response.headers.get("content-type", "")
         parser, whole_reply = EventParser(), bytearray()
-        async with aclosing(iter_body_async(response, self._settings.reply_limit)) as chunks:
-            async for chunk in chunks:
+        async with aclosing(iter_body_async(response, self._settings.reply_limit)) as body_chunks:
+            async for body_chunk in body_chunks:
                 if not is_streamed:
-                    whole_reply += chunk
+                    whole_reply += body_chunk
                     continue
-                for event_text in parser.feed(chunk):
+                for event_text in parser.feed(body_chunk):
                     yield event_text
         if not is_streamed:
             yield whole_reply.decode("utf-8", "replace")
             return
-        for event_text in parser.end():
+        for event_text in parser.finish():
             yield event_text
 
     def _add_event(self, reply: ChatReply, event_text: str) -> str:

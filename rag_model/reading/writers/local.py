@@ -91,8 +91,8 @@ class LocalWriter:
         """
         if not texts:
             return []
-        spans = [((0, len(text)),) for text in texts]
-        encodings = tokenize_untrusted(self._generator.tokenizer, texts, spans, add_special_tokens=False)
+        text_spans = [((0, len(text)),) for text in texts]
+        encodings = tokenize_untrusted(self._generator.tokenizer, texts, text_spans, add_special_tokens=False)
         return [len(encoding.ids) for encoding in encodings]
 
     def write(
@@ -106,9 +106,9 @@ class LocalWriter:
             StoppedError: `should_stop` returned True.
         """
         completion_by_position: dict[int, Completion] = {}
-        for positions in self._iter_batches(prompts):
+        for batch_positions in self._iter_batches(prompts):
             completion_by_position.update(
-                zip(positions, self._complete_batch(prompts, positions, should_stop, on_text), strict=True)
+                zip(batch_positions, self._complete_batch(prompts, batch_positions, should_stop, on_text), strict=True)
             )
         return [completion_by_position[position] for position in range(len(prompts))]
 
@@ -132,9 +132,9 @@ class LocalWriter:
             )
             targets = generator.encode_targets(batch_texts)
             # (b, 1, t) -> (b, t)
-            log_p = target_log_p(generator.logits(contexts, targets), targets.tokens)[0][:, 0]
+            log_probs = target_log_p(generator.logits(contexts, targets), targets.tokens)[0][:, 0]
             log_likelihood_by_position.update(
-                zip(positions, log_p.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True)
+                zip(positions, log_probs.masked_fill(~targets.mask, 0).sum(1).tolist(), strict=True)
             )
         return [log_likelihood_by_position[row] for row in range(len(prompts))]
 
@@ -148,26 +148,26 @@ class LocalWriter:
         batch_prompts = [prompts[row] for row in positions]
         generator, contexts = self._encode_prompts(batch_prompts, self._max_new_tokens)
         emitted_texts = [""] * len(positions)
-        filters = [ReasoningFilter() for _ in positions]
+        text_filters = [ReasoningFilter() for _ in positions]
 
-        def emit(row: int, tokens: Sequence[int], *, is_last: bool = False) -> None:
+        def emit_new_text(row: int, tokens: Sequence[int], *, is_last: bool = False) -> None:
             new_text = decode_new_text(generator, tokens, emitted_texts[row], is_last=is_last)
             if on_text is None:
                 return
             emitted_texts[row] += new_text
-            answer_text = filters[row].feed(new_text) + (filters[row].end() if is_last else "")
+            answer_text = text_filters[row].feed(new_text) + (text_filters[row].finish() if is_last else "")
             if answer_text:
                 on_text(positions[row], answer_text)
 
         wrapped_generator = generator if should_stop is None else make_stoppable(generator, should_stop)
         if on_text is not None and self.decoding.beams == 1:
-            wrapped_generator = report_tokens(wrapped_generator, emit)
+            wrapped_generator = report_tokens(wrapped_generator, emit_new_text)
         # log p(z|x) of the single context is 0.
         log_prior = torch.zeros(len(batch_prompts), 1, device=contexts.tokens.device)
         seeds = [derive_seed(self.decoding.sampling, prompt.user) for prompt in batch_prompts]
         decoded_answers = decode_token(wrapped_generator, contexts, log_prior, self.decoding, seeds)
         for row, answer in enumerate(decoded_answers):
-            emit(row, answer.tokens, is_last=True)
+            emit_new_text(row, answer.tokens, is_last=True)
         prompt_tokens = contexts.mask.sum(1).tolist()
         return [
             _to_completion(generator, answer, n_prompt_tokens)
@@ -184,11 +184,11 @@ class LocalWriter:
             if (n_tokens := self._count_prompt_tokens(prompt, max_new_tokens)) > self._get_max_context_tokens(
                 max_new_tokens
             ):
-                limit = max(0, self._get_max_context_tokens(max_new_tokens))
+                max_tokens = max(0, self._get_max_context_tokens(max_new_tokens))
                 raise UsageError(
-                    f"a prompt has {n_tokens} tokens, and {self.id} accepts {limit} before an answer "
-                    f"of {max_new_tokens}: give fewer or shorter passages, or request a shorter "
-                    "answer"
+                    f"a prompt has {n_tokens} tokens, and {self.id} accepts {max_tokens} before an "
+                    f"answer of {max_new_tokens}: give fewer or shorter passages, or request a "
+                    "shorter answer"
                 )
         generator: Generator = replace(
             self._generator, prompt_template=self._build_template(prompts[0].system, max_new_tokens)

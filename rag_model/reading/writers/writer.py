@@ -104,12 +104,12 @@ class Writer(Protocol):
 
 def describe_missing_answer(token_limit: int, *, ended: bool) -> AnswerProblem:
     """Return the problem of a text that is only reasoning; `ended` is False if it was truncated."""
-    message = (
+    explanation = (
         "the model reasoned and gave no answer: ask again, or choose another model"
         if ended
         else f"the model reasoned for all of its {token_limit} tokens: allow more with --max-tokens"
     )
-    return AnswerProblem("reasoning", message)
+    return AnswerProblem("reasoning", explanation)
 
 
 class ReasoningFilter:
@@ -132,28 +132,28 @@ class ReasoningFilter:
         self._pending += fragment
         while True:
             if self._closing_mark:
-                _, mark, rest = self._pending.partition(self._closing_mark)
-                if not mark:
+                _, closing_mark, remaining_text = self._pending.partition(self._closing_mark)
+                if not closing_mark:
                     self._pending = self._pending[-_MAX_MARK_LENGTH:]
                     return ""
-                self._pending, self._closing_mark = rest, ""
+                self._pending, self._closing_mark = remaining_text, ""
             beginning = self._pending.lstrip()
-            marks = next((marks for marks in _REASONING_MARKS if beginning.startswith(marks[0])), None)
-            if marks is None:
+            mark_pair = next((mark_pair for mark_pair in _REASONING_MARKS if beginning.startswith(mark_pair[0])), None)
+            if mark_pair is None:
                 break
             self.has_reasoning = True
-            self._pending, self._closing_mark = beginning.removeprefix(marks[0]), marks[1]
+            self._pending, self._closing_mark = beginning.removeprefix(mark_pair[0]), mark_pair[1]
         if any(opening.startswith(beginning) for opening, _ in _REASONING_MARKS):
             return ""  # an opening mark may follow
         self._is_answering = True
-        return self.end()
+        return self.finish()
 
-    def end(self) -> str:
+    def finish(self) -> str:
         """Return the rest of the answer; an unfinished block of reasoning is removed."""
-        pending, self._pending = self._pending, ""
+        pending_text, self._pending = self._pending, ""
         if self._closing_mark:
             return ""
-        return pending.lstrip() if self.has_reasoning else pending
+        return pending_text.lstrip() if self.has_reasoning else pending_text
 
 
 def remove_reasoning(text: str) -> tuple[str, bool]:
@@ -162,16 +162,16 @@ def remove_reasoning(text: str) -> tuple[str, bool]:
     >>> remove_reasoning("Who was it?</think>Orwell"), remove_reasoning("<think>Who")
     (('Orwell', True), ('', True))
     """
-    reasoning = ReasoningFilter()
-    answer = reasoning.feed(text) + reasoning.end()
-    unopened_ends = [
-        answer.index(closing) + len(closing)
-        for opening, closing in _REASONING_MARKS
-        if closing in answer and opening not in answer.partition(closing)[0]
+    reasoning_filter = ReasoningFilter()
+    answer_text = reasoning_filter.feed(text) + reasoning_filter.finish()
+    reasoning_ends = [
+        answer_text.index(closing) + len(closing)
+        for opening_mark, closing in _REASONING_MARKS
+        if closing in answer_text and opening_mark not in answer_text.partition(closing)[0]
     ]
-    if bare_channels := _BARE_CHANNELS.match(answer):
-        unopened_ends.append(bare_channels.end())
-    if unopened_ends:
-        answer = answer[max(unopened_ends) :].lstrip()
-    has_reasoning = reasoning.has_reasoning or bool(unopened_ends)
-    return _END_MARKS.sub("", answer), has_reasoning
+    if channel_match := _BARE_CHANNELS.match(answer_text):
+        reasoning_ends.append(channel_match.end())
+    if reasoning_ends:
+        answer_text = answer_text[max(reasoning_ends) :].lstrip()
+    has_reasoning = reasoning_filter.has_reasoning or bool(reasoning_ends)
+    return _END_MARKS.sub("", answer_text), has_reasoning

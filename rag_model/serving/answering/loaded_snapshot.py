@@ -150,16 +150,18 @@ class AvailableRetrievers:
         retrievers = tuple(dict.fromkeys(text for text in candidates if _can_read_by_ranges(snapshot, text)))
         if not retrievers:
             raise UsageError(
-                f"none of {', '.join(plan_with_pull.retrievers)} of snapshot {snapshot.id[:12]} can be searched in the "
-                "store by ranges: choose an index of the kind bm25 or ivf with --index, or pull the snapshot"
+                f"none of {', '.join(plan_with_pull.retrievers)} of snapshot {snapshot.id[:12]} "
+                "can be searched in the store by ranges: choose an index of the kind bm25 or ivf "
+                "with --index, or pull the snapshot"
             )
         retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
         notes = [*plan_with_pull.notes]
         if unsearchable := [text for text in plan_with_pull.retrievers if text not in retrievers]:
             consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
             notes.append(
-                f"{', '.join(unsearchable)} cannot be searched by ranges: {consequence}, and the default is "
-                f"{retrievers[0]}; an index of inverted lists (IVF) can be searched by ranges"
+                f"{', '.join(unsearchable)} cannot be searched by ranges: {consequence}, and the "
+                f"default is {retrievers[0]}; an index of inverted lists (IVF) can be searched by "
+                "ranges"
             )
         return cls(retrievers, retriever_needs.index_names, needs_embeddings=False, notes=tuple(notes))
 
@@ -190,8 +192,9 @@ class AvailableRetrievers:
             needed_bytes = _count_bytes(snapshot, _list_resource_files(snapshot, retriever_needs, settings), settings)
             if needed_bytes > settings.memory_bytes:
                 raise UsageError(
-                    f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need {format_bytes(needed_bytes)}, and "
-                    f"--memory allows {format_bytes(settings.memory_bytes)}: allow more, or leave the choice of "
+                    f"{', '.join(retrievers)} of snapshot {snapshot.id[:12]} need "
+                    f"{format_bytes(needed_bytes)}, and --memory allows "
+                    f"{format_bytes(settings.memory_bytes)}: allow more, or leave the choice of "
                     "retrievers to the service"
                 )
         needs_vectors = settings.pull_embeddings or retriever_needs.reads_vectors(content)
@@ -588,8 +591,9 @@ def _describe_unserved_indexes(
     if not retrievers:
         name, needed_bytes = min(bytes_by_retriever.items(), key=lambda item: item[1])
         raise UsageError(
-            f"the smallest index of snapshot {snapshot.id[:12]} is {name}, which needs {format_bytes(needed_bytes)} "
-            f"with the service, and --memory allows {format_bytes(memory_bytes)}: allow more, or build a smaller index"
+            f"the smallest index of snapshot {snapshot.id[:12]} is {name}, which needs "
+            f"{format_bytes(needed_bytes)} with the service, and --memory allows "
+            f"{format_bytes(memory_bytes)}: allow more, or build a smaller index"
         )
     measure, served_recall = _get_recall(snapshot, retrievers[0])
     notes, indexes = [], snapshot.manifest.content.indexes

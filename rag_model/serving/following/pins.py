@@ -165,14 +165,14 @@ class PinnedSnapshots:
         ]
         if len(names) >= self._settings.pinned_snapshots:
             raise NotReadyError(
-                f"the service keeps at most {self._settings.pinned_snapshots} snapshots open for requests, now "
-                f"{', '.join(sorted(names))}: name one of them, or try again later"
+                f"the service keeps at most {self._settings.pinned_snapshots} snapshots open for "
+                f"requests, now {', '.join(sorted(names))}: name one of them, or try again later"
             )
 
 
 def _check_name(name: str) -> None:
     if not FULL_ID.fullmatch(name) and not _MOVE.fullmatch(name):
         raise UsageError(
-            f"snapshot {name[:_MAX_QUOTED]!r} is neither a full id nor ref@number, such as latest@3: GET /snapshot "
-            "shows both"
+            f"snapshot {name[:_MAX_QUOTED]!r} is neither a full id nor ref@number, such as "
+            "latest@3: GET /snapshot shows both"
         )

@@ -141,8 +141,8 @@ _MISSING_TOKEN = Rejection(
 )
 _WRONG_RETRIEVE_TYPE = Rejection(
     415,
-    "the body is declared as neither JSON nor MessagePack: send it with Content-Type: application/json or "
-    "application/msgpack",
+    "the body is declared as neither JSON nor MessagePack: send it with Content-Type: "
+    "application/json or application/msgpack",
 )
 _WRONG_CONTENT_TYPE = Rejection(415, "the body is not declared as JSON: send it with Content-Type: application/json")
 

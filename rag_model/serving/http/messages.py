@@ -283,14 +283,14 @@ def read_retrieve_request(body: bytes, settings: ServiceSettings, *, as_msgpack:
         raise MalformedError('queries is missing: give it, such as ["Who wrote Faust?"], or one query')
     if len(request.questions) > settings.max_queries:
         raise UsageError(
-            f"{len(request.questions)} queries are too many: send up to {settings.max_queries} at once, or start the "
-            "service with a larger --max-queries"
+            f"{len(request.questions)} queries are too many: send up to {settings.max_queries} at "
+            "once, or start the service with a larger --max-queries"
         )
     _check_depth("topk", request.topk, settings)
     if len(request.questions) * (request.topk or 1) > settings.max_retrieved:
         raise UsageError(
-            f"{len(request.questions)} queries for {request.topk} passages each are too many: the product may be up "
-            f"to {settings.max_retrieved}"
+            f"{len(request.questions)} queries for {request.topk} passages each are too many: the "
+            f"product may be up to {settings.max_retrieved}"
         )
     return request
 
@@ -313,8 +313,8 @@ def read_retrieve_options(query_string: bytes) -> RetrieveOptions:
     for name, texts in options.items():
         if name not in ("snapshot", "retriever") or len(texts) > 1:
             raise UsageError(
-                f"the URL's option {name[:_MAX_FIELD_NAME]!r} is unknown or repeated: /retrieve takes snapshot and "
-                "retriever"
+                f"the URL's option {name[:_MAX_FIELD_NAME]!r} is unknown or repeated: /retrieve "
+                "takes snapshot and retriever"
             )
     (snapshot,), (retriever,) = options.get("snapshot", [None]), options.get("retriever", [None])
     return RetrieveOptions(snapshot, choose_expression(None, retriever))

@@ -74,8 +74,8 @@ def choose_probes(questions: Sequence[str]) -> list[str]:
     distinct_questions = list(dict.fromkeys(questions))
     if len(distinct_questions) < MIN_PROBES:
         raise UsageError(
-            f"{len(distinct_questions)} different probe questions are too few to see drift of a model: "
-            f"give at least {MIN_PROBES}"
+            f"{len(distinct_questions)} different probe questions are too few to see drift of a "
+            f"model: give at least {MIN_PROBES}"
         )
     n, last_index = min(len(distinct_questions), MAX_PROBES), len(distinct_questions) - 1
     return [distinct_questions[probe_index * last_index // (n - 1)] for probe_index in range(n)]

@@ -104,8 +104,8 @@ class RequestTracer:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
         except ImportError as error:
             _LOG.warning(
-                "no traces are sent to OTEL_EXPORTER_OTLP_ENDPOINT, because %s is not installed: install "
-                "bookwheel[trace]",
+                "no traces are sent to OTEL_EXPORTER_OTLP_ENDPOINT, because %s is not installed: "
+                "install bookwheel[trace]",
                 error.name,
             )
             return None

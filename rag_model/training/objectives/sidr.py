@@ -18,7 +18,7 @@ from rag_model.corpus.records import Passage
 from rag_model.encoders.architecture import Architecture
 from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.files import read_max_tokens, resolve_folder
-from rag_model.encoders.model import training_length_multiple
+from rag_model.encoders.model import get_training_length_multiple
 from rag_model.encoders.space import check_same_tokenizer
 from rag_model.encoders.sparse_encoder import SIDR as SIDR_ACTIVATION
 from rag_model.encoders.sparse_encoder import (
@@ -207,7 +207,7 @@ class TrainableSidr(nn.Module):
         """Return the (b, V) weights of one batch of texts over the vocabulary, and their bags."""
         device = self.model.device
         id_rows = tokenize(self._tokenizer, texts)
-        n_columns = pad_length(max(map(len, id_rows)), training_length_multiple(device))
+        n_columns = pad_length(max(map(len, id_rows)), get_training_length_multiple(device))
         ids, attention_mask = pad_rows(id_rows, n_columns, self.model.pad_id)
         tokens = torch.from_numpy(ids).to(device)
         weights: Tensor = self.model(tokens, torch.from_numpy(attention_mask).to(device))

@@ -87,7 +87,7 @@ def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
 
 
 def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a BertModel, not a generator"):
+    with pytest.raises(InputError, match="is a BertModel, which cannot generate"):
         load_generator(save_bert(tmp_path / "bert"), device="cpu")
     with pytest.raises(InputError, match="there is no model folder"):
         load_generator(tmp_path / "none")

@@ -17,10 +17,10 @@ def test_the_data_does_not_depend_on_how_the_bytes_come(cuts: list[int]) -> None
     places = [0, *sorted(cuts), len(SENT)]
     events = EventParser()
     found = [data for start, end in pairwise(places) for data in events.feed(SENT[start:end])]
-    assert [*found, *events.end()] == DATA
+    assert [*found, *events.finish()] == DATA
 
 
 def test_the_last_event_needs_no_empty_line() -> None:
     events = EventParser()
     assert list(events.feed(b"data: one\n\ndata: two")) == ["one"]
-    assert list(events.end()) == ["two"]
+    assert list(events.finish()) == ["two"]

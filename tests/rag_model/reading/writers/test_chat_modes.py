@@ -248,7 +248,7 @@ def test_reasoning_is_dropped_wherever_its_text_is_split(name: str) -> None:
         return
     text = "".join(content)
     whole = ReasoningFilter()
-    expected = whole.feed(text) + whole.end()
+    expected = whole.feed(text) + whole.finish()
     by_character = ReasoningFilter()
-    assert "".join(map(by_character.feed, text)) + by_character.end() == expected
+    assert "".join(map(by_character.feed, text)) + by_character.finish() == expected
     assert remove_reasoning(text)[0].strip() == MODES[name].text
