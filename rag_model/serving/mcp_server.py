@@ -168,9 +168,9 @@ async def _wait_until_ready(service: Service) -> None:
 
 def _create_argument_error(error: ValidationError) -> UsageError:
     first_error = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    argument = " ".join(".".join(map(str, first_error["loc"]))[:80].split()) or "the call"
+    argument_name = " ".join(".".join(map(str, first_error["loc"]))[:80].split()) or "the call"
     return UsageError(
-        f"{argument} {_ADVICE_BY_TYPE.get(first_error['type'], 'is invalid: see the schema of the tool')}"
+        f"{argument_name} {_ADVICE_BY_TYPE.get(first_error['type'], 'is invalid: see the schema of the tool')}"
     )
 
 
@@ -266,8 +266,8 @@ async def _serve_mcp(target: FollowedRef | PulledFolder, settings: ServiceSettin
 
 async def _end_by_signal(service: Service) -> None:
     """Exit at the first signal, without waiting for the thread that blocks on standard input."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received_signals:
+        async for _ in received_signals:
             service.close()
             os._exit(0)
 
@@ -302,8 +302,8 @@ def locate_passage(snapshot: Snapshot, passage_id: str) -> LocatedPassage:
     passage_by_row = dict(zip(near_rows, snapshot.passages(near_rows), strict=True))
     page_id = passage_by_row[row].page_id
     previous_id, next_id = (
-        neighbour.id if (neighbour := passage_by_row.get(row + step)) and neighbour.page_id == page_id else None
-        for step in (-1, 1)
+        neighbour.id if (neighbour := passage_by_row.get(row + row_step)) and neighbour.page_id == page_id else None
+        for row_step in (-1, 1)
     )
     return LocatedPassage(row, passage_by_row[row], previous_id, next_id)
 
@@ -339,12 +339,12 @@ def _find_row_in_part(snapshot: Snapshot, part_name: str, passage_id: str) -> in
 
 def _create_part_filter(snapshot: Snapshot, passage_id: str) -> Callable[[PartEntry], bool]:
     """Return a predicate that tests whether a part's range of ids may include the passage."""
-    kind, (page, colon, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
-    if kind == "wiki" and colon and page.isdecimal() and len(page) < _MAX_PAGE_DIGITS:
+    corpus_kind, (page, separator, _) = snapshot.manifest.content.corpus.get("kind"), passage_id.rpartition(":")
+    if corpus_kind == "wiki" and separator and page.isdecimal() and len(page) < _MAX_PAGE_DIGITS:
         page_key = int(page)
-    elif kind == "documents" and colon:
+    elif corpus_kind == "documents" and separator:
         page_key = hash_id(page)
-    elif kind == "passages":
+    elif corpus_kind == "passages":
         page_key = hash_id(passage_id)
     else:
         return lambda part: True

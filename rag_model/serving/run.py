@@ -112,7 +112,7 @@ def run(
             "programs may use any host name, but web pages and GET requests only an IP address or "
             "a name without dots: to allow the service's host name there, give --allow-host NAME"
         )
-    tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
+    bearer_tokens = None if bind_settings.tokens is None else BearerTokens(bind_settings.tokens)
     certificate = None if bind_settings.certificate is None else ReloadingCertificate(bind_settings.certificate)
     target.check()
 
@@ -145,7 +145,7 @@ def run(
             on_ready(urls)
 
         server = ServiceServer(
-            create_app(service, exposition, tokens),
+            create_app(service, exposition, bearer_tokens),
             service,
             lambda: on_listening(urls),
             health_port,

@@ -75,7 +75,7 @@ class SupervisedThread:
             self._thread.join()
 
     def _run_supervised(self) -> None:
-        pause = _RESTART_PAUSE
+        pause_seconds = _RESTART_PAUSE
         while True:
             start_time = time.monotonic()
             try:
@@ -87,10 +87,10 @@ class SupervisedThread:
             else:
                 return
             if time.monotonic() - start_time > _HEALTHY_SECONDS:
-                pause = _RESTART_PAUSE
-            if self._is_ending.wait(pause):
+                pause_seconds = _RESTART_PAUSE
+            if self._is_ending.wait(pause_seconds):
                 return
-            self._problem, pause = "", min(2 * pause, _MAX_RESTART_PAUSE)
+            self._problem, pause_seconds = "", min(2 * pause_seconds, _MAX_RESTART_PAUSE)
 
 
 def limit_compute_threads(threads: int) -> None:

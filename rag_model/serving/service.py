@@ -45,7 +45,7 @@ _CHUNKS_IN_BATCH = 4
 # small request may send another one.
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
-_FULL_QUEUE_SECONDS = 0.05  # between two attempts to enter a full queue
+_FULL_QUEUE_SECONDS = 0.05  # seconds between two attempts to enter a full queue
 _OPENING_SECONDS = 2.0  # how long a request waits for a snapshot that is being opened
 _OPENING_CHECK_SECONDS = 0.02
 
@@ -142,16 +142,16 @@ class Service:
 
         # Two tasks per worker, so that the next chunk waits in the queue while one is searched.
         n_workers = count_search_workers(self.settings)
-        tasks = [
+        search_tasks = [
             asyncio.ensure_future(search_chunks(leaves_core_free=task_number >= max(1, n_workers - 1)))
             for task_number in range(2 * n_workers)
         ]
         try:
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*search_tasks)
             return [hits for hits_in_chunk in chunk_hits for hits in hits_in_chunk]
         finally:
-            for task in tasks:
-                task.cancel()
+            for search_task in search_tasks:
+                search_task.cancel()
 
     @contextmanager
     def _reserve_core(self) -> Iterator[None]:

@@ -58,8 +58,8 @@ def open_listener(host: str, port: int, option: str = "--port") -> socket.socket
     if not 0 <= port <= _LAST_PORT:
         raise UsageError(f"{option} is {port}: give 1 to {_LAST_PORT}, or 0 for a free one")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=address_family, backlog=2048)
     except (socket.gaierror, ValueError) as error:
         raise UsageError(_format_address_error(host, getattr(error, "strerror", None) or error)) from error
     except OSError as error:
@@ -240,13 +240,14 @@ class Supervisor:
             BookwheelError: The first snapshot cannot be served.
         """
         handler_by_signal = {
-            number: signal.signal(number, self._handle_signal) for number in (signal.SIGINT, signal.SIGTERM)
+            signal_number: signal.signal(signal_number, self._handle_signal)
+            for signal_number in (signal.SIGINT, signal.SIGTERM)
         }
         try:
             with temporary_folder("metrics") as folder:
                 self._metrics_folder = folder
-                for index in range(self._n_workers):
-                    self._start(index, is_restarted=False)
+                for worker_index in range(self._n_workers):
+                    self._start(worker_index, is_restarted=False)
                 while self._workers or (self._stop_time is None and self._restart_times):
                     self._step()
         finally:

@@ -11,7 +11,7 @@ Only one sleeping worker is woken at a time: the first one that has enough to do
 alone is therefore always served by the same thread, and no other thread wakes in vain.
 
 `AnswerProgress` passes partial answers from a worker thread to the event loop that streams them.
-Deltas that wait are joined, so a slow client never holds more than the answers themselves.
+Waiting deltas of an answer are joined, so that a slow client takes no more memory than its answers.
 """
 
 import asyncio
@@ -140,7 +140,7 @@ class RequestQueue(Generic[_Reply]):
     def add(self, request: QueuedRequest[_Reply]) -> None:
         """Append a request behind the others of the same client."""
         self._requests_by_client.setdefault(request.client, deque()).append(request)
-        self._count(request, 1)
+        self._change_counts(request, 1)
 
     def peek(self) -> QueuedRequest[_Reply]:
         """Return the next request without removing it."""
@@ -153,7 +153,7 @@ class RequestQueue(Generic[_Reply]):
         request = client_requests.popleft()
         if client_requests:
             self._requests_by_client[client] = client_requests
-        self._count(request, -1)
+        self._change_counts(request, -1)
         return request
 
     def remove(self, request: QueuedRequest[_Reply]) -> bool:
@@ -164,7 +164,7 @@ class RequestQueue(Generic[_Reply]):
         self._requests_by_client[request.client].remove(request)
         if not self._requests_by_client[request.client]:
             del self._requests_by_client[request.client]
-        self._count(request, -1)
+        self._change_counts(request, -1)
         return True
 
     def count_questions(self, client: str) -> int:
@@ -175,7 +175,7 @@ class RequestQueue(Generic[_Reply]):
         """Return the newest request of the client with the most queued questions."""
         return self._requests_by_client[max(self._requests_by_client, key=self.count_questions)][-1]
 
-    def _count(self, request: QueuedRequest[_Reply], sign: int) -> None:
+    def _change_counts(self, request: QueuedRequest[_Reply], sign: int) -> None:
         self._request_count += sign
         self.question_count += sign * len(request.questions)
 
@@ -204,7 +204,7 @@ class ClientGoneError(BookwheelError):
 class _Sleeper:
     """A sleeping worker."""
 
-    min_requests: int  # wake it only for at least this many requests
+    min_requests: int  # the worker is woken only if this many requests wait
     condition: threading.Condition
 
 
@@ -394,7 +394,7 @@ class Batcher(Generic[_Reply]):
                 self._active_requests += len(requests)
             finally:
                 self._idle_workers -= 1
-            self._wake_worker()  # for the remaining requests
+            self._wake_worker()  # another worker, for the remaining requests
             return requests
 
     def _collect_batch(self, worker: int, last_batch_size: int) -> list[QueuedRequest[_Reply]]:

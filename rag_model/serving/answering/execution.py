@@ -173,15 +173,15 @@ def _describe_batch(
     replies: Sequence[SearchResult | BookwheelError],
     seconds: float,
 ) -> SearchBatch | None:
-    """Describe the successful requests of a batch to observers; None if all were refused."""
-    answered = [
+    """Return a record of a batch's successful requests for observers; None if all were refused."""
+    answered_requests = [
         (request, reply) for request, reply in zip(requests, replies, strict=True) if isinstance(reply, SearchResult)
     ]
-    if not answered:
+    if not answered_requests:
         return None
-    vectors = queries.find_vectors(loaded_snapshot.question_encoder)
-    if vectors is not None and len(answered) < len(requests):
-        vectors = vectors[
+    query_vectors = queries.find_vectors(loaded_snapshot.question_encoder)
+    if query_vectors is not None and len(answered_requests) < len(requests):
+        query_vectors = query_vectors[
             [
                 isinstance(result, SearchResult)
                 for request, result in zip(requests, replies, strict=True)
@@ -191,10 +191,10 @@ def _describe_batch(
     return SearchBatch(
         loaded_snapshot=loaded_snapshot,
         retriever=loaded_snapshot.retrievers[0] if retriever is None else retriever,
-        questions=_list_questions([request for request, _ in answered]),
-        vectors=vectors,
-        ks=[request.k or len(hits) for request, reply in answered for hits in reply.hits],
-        hits=[hits for _, reply in answered for hits in reply.hits],
+        questions=_list_questions([request for request, _ in answered_requests]),
+        vectors=query_vectors,
+        ks=[request.k or len(hits) for request, reply in answered_requests for hits in reply.hits],
+        hits=[hits for _, reply in answered_requests for hits in reply.hits],
         encode_seconds=queries.encoding_seconds,
         search_seconds=seconds - queries.encoding_seconds,
     )

@@ -116,8 +116,8 @@ def check_memory(content: Content, indexes: Sequence[str], settings: ServiceSett
     free_bytes = get_free_bytes()
     if not settings.in_memory or free_bytes is None:
         return
-    files = [content.files.get(content.index_file(name)) for name in indexes]
-    needed_bytes = sum(file.size for file in files if file is not None)
+    index_files = [content.files.get(content.index_file(name)) for name in indexes]
+    needed_bytes = sum(index_file.size for index_file in index_files if index_file is not None)
     if needed_bytes > free_bytes:
         raise ResourceError(
             f"the indexes need {format_bytes(needed_bytes)} of memory next to the ones in use, and "
@@ -154,7 +154,7 @@ class AvailableRetrievers:
                 "can be searched in the store by ranges: choose an index of the kind bm25 or ivf "
                 "with --index, or pull the snapshot"
             )
-        retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, text) for text in retrievers)
+        retriever_needs = RetrieverNeeds.merge(plan_retriever(snapshot, expression) for expression in retrievers)
         notes = [*plan_with_pull.notes]
         if unsearchable := [text for text in plan_with_pull.retrievers if text not in retrievers]:
             consequence = "served once the snapshot is pulled" if settings.pull else "not served without a pull"
@@ -440,7 +440,7 @@ class LoadedSnapshot:
     def warm_up(self) -> Self:
         """Run a few queries, so that files and kernels are loaded before the first request.
 
-        Returns this snapshot. On an error it is closed.
+        Returns this snapshot. On an error the snapshot is closed.
 
         Raises:
             RefusedError: A retriever returns nothing, or a vector or an answer cannot be computed.
@@ -523,18 +523,18 @@ def _choose_retrievers(
     may_read_vectors = settings.pull_embeddings or default_needs.reads_vectors(content)
     opened_files = _list_resource_files(snapshot, default_needs, settings)
     free_bytes = get_free_bytes() if settings.memory_bytes is None else settings.memory_bytes
-    names, retrievers = [name for name in content.indexes if name != default], [default]
+    index_names, retrievers = [name for name in content.indexes if name != default], [default]
     bytes_by_retriever = {default: _count_bytes(snapshot, opened_files, settings)}
     if settings.memory_bytes is not None and bytes_by_retriever[default] > settings.memory_bytes:
         default_representations = {content.representation_of(name) for name in default_needs.index_names}
-        names.sort(
+        index_names.sort(
             key=lambda name: (
                 content.representation_of(name) not in default_representations,
                 -(_get_recall(snapshot, name)[1] or 0),
             )
         )
         retrievers, opened_files = [], {}
-    for name in names:
+    for name in index_names:
         try:
             retriever_needs = plan_retriever(snapshot, name, products=uses_inner_products)
             files = _list_resource_files(snapshot, retriever_needs, settings)
@@ -654,11 +654,11 @@ def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
         return False
     if retriever_needs.graphs or not all(can_read_by_ranges(snapshot, name) for name in retriever_needs.index_names):
         return False
-    content, ranges = snapshot.manifest.content, snapshot.ranges
-    paths = [
+    content, range_files = snapshot.manifest.content, snapshot.ranges
+    row_paths = [
         content.rows_path(name, part.name) for name in retriever_needs.vectors for part in content.parts if part.rows
     ]
-    return ranges is not None and all(map(ranges.covers, paths))
+    return range_files is not None and all(map(range_files.covers, row_paths))
 
 
 def _takes_text(snapshot: Snapshot, name: str) -> bool:

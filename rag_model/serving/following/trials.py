@@ -141,21 +141,22 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
     names = [name for name in names if name in content.indexes]
     if not names:
         return
-    files = [content.index_file(name) for name in names]
-    n_bytes = sum(content.files[file].size for file in files)
+    index_paths = [content.index_file(name) for name in names]
+    index_bytes = sum(content.files[index_path].size for index_path in index_paths)
     trial_inputs = [
-        [dict(content.indexes[name]), content.files[file].to_json()] for name, file in zip(names, files, strict=True)
+        [dict(content.indexes[name]), content.files[file].to_json()]
+        for name, file in zip(names, index_paths, strict=True)
     ]
     arguments = {"folder": str(folder), "indexes": names}
     run_trial(
         folder.parent,
         trial_inputs,
-        f"a process that opened and searched {', '.join(files)}",
+        f"a process that opened and searched {', '.join(index_paths)}",
         "build the index again",
         lambda: run_in_child(
             __name__,
             arguments,
-            seconds=_INDEX_SECONDS + n_bytes / _INDEX_BYTES_PER_SECOND,
+            seconds=_INDEX_SECONDS + index_bytes / _INDEX_BYTES_PER_SECOND,
             memory=_INDEX_MEMORY + _ROW_BYTES * content.n,
         ),
     )
@@ -274,8 +275,8 @@ def _run_model(arguments: Any) -> None:
     except (BookwheelError, MemoryError):
         raise
     except Exception as error:  # torch and transformers raise errors of any class
-        sentence = str(error).strip().partition("\n")[0]
-        raise InputError(f"{kind} {folder} cannot read a question ({sentence}): give another model") from error
+        error_summary = str(error).strip().partition("\n")[0]
+        raise InputError(f"{kind} {folder} cannot read a question ({error_summary}): give another model") from error
 
 
 def _answer_questions(folder: Path, reader: ReaderName) -> None:

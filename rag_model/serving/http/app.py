@@ -214,7 +214,7 @@ def accepts_event_stream(accept: str) -> bool:
     False
     """
     for media_range in accept.lower().split(","):
-        media_type, *parameters = (word.strip() for word in media_range.split(";"))
+        media_type, *parameters = (range_part.strip() for range_part in media_range.split(";"))
         if media_type == EVENT_STREAM_TYPE:
             return not any(_ZERO_QUALITY.fullmatch(parameter) for parameter in parameters)
     return False
@@ -545,10 +545,10 @@ async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Read a request's body within the limits of size and time."""
     size_error = _BodyError(413, f"the body is larger than {max_bytes} bytes: ask fewer questions at once")
     if request.scope["state"].get("is_body_complete"):  # the fast path needs no timer
-        message = await request.receive()
-        if message["type"] != "http.request":
+        first_message = await request.receive()
+        if first_message["type"] != "http.request":
             raise ClientDisconnect
-        complete_body: bytes = message["body"]
+        complete_body: bytes = first_message["body"]
         if len(complete_body) > max_bytes:
             raise size_error
         return complete_body

@@ -26,8 +26,8 @@ _MIN_BYTES_PER_SECOND = 65_536  # slowest speed at which a client may read a lon
 _CHECK_SECONDS = 1.0  # time between two checks of how much a client has read
 _PARSE_BYTES = 16_384  # bytes parsed between two checks of the number of pipelined requests
 _MAX_OVERHEAD_BYTES = 16_384  # bytes of a request besides its body: head, chunk sizes, trailers
-_MAX_HEADERS = 100  # maximum of a request; a header takes 100 times its size in memory
-_MAX_PIPELINED = 64  # maximum of requests; uvicorn keeps them at 100 times their size
+_MAX_HEADERS = 100  # maximum headers of a request; a header takes 100 times its size in memory
+_MAX_PIPELINED = 64  # maximum pipelined requests; uvicorn keeps them at 100 times their size
 _IPV6_PREFIX_BITS = 64  # a provider usually assigns a /64 network to one client
 
 
@@ -81,10 +81,10 @@ class _BufferedTransport:
 
     def flush(self) -> None:
         """Send the joined writes now."""
-        chunks, self._pending = self._pending, []
-        if not chunks or self._transport.is_closing():
+        pending_chunks, self._pending = self._pending, []
+        if not pending_chunks or self._transport.is_closing():
             return
-        reply_bytes = b"".join(chunks)
+        reply_bytes = b"".join(pending_chunks)
         self._transport.write(reply_bytes)
         self._total_written += len(reply_bytes)
         if self._timer is None and (unsent_bytes := self._transport.get_write_buffer_size()):
@@ -214,7 +214,7 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
             self.transport.abort()
             return
         if not self.idle:
-            self.cycle.disconnected = True  # its handler, which waits for the body, sends nothing
+            self.cycle.disconnected = True  # the request's handler waits for the body, and sends nothing
         self._refuse(status, detail)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -235,11 +235,11 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
 
     def _refuse(self, status: int, detail: str) -> None:
         body = to_json({"detail": detail})
-        head = (
+        response_head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        self.transport.write(head.encode() + body)
+        self.transport.write(response_head.encode() + body)
         self.transport.close()
 
     def _evict_idle_connection(self) -> bool:
@@ -247,15 +247,15 @@ class _LimitedHttpProtocol(_BaseProtocol):  # type: ignore[misc]
 
         Return False if all connections have a complete request in progress.
         """
-        candidates = [
+        idle_connections = [
             connection
             for connection in self.connections
             if connection is not self and (connection.idle or connection.cycle.more_body)
         ]
-        if not candidates:
+        if not idle_connections:
             return False
         oldest_connection = min(
-            candidates,
+            idle_connections,
             key=lambda connection: (
                 -self.clients[connection._client_key],
                 connection._last_received,
@@ -299,7 +299,7 @@ def create_uvicorn_config(
     **config_options: Any,
 ) -> Config:
     """Create uvicorn's configuration with the connection limits of this module."""
-    limits = {
+    uvicorn_limits = {
         "head_seconds": settings.body_seconds,
         "write_seconds": settings.write_seconds,
         "max_connections": max_connections,
@@ -309,7 +309,7 @@ def create_uvicorn_config(
     }
     return Config(
         app,
-        http=type("_Protocol", (_LimitedHttpProtocol,), limits),
+        http=type("_Protocol", (_LimitedHttpProtocol,), uvicorn_limits),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -344,13 +344,13 @@ def cancel_on_disconnect(state: dict[str, Any]) -> Iterator[None]:
     Raises:
         ClientDisconnect: The client disconnected.
     """
-    task, is_disconnected = asyncio.current_task(), False
+    current_task, is_disconnected = asyncio.current_task(), False
 
     def disconnect() -> None:
         nonlocal is_disconnected
         is_disconnected = True
-        if task is not None:
-            task.cancel()
+        if current_task is not None:
+            current_task.cancel()
 
     state["on_disconnect"] = disconnect  # called by `_LimitedHttpProtocol.connection_lost`
     try:

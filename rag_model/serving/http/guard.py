@@ -69,16 +69,16 @@ class BearerTokens:
             self._reload_if_changed()
         if authorization is None or authorization[: len(_BEARER)].lower() != _BEARER:
             return False
-        digest = hashlib.sha256(authorization[len(_BEARER) :].strip()).digest()
-        return sum(hmac.compare_digest(digest, valid_digest) for valid_digest in self._token_digests) > 0
+        token_digest = hashlib.sha256(authorization[len(_BEARER) :].strip()).digest()
+        return sum(hmac.compare_digest(token_digest, valid_digest) for valid_digest in self._token_digests) > 0
 
     def _reload_if_changed(self) -> None:
         """Reload the file if it changed; a missing or unusable file is logged and ignored."""
         self._next_check = time.monotonic() + _RELOAD_SECONDS
         try:
-            stamp = _read_stamp(self._path)
-            if stamp != self._file_stamp:
-                self._file_stamp, self._token_digests = stamp, _read_token_digests(self._path)
+            file_stamp = _read_stamp(self._path)
+            if file_stamp != self._file_stamp:
+                self._file_stamp, self._token_digests = file_stamp, _read_token_digests(self._path)
                 _LOG.info("%s was read again; tokens in it: %d", self._path, len(self._token_digests))
                 if not self._token_digests:
                     _LOG.warning("%s holds no token any more: no request is answered", self._path)
@@ -88,10 +88,10 @@ class BearerTokens:
 
 def _read_stamp(path: Path) -> tuple[int, int, int]:
     try:
-        status = path.stat()
+        file_status = path.stat()
     except OSError as error:
         raise UsageError(f"the tokens' file {path} cannot be read ({error.strerror}): give a readable file") from error
-    return status.st_ino, status.st_size, status.st_mtime_ns
+    return file_status.st_ino, file_status.st_size, file_status.st_mtime_ns
 
 
 def _read_token_digests(path: Path) -> tuple[bytes, ...]:
@@ -221,8 +221,8 @@ def _check_content_type(path: str, content_type: bytes) -> Rejection | None:
 
 
 def _strip_port(host: bytes) -> bytes:
-    name, colon, port = host.rpartition(b":")
-    return name if colon and port.isdigit() else host
+    name, separator, port = host.rpartition(b":")
+    return name if separator and port.isdigit() else host
 
 
 def _is_address(host_name: bytes) -> bool:

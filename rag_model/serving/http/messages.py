@@ -187,18 +187,18 @@ def create_model(record_type: type) -> type[BaseModel]:
     """Create the pydantic model that describes and checks the JSON of a record."""
     model_fields: dict[str, Any] = {}
     for field in replies.list_json_fields(record_type):
-        hint = _to_json_hint(field.hint)
+        json_hint = _to_json_hint(field.hint)
         description = field.description or _DESCRIPTIONS.get(record_type, {}).get(field.name)
         if field.is_omittable:
             model_fields[field.name] = (
-                hint | None,
+                json_hint | None,
                 Field(None, description=description, exclude_if=lambda value: value is None),
             )
         else:
-            model_fields[field.name] = (hint, Field(description=description))
+            model_fields[field.name] = (json_hint, Field(description=description))
     name = _SCHEMA_NAME_BY_RECORD.get(record_type, record_type.__name__)
-    summary = (record_type.__doc__ or "").partition("\n")[0]
-    return pydantic.create_model(name, __doc__=summary, **model_fields)
+    docstring_summary = (record_type.__doc__ or "").partition("\n")[0]
+    return pydantic.create_model(name, __doc__=docstring_summary, **model_fields)
 
 
 def _to_json_hint(hint: Any) -> Any:
@@ -310,8 +310,8 @@ def read_retrieve_options(query_string: bytes) -> RetrieveOptions:
         UsageError: An option is unknown or repeated, or the retriever is not an expression.
     """
     options = parse_qs(query_string.decode("latin-1"), keep_blank_values=True)
-    for name, texts in options.items():
-        if name not in ("snapshot", "retriever") or len(texts) > 1:
+    for name, option_values in options.items():
+        if name not in ("snapshot", "retriever") or len(option_values) > 1:
             raise UsageError(
                 f"the URL's option {name[:_MAX_FIELD_NAME]!r} is unknown or repeated: /retrieve "
                 "takes snapshot and retriever"

@@ -33,7 +33,7 @@ _LOG = logging.getLogger(__name__)
 _YIELD_SECONDS = 0.01  # maximum time to leave a connection to other workers
 _YIELD_CHECK_SECONDS = 0.0005
 _FAILED_ACCEPT_SECONDS = 1.0
-_HEALTH_CONNECTIONS = 64  # maximum of the health port: probes and a Prometheus server
+_HEALTH_CONNECTIONS = 64  # maximum connections of the health port, for probes and Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +233,9 @@ class ServiceServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections, then call `on_listening`."""
-        link = self._link
-        await super().startup(sockets if link is None else [])
-        if link is not None:
+        worker_link = self._link
+        await super().startup(sockets if worker_link is None else [])
+        if worker_link is not None:
             protocol_factory = _create_protocol_factory(self.config, self.server_state, self.lifespan.state)
             connect = partial(asyncio.get_running_loop().connect_accepted_socket, protocol_factory, ssl=self.config.ssl)
             # uvicorn closes the acceptors together with asyncio's servers.

@@ -137,11 +137,11 @@ class ScrapeState:
         yield "recall_p5_ratio", f"{text} 5th percentile.", self.quality.recall_p5
         text = "Drift of live questions from the evaluation's: squared MMD over its variance."
         yield "question_drift_ratio", text, self.quality.drift
-        if (probes := self.probes) is not None:
+        if (probe_metrics := self.probes) is not None:
             text = "Share of probe questions that the model answers as recorded, without passages."
-            yield "probe_same_ratio", text, probes.same
+            yield "probe_same_ratio", text, probe_metrics.same
             text = "Change of the recorded answers' log-likelihood under the served model, mean nats a token."
-            yield "probe_likelihood_difference_nats", text, probes.difference
+            yield "probe_likelihood_difference_nats", text, probe_metrics.difference
 
 
 def _build_trend_metrics(trends: Iterable[Trend]) -> Iterator[Metric]:
@@ -328,9 +328,9 @@ class ServiceMetrics(Observer):
                 self._swaps.labels("ok").inc()
             self._swap_seconds.observe(seconds)
             encoder = loaded_snapshot.question_encoder
-            encode = None if encoder is None else encoder.encode_questions
-            index, parameters = loaded_snapshot.monitored_index or (None, {})
-            self.quality.start_monitoring(loaded_snapshot.snapshot, index, parameters, encode=encode)
+            encode_questions = None if encoder is None else encoder.encode_questions
+            index, search_parameters = loaded_snapshot.monitored_index or (None, {})
+            self.quality.start_monitoring(loaded_snapshot.snapshot, index, search_parameters, encode=encode_questions)
             self.probes.start_monitoring(loaded_snapshot.model)
         self.overrides.clear()
         if can_check_overrides(loaded_snapshot.model) and self._sampled_answers is None and self._override_every:

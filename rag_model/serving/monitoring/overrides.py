@@ -59,7 +59,7 @@ def classify_outcome(answer: Answer) -> str:
 
 def list_texts_read(answer: Answer) -> list[str]:
     """Return the texts that the model read for an answer; [] if closed book."""
-    return [source.text for source in answer.context] or [
+    return [context_entry.text for context_entry in answer.context] or [
         source.hit.passage.text for source in answer.support if source.hit.row >= 0
     ]
 
@@ -93,8 +93,8 @@ def is_remembered(reader: LikelihoodReader, answer: Answer) -> bool:
         UsageError: The model cannot compute likelihoods.
     """
     hits = [support.hit for support in answer.support if support.hit.row >= 0]
-    without_passages, with_passages = reader.log_likelihood([answer.question] * 2, [(), hits], [answer.plain] * 2)
-    return without_passages >= with_passages
+    log_p_without, log_p_with = reader.log_likelihood([answer.question] * 2, [(), hits], [answer.plain] * 2)
+    return log_p_without >= log_p_with
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +207,12 @@ class OverrideMonitor:
     def _work(self) -> None:
         limit_compute_threads(1)
         set_lowest_priority()
-        while (task := self._wait_for_answer()) is not None:
-            checker, answer, unsupported = task
+        while (queued_check := self._wait_for_answer()) is not None:
+            checker, answer, unsupported = queued_check
             check = self._run_check(checker, answer) if unsupported else OverrideCheck(override=False)
             if not self._is_closed:
                 self._on_check(check)
-            del task, checker, answer  # do not keep an old model in memory while waiting
+            del queued_check, checker, answer  # do not keep an old model in memory while waiting
 
     def _run_check(self, checker: OverrideChecker, answer: Answer) -> OverrideCheck | None:
         """Check an answer; None if the check fails. Consecutive failures are logged once."""
@@ -221,10 +221,10 @@ class OverrideMonitor:
             check = checker.check(answer, lambda: self._is_closed or time.monotonic() > deadline)
         except BookwheelError as error:
             if not self._is_closed and not self._is_failing:
-                reason = f"it took longer than {self._seconds:g} s" if isinstance(error, StoppedError) else error
+                error_reason = f"it took longer than {self._seconds:g} s" if isinstance(error, StoppedError) else error
                 _LOG.warning(
                     "an answer was not checked for an override; later failures are only logged after a success: %s",
-                    reason,
+                    error_reason,
                 )
             self._is_failing = True
             return None

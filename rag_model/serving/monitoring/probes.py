@@ -143,13 +143,13 @@ def compare_probes(
     ProbeMetrics(same=0.5, difference=-0.625)
     """
     answer_pairs = zip(recorded_answers, answers, strict=True)
-    unchanged_share = sum(normalise(before.text) == normalise(now.text) for before, now in answer_pairs) / len(
-        recorded_answers
-    )
+    unchanged_share = sum(
+        normalise(recorded_answer.text) == normalise(answer.text) for recorded_answer, answer in answer_pairs
+    ) / len(recorded_answers)
     differences = [
-        (likelihood - before.log_likelihood) / before.tokens
-        for before, likelihood in zip(recorded_answers, likelihoods, strict=True)
-        if likelihood is not None and before.log_likelihood is not None
+        (likelihood - recorded_answer.log_likelihood) / recorded_answer.tokens
+        for recorded_answer, likelihood in zip(recorded_answers, likelihoods, strict=True)
+        if likelihood is not None and recorded_answer.log_likelihood is not None
     ]
     return ProbeMetrics(unchanged_share, math.fsum(differences) / len(differences) if differences else None)
 
@@ -241,11 +241,11 @@ class ProbeMonitor:
             settings = {"settings": asdict(model.settings.decoding), "prompt": asdict(model.settings.concat)}
             key = digest_json({"probes": self._questions, "reader": model.settings.reader_for(model.id), **settings})
             recorded_answers = self._read_recorded_answers(key)
-            answers, likelihoods, usage = ask_probes(
+            answers, likelihoods, token_usage = ask_probes(
                 model, self._questions, recorded_answers, lambda: self._is_closed or self._model is not model
             )
-            if usage is not None:
-                self.on_usage(usage)
+            if token_usage is not None:
+                self.on_usage(token_usage)
             if recorded_answers is None:
                 self._record_answers(key, answers, model.id)
                 recorded_answers = answers

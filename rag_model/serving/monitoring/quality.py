@@ -104,14 +104,14 @@ class ExhaustiveTextSearch:
 
     def compute_recalls(self, queries: Sequence[SampledQuery], pause: Callable[[], bool]) -> Recalls | None:
         """Return each question's share of ranks with the same row as in exhaustive search."""
-        recalls = []
+        query_recalls = []
         for query in queries:
             assert isinstance(query.question, str)
             exact_rows = self._index.search_exhaustively([query.question], len(query.rows), **self._parameters)[0]
-            recalls.append(float((exact_rows == query.rows).mean()))
+            query_recalls.append(float((exact_rows == query.rows).mean()))
             if not pause():
                 return None
-        return np.array(recalls)
+        return np.array(query_recalls)
 
 
 class ExactVectorSearch:
@@ -130,9 +130,9 @@ class ExactVectorSearch:
             BookwheelError: The vectors were not pulled, or cannot be read.
         """
         index_entries = snapshot.manifest.content.indexes
-        metric: Metric = (index_entries.get(index) or next(iter(index_entries.values()), {})).get("metric", "ip")
+        vector_metric: Metric = (index_entries.get(index) or next(iter(index_entries.values()), {})).get("metric", "ip")
         files = [snapshot.path(embeddings_path(part.name)) for part in snapshot.parts if part.rows]
-        return cls([ExactIndex([file], metric) for file in files]) if files else None
+        return cls([ExactIndex([file], vector_metric) for file in files]) if files else None
 
     def compute_recalls(self, queries: Sequence[SampledQuery], pause: Callable[[], bool]) -> Recalls | None:
         """Return the recall of each question at its own k, in [0, 1]; None if cancelled.
@@ -225,8 +225,8 @@ class DriftReference:
 def _compute_squared_distances(left: Vectors, right: Vectors) -> npt.NDArray[np.float64]:
     """Return (n, m) squared distances."""
     x, y = left.astype(np.float64), right.astype(np.float64)
-    squared: npt.NDArray[np.float64] = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
-    return np.maximum(squared, 0.0, out=squared)
+    squared_distances: npt.NDArray[np.float64] = (x * x).sum(1)[:, None] + (y * y).sum(1)[None] - 2 * (x @ y.T)
+    return np.maximum(squared_distances, 0.0, out=squared_distances)
 
 
 def _compute_pair_mean(kernel: npt.NDArray[np.float64]) -> float:
@@ -336,8 +336,8 @@ class SlidingWindows:
 
     def take_samples(self) -> list[SampledQuery]:
         """Remove and return the questions that wait for exact search."""
-        samples, self._samples = self._samples, []
-        return samples
+        sampled_queries, self._samples = self._samples, []
+        return sampled_queries
 
     def add_recalls(self, recalls: Recalls) -> None:
         """Add recalls from exact search, and drop the oldest ones from a full window."""
@@ -358,9 +358,9 @@ class SlidingWindows:
         return QualityMetrics(collapse_by_verb, float(recalls.mean()), percentile5(recalls), self.drift)
 
     def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, sample: _Value) -> None:
-        digest = blake2b(question.encode(errors="replace"), digest_size=16).digest()
-        window[digest] = sample
-        window.move_to_end(digest)
+        question_digest = blake2b(question.encode(errors="replace"), digest_size=16).digest()
+        window[question_digest] = sample
+        window.move_to_end(question_digest)
         if len(window) > self.settings.window:
             window.popitem(last=False)
 
