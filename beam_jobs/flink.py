@@ -93,8 +93,7 @@ class JobServer:
             self._folder.cleanup()
             raise errors.ResourceError(
                 f"Beam cannot download its job server for {self._engine.name} ({error}): name "
-                f"{self._engine.file_option}, or the address of a running server with "
-                "--job_endpoint"
+                f"{self._engine.file_option}, or a running server with --job_endpoint"
             ) from error
         with self._log.open("wb") as log:
             argv = ["sh", "-c", _RUN_UNTIL_STDIN_CLOSES, f"{name}-job-server", *map(str, command)]

@@ -475,9 +475,8 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
             other_sources = [f"{other} ({plan.data[other].url})" for other in plan.list_missing() if other != name]
             also_missing = f"; also missing: {', '.join(other_sources)}" if other_sources else ""
             raise InputError(
-                f"data set {name} could not be downloaded ({error}): get {file.url} on another "
-                f"machine, put it into {plan.folder} as {file.local_name}, and run the same "
-                f"command again{also_missing}"
+                f"data set {name} could not be downloaded ({error}): get {file.url} elsewhere, "
+                f"put it into {plan.folder} as {file.local_name}, and run this again{also_missing}"
             ) from error
     for file in plan.data.values():
         has_no_sample = plan.complete_path(file).is_dir() and not plan.local_path(file).exists()

@@ -124,8 +124,7 @@ class Encoder:
         if word_tokenizer.vocabulary_size > table.size:
             raise InputError(
                 f"the tokenizer of encoder {folder} has {word_tokenizer.vocabulary_size:,} tokens, "
-                f"and {table.size:,} have a vector: use the tokenizer with which the model was "
-                "created"
+                f"and {table.size:,} have a vector: use the model's own tokenizer"
             )
         model = StaticModel.from_table(table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
         return cls(name, folder, spec, word_tokenizer.tokenizer, model, word_tokenizer)

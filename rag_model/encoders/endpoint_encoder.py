@@ -273,8 +273,7 @@ class EndpointEncoder:
         if vectors.shape != self.probes.shape:
             raise RefusedError(
                 f"the model {self.client.model} at {host} now has {vectors.shape[1]} dimensions, "
-                f"not {self.full_dim}, so its vectors cannot be compared with those of this "
-                f"encoder: {advice}"
+                f"not {self.full_dim}, so its vectors are not comparable: {advice}"
             )
         probe_norms = np.maximum(np.linalg.norm(self.probes, axis=1), 1e-12)
         distance = float((np.linalg.norm(vectors - self.probes, axis=1) / probe_norms).max())
@@ -311,8 +310,7 @@ class EndpointEncoder:
             self.check_probes(whole_seconds)
             raise EndpointError(
                 f"the endpoint at {self.client.endpoint.host} sent vectors of {vectors.shape[1]} "
-                f"dimensions, and {self.full_dim} to other requests: check the servers behind this "
-                "address"
+                f"dimensions, and {self.full_dim} to other requests: check its servers"
             )
         vectors = vectors[:, : self.dim]
         if self.spec.normalize:
@@ -378,8 +376,7 @@ class EmbeddingClient:
         if len(reply_dims) > 1:
             raise EndpointError(
                 f"the endpoint at {self.endpoint.host} sent vectors of "
-                f"{' and '.join(map(str, sorted(reply_dims)))} dimensions: check the servers "
-                "behind this address"
+                f"{' and '.join(map(str, sorted(reply_dims)))} dimensions: check its servers"
             )
         return np.concatenate([vectors for vectors, _ in replies]), sum(n_tokens for _, n_tokens in replies)
 

@@ -304,8 +304,7 @@ def _check_text_case(folder: Path) -> None:
     if tokenizer_config and not _contains_rule(tokenizer_config.get("normalizer"), _converts_to_lower_case):
         raise InputError(
             f"encoder {folder} expects texts in lower case (do_lower_case in "
-            f"sentence_bert_config.json), and its {TOKENIZER} does not convert them: add a "
-            f"Lowercase normalizer to {TOKENIZER}"
+            f"sentence_bert_config.json): add a Lowercase normalizer to its {TOKENIZER}"
         )
 
 

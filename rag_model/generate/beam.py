@@ -78,7 +78,7 @@ def beam_search(
             not changed.
         log_prior: (g, d) log p(z|x); zeros if d = 1.
         settings: decoding settings; `beams`, `token_limit` and `length_penalty` are used.
-        propose: function that selects the candidates for the next token.
+        propose_tokens: function that selects the candidates for the next token.
         n_answers: number of answers per group, at most `beams`.
 
     Raises:

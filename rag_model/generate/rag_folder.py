@@ -91,7 +91,7 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
         if not record:
             raise InputError(f"{folder} contains no RAG model: give a folder with {RECORD_FILE} or {CONFIG}")
         question = TrainableEncoder.load(folder / QUESTION, QUESTION, device=device)
-        prompt_template, settings = _parse_rag_record(record, folder)
+        prompt_template, settings = _parse_record(record, folder)
         return Rag(question, load_generator(folder / GENERATOR, prompt_template, device, dtype), settings).eval()
     config = read_json_object(folder / CONFIG)
     if config.get("model_type") != "rag":
@@ -104,9 +104,7 @@ def load_rag(folder: Path, device: str | None = None, dtype: str | None = None) 
             _extract_sub_model(folder, config, model_part, parts_folder / model_part)
         question = TrainableEncoder.load(parts_folder / QUESTION, QUESTION, device=device)
         prompt_template, settings = (
-            _parse_rag_record(record, folder)
-            if record
-            else (_read_paper_template(config), _read_paper_settings(config))
+            _parse_record(record, folder) if record else (_read_paper_template(config), _read_paper_settings(config))
         )
         generator = load_generator(parts_folder / GENERATOR, prompt_template, device, dtype)
     # This folder has the tokenizer and the record of the passage space.
@@ -127,7 +125,7 @@ def read_rag_settings(folder: Path) -> RagSettings:
         InputError: a file is missing or corrupt, or it is not a RAG model.
     """
     if record := read_optional_json(folder / RECORD_FILE):
-        return _parse_rag_record(record, folder)[1]
+        return _parse_record(record, folder)[1]
     return _read_paper_settings(read_json_object(folder / CONFIG))
 
 
@@ -213,7 +211,7 @@ def _read_part_tensors(folder: Path, prefixes: tuple[str, ...]) -> dict[str, tor
     return tensors
 
 
-def _parse_rag_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTemplate, RagSettings]:
+def _parse_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTemplate, RagSettings]:
     try:
         return template_from_json(record["form"]), RagSettings(**record["settings"])
     except (KeyError, TypeError, ValueError, InputError) as error:

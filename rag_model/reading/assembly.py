@@ -65,9 +65,7 @@ def join_passages(hits: Sequence[Hit]) -> list[PassageRun]:
 
 
 def _merge_equal_texts(hits: Sequence[Hit]) -> list[PassageRun]:
-    """Return one `PassageRun` for each distinct text, with the positions of all hits with that
-    text.
-    """
+    """Return a `PassageRun` for each distinct text, with the positions of all hits that have it."""
     positions_by_text: dict[str, list[int]] = {}
     for position, hit in enumerate(hits):
         if text := _join_lines(hit.passage):

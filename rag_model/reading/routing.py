@@ -282,9 +282,7 @@ class AutoReader(RetrievingReader):
         return answers
 
     def _choose_answer(self, closed_book: Answer, open_book: Answer | None) -> Answer:
-        """Return the answer that the route chooses; its usage and seconds include those of the
-        other one.
-        """
+        """Return the answer that the route chooses, with the usage and seconds of both answers."""
         score = self.route.score(closed_book, open_book)
         if open_book is not None and open_book.text and score is None and closed_book.text:
             raise UsageError(NO_LIKELIHOOD)
