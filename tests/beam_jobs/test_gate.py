@@ -200,7 +200,7 @@ def test_a_worker_reads_only_sampled_rows_of_a_remote_index(
         replace(launch, store_url=s3_store_url),
     )
     tasks = gate._create_tasks(remote, remote_snapshot, RECIPE, dict.fromkeys(content.indexes))
-    tasks = gate._add_queries(remote, remote_snapshot, tasks, remote_launch, gate._Progress(None, 2), None)
+    tasks = gate._add_queries(remote, remote_snapshot, tasks, remote_launch, gate._GateProgress(None, 2), None)
     fetched = set[str]()
     fetch: Callable[[Blobs, BlobRef], Path] = Blobs.get_local_path
     monkeypatch.setattr(Blobs, "get_local_path", lambda blobs, ref: fetched.add(ref.id) or fetch(blobs, ref))
