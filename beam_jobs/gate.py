@@ -222,7 +222,7 @@ def _open_snapshot(store: Store, content: BlobRef) -> Snapshot:
 def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, representation: str) -> AnyQuerySet:
     if task.neighbors is None:
         if task.sample is None:
-            raise ValueError(f"index {task.index} has no sample of queries: draw one before it is measured")
+            raise ValueError(f"index {task.index} has no sample of queries: draw one first")
         sample = QuerySample(**json.loads(store.blobs.read(task.sample)))
         return create_query_set(snapshot, task.recipe, representation, sample)
     with np.load(io.BytesIO(store.blobs.read(task.neighbors)), allow_pickle=False) as arrays:

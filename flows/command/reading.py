@@ -148,7 +148,7 @@ def load_route(
             )
         return None
     if "auto" not in readers:
-        raise UsageError(f"--route {source} chooses between the weights and passages: give --reader auto too")
+        raise UsageError(f"--route {source} is a route of the reader auto: give --reader auto too")
     if not source.startswith(EVALUATION_PREFIX):
         return Route.read(Path(source))
     if store is None:

@@ -117,7 +117,7 @@ class Row:
             raise UsageError(f"row {self.name!r} has published values and no `source`: say where they are published")
         values = [value for measures in self.published.values() for value in measures.values()]
         if any(not 0 <= value <= 100 for value in values) or not 0 <= self.tolerance <= 100:
-            raise UsageError(f"row {self.name!r}: values and tolerance are percentages from 0 to 100")
+            raise UsageError(f"row {self.name!r}: values and tolerance must be 0 to 100 percent")
 
     def list_data(self) -> list[str]:
         """Return the names of the data sets."""

@@ -74,9 +74,9 @@ def reindex(
                 f"--every follows a wiki, and {dump} is not a wiki's address: give mediawiki+https:// and its address"
             )
         if explain or arguments["dry_run"]:
-            raise UsageError("--every builds whenever the wiki changes: leave out --dry-run and --explain")
+            raise UsageError("--every builds after each change: leave out --dry-run and --explain")
         if (seconds := parse_age(every)) < 1:
-            raise UsageError(f"--every is {every!r}, which would ask the wiki without a pause: give 1s or more")
+            raise UsageError(f"--every is {every!r}, too short a pause for a wiki: give 1s or more")
         from flows.maintain import watch  # noqa: PLC0415 - imports Prefect's client
 
         _follow_wiki(seconds, partial(run_flow, watch, dump, store, **shared_arguments), common)

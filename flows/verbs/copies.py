@@ -77,7 +77,7 @@ def _export_any(
 def _export_snapshot(store: str, name: str, out: Destination, layout: Layout, *, embeddings: bool) -> ExportReport:
     if layout == "store":
         if not embeddings:
-            raise UsageError("the layout `store` contains the whole snapshot: leave out --no-embeddings")
+            raise UsageError("layout `store` holds the whole snapshot: leave out --no-embeddings")
         return export_store(Store.open(store), name, out)
     with Snapshot.open(store, name) as opened_snapshot:
         return export_snapshot(opened_snapshot, out, layout, embeddings=embeddings)

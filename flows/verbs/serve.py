@@ -161,7 +161,7 @@ def serve(
         conflicting_option = (
             "--folder, which is pulled" if folder is not None else "--model, which reads pulled passages"
         )
-        raise UsageError(f"--from-store cannot be combined with {conflicting_option}: leave one of them out")
+        raise UsageError(f"--from-store excludes {conflicting_option}: leave one of them out")
     if (tls_certificate is None) != (tls_key is None):
         raise UsageError("--tls-certificate and --tls-key belong together: give both, or none")
     source_name = ref if folder is None else str(folder)
@@ -276,13 +276,13 @@ def _build_source(
             raise UsageError("a pulled folder is served without a model: leave --model out, or give --store")
         return serving.PulledFolder(folder)
     if store is None:
-        raise UsageError("there is nothing to serve: give --store, or --folder with a pulled snapshot")
+        raise UsageError("nothing to serve: give --store, or --folder with a pulled snapshot")
     return serving.FollowedRef(store, ref, dest or serving.get_default_dest(store), model, asks, reader_settings)
 
 
 def _serve_mcp(source: "FollowedRef | PulledFolder", settings: "ServiceSettings", model: str | None) -> None:
     if model is not None:
-        raise UsageError("--mcp serves passages, which the agent's own model reads: leave --model out")
+        raise UsageError("--mcp serves passages to the agent's own model: leave --model out")
     from rag_model.serving import mcp_server  # noqa: PLC0415 - of the extra `mcp`
 
     mcp_server.run(source, settings)

@@ -70,7 +70,7 @@ def fetch_pickles(source: str) -> Path:
         UsageError: the model has safetensors, or the source is empty.
     """
     if not source:  # the path "" is the working directory
-        raise UsageError("the source is empty: give the folder or the hub name of a model with pickled weights")
+        raise UsageError("the source is empty: give a folder or hub name with pickled weights")
     folder = resolve_folder(source)
     hub_name = HubName.parse(find_hub_name(folder))
     if hub_name is not None and not _has_safetensors(folder):
@@ -79,7 +79,7 @@ def fetch_pickles(source: str) -> Path:
         return folder
     if any(folder.rglob("*.safetensors")):
         raise UsageError(f"{source} has safetensors, which need no conversion: use it as it is")
-    raise InputError(f"{source} has no {PICKLE}: give the folder or the hub name of a model with pickled weights")
+    raise InputError(f"{source} has no {PICKLE}: give a folder or hub name with pickled weights")
 
 
 def convert_weights(folder: Path, destination: Path, name: str = "") -> ConvertedWeights:

@@ -139,7 +139,7 @@ def write_endpoint_folder(name: str, folder: Path) -> None:
     """
     model = name.removeprefix(ENDPOINT_PREFIX)
     if not _get_endpoint_model_name(model).strip():
-        raise UsageError(f"{name!r} does not name a model: give one such as openai:text-embedding-3-small")
+        raise UsageError(f"{name!r} names no model: give one such as openai:text-embedding-3-small")
     client = EmbeddingClient(_get_endpoint_model_name(model))
     try:
         probes = client.embed(_PROBE_TEXTS)[0]
@@ -197,7 +197,7 @@ class EndpointEncoder:
         except (OSError, ValueError, EOFError) as error:
             raise InputError(f"probe vectors {folder / PROBES} cannot be read ({error}): reindex") from error
         if probes.shape != (len(_PROBE_TEXTS), record["dim"]) or probes.dtype != np.float32:
-            raise InputError(f"the record of encoder {folder} does not match its probe vectors: reindex")
+            raise InputError(f"the record of encoder {folder} does not fit its probes: reindex")
         spec = read_encoder_spec(folder)
         client = EmbeddingClient(_get_endpoint_model_name(model))
         return cls(folder, f"{ENDPOINT_PREFIX}{model}", spec, int(probes.shape[1]), probes, client)
@@ -219,7 +219,7 @@ class EndpointEncoder:
             InputError: the folder declares no space, or a file is corrupt.
         """
         if (space := read_declared_space(self.folder)) is None:
-            raise InputError(f"encoder {self.folder} declares no vector space: reindex with {self.name}")
+            raise InputError(f"encoder {self.folder} has no vector space: reindex with {self.name}")
         return space
 
     def encode_questions(self, questions: Sequence[str]) -> Vectors:

@@ -208,7 +208,7 @@ def read_splade(folder: Path) -> dict[str, Any]:
     """
     modules = read_supported_modules(folder, _SUPPORTED_SPARSE)
     if modules.get("Transformer", modules.get("MLMTransformer")) != "":
-        raise InputError(f"encoder {folder} has no Transformer in its top folder: use an encoder with one")
+        raise InputError(f"encoder {folder} has no Transformer in its top folder: use another one")
     pooling_config = read_json_object(folder / modules[SPLADE] / "config.json")
     settings = {
         "pooling": pooling_config.get("pooling_strategy"),
@@ -249,7 +249,7 @@ def read_modules(folder: Path) -> dict[str, str]:
     try:
         return {str(module["type"]).rpartition(".")[2]: str(module["path"]) for module in modules}
     except (TypeError, KeyError) as error:
-        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from error
+        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch it again") from error
 
 
 def read_supported_modules(folder: Path, supported_types: Sequence[str]) -> dict[str, str]:

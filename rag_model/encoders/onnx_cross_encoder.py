@@ -187,7 +187,7 @@ def _choose_providers(device: str | None, available_providers: list[str]) -> lis
     if device_type == "cpu":
         return [_CPU]
     if device_type != "cuda" or _CUDA not in available_providers or not (device_number or "0").isdigit():
-        raise UsageError(f"onnxruntime has no device {device} here: install onnxruntime-gpu, or use cpu")
+        raise UsageError(f"onnxruntime has no device {device}: install onnxruntime-gpu, or use cpu")
     return [(_CUDA, {"device_id": int(device_number or 0)}), _CPU]
 
 

@@ -101,7 +101,7 @@ class SparseSpec(EncoderSettings):
             "scale": (1, _MAX_SCALE),
         }
         if self.activation == SIDR and self.pooling != "max":
-            raise UsageError(f"pooling {self.pooling} of a sparse encoder cannot be used with {SIDR}: use max")
+            raise UsageError(f"pooling {self.pooling} of a sparse encoder excludes {SIDR}: use max")
         for name, (minimum, maximum) in allowed_ranges.items():
             setting = getattr(self, name)
             if setting < minimum or (maximum is not None and setting > maximum):

@@ -421,7 +421,7 @@ def find_dense_folder(folder: Path) -> Path | None:
             str(module["path"]) for module in read_json(folder / MODULES) if str(module["type"]).endswith(".Dense")
         ]
     except (TypeError, KeyError) as error:
-        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch the model again") from error
+        raise InputError(f"encoder file {folder / MODULES} is corrupt: fetch it again") from error
     if len(dense_paths) > 1 or any("/" in dense_path or dense_path.startswith(".") for dense_path in dense_paths):
         raise InputError(f"encoder {folder} has several projections: use a ColBERT with one")
     return folder / dense_paths[0] if dense_paths else None

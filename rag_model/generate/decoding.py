@@ -105,9 +105,9 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise UsageError(f"the temperature is {self.temperature}: give a number above 0, or do not sample")
+            raise UsageError(f"the temperature is {self.temperature}: give a number above 0")
         if self.top_k < 0:
-            raise UsageError(f"top_k is {self.top_k}: give the number of tokens to draw from, or 0 for all")
+            raise UsageError(f"top_k is {self.top_k}: give a number of tokens, or 0 for all")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top_p is {self.top_p}: give a share above 0 and at most 1")
 

@@ -214,7 +214,7 @@ def _build_seq2seq_generator(folder: Path, module: Any, tokenizer: Any, template
 
 def _build_causal_generator(folder: Path, module: Any, tokenizer: Any, template: PromptTemplate) -> Generator:
     if not isinstance(template, InstructionTemplate):
-        raise UsageError(f"generator {folder} is decoder-only, so it needs an InstructionTemplate: give one")
+        raise UsageError(f"generator {folder} is decoder-only: give an InstructionTemplate")
     max_tokens = _read_max_tokens(module.config)
     if template.max_answer >= max_tokens:
         raise UsageError(

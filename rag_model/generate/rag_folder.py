@@ -215,7 +215,7 @@ def _parse_record(record: Mapping[str, Any], folder: Path) -> tuple[PromptTempla
     try:
         return template_from_json(record["form"]), RagSettings(**record["settings"])
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise InputError(f"{folder / RECORD_FILE} is corrupt ({error}): fetch the model again") from error
+        raise InputError(f"{folder / RECORD_FILE} is corrupt ({error}): fetch it again") from error
 
 
 def _read_paper_template(config: Mapping[str, Any]) -> PaperTemplate:

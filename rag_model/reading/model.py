@@ -74,7 +74,7 @@ class ReadingModel:
             writer = self.open_writer(settings) if writer is None else writer
             return ConcatReader(retriever, writer, settings.concat, self.k, n_passages)
         if self.rag is None:
-            raise UsageError(f"model {self.id} is only a generator, which has no p(z|x): give --reader concat")
+            raise UsageError(f"model {self.id} is a generator without p(z|x): give --reader concat")
         if settings.labels:
             return LabelReader(retriever, self.rag, settings.labels, passages=n_passages)
         return MarginalReader(retriever, self.rag, settings.decoding, passages=n_passages)
@@ -120,7 +120,7 @@ def load_reading_model(store: Store | None, model_id: str, reader: ReaderName, a
         rag = load_rag_by_id(store, model_id, asks)
         return ReadingModel(model_id, rag, rag.generator)
     if asks is not None:
-        raise UsageError(f"model {model_id} has no question encoder, so --asks does not apply: omit --asks")
+        raise UsageError(f"model {model_id} has no question encoder: omit --asks")
     if folder is not None and reader == "extractive":
         return ReadingModel(model_id, spans=SpanModel.load(folder))
     return ReadingModel(model_id, generator=None if folder is None else load_generator(folder))
@@ -142,7 +142,7 @@ def _open_endpoint_writer(model_id: str, settings: ReaderSettings) -> Writer:
 
     decoding_settings = settings.decoding
     if decoding_settings.beams > 1:
-        raise UsageError(f"{model_id} is behind an endpoint, which has no beam search: omit --beams")
+        raise UsageError(f"{model_id} is behind an endpoint without beam search: omit --beams")
     sampling = decoding_settings.sampling
     chat_settings: dict[str, Any] = {"max_new_tokens": decoding_settings.max_new_tokens}
     if sampling is not None:

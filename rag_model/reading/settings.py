@@ -161,9 +161,9 @@ class ReaderSettings:
         """
         is_endpoint = model.startswith(ENDPOINT_PREFIX)
         if self.labels and (is_endpoint or self.reader not in (None, "marginal")):
-            raise UsageError("labels are chosen by their likelihood over all passages: give --reader marginal")
+            raise UsageError("labels need the likelihood over all passages: give --reader marginal")
         if is_endpoint and self.reader == "extractive":
-            raise UsageError(f"{model} generates answers and cannot find spans: omit --reader extractive")
+            raise UsageError(f"{model} generates text, not spans: omit --reader extractive")
         if is_endpoint and self.reader == "marginal":
             raise UsageError(
                 f"{model} does not give the likelihood of a text, so its answers cannot be "

@@ -287,7 +287,7 @@ def test_options_after_two_dashes_reach_beam(tmp_path: Path, reindex: Any) -> No
     ("dump", "words", "message"),
     [
         ("dump.jsonl", ["1m"], "--every follows a wiki, and dump.jsonl is not a wiki's address"),
-        ("mediawiki+https://127.0.0.1:1/", ["0"], "--every is '0', which would ask the wiki without a pause"),
+        ("mediawiki+https://127.0.0.1:1/", ["0"], "--every is '0', too short a pause for a wiki"),
         ("mediawiki+https://127.0.0.1:1/", ["soon"], "'soon' is not a length of time"),
         ("mediawiki+https://127.0.0.1:1/", ["1m", "--dry-run"], "leave out --dry-run"),
     ],

@@ -113,7 +113,7 @@ class EndpointWriter:
         Raises:
             UsageError: always.
         """
-        raise UsageError(f"{self.id} does not compute the likelihood of a given text: use a model in memory")
+        raise UsageError(f"{self.id} gives no likelihood of a given text: use a model in memory")
 
     def close(self) -> None:
         """Cancel all requests and close the connections."""

@@ -701,7 +701,7 @@ def _open_for_model(context: RetrieverContext, model: ServedModel | None) -> Ret
 
 def _check_not_empty(snapshot: Snapshot) -> None:
     if not snapshot.n:
-        raise RefusedError(f"snapshot {snapshot.id[:12]} holds no passages: build one that has some")
+        raise RefusedError(f"snapshot {snapshot.id[:12]} has no passages: build another one")
 
 
 def _list_index_files(snapshot: Snapshot, names: Sequence[str]) -> dict[str, int]:

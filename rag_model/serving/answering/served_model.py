@@ -149,7 +149,7 @@ class ServedModel:
             UsageError: The model reads each passage separately.
         """
         if self.writer is None:
-            raise UsageError(f"model {self.id} reads each passage separately: choose the reader concat")
+            raise UsageError(f"model {self.id} reads passages separately: choose the reader concat")
         return ConcatReader(None, self.writer, replace(self.settings.concat, cite=False), self.model.k)
 
     def close(self) -> None:

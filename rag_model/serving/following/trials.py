@@ -102,7 +102,7 @@ def run_trial(
         if failure or record_success:
             _write_verdict(verdict_file, failure or "")
     if failure:
-        raise RefusedError(f"{action} {failure}: {advice}, or delete {verdict_file} to try it once more")
+        raise RefusedError(f"{action} {failure}: {advice}, or delete {verdict_file} to try again")
 
 
 def _digest_subject(trial_inputs: Any) -> str:
@@ -173,7 +173,7 @@ def _search_index(snapshot: Snapshot, name: str) -> None:
     queries = _TRIAL_QUERIES[representation_kind(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
     hit_rows = index.search(queries, min(_K, index.n))[1]
     if hit_rows.max(initial=-1) >= snapshot.n:
-        raise InputError(f"{index_files(snapshot, name).index} is damaged: it returns rows that do not exist")
+        raise InputError(f"{index_files(snapshot, name).index} is damaged: it returns unknown rows")
 
 
 def _read_queries(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> list[str]:

@@ -199,7 +199,7 @@ class DriftReference:
         squared_distances = _compute_squared_distances(vectors, vectors)
         bandwidth = float(np.median(squared_distances[np.triu_indices(len(vectors), 1)]))
         if bandwidth <= _MIN_RELATIVE_BANDWIDTH * float((vectors * vectors).sum(1).mean()):
-            raise UsageError("the questions to measure drift against are all alike: give different questions")
+            raise UsageError("the evaluation's questions are all alike: give different questions")
         return cls(vectors, bandwidth, _compute_pair_mean(np.exp(-squared_distances / bandwidth)))
 
     def distance(self, vectors: Vectors) -> float:

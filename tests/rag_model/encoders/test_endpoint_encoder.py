@@ -189,7 +189,7 @@ def test_a_wrong_setting_names_its_variable(variable: str, value: str) -> None:
 
 
 def test_a_name_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not name a model"):
+    with pytest.raises(UsageError, match="names no model"):
         write_endpoint_folder("openai:#2", tmp_path)
 
 

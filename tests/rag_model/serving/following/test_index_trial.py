@@ -84,7 +84,7 @@ def test_a_record_of_a_death_is_final_until_it_is_deleted(
     monkeypatch.undo()
     (record,) = (dest / ".trials").iterdir()
     assert json.loads(record.read_bytes()) == {"died": "did not end within 0 s"}
-    with pytest.raises(RefusedError, match=f"or delete {record} to try it once more"):
+    with pytest.raises(RefusedError, match=f"or delete {record} to try again"):
         try_indexes(report.path, content, ["hnsw"])
     record.write_bytes(b"[]")  # a damaged record is none
     try_indexes(report.path, content, ["hnsw"])

@@ -58,7 +58,7 @@ def test_a_model_that_passed_is_not_tried_again_and_one_that_died_neither(
         try_encoders(folder, content, ["hnsw"])
     monkeypatch.undo()
     (record,) = (dest / ".trials").iterdir()
-    with pytest.raises(RefusedError, match=f"or delete {record} to try it once more"):
+    with pytest.raises(RefusedError, match=f"or delete {record} to try again"):
         try_encoders(folder, content, ["hnsw"])
     record.unlink()
     shutil.copytree(passed, dest / ".trials", dirs_exist_ok=True)
