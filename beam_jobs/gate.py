@@ -158,8 +158,8 @@ def _read_queries(store: Store, queries_ref: BlobRef) -> Vectors:
 
 
 def _read_lists(store: Store, lists_ref: BlobRef) -> NeighborLists:
-    with np.load(io.BytesIO(store.blobs.read(lists_ref)), allow_pickle=False) as arrays:
-        return NeighborLists(arrays["scores"], arrays["rows"].astype(np.int64), arrays["floor"])
+    with np.load(io.BytesIO(store.blobs.read(lists_ref)), allow_pickle=False) as stored_arrays:
+        return NeighborLists(stored_arrays["scores"], stored_arrays["rows"].astype(np.int64), stored_arrays["floor"])
 
 
 def _estimate_scan_seconds(task: NeighborTask) -> float:

@@ -369,8 +369,8 @@ def get_training_identity(job: Finetuning, folder: Path) -> TrainingIdentity:
 def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReporter) -> None:
     """Add to the examples what the objective needs, such as negatives and a teacher's scores."""
     if job.objective.takes_examples:
-        counts = " and ".join(f"{len(examples):,} {name}" for name, examples in job.job.examples.items())
-        on_progress.say(f"completes {counts} examples with what `{job.objective.name}` needs …")
+        example_counts = " and ".join(f"{len(examples):,} {name}" for name, examples in job.job.examples.items())
+        on_progress.say(f"completes {example_counts} examples with what `{job.objective.name}` needs …")
     job.prepare(folder, on_progress)
 
 
@@ -384,9 +384,9 @@ def train_model(
 ) -> TrainingResult:
     """Train, or continue an interrupted training."""
     settings = job.job.settings
-    moving = getattr(settings, "moving", None)
-    devices = moving.devices if isinstance(moving, MovingSettings) else ""  # GPUs for rebuilds
-    watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving)
+    moving_settings = getattr(settings, "moving", None)
+    devices = moving_settings.devices if isinstance(moving_settings, MovingSettings) else ""  # GPUs for rebuilds
+    watch = TrainingWatch(on_progress, len(job.job.examples["dev"]), settings.loop.evaluate_every, moving_settings)
     uploads = CheckpointUploader(get_training_identity(job, folder), on_progress.say) if processes.is_first else None
     with (
         open_rebuild_launcher(job.store, name_rebuild_ref(job), beam_options, devices) as rebuild,

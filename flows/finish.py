@@ -225,9 +225,9 @@ def train_indexes(
 ) -> list[IndexInProgress]:
     """Derive indexes from the parent's; train the others, or reuse the parent's training."""
     store, launch = build.store, build.launch
-    row_files, trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
+    row_files, reused_trainings = list_row_files(build.passages, build.embeddings), build.reused_trainings
     index_builds = [
-        index.start_index(store, name, plan, row_files[plan.over], trainings.get(name), parent_indexes.get(name))
+        index.start_index(store, name, plan, row_files[plan.over], reused_trainings.get(name), parent_indexes.get(name))
         for name, plan in build.plans.items()
     ]
     return index.train(index.derive(index_builds, launch), launch, on_progress)

@@ -80,12 +80,12 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
     with open_work_store(request.out, request.work, cost.work_bytes + vectors_bytes, cost.disk_bytes) as store:
         launch = Launch.new(store.url, request.beam_options, request.memory)
         with clock("cut") as on_progress:
-            parts, kept_rows = _split_vectors(store, vector_input, request.invalid, on_progress)
+            part_blobs, kept_rows = _split_vectors(store, vector_input, request.invalid, on_progress)
         if kept_rows is not None:
             plan = plan_index(request, len(kept_rows), vector_input.d)
-        built_index = _build_index(store, plan, parts, launch, clock)
+        built_index = _build_index(store, plan, part_blobs, launch, clock)
         index_path = store.blobs.get_local_path(built_index.blob)
-        part_paths = [store.blobs.get_local_path(part_blob) for part_blob in parts]
+        part_paths = [store.blobs.get_local_path(part_blob) for part_blob in part_blobs]
         with clock("measure"):
             evaluation = evaluate_index(index_path, plan, part_paths, questions)
         install_index(index_path, request.out, evaluation.search, kept_rows)
@@ -144,9 +144,9 @@ def _split_vectors(
         kept_rows = split_into_parts(vector_input, store_block, invalid)
         outputs = parts if kept_rows is None else {**parts, "kept": _store_array(store, kept_rows)}
         memo_record = store.memo.write_record("cut", memo_key, outputs, {}, key_inputs)
-    refs = dict(memo_record.outputs)
-    kept_rows_blob = refs.pop("kept", None)
-    return [refs[name] for name in sorted(refs)], None if kept_rows_blob is None else np.load(
+    part_refs = dict(memo_record.outputs)
+    kept_rows_blob = part_refs.pop("kept", None)
+    return [part_refs[name] for name in sorted(part_refs)], None if kept_rows_blob is None else np.load(
         store.blobs.get_local_path(kept_rows_blob), allow_pickle=False
     )
 

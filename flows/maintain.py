@@ -165,8 +165,8 @@ def find_site_changes(
     provenance = manifest.provenance if manifest else {}
     with store.intents.hold(f"watch-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new pages
         plan = plan_parts(store, wiki, recipe, limit, parent, say=on_progress.say)
-    is_new = provenance.get("dump") != wiki or provenance.get("plan") != plan.compute_digest()
-    return str(provenance.get("read_at") or ""), plan.read_at if is_new else None
+    is_site_changed = provenance.get("dump") != wiki or provenance.get("plan") != plan.compute_digest()
+    return str(provenance.get("read_at") or ""), plan.read_at if is_site_changed else None
 
 
 @stage

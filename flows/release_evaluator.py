@@ -117,10 +117,10 @@ class ReleaseEvaluator:
     def _evaluate(self, snapshot: str, model: str | None) -> CompareOutcome | EvaluateOutcome:
         if model is None:
             expressions = [self.settings.expression] if self.settings.expression else []
-            options = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
+            retrieval_options = self.settings.depth, self.settings.judged_by, self.settings.kind == "patterns"
             timing_seconds = self._timing_seconds
             return compare.fn(
-                self.store.url, self.questions, expressions, snapshot, *options, timing_seconds=timing_seconds
+                self.store.url, self.questions, expressions, snapshot, *retrieval_options, timing_seconds=timing_seconds
             )
         try:
             return evaluate.fn(self.store.url, model, self.questions, snapshot, self.settings, asks=self.asks)

@@ -159,6 +159,6 @@ def load_route(
 
     opened_store = Store.open(store)
     evaluation_id = opened_store.evaluations.resolve_trusted(source.removeprefix(EVALUATION_PREFIX))
-    file = opened_store.evaluations.get(evaluation_id).content.files.get(OUTCOME)
-    outcome = {} if file is None else parse_json(opened_store.blobs.read(file), finite=False)
+    outcome_blob = opened_store.evaluations.get(evaluation_id).content.files.get(OUTCOME)
+    outcome = {} if outcome_blob is None else parse_json(opened_store.blobs.read(outcome_blob), finite=False)
     return Route.from_json(outcome["routing"]["route"] if outcome.get("routing") else None, source)

@@ -175,10 +175,10 @@ def _check_faiss(specifier: SpecifierSet) -> Finding:
     if len(packages) > 1:
         advice = f"pip uninstall --yes {' '.join(packages)}, then pip install --no-deps '{[*packages][-1]}{specifier}'"
         return Finding("faiss", False, f"{description}, installed over each other", advice)
-    fits = all(specifier.contains(installed, prereleases=True) for installed in packages.values())
+    are_versions_allowed = all(specifier.contains(installed, prereleases=True) for installed in packages.values())
     return Finding(
         "faiss",
-        fits and bool(packages),
+        are_versions_allowed and bool(packages),
         description or "none",
         f"pip install '{next(iter(packages), 'faiss-cpu')}{specifier}'",
     )
@@ -209,8 +209,8 @@ def _check_gpu() -> Finding:
     import torch  # noqa: PLC0415 - takes seconds, and only this check needs it
 
     if torch.cuda.is_available():
-        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-        return Finding("gpu", True, f"{names}, CUDA {torch.version.cuda}")
+        gpu_names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        return Finding("gpu", True, f"{gpu_names}, CUDA {torch.version.cuda}")
     has_driver = shutil.which("nvidia-smi") is not None
     description = "a driver, but torch does not see the GPU" if has_driver else "none: encoding runs on the CPU"
     return Finding("gpu", not has_driver, description, "install a torch that is built for the driver's CUDA version")

@@ -269,12 +269,12 @@ def _choose_dump(downloads: str) -> str:
 
 def _start_process(folder: Path, name: str, command: Sequence[str], services: LocalServices) -> None:
     log_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    streams = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-    streams += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
+    file_actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    file_actions += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **services.environment}
     environment.pop(WEBHOOK, None)  # the automation calls the webhook; runs must not call it again
     # a new session, since it outlives this process
-    pid = os.posix_spawn(command[0], list(command), environment, file_actions=streams, setsid=True)
+    pid = os.posix_spawn(command[0], list(command), environment, file_actions=file_actions, setsid=True)
     processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]
     with atomic_write(folder / "processes.json") as file:
         file.write_text(json.dumps([asdict(process) for process in processes]))
@@ -336,8 +336,8 @@ def _get_start_time(pid: int) -> str:
 
 
 def _is_reachable(url: str) -> bool:
-    with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as answer:
-        return bool(answer.status == 200)
+    with suppress(OSError, urllib.error.URLError), urllib.request.urlopen(url, timeout=5) as response:
+        return bool(response.status == 200)
     return False
 
 

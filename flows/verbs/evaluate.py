@@ -224,13 +224,13 @@ def format_costs(costs_per_question: Mapping[str, float]) -> str:
     >>> format_costs({"seconds": 0.5, "read": 512.0, "written": 9.0})
     '0.50 s, 512 tokens read and 9 written a question'
     """
-    seconds = [f"{costs_per_question['seconds']:.2f} s"] if "seconds" in costs_per_question else []
+    seconds_text = [f"{costs_per_question['seconds']:.2f} s"] if "seconds" in costs_per_question else []
     tokens_text = (
         [f"{costs_per_question['read']:,.0f} tokens read and {costs_per_question['written']:,.0f} written"]
         if "read" in costs_per_question
         else []
     )
-    return f"{', '.join([*seconds, *tokens_text])} a question"
+    return f"{', '.join([*seconds_text, *tokens_text])} a question"
 
 
 def format_stages(milliseconds_by_stage: Mapping[str, float]) -> str:
@@ -286,8 +286,8 @@ def _iter_comparison_lines(outcome: CompareOutcome) -> Iterator[str]:
     yield from iter_metric_lines(
         {**first_comparison["metrics"], **first_comparison["ranks"]}, first_comparison["intervals"]
     )
-    if kinds := first_comparison.get("kinds"):
-        yield "answered by  " + ", ".join(f"{kind} {share:.3f}" for kind, share in kinds.items())
+    if shares_by_kind := first_comparison.get("kinds"):
+        yield "answered by  " + ", ".join(f"{kind} {share:.3f}" for kind, share in shares_by_kind.items())
     if len(outcome.standings) > 1:
         yield ""
         yield from _align_columns(_iter_retriever_rows(outcome))

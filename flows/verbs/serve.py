@@ -251,8 +251,8 @@ def _announce_address(source_name: str, url: str, health_url: str | None, *, pri
     """Print the address when connections are accepted, while the snapshot is still loading."""
     if prints_json:
         print(json.dumps({"url": url, "health": health_url, "ref": source_name}), flush=True)
-    health = f", its health at {health_url}" if health_url else ""
-    print(f"listening at {url}{health}; loading {source_name} …", file=sys.stderr, flush=True)
+    health_suffix = f", its health at {health_url}" if health_url else ""
+    print(f"listening at {url}{health_suffix}; loading {source_name} …", file=sys.stderr, flush=True)
 
 
 def _announce_service(source_name: str, url: str, health_url: str | None) -> None:

@@ -67,14 +67,14 @@ def gc(
     """
     opened_store = Store.open(store)
     tally_by_kind = collect(opened_store, parse_age(grace), dry_run=not yes)
-    writers = [intent.name for intent in opened_store.intents.list_live(time.time()) if not intent.is_lease]
+    writer_names = [intent.name for intent in opened_store.intents.list_live(time.time()) if not intent.is_lease]
     n_files, n_bytes = (sum(getattr(tally, name) for tally in tally_by_kind.values()) for name in ("files", "bytes"))
     document = {
         "dry_run": not yes,
         "files": n_files,
         "bytes": n_bytes,
         "kinds": {kind: asdict(tally) for kind, tally in tally_by_kind.items()},
-        "writers": writers,
+        "writers": writer_names,
     }
     lines = [
         *(
@@ -84,9 +84,9 @@ def gc(
         f"{'deleted' if yes else 'would delete'} {format_count(n_files, 'file')}, "
         f"{n_bytes / 1e6:,.1f} MB" + ("" if yes else "; nothing was changed: give --yes to do it"),
     ]
-    if writers:
+    if writer_names:
         lines.append(
-            f"kept the files of {format_count(len(writers), 'run')} ({', '.join(writers[:3])}) and "
+            f"kept the files of {format_count(len(writer_names), 'run')} ({', '.join(writer_names[:3])}) and "
             "all that builds may reuse, also of removed pages: run gc again after it has ended, or "
             "an hour after it was killed"
         )

@@ -199,7 +199,7 @@ def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
         sampling: temperature, top_k and top_p.
         numbers: (n,) float64 random numbers in [0, 1).
     """
-    p, order = (log_p.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
+    p, token_order = (log_p.double() / sampling.temperature).softmax(-1).sort(-1, descending=True)
     if sampling.top_k:
         p[:, sampling.top_k :] = 0
     preceding_p = p.cumsum(-1) - p
@@ -207,4 +207,4 @@ def sample_tokens(log_p: Tensor, sampling: Sampling, numbers: Tensor) -> Tensor:
     cumulative_p = p.cumsum(-1)
     ranks = (cumulative_p <= numbers[:, None] * cumulative_p[:, -1:]).sum(-1)  # (n, v) -> (n,)
     last_rank = (p > 0).sum(-1) - 1  # the product may round up to the total
-    return order.gather(-1, ranks.minimum(last_rank).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)
+    return token_order.gather(-1, ranks.minimum(last_rank).clamp(min=0)[:, None])[:, 0]  # (n, 1) -> (n,)

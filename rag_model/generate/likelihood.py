@@ -129,16 +129,18 @@ class _TargetLogP(torch.autograd.Function):
         """Return the log softmax and the sums; save the logits unchanged, and log Σ exp of each
         row.
         """
-        log_norms, sums = (logits.new_zeros(len(logits), dtype=_choose_wide_dtype(logits.dtype)) for _ in range(2))
+        log_norms, logit_sums = (
+            logits.new_zeros(len(logits), dtype=_choose_wide_dtype(logits.dtype)) for _ in range(2)
+        )
         for rows in _split_rows(logits):
             row_logits = _to_wide_dtype(logits[rows])
             log_norms[rows] = row_logits.logsumexp(-1)
             if totals:
-                sums[rows] = row_logits.sum(-1) - logits.shape[-1] * log_norms[rows]
+                logit_sums[rows] = row_logits.sum(-1) - logits.shape[-1] * log_norms[rows]
         ctx.save_for_backward(logits, targets, log_norms)
         ctx.totals = totals
         # (n, v) -> (n, 1) -> (n,)
-        return _to_wide_dtype(logits.gather(1, targets[:, None])[:, 0]) - log_norms, sums
+        return _to_wide_dtype(logits.gather(1, targets[:, None])[:, 0]) - log_norms, logit_sums
 
     @staticmethod
     @once_differentiable

@@ -71,7 +71,7 @@ class ConcatReader(RetrievingReader):
         timer = AnswerTimer()
         check_hit_lists(questions, hits)
         check_queries(questions)
-        contexts = [self.build_context(*pair) for pair in zip(questions, hits, strict=True)]
+        contexts = [self.build_context(*question_and_hits) for question_and_hits in zip(questions, hits, strict=True)]
         prompts = [self.build_prompt(*pair) for pair in zip(questions, contexts, strict=True)]
         timer.end_stage(ASSEMBLY)
         completions = self.writer.write(prompts, callbacks.should_stop, callbacks.on_text)

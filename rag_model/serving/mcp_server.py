@@ -252,16 +252,16 @@ def create_mcp_server(service: Service) -> "Server[dict[str, object]]":
 
 
 async def _serve_mcp(target: FollowedRef | PulledFolder, settings: ServiceSettings) -> None:
-    async with stdio_server() as (read_stream, write_stream), anyio.create_task_group() as tasks:
+    async with stdio_server() as (read_stream, write_stream), anyio.create_task_group() as task_group:
         service = Service(target, settings)
         service.start()
         try:
-            tasks.start_soon(_end_by_signal, service)
+            task_group.start_soon(_end_by_signal, service)
             server = create_mcp_server(service)
             await server.run(read_stream, write_stream, server.create_initialization_options())
         finally:
             service.close()
-            tasks.cancel_scope.cancel()
+            task_group.cancel_scope.cancel()
 
 
 async def _end_by_signal(service: Service) -> None:
@@ -318,9 +318,9 @@ def _is_text(passage_id: str) -> bool:
 
 
 def _find_row(snapshot: Snapshot, passage_id: str) -> int | None:
-    first_row, may_hold = 0, _create_part_filter(snapshot, passage_id)
+    first_row, may_contain_passage = 0, _create_part_filter(snapshot, passage_id)
     for part in snapshot.parts:
-        part_row = _find_row_in_part(snapshot, part.name, passage_id) if may_hold(part) else None
+        part_row = _find_row_in_part(snapshot, part.name, passage_id) if may_contain_passage(part) else None
         if part_row is not None:
             return first_row + part_row
         first_row += part.rows

@@ -126,9 +126,9 @@ class Service:
                 return await self._search_when_queue_has_room(
                     self._search_batcher, queries, k, retriever, client, loaded_snapshot
                 )
-        chunks = [queries[i : i + chunk_size] for i in range(0, len(queries), chunk_size)]
-        chunk_hits: list[list[list[Hit]]] = [[] for _ in chunks]
-        remaining_chunks = deque(range(len(chunks)))
+        query_chunks = [queries[i : i + chunk_size] for i in range(0, len(queries), chunk_size)]
+        chunk_hits: list[list[list[Hit]]] = [[] for _ in query_chunks]
+        remaining_chunks = deque(range(len(query_chunks)))
 
         async def search_chunks(*, leaves_core_free: bool) -> None:
             while remaining_chunks:
@@ -137,7 +137,7 @@ class Service:
                     continue
                 chunk_index = remaining_chunks.popleft()
                 chunk_hits[chunk_index] = await self._search_when_queue_has_room(
-                    self._chunk_batcher, chunks[chunk_index], k, retriever, client, loaded_snapshot
+                    self._chunk_batcher, query_chunks[chunk_index], k, retriever, client, loaded_snapshot
                 )
 
         # Two tasks per worker, so that the next chunk waits in the queue while one is searched.

@@ -151,16 +151,16 @@ class WorkerLink:
                 if not self._connection.poll(_TICK_SECONDS):
                     self._tick()
                     continue
-                message = json.loads(self._connection.recv_bytes())
+                received_message = json.loads(self._connection.recv_bytes())
             except (EOFError, OSError):  # the supervisor was killed
                 self.stop_signals.append(signal.SIGTERM)
                 return
-            if message["kind"] == "stop":
-                self.stop_signals.append(message["signal"])
-            elif message["kind"] == "processes":
-                self.process_ids = message["ids"]
+            if received_message["kind"] == "stop":
+                self.stop_signals.append(received_message["signal"])
+            elif received_message["kind"] == "processes":
+                self.process_ids = received_message["ids"]
             else:
-                (self.replies if message["kind"] == "all_opened" else self.inbox).put(message)
+                (self.replies if received_message["kind"] == "all_opened" else self.inbox).put(received_message)
 
     def _tick(self) -> None:
         try:

@@ -73,12 +73,12 @@ class EventParser:
             if line:
                 field_name, _, field_text = line.decode("utf-8", "replace").partition(":")
                 if field_name == "data":
-                    data = field_text.removeprefix(" ")
+                    event_data = field_text.removeprefix(" ")
                     # Some servers omit the empty line between events. Each event is one JSON
                     # object.
-                    if self._data and self._data[-1].endswith("}") and data.startswith(("{", DONE)):
+                    if self._data and self._data[-1].endswith("}") and event_data.startswith(("{", DONE)):
                         yield self._take_event()
-                    self._data.append(data)
+                    self._data.append(event_data)
             elif self._data:
                 yield self._take_event()
 

@@ -129,8 +129,8 @@ class EndpointWriter:
             )
 
     def _count_prompt_tokens(self, prompts: Sequence[Prompt]) -> list[int]:
-        counts = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
-        return [system + user for system, user in zip(counts[::2], counts[1::2], strict=True)]
+        token_counts = self.count_tokens([text for prompt in prompts for text in (prompt.system, prompt.user)])
+        return [system + user for system, user in zip(token_counts[::2], token_counts[1::2], strict=True)]
 
     async def _complete_all(
         self, prompts: Sequence[Prompt], reports_text: bool, put_text: Callable[[int, str], None]

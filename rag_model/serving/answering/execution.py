@@ -79,8 +79,8 @@ def search_batch(
         snapshots = [request.loaded_snapshot or current_snapshot for request in requests]
         keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
         for (_, retriever), positions in _group_positions(list(keys)).items():
-            group = [requests[position] for position in positions]
-            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group)
+            group_requests = [requests[position] for position in positions]
+            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group_requests)
             reply_by_position.update(zip(positions, results, strict=True))
     return [reply_by_position[position] for position in range(len(requests))]
 
@@ -160,8 +160,10 @@ def _search_with_retriever(
             "bookwheel.batch": len(queries),
         }
         notify(add_search_stages, requests, start_ns, queries.encoding_seconds, queries.reading_seconds, attributes)
-    if batch := _describe_batch(snapshot, retriever, requests, queries, results, time.perf_counter() - start_time):
-        notify(observer.on_search, batch)
+    if batch_record := _describe_batch(
+        snapshot, retriever, requests, queries, results, time.perf_counter() - start_time
+    ):
+        notify(observer.on_search, batch_record)
     return results
 
 

@@ -65,9 +65,9 @@ class CertificateFiles:
         try:
             context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            reason = getattr(error, "reason", None) or error.__class__.__name__
+            ssl_reason = getattr(error, "reason", None) or error.__class__.__name__
             raise UsageError(
-                f"{self.certificate} and {self.key} are not a certificate and its key ({reason}): "
+                f"{self.certificate} and {self.key} are not a certificate and its key ({ssl_reason}): "
                 "give two PEM files, and a key without a password"
             ) from error
 
@@ -213,9 +213,9 @@ class ServiceServer(uvicorn.Server):
         """
         settings = service.settings
         files = None if certificate is None else certificate.files
-        tls = {} if files is None else {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}
+        tls_options = {} if files is None else {"ssl_certfile": files.certificate, "ssl_keyfile": files.key}
         super().__init__(
-            create_uvicorn_config(app, settings, settings.connections, settings.connections_per_client, **tls),
+            create_uvicorn_config(app, settings, settings.connections, settings.connections_per_client, **tls_options),
         )
         self._service, self._on_listening, self._health = service, on_listening, health
         self._certificate = certificate
