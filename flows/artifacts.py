@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.outcome import BuildOutcome, CompareOutcome, EvaluateOutcome, ReleaseOutcome, ReproduceOutcome
-from flows.stage import in_run, log
+from flows.stage import is_in_flow_run, log
 
 
 def show_build(outcome: BuildOutcome) -> None:
@@ -131,7 +131,7 @@ def create_table(
     rows: list[dict[str, Any]], key: str, description: str, report: str | None = None, title: str = ""
 ) -> None:
     """Write a table as an artifact of the run, and the link `title` to its report, if any."""
-    if in_run():
+    if is_in_flow_run():
         from prefect.artifacts import create_table_artifact  # noqa: PLC0415 - a slow import
 
         create_table_artifact(rows, key=key, description=description)
@@ -147,7 +147,7 @@ def to_address(page: str) -> str:
 def create_link(address: str, text: str, key: str) -> None:
     """Write a link as an artifact of the run, and into its log."""
     log(f"{text[0].lower()}{text[1:]}: {address}")
-    if not in_run():
+    if not is_in_flow_run():
         return
     from prefect.artifacts import create_link_artifact, create_markdown_artifact  # noqa: PLC0415
 

@@ -192,7 +192,7 @@ def stage(function: Callable[Parameters, FlowResult], name: str = "") -> Callabl
         def call() -> FlowResult:
             return function(*args, **kwargs)
 
-        return _declare_task(name or function.__name__)(call)() if in_run() else call()
+        return _declare_task(name or function.__name__)(call)() if is_in_flow_run() else call()
 
     return run
 
@@ -322,13 +322,13 @@ def _name_run() -> str:
 
 def log(sentence: str) -> None:
     """Write a sentence into the log of the run, if there is one."""
-    if in_run():
+    if is_in_flow_run():
         from prefect import get_run_logger  # noqa: PLC0415 - see the module
 
         get_run_logger().info("%s", sentence)
 
 
-def in_run() -> bool:
+def is_in_flow_run() -> bool:
     """Return whether the caller is part of a flow run on a server."""
     return get_run_context() is not None
 
@@ -354,7 +354,7 @@ class StageClock:
         """
         start_time, cpu_start = time.monotonic(), count_cpu_seconds()
         with show_progress(stage, quiet=self.quiet) as progress_bar:
-            artifact = _Artifact(self.flow, stage, progress_bar) if in_run() else None
+            artifact = _Artifact(self.flow, stage, progress_bar) if is_in_flow_run() else None
             yield artifact or progress_bar
             if artifact is not None:
                 artifact.complete()

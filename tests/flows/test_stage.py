@@ -10,13 +10,13 @@ from prefect import flow
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.machine.local import find_free_ports
-from flows.stage import in_run, run_flow, stage
+from flows.stage import is_in_flow_run, run_flow, stage
 from rag_model.errors import ServiceError
 
 
 @stage
 def seen(number: int) -> tuple[int, bool]:
-    return number, in_run()
+    return number, is_in_flow_run()
 
 
 @flow(persist_result=False)

@@ -71,7 +71,7 @@ _EXPLANATION_BY_FUNCTION = {
 }
 
 
-def page_in(files: Iterable[Path], mapped_bytes: int = 0) -> None:
+def fill_page_cache(files: Iterable[Path], mapped_bytes: int = 0) -> None:
     """Read files that will be memory-mapped, in order, so that the page cache holds them.
 
     Otherwise the first searches would read them from the disk page by page. Reading ends when free
@@ -286,7 +286,7 @@ class LoadedSnapshot:
                 mapped_files = _list_index_files(previous.snapshot, previous.indexes) if previous else {}
                 first_indexes = plan_retriever(snapshot, available.retrievers[0]).index_names
                 opened_files = _list_index_files(snapshot, available.indexes if settings.retrievers else first_indexes)
-                page_in(map(snapshot.path, opened_files), sum(mapped_files.values()))
+                fill_page_cache(map(snapshot.path, opened_files), sum(mapped_files.values()))
             context = RetrieverContext(snapshot, load_encoder, scorers, mmap=not settings.in_memory)
             return cls(served_ref, available, context, settings, model)
         except BaseException:

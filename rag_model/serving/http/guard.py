@@ -52,7 +52,7 @@ class BearerTokens:
             UsageError: The file cannot be read, has no token, or has a malformed or short one.
         """
         self._path = path
-        self._file_stamp = _read_stamp(path)
+        self._file_stamp = _read_file_stamp(path)
         self._token_digests = _read_token_digests(path)
         if not self._token_digests:
             raise UsageError(
@@ -76,7 +76,7 @@ class BearerTokens:
         """Reload the file if it changed; a missing or unusable file is logged and ignored."""
         self._next_check = time.monotonic() + _RELOAD_SECONDS
         try:
-            file_stamp = _read_stamp(self._path)
+            file_stamp = _read_file_stamp(self._path)
             if file_stamp != self._file_stamp:
                 self._file_stamp, self._token_digests = file_stamp, _read_token_digests(self._path)
                 _LOG.info("%s was read again; tokens in it: %d", self._path, len(self._token_digests))
@@ -86,7 +86,7 @@ class BearerTokens:
             _LOG.error("%s; the tokens that were read before stay valid", error)
 
 
-def _read_stamp(path: Path) -> tuple[int, int, int]:
+def _read_file_stamp(path: Path) -> tuple[int, int, int]:
     try:
         file_status = path.stat()
     except OSError as error:

@@ -171,7 +171,7 @@ class OverrideMonitor:
         self._queue: deque[tuple[OverrideChecker, Answer, bool]] = deque()
         self._is_closed = False
         self._is_failing = False  # the last check failed and was logged
-        self.thread = SupervisedThread("overrides", self._work)
+        self.thread = SupervisedThread("overrides", self._run_monitor)
         self._is_started = False
 
     def record_answer(
@@ -204,7 +204,7 @@ class OverrideMonitor:
             self._changed.notify()
         self.thread.join()
 
-    def _work(self) -> None:
+    def _run_monitor(self) -> None:
         limit_compute_threads(1)
         set_lowest_priority()
         while (queued_check := self._wait_for_answer()) is not None:

@@ -185,7 +185,7 @@ class ProbeMonitor:
         self._next_time: float | None = None  # when the questions are due; None until a swap
         self._is_closed = False
         self._is_started = False
-        self.thread = SupervisedThread("probes", self._work)
+        self.thread = SupervisedThread("probes", self._run_monitor)
 
     def start_monitoring(self, model: ServedModel | None) -> None:
         """Monitor `model`, unless it is monitored already; None monitors no model."""
@@ -212,7 +212,7 @@ class ProbeMonitor:
             self._changed.notify()
         self.thread.join()
 
-    def _work(self) -> None:
+    def _run_monitor(self) -> None:
         limit_compute_threads(1)
         set_lowest_priority()
         while (model := self._wait_for_round()) is not None:

@@ -415,7 +415,7 @@ class QualityMonitor:
         self._changed = threading.Condition()
         self._monitored: _MonitoredSnapshot | None = None
         self._is_closed = False
-        self.thread = SupervisedThread("quality", self._work)
+        self.thread = SupervisedThread("quality", self._run_monitor)
         self.thread.start()
 
     def start_monitoring(
@@ -496,7 +496,7 @@ class QualityMonitor:
             self._changed.notify()
         self.thread.join()
 
-    def _work(self) -> None:
+    def _run_monitor(self) -> None:
         set_lowest_priority()
         while monitored := self._wait_for_task():
             try:
@@ -535,7 +535,7 @@ class QualityMonitor:
             del monitored.unencoded_questions[:_ENCODE_BATCH]
             if not monitored.unencoded_questions:
                 monitored.reference = DriftReference.from_vectors(np.concatenate(monitored.encoded_questions))
-        self._rest(monitored, start_time)
+        self._rest_after_work(monitored, start_time)
 
     def _measure_recall(self, monitored: _MonitoredSnapshot) -> None:
         """Repeat sampled questions by exact search over all vectors, or over all postings."""
@@ -550,7 +550,7 @@ class QualityMonitor:
 
         def pause() -> bool:
             nonlocal start_time
-            is_current = self._rest(monitored, start_time)
+            is_current = self._rest_after_work(monitored, start_time)
             start_time = time.thread_time()
             return is_current
 
@@ -559,7 +559,7 @@ class QualityMonitor:
             with self._changed:
                 monitored.windows.add_recalls(recalls)
 
-    def _rest(self, monitored: _MonitoredSnapshot, start_time: float) -> bool:
+    def _rest_after_work(self, monitored: _MonitoredSnapshot, start_time: float) -> bool:
         """Rest until the work since `start_time` is within the thread's share of a core.
 
         `start_time` is the thread's CPU time, since wall-clock time would include waiting for other

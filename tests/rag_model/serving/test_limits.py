@@ -10,7 +10,7 @@ import pytest
 from rag_model.errors import ResourceError, UsageError
 from rag_model.secrets import mask_secrets
 from rag_model.serving.answering import loaded_snapshot
-from rag_model.serving.answering.loaded_snapshot import check_memory, get_free_bytes, page_in
+from rag_model.serving.answering.loaded_snapshot import check_memory, fill_page_cache, get_free_bytes
 from rag_model.serving.settings import ServiceSettings
 from tests.fixtures.serving import Library, with_limits
 
@@ -54,9 +54,9 @@ def test_what_is_mapped_is_read_once_if_it_fits(tmp_path: Path, monkeypatch: pyt
     if cached(first) == 1:
         pytest.skip("the file system of the temporary folder has no disk whose pages the kernel could drop")
     monkeypatch.setattr(loaded_snapshot, "get_free_bytes", lambda: 3 << 20)
-    page_in([first, second], mapped_bytes=2 << 20)
+    fill_page_cache([first, second], mapped_bytes=2 << 20)
     assert cached(first) < 1, "it would not fit beside what serves"
-    page_in([first, second])
+    fill_page_cache([first, second])
     assert cached(first) == 1
     assert cached(second) < 1, "it would not fit beside the first"
 
