@@ -126,9 +126,9 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
             template_counts["redirects"] = write_redirects(redirects, siteinfo, paths["redirects"])
         return StageResult(paths, template_counts)
 
-    record, _ = store.memo.get_or_create("templates", task.inputs(), produce)
-    blob_dicts = {name: blob_ref.to_json() for name, blob_ref in record.outputs.items()}
-    return {"blobs": blob_dicts, **record.stats}
+    memo_record, _ = store.memo.get_or_create("templates", task.inputs(), produce)
+    blob_dicts = {name: blob_ref.to_json() for name, blob_ref in memo_record.outputs.items()}
+    return {"blobs": blob_dicts, **memo_record.stats}
 
 
 def _separate_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterator[Page]:
@@ -224,8 +224,8 @@ def collect_tables(
     For aliases, the whole dump is read. Otherwise, if the plan knows the titles of the pages, only
     the streams with templates are read.
     """
-    tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
-    reports = run_tasks("templates", read_templates, tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
+    template_tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
+    reports = run_tasks("templates", read_templates, template_tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
     table_files: dict[str, Any] = {}
     if n_redirects := sum(report.get("redirects", 0) for report in reports):
         parts = store.blobs.put_bytes(

@@ -108,7 +108,7 @@ def _encode_bags(
 ) -> list[BlobRef]:
     """Turn the passages of each part into bags of tokens; return the parts' files."""
     encoder = store_bag_tokenizer(store, folder)
-    tasks = [
+    embed_tasks = [
         EmbedTask(
             passages_ref,
             passages_ref.id,
@@ -124,7 +124,7 @@ def _encode_bags(
         )
         for passages_ref, n_rows in zip(passages, row_counts, strict=True)
     ]
-    return [result.vectors for result in embed.run(tasks, launch)]
+    return [result.vectors for result in embed.run(embed_tasks, launch)]
 
 
 def delta(step: DeltaStep, store: Store) -> Report:
@@ -145,8 +145,8 @@ def delta(step: DeltaStep, store: Store) -> Report:
         new_rows = np.flatnonzero(base_rows < 0)
         return base_rows, SparseVectors.concatenate([SparseVectors.empty(), *read_rows(new_rows)])
 
-    record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches, find_new_terms)
-    return {"bytes": sum(ref.size for ref in record.outputs.values())}
+    delta_record = build_delta(store, step, find_base_rows, find_row_lists, find_row_stretches, find_new_terms)
+    return {"bytes": sum(ref.size for ref in delta_record.outputs.values())}
 
 
 def write_deltas(before: Content, after: Content, launch: Launch, on_progress: OnProgress | None = None) -> int:
@@ -161,8 +161,8 @@ def write_deltas(before: Content, after: Content, launch: Launch, on_progress: O
         for representation in compared_representations
     }
     steps = [replace(step, parts=parts[step.over]) if step.base and not step.is_passages else step for step in steps]
-    reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
-    return sum(report["bytes"] for report in reports)
+    delta_reports = run_job("delta", delta, steps, launch, on_progress, _estimate_delta_seconds, memoised=True)
+    return sum(delta_report["bytes"] for delta_report in delta_reports)
 
 
 def _estimate_delta_seconds(step: DeltaStep) -> float:

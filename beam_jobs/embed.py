@@ -143,15 +143,15 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
         return StageResult({"embeddings": vectors_path}, asdict(stats))
 
     inputs = task.inputs()
-    record, is_new = store.memo.get_or_create("embed", inputs, produce)
-    if not task.is_device_independent and record.stats.get("arithmetic") not in (
+    memo_record, is_new = store.memo.get_or_create("embed", inputs, produce)
+    if not task.is_device_independent and memo_record.stats.get("arithmetic") not in (
         "",
         None,
         task.precision.partition(" ")[2],
     ):
         # Older versions recorded vectors of every device type and dtype under one key.
-        record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
-    return asdict(EmbedResult.of(record, is_new=is_new))
+        memo_record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
+    return asdict(EmbedResult.of(memo_record, is_new=is_new))
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it

@@ -85,11 +85,11 @@ def rank_part(task: SampleTask, store: Store) -> Report:
     """Return the rows of one part that may belong to the sample, with their keys."""
 
     def produce(_: Path) -> StageResult:
-        keys, first_rows = rank_passages(store.blobs.get_local_path(task.passages), task.n_candidates, task.seed)
-        return StageResult({}, {"keys": keys.tolist(), "rows": first_rows.tolist()})
+        sort_keys, first_rows = rank_passages(store.blobs.get_local_path(task.passages), task.n_candidates, task.seed)
+        return StageResult({}, {"keys": sort_keys.tolist(), "rows": first_rows.tolist()})
 
-    inputs = {"passages": task.passages.id, "count": task.n_candidates, "seed": task.seed, "code": _SAMPLE_CODE}
-    return dict(store.memo.get_or_create("sample", inputs, produce)[0].stats)
+    rank_inputs = {"passages": task.passages.id, "count": task.n_candidates, "seed": task.seed, "code": _SAMPLE_CODE}
+    return dict(store.memo.get_or_create("sample", rank_inputs, produce)[0].stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,10 @@ def _iter_parent_neighbors(
     parent_positions = np.array([position_by_query.get(query.tobytes(), -1) for query in queries], np.int64)
     for parent_rows in task.parent_rows:
         parent_task = replace(task, rows=parent_rows, queries=task.parent_queries)
-        record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
-        if record is None or not store.blobs.exists(parent_rows):
+        neighbor_record = store.memo.find(NEIGHBORS, store.memo.compute_key(parent_task.inputs()))
+        if neighbor_record is None or not store.blobs.exists(parent_rows):
             continue
-        lists = _read_lists(store, record.outputs["neighbors"]).select(parent_positions)
+        lists = _read_lists(store, neighbor_record.outputs["neighbors"]).select(parent_positions)
         if parent_rows == task.rows:
             yield lists, np.arange(task.row_count)
         else:
@@ -211,8 +211,8 @@ def read_measurement(report: Report) -> IndexMeasurement:
 def tune_one(task: MeasureTask, store: Store) -> Report:
     """Find the search parameters of one index for its recall target, unless recorded."""
     with _open_snapshot(store, task.content) as snapshot:
-        get_query_set, target = partial(_open_query_set, store, snapshot, task), float(task.target or 0)
-        return tune_index(store, snapshot, task.index, target, task.recipe, dict(task.start), get_query_set)
+        get_query_set, target_recall = partial(_open_query_set, store, snapshot, task), float(task.target or 0)
+        return tune_index(store, snapshot, task.index, target_recall, task.recipe, dict(task.start), get_query_set)
 
 
 def _open_snapshot(store: Store, content: BlobRef) -> Snapshot:
@@ -459,8 +459,8 @@ def _store_queries(
     def produce(workdir: Path) -> StageResult:
         np.save(workdir / "queries.npy", encode_queries(snapshot, sample.sentences, representation))
         (workdir / "sample.json").write_text(json.dumps(asdict(sample)), encoding="utf-8")
-        outputs = {"queries": workdir / "queries.npy", _SAMPLE: workdir / "sample.json"}
-        return StageResult(outputs, {TARGET_KEY: inputs["files"]})
+        output_paths = {"queries": workdir / "queries.npy", _SAMPLE: workdir / "sample.json"}
+        return StageResult(output_paths, {TARGET_KEY: inputs["files"]})
 
     return store.memo.get_or_create(QUERIES, inputs, produce)[0].outputs["queries"]
 

@@ -188,8 +188,8 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
     def write_file(out: Path) -> IndexStats:
         return get_kind(plan.kind).train(plan, _open_listed_row_files(store, build.rows), out)
 
-    result = _memoize(store, "train", index_inputs(plan), write_file, vectors=build.rows.id)
-    return asdict(replace(result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
+    train_result = _memoize(store, "train", index_inputs(plan), write_file, vectors=build.rows.id)
+    return asdict(replace(train_result, note=f"trained again: {retrain_reason}" if retrain_reason else ""))
 
 
 def _redact_training(
@@ -263,8 +263,8 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
         "changed": changed_parts,
         "same": unchanged_ids,
     }
-    record, _ = store.memo.get_or_create("fit", inputs, measure)
-    return from_table(FitResult, record.stats, "the record of a fit")
+    fit_record, _ = store.memo.get_or_create("fit", inputs, measure)
+    return from_table(FitResult, fit_record.stats, "the record of a fit")
 
 
 def scatter_one(task: ScatterTask, store: Store) -> Report:

@@ -182,9 +182,9 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
         assemble_content = partial(with_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
         provenance = build_reencoded_provenance(base_manifest, encoding)
-        arguments = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
+        build_inputs = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(
-            Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *arguments)
+            Build(target, launch, clock, recipe, ref, str(provenance.get("dump", "")), encoder, *build_inputs)
         )
 
 

@@ -93,11 +93,11 @@ def evaluate(
     """
     settings, clock = settings or EvaluationSettings(), StageClock("evaluate")
     check_paths(rows, kilt, report, questions=questions)
-    target = Store.open(store)
+    opened_store = Store.open(store)
     # the intent makes `gc` keep this run's answers
-    with target.intents.hold(f"evaluate-{secrets.token_hex(8)}"):
+    with opened_store.intents.hold(f"evaluate-{secrets.token_hex(8)}"):
         with clock("open"):
-            run = prepare_answer_run(target, model, questions, ref, settings, asks)
+            run = prepare_answer_run(opened_store, model, questions, ref, settings, asks)
         with clock("retrieve") as on_progress:
             retrieve_passages(run.examination, on_progress)
         for evaluation_condition in run.examination.conditions():

@@ -73,8 +73,8 @@ def store_evaluation(
 def _publish_page(store: Store, evaluation: str) -> str | None:
     """Write the report of a recorded evaluation as a page; return its URL, or None if it fails."""
     with suppress(StoreError, KeyError, ValueError):  # the page is only a copy of the report
-        page = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
-        return store_report(store, evaluation, page.decode())
+        report_html = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
+        return store_report(store, evaluation, report_html.decode())
     return None
 
 

@@ -95,16 +95,16 @@ def watch(
         GateRefusedError: the snapshot is published, but the ref did not move.
         BookwheelError: the dump cannot be fetched, or a stage failed; run it again to continue.
     """
-    clock, target = StageClock(), Store.open(store, create=True)
+    clock, opened_store = StageClock(), Store.open(store, create=True)
     if is_wiki_site(wiki):
         with clock("look") as on_progress:
-            known_date, new_date = find_site_changes(target, wiki, recipe or Recipe(), ref, limit, on_progress)
+            known_date, new_date = find_site_changes(opened_store, wiki, recipe or Recipe(), ref, limit, on_progress)
         dump = wiki
     elif not downloads:
         raise UsageError("dumps are fetched into a folder: give one as `downloads`")
     else:
         with clock("look"):
-            known_date = get_dump_date(target, ref)
+            known_date = get_dump_date(opened_store, ref)
             table_jobs = [PROPERTIES_JOB] if recipe and "wikidata" in recipe.chunk.metadata else []
             new_dump = find_new_dump(wiki, known_date, job, table_jobs)
         new_date = new_dump.date if new_dump else None

@@ -120,13 +120,13 @@ class Encoder:
     @classmethod
     def _load_static(cls, name: str, folder: Path, spec: EncoderSpec) -> Self:
         body = find_static_body(folder)
-        table, word_tokenizer = StaticTable.open(body), WordTokenizer.load(body, spec)
-        if word_tokenizer.vocabulary_size > table.size:
+        static_table, word_tokenizer = StaticTable.open(body), WordTokenizer.load(body, spec)
+        if word_tokenizer.vocabulary_size > static_table.size:
             raise InputError(
                 f"the tokenizer of encoder {folder} has {word_tokenizer.vocabulary_size:,} tokens, "
-                f"and {table.size:,} have a vector: use the model's own tokenizer"
+                f"and {static_table.size:,} have a vector: use the model's own tokenizer"
             )
-        model = StaticModel.from_table(table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
+        model = StaticModel.from_table(static_table, truncate_dim=spec.truncate_dim, normalize=spec.normalize)
         return cls(name, folder, spec, word_tokenizer.tokenizer, model, word_tokenizer)
 
     @property
@@ -265,12 +265,12 @@ def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space
     record_fields = {"asks": space.to_json(), "spec": spec.to_json()}
     if spec.is_endpoint:
         record_fields[ENDPOINT_KEY] = read_endpoint_record(folder)
-    record = write_encoder_record(workdir, record_fields)
+    record_path = write_encoder_record(workdir, record_fields)
     if spec.is_endpoint:
-        return {path.name: path for path in (record, folder / PROBES)}
+        return {path.name: path for path in (record_path, folder / PROBES)}
     static_folder = find_static_body(folder) if spec.is_static else folder
     config_files = [] if spec.is_static and not (folder / CONFIG).is_file() else [folder / CONFIG]
-    files = [*config_files, *list_tokenizer_files(static_folder), *list_weight_files(static_folder), record]
+    files = [*config_files, *list_tokenizer_files(static_folder), *list_weight_files(static_folder), record_path]
     return {path.name: path for path in files}
 
 

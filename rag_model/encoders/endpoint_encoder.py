@@ -266,14 +266,14 @@ class EndpointEncoder:
         """
         vectors, _ = self.client.embed(_PROBE_TEXTS, whole_seconds)
         host = self.client.endpoint.host
-        advice = (
+        mismatch_advice = (
             f"serve the former model again, or name it {self.name.partition('#')[0]}#LABEL with a "
             "label of your choice and reindex, which embeds all passages again"
         )
         if vectors.shape != self.probes.shape:
             raise RefusedError(
                 f"the model {self.client.model} at {host} now has {vectors.shape[1]} dimensions, "
-                f"not {self.full_dim}, so its vectors are not comparable: {advice}"
+                f"not {self.full_dim}, so its vectors are not comparable: {mismatch_advice}"
             )
         probe_norms = np.maximum(np.linalg.norm(self.probes, axis=1), 1e-12)
         distance = float((np.linalg.norm(vectors - self.probes, axis=1) / probe_norms).max())
@@ -281,7 +281,7 @@ class EndpointEncoder:
             raise RefusedError(
                 f"the model {self.client.model} at {host} has changed: the vector of a probe text "
                 f"differs by {distance:.3f} of its length, and {_MAX_PROBE_DISTANCE} is the most "
-                f"that other hardware may cause: {advice}"
+                f"that other hardware may cause: {mismatch_advice}"
             )
 
     def _check_probes_once(self, whole_seconds: float | None) -> None:

@@ -197,10 +197,10 @@ class TrainableMaskedLM(nn.Module):
         self.whole.save_pretrained(str(folder))
 
     def _compute_logits(self, batches: Sequence[Sequence[MaskedInput]]) -> Tensor:
-        head = next((getattr(self.whole, name) for name in _HEAD_NAMES if hasattr(self.whole, name)), None)
+        lm_head = next((getattr(self.whole, name) for name in _HEAD_NAMES if hasattr(self.whole, name)), None)
         batch_inputs = [self._pad_batch(batch) for batch in batches]
         mask_indices = [self._list_mask_indices(batch) for batch in batches]
-        if head is None:
+        if lm_head is None:
             logits = [
                 self.whole(**inputs).logits[indices] for inputs, indices in zip(batch_inputs, mask_indices, strict=True)
             ]  # (n, t, V) -> (k, V)
@@ -218,7 +218,7 @@ class TrainableMaskedLM(nn.Module):
                 embeddings_by_batch, input_id_batches, batch_inputs, mask_indices, strict=True
             )
         ]
-        mask_logits: Tensor = head(torch.cat(mask_states))  # (k, h) -> (k, V)
+        mask_logits: Tensor = lm_head(torch.cat(mask_states))  # (k, h) -> (k, V)
         return mask_logits
 
     def _list_mask_indices(self, batch: Sequence[MaskedInput]) -> tuple[Tensor, Tensor]:

@@ -189,9 +189,9 @@ class MuveraEncoder:
         tokens.
         """
         for window in windows:
-            inputs = [text if isinstance(text, str) else " ".join(text) for text in window]
-            token_vectors = self.token_encoder.encode_inputs(inputs)
-            n_truncated = count_truncated(self.token_encoder.tokenizer.passage_tokenizer, inputs)
+            texts = [text if isinstance(text, str) else " ".join(text) for text in window]
+            token_vectors = self.token_encoder.encode_inputs(texts)
+            n_truncated = count_truncated(self.token_encoder.tokenizer.passage_tokenizer, texts)
             yield (
                 self.muvera.encode_passages(token_vectors),
                 TokenCounts(int(token_vectors.offsets[-1]), n_truncated),

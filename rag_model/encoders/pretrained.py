@@ -95,8 +95,8 @@ def check_config(folder: Path) -> None:
         return
     n_tensors = len(read_tensor_headers(folder))
     for key, value in _iter_json_members(read_json_object(folder / CONFIG)):
-        if (problem := _describe_unsupported(key, value) or _describe_excess(key, value, n_tensors)) is not None:
-            raise InputError(f"model file {folder / CONFIG} {problem}")
+        if (problem_text := _describe_unsupported(key, value) or _describe_excess(key, value, n_tensors)) is not None:
+            raise InputError(f"model file {folder / CONFIG} {problem_text}")
 
 
 def _iter_json_members(json_value: Any) -> Iterator[tuple[str, Any]]:

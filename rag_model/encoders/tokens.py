@@ -442,8 +442,8 @@ def find_word_separation(rules: Mapping[str, Any]) -> WordSeparation | None:
 def _iter_steps(rule: Mapping[str, Any] | None, key: str) -> Iterator[Mapping[str, Any]]:
     """Yield the steps of a rule; sequences are flattened."""
     if rule and rule["type"] == "Sequence":
-        for step in rule[key]:
-            yield from _iter_steps(step, key)
+        for sub_rule in rule[key]:
+            yield from _iter_steps(sub_rule, key)
     elif rule:
         yield rule
 
@@ -564,7 +564,7 @@ def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> 
     while pending_batches:
         batch_rows = pending_batches.popleft()
         try:
-            result = compute(batch_rows)
+            batch_result = compute(batch_rows)
         except _get_out_of_memory_errors() as error:
             if len(batch_rows) == 1:
                 raise ResourceError(
@@ -573,7 +573,7 @@ def run_batches(batches: Iterable[Rows], compute: Callable[[Rows], _Result]) -> 
                     "another GPU"
                 ) from error
         else:
-            yield batch_rows, result
+            yield batch_rows, batch_result
             continue
         # Done after the handler, because the exception keeps the tensors of the failed attempt
         # alive.

@@ -135,10 +135,10 @@ def _extend_hypotheses(
 ) -> list[list[_Extension]]:
     """Return all proposed extensions of all live hypotheses, by group."""
     row_prior = log_prior[send_to(torch.tensor(groups), log_prior.device)]  # (g, d) -> (h, d)
-    columns = _propose_columns(logits, row_prior, groups, propose_tokens, forbidden_token)
+    token_columns = _propose_columns(logits, row_prior, groups, propose_tokens, forbidden_token)
     extensions: list[list[_Extension]] = [[] for _ in live_hypotheses]
     parents = [hypothesis for hypotheses in live_hypotheses for hypothesis in hypotheses]
-    for row, (group, parent, candidates) in enumerate(zip(groups, parents, columns.tolist(), strict=True)):
+    for row, (group, parent, candidates) in enumerate(zip(groups, parents, token_columns.tolist(), strict=True)):
         for log_p_gain, token, *shares in candidates:
             if not log_p_gain > -float("inf"):  # NaN is excluded as well
                 continue

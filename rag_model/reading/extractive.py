@@ -64,9 +64,9 @@ class SpanModel:
         """
         model_type = str(read_optional_json(folder / CONFIG).get("model_type", ""))
         tensor_names = read_tensor_headers(folder) if model_type else ()
-        head = "qa_classifier" if model_type == _DPR else "qa_outputs"
-        if not any(head in name for name in tensor_names):
-            raise InputError(f"model {folder} has no question-answering head ({head}): give a model with one")
+        head_name = "qa_classifier" if model_type == _DPR else "qa_outputs"
+        if not any(head_name in name for name in tensor_names):
+            raise InputError(f"model {folder} has no question-answering head ({head_name}): give a model with one")
         transformers = require("transformers", "model")
         loader: Any = transformers.DPRReader if model_type == _DPR else transformers.AutoModelForQuestionAnswering
         module = load_pretrained(loader, folder, "model", "fetch it again", use_safetensors=True)
@@ -88,7 +88,7 @@ class SpanModel:
         ]
         read_offsets = question_offsets[: min(_MAX_QUESTION_TOKENS, max_tokens // 2)]
         question = question[: read_offsets[-1][1]] if read_offsets else question
-        inputs = self.tokenizer(
+        model_inputs = self.tokenizer(
             [question] * len(texts),
             list(texts),
             truncation="only_second",
@@ -97,18 +97,19 @@ class SpanModel:
             return_tensors="pt",
             return_offsets_mapping=True,
         )
-        offsets = inputs.pop("offset_mapping")
+        offsets = model_inputs.pop("offset_mapping")
         is_passage = torch.tensor(
-            [[sequence_id == 1 for sequence_id in inputs.sequence_ids(row)] for row in range(len(texts))]
+            [[sequence_id == 1 for sequence_id in model_inputs.sequence_ids(row)] for row in range(len(texts))]
         )
         if self.kind == _DPR:
-            inputs.pop("token_type_ids", None)
-        outputs = self.module(**inputs)
+            model_inputs.pop("token_type_ids", None)
+        model_outputs = self.module(**model_inputs)
         start_logits, end_logits = (
-            logits.float().masked_fill(~is_passage, -torch.inf) for logits in (outputs.start_logits, outputs.end_logits)
+            logits.float().masked_fill(~is_passage, -torch.inf)
+            for logits in (model_outputs.start_logits, model_outputs.end_logits)
         )
-        relevance = outputs.relevance_logits.view(-1) if self.kind == _DPR else None
-        return SpanScores(start_logits, end_logits, offsets, relevance, int(inputs["attention_mask"].sum()))
+        relevance = model_outputs.relevance_logits.view(-1) if self.kind == _DPR else None
+        return SpanScores(start_logits, end_logits, offsets, relevance, int(model_inputs["attention_mask"].sum()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,14 +254,14 @@ class LabelReader(MarginalReader):
     ) -> list[Answer]:
         """Choose labels for questions with equal numbers of passages."""
         contexts, scores = self._encode(generator, questions, hits)
-        prior = self.rag.prior(scores)
+        log_prior = self.rag.prior(scores)
         timer.end_stage(ASSEMBLY)
         label_tokens = [tokens.to(contexts.tokens.device) for tokens in self._targets]
-        label_log_probs, posteriors = self.rag.compute_label_likelihoods(generator, prior, contexts, label_tokens)
+        label_log_probs, posteriors = self.rag.compute_label_likelihoods(generator, log_prior, contexts, label_tokens)
         best_labels = label_log_probs.argmax(1).tolist()
         # (b k, s) -> (b, k s) -> (b,).
         prompt_tokens = contexts.mask.view(len(questions), -1).sum(1).tolist()
-        label_names, prior_weights = list(self._labels), prior.exp().tolist()
+        label_names, prior_weights = list(self._labels), log_prior.exp().tolist()
         answers = []
         for i, (question, question_hits) in enumerate(zip(questions, hits, strict=True)):
             log_p = label_log_probs[i, best_labels[i]]

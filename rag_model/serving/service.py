@@ -178,7 +178,7 @@ class Service:
         on_queued, deadline = partial(notify, self.observer.on_queued, "search"), time.monotonic() + seconds
         while True:
             try:
-                result = await batcher.submit(
+                search_result = await batcher.submit(
                     queries, k, retriever, seconds, on_queued, client, loaded_snapshot=loaded_snapshot
                 )
             except QueueFullError:
@@ -186,7 +186,7 @@ class Service:
                     raise
                 await asyncio.sleep(_FULL_QUEUE_SECONDS)
             else:
-                return result.hits
+                return search_result.hits
 
     @asynccontextmanager
     async def hold(self, name: str | None) -> AsyncIterator[LoadedSnapshot]:

@@ -80,8 +80,8 @@ def search_batch(
         keys = zip(map(id, snapshots), (request.retriever for request in requests), strict=True)
         for (_, retriever), positions in _group_positions(list(keys)).items():
             group_requests = [requests[position] for position in positions]
-            results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group_requests)
-            reply_by_position.update(zip(positions, results, strict=True))
+            request_results = _search_with_retriever(snapshots[positions[0]], observer, retriever, group_requests)
+            reply_by_position.update(zip(positions, request_results, strict=True))
     return [reply_by_position[position] for position in range(len(requests))]
 
 

@@ -147,7 +147,7 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
         [dict(content.indexes[name]), content.files[file].to_json()]
         for name, file in zip(names, index_paths, strict=True)
     ]
-    arguments = {"folder": str(folder), "indexes": names}
+    child_arguments = {"folder": str(folder), "indexes": names}
     run_trial(
         folder.parent,
         trial_inputs,
@@ -155,7 +155,7 @@ def try_indexes(folder: Path, content: Content, names: Sequence[str]) -> None:
         "build the index again",
         lambda: run_in_child(
             __name__,
-            arguments,
+            child_arguments,
             seconds=_INDEX_SECONDS + index_bytes / _INDEX_BYTES_PER_SECOND,
             memory=_INDEX_MEMORY + _ROW_BYTES * content.n,
         ),

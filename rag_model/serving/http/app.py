@@ -342,8 +342,8 @@ def _add_query_endpoints(app: _ServiceApp, service: Service) -> None:
         """Find passages for questions, best first."""
 
         async def run(query: SearchRequest) -> bytes:
-            result = await service.search(query.questions, query.k, query.expression, _get_client(request))
-            return messages.format_search_reply(query.questions, result)
+            search_result = await service.search(query.questions, query.k, query.expression, _get_client(request))
+            return messages.format_search_reply(query.questions, search_result)
 
         return await _handle_request(
             service, "search", request, partial(messages.read_request, SearchRequest, settings=service.settings), run
