@@ -115,22 +115,22 @@ def release(
         ReleaseRefusedError: the evaluation is recorded and was not accepted; the ref did not move.
         BookwheelError: a stage failed; run the release again to continue.
     """
-    target, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or Acceptance()
+    opened_store, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or Acceptance()
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
-    evaluator = ReleaseEvaluator(target, questions, settings or EvaluationSettings())
+    evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
     # checked before hours of building
     evaluator.check(acceptance, answers=model is not None or training is not None)
     # keeps `gc` from deleting new and reused files
-    with target.intents.hold(f"release-{secrets.token_hex(8)}"):
-        current_move = target.refs.find_current(ref)
+    with opened_store.intents.hold(f"release-{secrets.token_hex(8)}"):
+        current_move = opened_store.refs.find_current(ref)
         present_snapshot = current_move.snapshot if current_move else None
         with clock("look"):
-            inputs = collect_release_inputs(target, dump, encoder, recipe or Recipe(), limit, ref)
+            inputs = collect_release_inputs(opened_store, dump, encoder, recipe or Recipe(), limit, ref)
             snapshot = None
             if inputs is not None and not rebuild_graphs:
-                snapshot = find_snapshot(target, inputs, present_snapshot)
-        present_model, candidate_model = resolve_models(target, model, training)
+                snapshot = find_snapshot(opened_store, inputs, present_snapshot)
+        present_model, candidate_model = resolve_models(opened_store, model, training)
         answers = training is not None or candidate_model is not None
         has_comparison = (
             present_snapshot is not None and acceptance.tolerance is not None and (present_model is not None) == answers
@@ -143,17 +143,17 @@ def release(
             reindex_arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
             snapshot = reindex.fn(*reindex_arguments).snapshot
             if inputs is not None and snapshot is not None:
-                record_snapshot(target, inputs, present_snapshot, snapshot)
+                record_snapshot(opened_store, inputs, present_snapshot, snapshot)
         assert snapshot is not None  # only a dry run has none
         if training is not None:
             candidate_model, done["finetune"] = train_candidate(training, store, snapshot, beam_options)
         candidate_evaluation = evaluator(snapshot, candidate_model)
         done["evaluate"] = candidate_evaluation.is_new or (present_evaluation is not None and present_evaluation.is_new)
         with clock("judge"):
-            current_move = find_initial_move(target, ref, snapshot, current_move)
-            withdrawn_move = find_withdrawal(target, ref, snapshot, current_move)
+            current_move = find_initial_move(opened_store, ref, snapshot, current_move)
+            withdrawn_move = find_withdrawal(opened_store, ref, snapshot, current_move)
             verdict = judge_candidate(
-                target,
+                opened_store,
                 acceptance,
                 evaluator.headline(candidate_model),
                 candidate_evaluation,
@@ -165,7 +165,7 @@ def release(
             model_ref = None if training is None else training.ref
             new_move = current_move
             if verdict.passed:
-                new_move = move_refs(target, snapshot, ref, candidate_model, model_ref, current_move, note)
+                new_move = move_refs(opened_store, snapshot, ref, candidate_model, model_ref, current_move, note)
         done["move"] = verdict.passed and new_move != current_move
     outcome = ReleaseOutcome(
         ref=ref,

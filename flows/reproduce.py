@@ -298,13 +298,13 @@ def reproduce(
             finished work is recorded.
     """
     clock, plan = StageClock("reproduce"), plan_reproduction(reproduction, folder, rows, fraction)
-    target = Store.open(store, create=True)
+    opened_store = Store.open(store, create=True)
     # keeps `gc` from deleting the files of this run
-    with target.intents.hold(f"reproduce-{secrets.token_hex(8)}"), temporary_folder("reproduce") as work_folder:
+    with opened_store.intents.hold(f"reproduce-{secrets.token_hex(8)}"), temporary_folder("reproduce") as work_folder:
         with clock("fetch") as on_progress:
             paths = fetch_data(plan, on_progress)
-            check_models(target, plan)
-        run = ReproductionRun(target, plan, sample_data(plan, paths, work_folder), beam_options)
+            check_models(opened_store, plan)
+        run = ReproductionRun(opened_store, plan, sample_data(plan, paths, work_folder), beam_options)
         tasks = [(row, data, run.open_evaluator(row, data)) for row in plan.rows for data in row.list_data()]
         for name in plan.libraries:
             with clock(f"build {name}"):

@@ -94,21 +94,21 @@ def takedown(
         UsageError: the wiki of the pages is ambiguous.
         BookwheelError: a stage failed; run it again to continue.
     """
-    target = Store.open(store)
-    target.refs.require_exclusive_creation()
-    launch = Launch.new(target.url, beam_options)
-    with target.intents.hold(launch.run):  # keeps `gc` from deleting new files
-        takedown_record = record_takedown(target, pages, wiki, reason)
-        redact_mirrors(target)
-        result = take_down_everywhere(target, partial(rebuild_without_pages, target, beam_options))
+    opened_store = Store.open(store)
+    opened_store.refs.require_exclusive_creation()
+    launch = Launch.new(opened_store.url, beam_options)
+    with opened_store.intents.hold(launch.run):  # keeps `gc` from deleting new files
+        takedown_record = record_takedown(opened_store, pages, wiki, reason)
+        redact_mirrors(opened_store)
+        result = take_down_everywhere(opened_store, partial(rebuild_without_pages, opened_store, beam_options))
     replacements = result.replacements
-    waiting_ids = {*replacements} & {*target.snapshots.list_ids()}
+    waiting_ids = {*replacements} & {*opened_store.snapshots.list_ids()}
     return TakedownOutcome(
         takedown_record.number if takedown_record else None,
         replacements,
         result.moves,
         tuple(sorted(waiting_ids)),
-        list_unsigned(target, replacements.values()),
+        list_unsigned(opened_store, replacements.values()),
         result.evaluations,
     )
 
