@@ -138,10 +138,10 @@ def delta(step: DeltaStep, store: Store) -> Report:
         return concatenate_parent_rows(match_parts(store, read_parts(), by_text=True))
 
     def find_new_terms() -> tuple[Rows, SparseVectors]:
-        from rag_model.index.postings.derive import longest_rising_subsequence  # noqa: PLC0415
+        from rag_model.index.postings.derive import find_longest_rising_subsequence  # noqa: PLC0415
 
         base_rows, read_rows = match_weighted_terms(store, read_parts())
-        base_rows = np.where(longest_rising_subsequence(base_rows), base_rows, -1)
+        base_rows = np.where(find_longest_rising_subsequence(base_rows), base_rows, -1)
         new_rows = np.flatnonzero(base_rows < 0)
         return base_rows, SparseVectors.concatenate([SparseVectors.empty(), *read_rows(new_rows)])
 

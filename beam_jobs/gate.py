@@ -38,7 +38,7 @@ from rag_model.index.postings.base_kind import SMALL_CACHE_POSTINGS, PostingsKin
 from rag_model.index.quality.results import PROCESS_BYTES
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.resources import CORE_FLOPS
-from rag_model.retrieve.indexes import index_metric, list_row_files
+from rag_model.retrieve.indexes import get_index_metric, list_row_files
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import (
     AnyQuerySet,
@@ -231,7 +231,7 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
     def score_rows(queries: Rows, candidate_rows: Rows) -> Vectors:
         # Called if more rows have the same score than neighbours are stored, as in a corpus of
         # equal passages.
-        metric = index_metric(snapshot.manifest.content.indexes, representation)
+        metric = get_index_metric(snapshot.manifest.content.indexes, representation)
         stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
 
@@ -497,7 +497,7 @@ def _create_neighbor_tasks(
     content, page_ranges = snapshot.manifest.content, PageRanges(parent.parts if parent else ())
     record = _find_query_record(store, parent, recipe, representation)
     parent_queries = record.outputs["queries"] if record else None
-    metric = index_metric(content.indexes, representation)
+    metric = get_index_metric(content.indexes, representation)
     tasks = []
     for part in snapshot.parts:
         if part.rows:

@@ -128,14 +128,14 @@ def _split_vectors(
     key_inputs = {
         "files": [*vector_input.identify_files().values()],
         "invalid": invalid,
-        "part_rows": vector_input.part_rows(),
+        "part_rows": vector_input.count_part_rows(),
         "code": CODE,
     }
     memo_key = store.memo.compute_key(key_inputs)
     memo_record = store.memo.find("cut", memo_key)
     if memo_record is None:
         parts: dict[str, BlobRef] = {}
-        n_parts = -(-vector_input.n // vector_input.part_rows())
+        n_parts = -(-vector_input.n // vector_input.count_part_rows())
 
         def store_block(block: Block) -> None:
             parts[f"{len(parts):05d}"] = _store_array(store, block)

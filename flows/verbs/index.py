@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from flows.command.reply import Common, Reply, format_numbers
 from flows.index import IndexOutcome, IndexRequest, index_vectors, plan_index
 from rag_model.errors import ResourceError, UsageError, format_count
-from rag_model.index.build import kept_rows_path
+from rag_model.index.build import get_kept_rows_path
 from rag_model.index.estimate import estimate_max_recall, estimate_recall
 from rag_model.index.factory import with_refinement
 from rag_model.index.files.engine import Metric
@@ -198,7 +198,7 @@ def _convert_outcome_to_json(outcome: IndexOutcome) -> dict[str, Any]:
     plan, evaluation = outcome.plan, outcome.evaluation
     return {
         "index": str(outcome.out),
-        "rows": str(kept_rows_path(outcome.out)) if outcome.dropped else None,
+        "rows": str(get_kept_rows_path(outcome.out)) if outcome.dropped else None,
         "factory": plan.factory,
         "metric": plan.metric,
         "n": plan.n,
@@ -224,7 +224,7 @@ def _format_outcome(outcome: IndexOutcome) -> str:
     plan, evaluation = outcome.plan, outcome.evaluation
     cells_text = f", {plan.cells} cells" if plan.cells > 1 else ""
     dropped_text = (
-        f"; {format_count(outcome.dropped, 'row')} dropped, see {kept_rows_path(outcome.out)}"
+        f"; {format_count(outcome.dropped, 'row')} dropped, see {get_kept_rows_path(outcome.out)}"
         if outcome.dropped
         else ""
     )

@@ -24,13 +24,14 @@ from rag_model.errors import ServiceError, UsageError, format_error
 from rag_model.http_client import ReplyTooLargeError, create_http_client, iter_body, parse_retry_after
 from rag_model.untrusted_text import parse_json
 
-# Statuses for a full queue, or if no snapshot is loaded yet; the reply has a Retry-After header.
+# HTTP statuses of a full queue and of a service without a loaded snapshot; the reply has a
+# Retry-After header.
 RETRY_STATUSES = frozenset((429, 503))
 TOKEN_VARIABLE = "BOOKWHEEL_TOKEN"  # environment variable with the bearer token
 _PRINTABLE = re.compile(r"[!-~]+")
-# Statuses for errors in the request.
+# HTTP statuses for errors in the request.
 _CLIENT_ERRORS = frozenset((400, 403, 408, 413, 415, 421, 422))
-_MAX_DETAIL = 300  # characters of another program's message that an error quotes
+_MAX_DETAIL = 300  # maximum characters of the service's message that an error quotes
 _Record = TypeVar("_Record")
 
 
@@ -75,12 +76,12 @@ def compute_pause(attempt: int, settings: ClientSettings, retry_after: str | Non
     """
     if attempt > settings.tries:
         return None
-    max_wait = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
-    wait = max(max_wait * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
-    return wait if wait <= settings.max_pause else None
+    max_pause = min(settings.max_pause, settings.first_pause * 2.0 ** min(attempt - 2, 60))
+    pause = max(max_pause * random.uniform(0.5, 1), parse_retry_after(retry_after) or 0.0)
+    return pause if pause <= settings.max_pause else None
 
 
-class _Reply(NamedTuple):
+class _HttpReply(NamedTuple):
     """The status, headers and decompressed body of a reply."""
 
     status_code: int
@@ -143,8 +144,8 @@ class Client:
 
         Raises:
             UsageError: The service refuses the request or the token; the message is the service's.
-            ServiceError: The service is unreachable, stays busy, fails, or sends a reply in another
-                format.
+            ServiceError: The service is unreachable, stays busy, fails, or sends a reply in an
+                unexpected format.
         """
         return self._request("search", SearchReply, _encode_body(questions, k, retriever))
 
@@ -153,8 +154,8 @@ class Client:
         training.
 
         Raises:
-            UsageError: The service has no model, or as for `search`.
-            ServiceError: As for `search`.
+            UsageError: The service has no model, or refuses the request or the token.
+            ServiceError: For the same reasons as `search`.
         """
         return self._request("answer", AnswerReply, _encode_body(questions, k, retriever))
 
@@ -163,7 +164,7 @@ class Client:
 
         Raises:
             UsageError: The service refuses the token.
-            ServiceError: As for `search`.
+            ServiceError: For the same reasons as `search`.
         """
         return self._request("snapshot", SnapshotReply, None)
 
@@ -195,26 +196,26 @@ class Client:
                 reason = f"it has more than {self.settings.max_reply_bytes} bytes"
                 raise self._create_format_error(endpoint, reason) from error
             except httpx.RequestError as error:
-                wait = None if isinstance(error, httpx.ReadTimeout) else compute_pause(attempt + 1, self.settings)
-                if wait is None:
+                pause = None if isinstance(error, httpx.ReadTimeout) else compute_pause(attempt + 1, self.settings)
+                if pause is None:
                     raise self._create_connection_error(error, attempt) from error
             else:
                 if reply.status_code == httpx.codes.OK:
                     return self._parse_reply(endpoint, record_type, reply)
                 is_busy = reply.status_code in RETRY_STATUSES
-                wait = compute_pause(attempt + 1, self.settings, reply.headers.get("Retry-After")) if is_busy else None
-                if wait is None:
+                pause = compute_pause(attempt + 1, self.settings, reply.headers.get("Retry-After")) if is_busy else None
+                if pause is None:
                     raise self._create_status_error(endpoint, reply, attempt)
-            self._pause(wait)
+            self._pause(pause)
             attempt += 1
 
-    def _send(self, endpoint: str, body: bytes | None) -> _Reply:
+    def _send(self, endpoint: str, body: bytes | None) -> _HttpReply:
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         with self._http.stream(method, endpoint, content=body, headers=headers) as response:
             content = b"".join(iter_body(response, self.settings.max_reply_bytes))
-        return _Reply(response.status_code, response.headers, content)
+        return _HttpReply(response.status_code, response.headers, content)
 
-    def _parse_reply(self, endpoint: str, record_type: type[_Record], reply: _Reply) -> _Record:
+    def _parse_reply(self, endpoint: str, record_type: type[_Record], reply: _HttpReply) -> _Record:
         try:
             return parse_reply(record_type, parse_json(reply.content))
         except ValueError as error:
@@ -226,9 +227,9 @@ class Client:
             "address, and that the service is as new as this client"
         )
 
-    def _create_status_error(self, endpoint: str, reply: _Reply, attempts: int) -> UsageError | ServiceError:
+    def _create_status_error(self, endpoint: str, reply: _HttpReply, attempts: int) -> UsageError | ServiceError:
         """Create the error for an error status, with the service's message if there is one."""
-        status, detail = reply.status_code, _parse_detail(reply)
+        status, detail = reply.status_code, _parse_error_detail(reply)
         url = f"{self.url}/{endpoint}"
         if status == httpx.codes.UNAUTHORIZED:
             return UsageError(f"{url} requires one of its tokens: give Client a token, or set {TOKEN_VARIABLE}")
@@ -259,7 +260,7 @@ def _normalize_url(url: str) -> str:
     try:
         url_parts = urlsplit(url.strip())
         host, port = httpx.URL(url.strip()).host, url_parts.port
-        host.encode("idna")  # the encoding that DNS requires
+        host.encode("idna")  # DNS requires a host that IDNA can encode
     except (ValueError, httpx.InvalidURL) as error:
         raise UsageError(
             f"the service's URL cannot be read ({error}): give one such as http://localhost:8000"
@@ -280,11 +281,11 @@ def _encode_body(questions: Sequence[str], k: int | None, retriever: str | None)
     body |= {name: value for name, value in (("k", k), ("retriever", retriever)) if value is not None}
     try:
         return json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:  # such as a lone surrogate
+    except (TypeError, ValueError) as error:  # UTF-8 cannot encode a lone surrogate
         raise UsageError(f"the questions cannot be sent ({error}): give texts, and a whole number as k") from error
 
 
-def _parse_detail(reply: _Reply) -> str:
+def _parse_error_detail(reply: _HttpReply) -> str:
     """Return the message of an error reply; "" if it has none."""
     try:
         content = parse_json(reply.content)

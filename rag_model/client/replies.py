@@ -49,7 +49,7 @@ class ReadHit(Hit):
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:
-    """A token of a RAG-Token answer, and each passage's share of it."""
+    """One token of a RAG-Token answer, with each passage's share of its probability."""
 
     text: str
     posterior: tuple[float, ...]
@@ -100,7 +100,7 @@ class AnswerConfidence:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRoute:
-    """The score by which the reader `auto` chose between the weights and passages."""
+    """The score by which the reader `auto` chose between the model's weights and the passages."""
 
     signal: Annotated[str, "The kind of score: weights or difference."]
     score: Annotated[float | None, "Nats a token; null: an answer is empty, or its probability is 0."]
@@ -182,7 +182,7 @@ class SnapshotReply:
 
 
 class JsonField(NamedTuple):
-    """A field of a record's JSON."""
+    """One field in the JSON of a record."""
 
     name: str
     hint: Any  # type of the field in the record
@@ -246,8 +246,8 @@ def list_json_fields(record_type: type) -> tuple[JsonField, ...]:
             is_omittable = name in OMITTED_HIT_JSON_FIELDS
             json_fields.append(JsonField(name, hint, is_required, is_omittable))
     for own_field in own_fields:
-        hint, description, *marks = _split_annotation(hints[own_field.name])
-        is_required, is_omittable = own_field.default is MISSING, _OMITTABLE in marks
+        hint, description, *markers = _split_annotation(hints[own_field.name])
+        is_required, is_omittable = own_field.default is MISSING, _OMITTABLE in markers
         json_fields.append(JsonField(own_field.name, hint, is_required, is_omittable, description))
     return tuple(json_fields)
 

@@ -17,7 +17,7 @@ from rag_model.evaluation.bootstrap import Estimate
 from rag_model.evaluation.measures.measure import JudgedBy
 from rag_model.evaluation.records import MeasureComparison
 from rag_model.index.kind import get_kind_for_factory
-from rag_model.index.quality.results import RecallFloor, Recalls, percentile5
+from rag_model.index.quality.results import RecallFloor, Recalls, compute_p5
 from rag_model.store.versions.evaluation_manifest import MetricValue
 
 MetricMap = Mapping[str, MetricValue]
@@ -161,7 +161,7 @@ def _check_recall(recipe: GateRecipe, recalls: Mapping[str, IndexRecalls]) -> It
         )
         for name, recall, minimum in (
             ("mean", float(index_recalls.recalls.mean()), floor.mean),
-            ("5th percentile", percentile5(index_recalls.recalls), floor.p5),
+            ("5th percentile", compute_p5(index_recalls.recalls), floor.p5),
         ):
             yield Check(
                 f"{index} recall@{recipe.k}, {name}",

@@ -58,11 +58,11 @@ def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[
     """
     for path in pieces:
         try:
-            read, n_bytes = partial(_read, path), path.stat().st_size
+            read_range, file_bytes = partial(_read_byte_range, path), path.stat().st_size
             (location,) = SliceLocation.from_table(
-                read_slice_table(read, n_bytes, n_shards, str(path))[number : number + 1]
+                read_slice_table(read_range, file_bytes, n_shards, str(path))[number : number + 1]
             )
-            slice_bytes = read(location.start, location.end)
+            slice_bytes = read_range(location.start, location.end)
         except OSError as error:
             raise InputError(f"cannot read {path} ({error.strerror or error}): build it again") from error
         if not location.matches(slice_bytes):
@@ -71,7 +71,7 @@ def iter_slices(pieces: Sequence[Path], n_shards: int, number: int) -> Iterator[
             yield slice_bytes
 
 
-def _read(path: Path, start_byte: int, end_byte: int) -> bytes:
+def _read_byte_range(path: Path, start_byte: int, end_byte: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start_byte)
         return file.read(end_byte - start_byte)
@@ -117,11 +117,11 @@ def build_index(
             part_files.append(work_folder / f"part-{len(part_files):05d}.npy")
             np.save(part_files[-1], block, allow_pickle=False)
 
-        kept_rows = split_into_parts(input_vectors, write_part, invalid)
-        plan = resolve(recipe, input_vectors.n if kept_rows is None else len(kept_rows), input_vectors.d)
+        valid_rows = split_into_parts(input_vectors, write_part, invalid)
+        plan = resolve(recipe, input_vectors.n if valid_rows is None else len(valid_rows), input_vectors.d)
         check_self_contained(plan)
         run_stages(plan, part_files, work_folder / "index", work_folder)
-        install_index(work_folder / "index", out, plan.search, kept_rows)
+        install_index(work_folder / "index", out, plan.search, valid_rows)
     return plan
 
 
@@ -144,17 +144,17 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
         search: efSearch, or nprobe and refine.
-        kept_rows: the original row of each id; None if ids are rows: then no `.rows.npy` file is
-        written.
+        kept_rows: the original row of each id; None if each id is its row, so that no `.rows.npy`
+            file is written.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
         if kept_rows is None:
-            kept_rows_path(out).unlink(missing_ok=True)  # left by a previous index
+            get_kept_rows_path(out).unlink(missing_ok=True)  # a previous index may have left it
         else:
-            with atomic_write(kept_rows_path(out)) as temporary, temporary.open("wb") as file:
+            with atomic_write(get_kept_rows_path(out)) as temporary, temporary.open("wb") as file:
                 np.save(file, kept_rows, allow_pickle=False)
         with atomic_write(out) as temporary:
             try:
@@ -166,7 +166,7 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         raise ResourceError(f"cannot write {out}: {error.strerror}") from error
 
 
-def kept_rows_path(out: Path) -> Path:
+def get_kept_rows_path(out: Path) -> Path:
     """Return the path of the file that maps ids to original rows, written if rows were dropped."""
     return out.with_name(f"{out.name}.rows.npy")
 

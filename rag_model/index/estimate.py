@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from rag_model.errors import ResourceError, UsageError
 from rag_model.index.factory import FlatSpec, HnswSpec, IvfSpec, parse_factory, with_refinement
-from rag_model.index.files.engine import FaissIndex, faiss, faiss_metric
+from rag_model.index.files.engine import FaissIndex, faiss, to_faiss_metric
 from rag_model.index.files.intake import PART_BYTES
 from rag_model.index.files.vectors import BLOCK_BYTES
-from rag_model.index.graphs.cells import cell_sample_size
+from rag_model.index.graphs.cells import count_cell_sample
 from rag_model.index.lists.list_file import BLOCK_BYTES as LIST_BLOCK
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.quality.results import PROCESS_BYTES, ResourceEstimate
@@ -58,50 +58,52 @@ def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> Resour
     `part_rows` is the number of rows of the largest part; None assumes the default size of a part.
     """
     n_rows = min(plan.n, part_rows or max(1, PART_BYTES // (4 * plan.d)))
-    empty_index = faiss.index_factory(plan.d, plan.factory, faiss_metric(plan.metric))
-    size, piece_bytes, stages = (_estimate_graph if plan.kind == "hnsw" else _estimate_lists)(plan, empty_index, n_rows)
-    stage_bytes = {stage: round(amount) + PROCESS_BYTES for stage, amount in stages.items()}
-    return ResourceEstimate(stage_bytes, size + PROCESS_BYTES, size, round(piece_bytes) + 2 * size)
+    empty_index = faiss.index_factory(plan.d, plan.factory, to_faiss_metric(plan.metric))
+    estimate_size = _estimate_graph_size if plan.kind == "hnsw" else _estimate_ivf_size
+    size, piece_bytes, stage_bytes = estimate_size(plan, empty_index, n_rows)
+    stage_memory = {stage: round(n_bytes) + PROCESS_BYTES for stage, n_bytes in stage_bytes.items()}
+    return ResourceEstimate(stage_memory, size + PROCESS_BYTES, size, round(piece_bytes) + 2 * size)
 
 
-def _estimate_graph(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
+def _estimate_graph_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
     vector_bytes, n_links = 4 * plan.d, int(empty.hnsw.nb_neighbors(1))
-    copies = 1 + plan.border + plan.linked  # mean number of copies of a vector in all cells
+    n_copies = 1 + plan.border + plan.linked  # mean number of copies of a vector in all cells
     # bytes per vector in a shard
     shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(n_links) + 2 * n_links * _LINK_BYTES
-    stages = {
-        "train": 3 * vector_bytes * max(cell_sample_size(plan), 0 if empty.storage.is_trained else plan.train_sample),
-        # the vectors as mapped, read, compared and stored, and as slices
-        "scatter": part_rows * vector_bytes * (4 + copies),
-        "shard": copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
+    bytes_by_stage = {
+        "train": 3 * vector_bytes * max(count_cell_sample(plan), 0 if empty.storage.is_trained else plan.train_sample),
+        # each vector is held as mapped, read, compared and stored, and in slices
+        "scatter": part_rows * vector_bytes * (4 + n_copies),
+        "shard": n_copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
         # Per row: its level, its parent and place in the queue of the walk, its position in each
         # cell, and a mark by each thread.
-        "merge": plan.n * (12 + 8 * copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
+        "merge": plan.n * (12 + 8 * n_copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
     }
     size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
-    return size, plan.n * copies * (vector_bytes + 4 + 2 * n_links * _LINK_BYTES), stages
+    return size, plan.n * n_copies * (vector_bytes + 4 + 2 * n_links * _LINK_BYTES), bytes_by_stage
 
 
-def _estimate_lists(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
+def _estimate_ivf_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> SizeEstimate:
     spec, vector_bytes = parse_factory(plan.factory), 4 * plan.d
     trained_bytes, code_bytes, row_bytes = 0.0, 0, vector_bytes
     if isinstance(spec, IvfSpec):
-        lists: FaissIndex = get_inverted_lists(empty)
-        centroid_bytes, code_bytes = 4 * int(lists.d), int(lists.code_size) + 8  # a code and its id
+        ivf_index: FaissIndex = get_inverted_lists(empty)
+        # of a code and its id
+        centroid_bytes, code_bytes = 4 * int(ivf_index.d), int(ivf_index.code_size) + 8
         row_bytes = code_bytes + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
-        trained_bytes += int(lists.nlist) * (
+        trained_bytes += int(ivf_index.nlist) * (
             centroid_bytes + 8 + (_count_graph_node_bytes(spec.coarse) if spec.coarse else 0)
         )
         trained_bytes += (centroid_bytes << spec.codes.bits) * (
             spec.codes.name == "PQ"
         ) + centroid_bytes * plan.d * bool(spec.rotation)
-    stages = {
-        # the sample, the rotated sample and its residuals
+    bytes_by_stage = {
+        # memory holds the sample, the rotated sample and its residuals
         "train": 3 * vector_bytes * plan.train_sample + trained_bytes,
         "scatter": trained_bytes + 3 * BLOCK_BYTES + 3 * part_rows * code_bytes,
         "merge": 2 * trained_bytes + 3 * LIST_BLOCK + BLOCK_BYTES,
     }
-    return round(trained_bytes) + plan.n * row_bytes, plan.n * (code_bytes + 4) + trained_bytes, stages
+    return round(trained_bytes) + plan.n * row_bytes, plan.n * (code_bytes + 4) + trained_bytes, bytes_by_stage
 
 
 def _count_graph_node_bytes(n_links: int) -> float:
@@ -143,8 +145,8 @@ def estimate_max_recall(factory: str, d: int, n: int) -> float | None:
 
 def _estimate_code_loss(factory: str, n: int) -> float:
     """Return the loss of recall@20 if codes select the candidates and vectors rerank them."""
-    spec, (factor, power) = parse_factory(factory), _LOSS_OF_ONE_BIT
-    loss: float = factor * n**power
+    spec, (loss_factor, loss_exponent) = parse_factory(factory), _LOSS_OF_ONE_BIT
+    loss: float = loss_factor * n**loss_exponent
     return loss if isinstance(spec, IvfSpec) and str(spec.codes) == "RaBitQ" else 0.0
 
 
@@ -203,8 +205,8 @@ def fit_into_memory(
     if recipes[0].recall_target is not None:
         advice = "add memory, or lower the recall target"
     if len(recipes) == 1:
-        alternatives = [*recipes, *list_alternatives(recipes[0], d)]
-        advice = f"use {fit_into_memory(alternatives, n, d, memory, part_rows, serving=serving).factory}"
+        alternative_recipes = [*recipes, *list_alternatives(recipes[0], d)]
+        advice = f"use {fit_into_memory(alternative_recipes, n, d, memory, part_rows, serving=serving).factory}"
     raise ResourceError(
         f"{plan.factory} over {n:,} vectors of {d} dimensions needs {format_bytes(needed_bytes)} "
         f"of memory to {purpose}, and {format_bytes(memory)} are available: {advice}"
@@ -236,29 +238,30 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
     inverted lists whose candidates are reranked by the snapshot's vectors.
     """
     n_links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
-    graphs = [f"HNSW{n_links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
-    codes = [f"OPQ{d // width}_{d // width * 4},IVF,PQ{d // width}np" for width in (8, 16) if d // width]
-    # Bytes per vector: d/2 and the links, d/4, d/8 (2 bits per principal component), and d/8.
+    graph_factories = [f"HNSW{n_links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
+    pq_factories = [f"OPQ{d // dims}_{d // dims * 4},IVF,PQ{d // dims}np" for dims in (8, 16) if d // dims]
+    # In this order, they take d/2 and the links, d/4, d/8 (2 bits per principal component) and d/8
+    # bytes per vector.
     reranked_structures = (
         (f"HNSW{n_links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
     )
     reranking_factories = [f"{factory},Refine(vectors)" for factory in reranked_structures]
-    factories = [*graphs, *reranking_factories, "IVF,PQ", *codes, "IVF,RaBitQ"]
+    factories = [*graph_factories, *reranking_factories, "IVF,PQ", *pq_factories, "IVF,RaBitQ"]
     return [replace(recipe, factory=factory, train_sample=None, search={}) for factory in factories]
 
 
 def _iter_smaller_plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
     """Yield the plan, then smaller ones, as far as the recipe leaves cells and the sample open."""
     yield plan
-    min_sample = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
-    for factor in (2, 4, 8):  # more cells, or fewer training vectors: both lose recall
-        sample = recipe.train_sample or max(min_sample, plan.train_sample // factor)
+    min_samples = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
+    for factor in (2, 4, 8):  # more cells or fewer training vectors save memory but lose recall
+        n_samples = recipe.train_sample or max(min_samples, plan.train_sample // factor)
         smaller_plan = resolve(
-            replace(recipe, cells=recipe.cells or factor * plan.cells, train_sample=sample), plan.n, plan.d
+            replace(recipe, cells=recipe.cells or factor * plan.cells, train_sample=n_samples), plan.n, plan.d
         )
-        change = (
+        change_note = (
             f"{smaller_plan.cells:,} cells"
             if smaller_plan.shards
             else f"trained on {smaller_plan.train_sample:,} vectors"
         )
-        yield replace(smaller_plan, notes=(*smaller_plan.notes, f"{change}, so that the build fits in memory"))
+        yield replace(smaller_plan, notes=(*smaller_plan.notes, f"{change_note}, so that the build fits in memory"))

@@ -35,7 +35,7 @@ def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vector
         raise UsageError(f"vectors of shape {vectors.shape} do not fit an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {format_count(n, 'vector')}: ask for 1 to {n}")
-    if not isfinite(np.vdot(vectors, vectors)):  # cheap; large finite numbers fail it too
+    if not isfinite(np.vdot(vectors, vectors)):  # a cheap check; large numbers fail it too
         bad_vectors = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad_vectors):
             raise UsageError(f"vector {bad_vectors[0]} of the query holds a NaN or an infinity: encode it again")
@@ -49,7 +49,7 @@ class ExactIndex:
         """Map the parts' `.npy` files, in row order.
 
         Raises:
-            InputError: a file is missing, damaged or of another dimension.
+            InputError: a file is missing or damaged, or the files differ in dimension.
         """
         self._files = VectorFiles(vectors)
         self.n, self.dim, self.metric = self._files.n, self._files.dim, metric
@@ -83,9 +83,9 @@ class ExactIndex:
         """
         best_scores = np.empty((len(vectors), 0), np.float32)
         best_rows = np.empty((len(vectors), 0), np.int64)
-        step = max(1, BLOCK_BYTES // (4 * self.dim))
-        for i in range(0, len(rows), step):
-            block_rows = rows[i : i + step]
+        block_size = max(1, BLOCK_BYTES // (4 * self.dim))
+        for i in range(0, len(rows), block_size):
+            block_rows = rows[i : i + block_size]
             block = self._files.read_rows(block_rows)
             scores, local_rows = self._search_block(vectors, block, min(k, len(block)))
             best_scores, best_rows = select_top_k(
@@ -94,7 +94,8 @@ class ExactIndex:
         return best_scores, best_rows
 
     def score(self, vectors: Vectors, rows: Rows) -> Vectors:
-        """Return (q, k) float32 scores of vectors with their `rows`, (q, k); -inf for row -1.
+        """Return the (q, k) float32 scores of (q, d) `vectors`, each with its k `rows`; -inf for
+        row -1.
 
         Raises:
             InputError: a row of the corpus holds a NaN or an infinity.
@@ -105,13 +106,14 @@ class ExactIndex:
         with engine.translate_errors(
             ResourceError, f"exact search of {format_count(len(vectors), 'vector')} failed: search fewer at once"
         ):
-            scores, rows = faiss.knn(vectors, block, k, metric=engine.faiss_metric(self.metric))
+            scores, rows = faiss.knn(vectors, block, k, metric=engine.to_faiss_metric(self.metric))
         return (scores if self.metric == "ip" else -scores), rows
 
 
 @dataclass(frozen=True, slots=True)
 class NeighborLists:
-    """The best rows of a part for each query; the lists of its next version are derived from them.
+    """The best rows of a part for each query, from which the lists of the part's next version are
+    derived.
 
     Every row with a score above a query's `floor` is in its list.
     """
@@ -124,11 +126,11 @@ class NeighborLists:
         """Return the lists of these queries, (m,); query -1 gets an empty list with an infinite
         floor.
         """
-        is_known = queries >= 0
+        is_known_query = queries >= 0
         return NeighborLists(
-            np.where(is_known[:, None], self.scores[queries], np.float32(-np.inf)),
-            np.where(is_known[:, None], self.rows[queries], -1),
-            np.where(is_known, self.floor[queries], np.float32(np.inf)),
+            np.where(is_known_query[:, None], self.scores[queries], np.float32(-np.inf)),
+            np.where(is_known_query[:, None], self.rows[queries], -1),
+            np.where(is_known_query, self.floor[queries], np.float32(np.inf)),
         )
 
 
@@ -137,9 +139,9 @@ def search_neighbors(index: ExactIndex, vectors: Vectors, width: int) -> Neighbo
     fewer.
     """
     scores, rows = index.search(vectors, min(width, index.n))
-    is_cut = width < index.n
-    floor = scores[:, -1] if is_cut else np.full(len(vectors), -np.inf, np.float32)
-    return NeighborLists(*_pad_lists(scores, rows, width), floor)
+    is_truncated = width < index.n
+    min_scores = scores[:, -1] if is_truncated else np.full(len(vectors), -np.inf, np.float32)
+    return NeighborLists(*_pad_lists(scores, rows, width), min_scores)
 
 
 def update_neighbors(
@@ -169,22 +171,22 @@ def update_neighbors(
         return search_neighbors(index, vectors, width)
     new_scores, best_new_rows = index.search_among(vectors, new_rows, width)
     candidate_lists = [(new_scores, best_new_rows)]
-    floor = np.full(len(vectors), -np.inf, np.float32)
-    for lists, current_rows in previous:
+    min_scores = np.full(len(vectors), -np.inf, np.float32)
+    for previous_lists, current_rows in previous:
         # A list's padding, row -1, selects the last row, which its score -inf excludes.
-        candidate_lists.append((lists.scores, current_rows[lists.rows]))
-        floor = np.maximum(floor, lists.floor)
+        candidate_lists.append((previous_lists.scores, current_rows[previous_lists.rows]))
+        min_scores = np.maximum(min_scores, previous_lists.floor)
     scores, rows = (np.concatenate(arrays, axis=1) for arrays in zip(*candidate_lists, strict=True))
-    is_listed = (rows >= 0) & (scores >= floor[:, None]) & (scores > -np.inf) & ~_find_repeats(rows, scores)
+    is_listed = (rows >= 0) & (scores >= min_scores[:, None]) & (scores > -np.inf) & ~_find_repeats(rows, scores)
     scores, rows = np.where(is_listed, scores, np.float32(-np.inf)), np.where(is_listed, rows, -1)
     scores, rows = _pad_lists(*select_top_k(scores, rows, width), width)
-    is_cut = is_listed.sum(axis=1) > width
-    floor = np.maximum(floor, np.where(is_cut, scores[:, -1], np.float32(-np.inf)))
+    is_truncated = is_listed.sum(axis=1) > width
+    min_scores = np.maximum(min_scores, np.where(is_truncated, scores[:, -1], np.float32(-np.inf)))
     is_short = (rows >= 0).sum(axis=1) < min(depth, index.n)
     if is_short.any():
         full_lists = search_neighbors(index, vectors[is_short], width)
-        scores[is_short], rows[is_short], floor[is_short] = full_lists.scores, full_lists.rows, full_lists.floor
-    return NeighborLists(scores, rows, floor)
+        scores[is_short], rows[is_short], min_scores[is_short] = full_lists.scores, full_lists.rows, full_lists.floor
+    return NeighborLists(scores, rows, min_scores)
 
 
 def _pad_lists(scores: Vectors, rows: Rows, n_columns: int) -> tuple[Vectors, Rows]:
@@ -209,7 +211,8 @@ def select_top_k(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
 
 
 def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
-    """Return (q, k) float32 scores of `vectors`, (q, d), with `rows`, (q, k); -inf for row -1.
+    """Return the (q, k) float32 scores of (q, d) `vectors`, each with its k `rows`; -inf for row
+    -1.
 
     Scores are inner products, or negated squared distances. The vectors of all rows are in memory
     at once.

@@ -42,8 +42,8 @@ class HnswSpec:
 
     def __str__(self) -> str:
         """Return the factory string."""
-        suffix = "" if self.storage == "Flat" else f"_{self.storage}"
-        return with_refinement(f"HNSW{_format_number(self.links)}{suffix}", self.refine)
+        storage_suffix = "" if self.storage == "Flat" else f"_{self.storage}"
+        return with_refinement(f"HNSW{_format_number(self.links)}{storage_suffix}", self.refine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class IvfSpec:
 
     def __str__(self) -> str:
         """Return the factory string."""
-        graph = f"_HNSW{self.coarse}" if self.coarse else ""
+        graph_suffix = f"_HNSW{self.coarse}" if self.coarse else ""
         segments = [str(self.rotation)] if self.rotation else []
-        segments += [f"IVF{_format_number(self.lists)}{graph}", str(self.codes)]
+        segments += [f"IVF{_format_number(self.lists)}{graph_suffix}", str(self.codes)]
         return with_refinement(",".join(segments), self.refine)
 
     def code_dim(self, d: int) -> int:
@@ -132,7 +132,7 @@ def parse_factory(text: str) -> FactorySpec:
     return _parse_ivf(text)
 
 
-def structure_of(text: str) -> Structure:
+def get_structure(text: str) -> Structure:
     """Return the structure that a factory string describes.
 
     Raises:
@@ -174,20 +174,20 @@ def check_dimensions(factory: FactorySpec, d: int) -> None:
             _check_divides(str(factory), rotation.pieces, code_dim, "OPQ")
 
 
-def largest_divisor(width: int, limit: int) -> int:
+def find_largest_divisor(width: int, limit: int) -> int:
     """Return the largest divisor of `width` that is at most `limit`, and at least 1.
 
-    >>> largest_divisor(384, 50)
+    >>> find_largest_divisor(384, 50)
     48
     """
-    return next(pieces for pieces in range(max(1, min(limit, width)), 0, -1) if width % pieces == 0)
+    return next(factor for factor in range(max(1, min(limit, width)), 0, -1) if width % factor == 0)
 
 
 def _check_divides(text: str, n_pieces: int | None, dim: int, name: str) -> None:
     if n_pieces is not None and dim % n_pieces:
         raise UsageError(
             f"{text} is wrong: {name}{n_pieces} cannot cut {dim} dimensions into {n_pieces} equal "
-            f"pieces, but {name}{largest_divisor(dim, n_pieces)} can"
+            f"pieces, but {name}{find_largest_divisor(dim, n_pieces)} can"
         )
 
 
@@ -198,10 +198,10 @@ def _parse_hnsw(text: str) -> HnswSpec:
             f"{text!r} is not a factory string: HNSW<M> may be followed by Flat, SQ4, SQ6, SQ8 or SQfp16, and by "
             "Refine(vectors), as in HNSW32_SQ8 or HNSW32_SQ4,Refine(vectors)"
         )
-    links = _parse_positive(text, match[1])
-    if links is not None and links < 2:
-        raise UsageError(f"{text!r} gives a node {links} link: use at least 2, usually 16 to 64")
-    return HnswSpec(links, match[2] or "Flat", match[3])
+    n_links = _parse_positive(text, match[1])
+    if n_links is not None and n_links < 2:
+        raise UsageError(f"{text!r} gives a node {n_links} link: use at least 2, usually 16 to 64")
+    return HnswSpec(n_links, match[2] or "Flat", match[3])
 
 
 def _parse_ivf(text: str) -> IvfSpec:
@@ -211,9 +211,9 @@ def _parse_ivf(text: str) -> IvfSpec:
         del segments[0]
     match = _LISTS.fullmatch(segments[0]) if segments else None
     if match is None:
-        head = segments[0] if segments and segments[0] else "nothing"
+        segment = segments[0] if segments and segments[0] else "nothing"
         raise UsageError(
-            f"{text!r} is not a factory string of vectors: it has {head!r} where IVF<lists> belongs; {_EXAMPLES}"
+            f"{text!r} is not a factory string of vectors: it has {segment!r} where IVF<lists> belongs; {_EXAMPLES}"
         )
     if len(segments) == 1:
         raise UsageError(
@@ -255,10 +255,10 @@ def _parse_codec(text: str, segment: str, match: re.Match[str]) -> CodecSpec:
         return CodecSpec("RaBitQ", bits=_parse_positive(text, match[1]) or 1)
     if not segment.startswith("PQ"):
         return CodecSpec(segment)
-    pieces, bits = _parse_positive(text, match[2]), _parse_positive(text, match[3] or "") or 8
+    n_pieces, bits = _parse_positive(text, match[2]), _parse_positive(text, match[3] or "") or 8
     if bits > 8:
         raise UsageError(f"{text!r} asks for {bits} bits per piece: use at most 8, the usual number")
-    return CodecSpec("PQ", pieces, bits, fast=pieces is None or match[4] is not None)
+    return CodecSpec("PQ", n_pieces, bits, fast=n_pieces is None or match[4] is not None)
 
 
 def _parse_positive(text: str, digits: str) -> int | None:

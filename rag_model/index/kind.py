@@ -65,7 +65,7 @@ class IndexFiles:
     n: int  # number of passages in the snapshot
     # loads ranges of `index` if the whole file is not on this disk; only for a `RangedKind`
     ranges: CachedFile | None = None
-    # with `ranges`: what the kind's `build_outline` returned; None for a small file
+    # the result of the kind's `build_outline`, if `ranges` is given; None for a small file
     outline: Any = None
 
     def pin_ranges(self) -> None:
@@ -122,7 +122,7 @@ class IndexMeasurement:
     # (q,) in [0, 1]: recall@k of each query against exhaustive search, with the default search
     # setting
     recalls: Recalls
-    curve: Sequence[OperatingPoint] = ()  # recall against work
+    curve: Sequence[OperatingPoint] = ()  # operating points: recall against work
     setting: OperatingPoint | None = None  # the default search setting, as a point of the curve
     health: IndexHealth | None = None  # statistics of a faiss file
     metrics: Mapping[str, float | int] = field(default_factory=dict)  # further metrics
@@ -308,9 +308,9 @@ class IndexPlanner(Protocol[PlanT]):
 
         The default is 1 KB per passage for the file, and constant memory for each stage.
         """
-        size = plan.n << 10
+        n_bytes = plan.n << 10
         return ResourceEstimate(
-            dict.fromkeys(("train", "scatter", "merge"), PROCESS_BYTES), size + PROCESS_BYTES, size, 2 * size
+            dict.fromkeys(("train", "scatter", "merge"), PROCESS_BYTES), n_bytes + PROCESS_BYTES, n_bytes, 2 * n_bytes
         )
 
     def seconds(self, plan: PlanT, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
@@ -467,10 +467,11 @@ def get_kind_for_factory(factory: str) -> "IndexKind":
     """Return the kind whose factory strings include `factory`.
 
     Raises:
-        UsageError: no kind takes it; the message explains why faiss's syntax does not match either.
+        UsageError: no kind takes the string; the message explains why faiss's syntax does not match
+            either.
     """
-    for kinds in (KINDS.iter_built_in, KINDS.iter_plugins):
-        for kind in kinds():
+    for iter_kinds in (KINDS.iter_built_in, KINDS.iter_plugins):
+        for kind in iter_kinds():
             if kind.takes(factory):
                 return kind
     try:
@@ -552,8 +553,8 @@ class DerivingKind(Protocol):
             out: the file to write.
 
         Returns:
-            The statistics of a merge; None if nothing was written, so that the caller builds or
-            fetches.
+            The statistics of a merge; None if nothing was written, so that the caller must build or
+            fetch the file.
 
         Raises:
             BookwheelError: the index cannot be derived here.
@@ -610,8 +611,8 @@ class PieceReusingKind(Protocol):
 class ShardUpdatingKind(Protocol):
     """A kind that can update a shard of the parent instead of building it again.
 
-    A takedown updates them too. So `update` must leave no trace of a vector that is not in the
-    slices, and `redact` none of one that was removed.
+    A takedown also updates shards. So `update` must leave no trace of a vector that is not in the
+    slices, and `redact` no trace of a removed vector.
     """
 
     def can_follow(self, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> bool:

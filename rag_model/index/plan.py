@@ -20,7 +20,7 @@ class IndexPlan:
     """A recipe resolved for n rows of a representation."""
 
     kind: str  # name of the index kind
-    factory: str  # complete: every number is set
+    factory: str  # complete factory string: every number is set
     n: int  # number of rows
     search: Mapping[str, Any]  # default search parameters
     seed: int = 0

@@ -19,15 +19,15 @@ from rag_model.index.factory import (
     HnswSpec,
     IvfSpec,
     TransformSpec,
+    get_structure,
     parse_factory,
-    structure_of,
     without_vector_refinement,
 )
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.files.vectors import VectorRows
 from rag_model.index.lists.training import get_inverted_lists
 from rag_model.index.quality.health import measure_quantization_error
-from rag_model.index.recipe import IndexRecipe, VectorPlan, default_search
+from rag_model.index.recipe import IndexRecipe, VectorPlan, choose_search
 from rag_model.index.search import open_index
 
 _SCALAR_NAMES = {
@@ -72,9 +72,9 @@ class ReadyIndex:
         if not file.n:
             raise InputError(f"{path} holds no vectors: give an index of the passages")
         factory = str(_describe_index(path, file.faiss_index))
-        if (lists := get_inverted_lists(file.faiss_index)) is not None:
-            _check_ids(path, lists, file.n)
-        defaults = default_search(factory)
+        if (ivf_index := get_inverted_lists(file.faiss_index)) is not None:
+            _check_ids(path, ivf_index, file.n)
+        defaults = choose_search(factory)
         search = {
             parameter: setting if _UNSET[parameter] < setting <= file.n else defaults[parameter]
             for parameter, setting in file.defaults.items()
@@ -124,11 +124,11 @@ class ReadyIndex:
         index = open_index(self.path).faiss_index
         error = measure_quantization_error(index, vectors)
         other_error = measure_quantization_error(index, _OtherRows(vectors))
-        if error is None or other_error is None:  # RaBitQ: the gate measures its recall
+        if error is None or other_error is None:  # RaBitQ codes cannot be decoded
             return
         is_lossy = any(name in self.factory for name in _LOSSY_CODECS)
-        bound = _MAX_ERROR_RATIO * other_error if is_lossy else min(other_error / 2, _MAX_ERROR)
-        if not error <= max(bound, _ACCEPTED_ERROR):
+        max_error = _MAX_ERROR_RATIO * other_error if is_lossy else min(other_error / 2, _MAX_ERROR)
+        if not error <= max(max_error, _ACCEPTED_ERROR):
             raise RefusedError(
                 f"{self.path} is not an index of these vectors in this order: its vectors differ "
                 f"from them by "
@@ -139,9 +139,9 @@ class ReadyIndex:
         """Return the plan of the finished index, which its entry in the manifest is made from."""
         factory = parse_factory(recipe.factory)
         is_reranked = factory != without_vector_refinement(factory)
-        search = default_search(f"{self.factory},Refine(vectors)") if is_reranked else self.search
+        search = choose_search(f"{self.factory},Refine(vectors)") if is_reranked else self.search
         return VectorPlan(
-            kind=structure_of(self.factory),
+            kind=get_structure(self.factory),
             factory=self.factory,
             metric=self.metric,
             n=self.n,
@@ -162,7 +162,7 @@ class ReadyIndex:
 
 
 class _OtherRows:
-    """The vectors of a corpus, with another row in place of each."""
+    """The vectors of a corpus, where each row has the vector of another row."""
 
     def __init__(self, vectors: VectorRows) -> None:
         self.n, self.dim, self._vectors = vectors.n, vectors.dim, vectors
@@ -181,32 +181,32 @@ def _describe_index(path: Path, index: FaissIndex) -> FactorySpec:
     Raises:
         InputError: bookwheel has no such factory.
     """
-    lists = get_inverted_lists(index)
+    ivf_index = get_inverted_lists(index)
     if isinstance(index, faiss.IndexHNSW):
         spec: FactorySpec = HnswSpec(_count_links(index), _describe_codes(faiss.downcast_index(index.storage)).name)
-    elif lists is None:
+    elif ivf_index is None:
         spec = FlatSpec()
     else:
-        spec = _describe_lists(index, lists)
+        spec = _describe_lists(index, ivf_index)
     try:
         return parse_factory(str(spec))
     except UsageError as error:
         raise InputError(f"{path} is an index {spec}, which bookwheel cannot search: {error}") from error
 
 
-def _describe_lists(index: FaissIndex, lists: FaissIndex) -> IvfSpec:
-    base, refine, rotation = index, None, None
+def _describe_lists(index: FaissIndex, ivf_index: FaissIndex) -> IvfSpec:
+    base_index, refinement, rotation = index, None, None
     if isinstance(index, faiss.IndexRefine):
-        base = faiss.downcast_index(index.base_index)
-        refine = _describe_codes(faiss.downcast_index(index.refine_index)).name
-    codes, quantizer = _describe_codes(lists), faiss.downcast_index(lists.quantizer)
-    if isinstance(base, faiss.IndexPreTransform):
-        transforms = [faiss.downcast_VectorTransform(base.chain.at(i)) for i in range(base.chain.size())]
+        base_index = faiss.downcast_index(index.base_index)
+        refinement = _describe_codes(faiss.downcast_index(index.refine_index)).name
+    codes, quantizer = _describe_codes(ivf_index), faiss.downcast_index(ivf_index.quantizer)
+    if isinstance(base_index, faiss.IndexPreTransform):
+        transforms = [faiss.downcast_VectorTransform(base_index.chain.at(i)) for i in range(base_index.chain.size())]
         rotation = (
             _describe_transform(transforms[-1], codes) if len(transforms) == 1 else TransformSpec("chain", None, 0)
         )
     quantizer_links = _count_links(quantizer) if isinstance(quantizer, faiss.IndexHNSW) else None
-    return IvfSpec(rotation, int(lists.nlist), quantizer_links, codes, refine)
+    return IvfSpec(rotation, int(ivf_index.nlist), quantizer_links, codes, refinement)
 
 
 def _describe_transform(transform: Any, codes: CodecSpec) -> TransformSpec:
@@ -234,12 +234,12 @@ def _count_links(graph: FaissIndex) -> int:
     return int(graph.hnsw.nb_neighbors(0)) // 2
 
 
-def _check_ids(path: Path, lists: FaissIndex, n: int) -> None:
+def _check_ids(path: Path, ivf_index: FaissIndex, n: int) -> None:
     """Check that the ids of all lists are 0 … n-1, in any order: as many as there are vectors."""
     is_found = np.zeros(n, bool)
-    for list_number in range(lists.nlist):
-        if list_size := lists.invlists.list_size(list_number):
-            ids = faiss.rev_swig_ptr(lists.invlists.get_ids(list_number), list_size)
+    for list_number in range(ivf_index.nlist):
+        if list_size := ivf_index.invlists.list_size(list_number):
+            ids = faiss.rev_swig_ptr(ivf_index.invlists.get_ids(list_number), list_size)
             if ids.min() < 0 or ids.max() >= n:
                 raise InputError(
                     f"{path} has an id {ids.min() if ids.min() < 0 else ids.max()} among {n:,} vectors: "

@@ -18,9 +18,9 @@ from rag_model.index.factory import (
     IvfSpec,
     TransformSpec,
     check_dimensions,
-    largest_divisor,
+    find_largest_divisor,
+    get_structure,
     parse_factory,
-    structure_of,
     without_vector_refinement,
 )
 from rag_model.index.files.engine import Metric
@@ -104,7 +104,7 @@ def check_vector_recipe(recipe: IndexRecipe) -> None:
         raise UsageError(f"drift is {recipe.drift}: it is a factor of 1 or more; 1 trains again with every build")
     if recipe.settings:
         raise UsageError(f"settings do not apply to {recipe.factory}: put them in the index table itself")
-    check_search_parameters(recipe.search, search_parameters_of(parse_factory(recipe.factory)))
+    check_search_parameters(recipe.search, list_search_parameters(parse_factory(recipe.factory)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ def _count_row_bytes(factory: FactorySpec, d: int) -> int:
     return {"Flat": 4 * d, "SQfp16": 2 * d}.get(storage, 0)
 
 
-def search_parameters_of(factory: FactorySpec) -> tuple[str, ...]:
+def list_search_parameters(factory: FactorySpec) -> tuple[str, ...]:
     """Return the names of the search parameters that an index with this factory takes."""
     if isinstance(factory, HnswSpec):
         return ("efSearch", "refine") if factory.refine else ("efSearch",)
@@ -206,7 +206,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
     if n_samples < min_sample:
         raise UsageError(f"train_sample is {n_samples} but {factory} needs {min_sample} vectors or more: raise it")
     return VectorPlan(
-        kind=structure_of(str(factory)),
+        kind=get_structure(str(factory)),
         factory=str(without_vector_refinement(factory)),
         metric=recipe.metric,
         n=n,
@@ -228,8 +228,8 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
 
 def _resolve_search(recipe: IndexRecipe, factory: FactorySpec) -> dict[str, int]:
     """Return the recipe's search parameters over the defaults, without those that do not apply."""
-    names = search_parameters_of(factory)
-    return default_search(str(factory)) | {name: setting for name, setting in recipe.search.items() if name in names}
+    names = list_search_parameters(factory)
+    return choose_search(str(factory)) | {name: setting for name, setting in recipe.search.items() if name in names}
 
 
 def _complete_factory(factory: FactorySpec, n: int, d: int, notes: list[str]) -> FactorySpec:
@@ -259,14 +259,14 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
     rotation, codes = factory.rotation, factory.codes
     code_dim = factory.code_dim(d)
     if codes.name == "PQ" and codes.pieces is None:
-        codes = replace(codes, pieces=largest_divisor(code_dim, code_dim // 4))
+        codes = replace(codes, pieces=find_largest_divisor(code_dim, code_dim // 4))
         if rotation is None and codes.pieces is not None and 8 * codes.pieces < code_dim:
             codes = replace(codes, pieces=code_dim // 4)
             rotation = TransformSpec("OPQ", code_dim // 4, code_dim // 4 * 4)
     if codes.name == "RaBitQ" and rotation is None:
         rotation = TransformSpec("RR", None, code_dim)
     if rotation is not None and rotation.name == "OPQ" and rotation.pieces is None:
-        rotation = replace(rotation, pieces=codes.pieces or largest_divisor(code_dim, code_dim // 4))
+        rotation = replace(rotation, pieces=codes.pieces or find_largest_divisor(code_dim, code_dim // 4))
     return replace(factory, rotation=rotation, codes=codes)
 
 
@@ -301,8 +301,8 @@ def _compute_min_train_sample(factory: FactorySpec) -> int:
     if not isinstance(factory, IvfSpec):
         return 1
     is_learned = factory.rotation is not None and factory.rotation.name != "RR"
-    bits = 8 if is_learned else factory.codes.bits if factory.codes.name == "PQ" else 0
-    return max(factory.lists or 1, 1 << bits)
+    code_bits = 8 if is_learned else factory.codes.bits if factory.codes.name == "PQ" else 0
+    return max(factory.lists or 1, 1 << code_bits)
 
 
 def count_needed_lists(n_lists: int) -> int:
@@ -311,7 +311,7 @@ def count_needed_lists(n_lists: int) -> int:
     return ceil(needed_lists)
 
 
-def default_search(text: str) -> dict[str, int]:
+def choose_search(text: str) -> dict[str, int]:
     """Return the default search parameters of a complete factory string.
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but

@@ -24,10 +24,11 @@ from rag_model.index.files.vectors import open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.kind import IndexEntry, IndexFiles, IndexOpener, RepresentationType, get_kind_of_entry
 from rag_model.index.lists.training import get_inverted_lists
-from rag_model.index.recipe import REFINE, check_search_parameters, search_parameters_of
+from rag_model.index.recipe import REFINE, check_search_parameters, list_search_parameters
 from rag_model.ranges import CachedFile
 
-_LISTS = struct.Struct("<iqqq?iQ")  # d, n, 2 unused, trained, metric, lists; then nprobe
+# d, n, two unused fields, is trained, metric, lists; nprobe follows
+_LISTS = struct.Struct("<iqqq?iQ")
 # A search by ranges reads the ids of only its hits, in an additional round of requests, if this
 # saves more bytes.
 _MIN_SAVED_BYTES = 256 << 10
@@ -79,10 +80,10 @@ def _find_offset(path: Path, data: mmap.mmap, index: FaissIndex, name: str) -> i
 
 def _find_nprobe(data: mmap.mmap, index: FaissIndex) -> int | None:
     """Find the header of the lists by its bytes: the transform before it has many layouts."""
-    lists = faiss.extract_index_ivf(index)
-    head = _LISTS.pack(lists.d, lists.ntotal, UNUSED, UNUSED, lists.is_trained, lists.metric_type, lists.nlist)
-    header_offset = data.find(head)
-    return None if header_offset < 0 else header_offset + len(head)
+    ivf = faiss.extract_index_ivf(index)
+    header = _LISTS.pack(ivf.d, ivf.ntotal, UNUSED, UNUSED, ivf.is_trained, ivf.metric_type, ivf.nlist)
+    header_offset = data.find(header)
+    return None if header_offset < 0 else header_offset + len(header)
 
 
 class VectorIndex(Protocol):
@@ -153,7 +154,7 @@ class FaissFileIndex:
         self.structure = _detect_structure(path, self._index)
         self.lists = 0 if self._lists is None else int(self._lists.nlist)  # 0: not an IVF index
         self.n, self.dim = int(self._index.ntotal), int(self._index.d)
-        self.metric: Metric = engine.metric_of(self._index)
+        self.metric: Metric = engine.get_metric(self._index)
         self._vector_files = open_vectors(vectors, self.n, self.dim) if vectors else None
         file_settings = _read_settings(self._index, self._lists) | ({"refine": REFINE} if vectors else {})
         check_search_parameters(defaults or {}, tuple(file_settings))
@@ -178,13 +179,13 @@ class FaissFileIndex:
         # the search enters the bottom level at one of many duplicates, which are only linked to
         # each other.
         was_widened = False
-        while (is_short := np.count_nonzero(hit_rows >= 0, axis=1) < k).any():
+        while (is_too_short := np.count_nonzero(hit_rows >= 0, axis=1) < k).any():
             wider_parameters = self._double_width(effective_parameters)
             if was_widened and wider_parameters == effective_parameters:
                 break
             was_widened, effective_parameters = True, wider_parameters
-            scores[is_short], hit_rows[is_short] = self._search_faiss(
-                vectors[is_short], n_candidates, effective_parameters, from_entry=True
+            scores[is_too_short], hit_rows[is_too_short] = self._search_faiss(
+                vectors[is_too_short], n_candidates, effective_parameters, from_entry=True
             )
         if self._vector_files is None:
             return scores, hit_rows
@@ -227,20 +228,20 @@ class FaissFileIndex:
         if len(vectors) > 1:
             probed_lists = np.unique(probed_lists)
         id_starts, id_ends = self._id_starts[probed_lists], self._id_ends[probed_lists]
-        saved_bytes = (id_ends - id_starts).sum() - len(vectors) * k * ranges.layout.block_bytes
-        reads_ids_of_hits = saved_bytes > _MIN_SAVED_BYTES
+        bytes_saved = (id_ends - id_starts).sum() - len(vectors) * k * ranges.layout.block_bytes
+        reads_only_hit_ids = bytes_saved > _MIN_SAVED_BYTES
         with ranges.cache.hold():
-            ranges.load(self._code_starts[probed_lists], id_starts if reads_ids_of_hits else id_ends)
+            ranges.load(self._code_starts[probed_lists], id_starts if reads_only_hit_ids else id_ends)
             scores, hit_rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
             arrays = (vectors, k, list_numbers, distances, scores, hit_rows)
             pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
-            self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_ids_of_hits), settings)
-            if reads_ids_of_hits:  # faiss returns a list and a position in it instead of each id
+            self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_only_hit_ids), settings)
+            if reads_only_hit_ids:  # faiss returns a list and a position in it instead of each id
                 is_hit = hit_rows >= 0
                 hits = hit_rows[is_hit]
-                starts = self._id_starts[hits >> 32] + _ID_BYTES * (hits & 0xFFFFFFFF)
-                ranges.load(starts, starts + _ID_BYTES)
-                hit_rows[is_hit] = ranges.copy_loaded(starts, _ID_BYTES).view(np.int64)[:, 0]
+                id_offsets = self._id_starts[hits >> 32] + _ID_BYTES * (hits & 0xFFFFFFFF)
+                ranges.load(id_offsets, id_offsets + _ID_BYTES)
+                hit_rows[is_hit] = ranges.copy_loaded(id_offsets, _ID_BYTES).view(np.int64)[:, 0]
         return scores, hit_rows
 
     def _adapt_parameters(self, parameters: Mapping[str, int], k: int, n_candidates: int) -> dict[str, int]:
@@ -273,7 +274,7 @@ class FaissFileIndex:
             return None
         nprobe = parameters["nprobe"]
         settings = faiss.SearchParametersIVF(nprobe=nprobe)
-        # with a smaller efSearch it finds fewer lists
+        # With a smaller efSearch, the graph over the centroids finds fewer than `nprobe` lists.
         if isinstance(self._quantizer, faiss.IndexHNSW):
             ef_search = max(int(self._quantizer.hnsw.efSearch), nprobe)
             settings = faiss.SearchParametersIVF(
@@ -282,8 +283,8 @@ class FaissFileIndex:
         if self._ranges is not None:  # the lists are searched without the index around them
             return settings
         has_refinement = isinstance(self._index, faiss.IndexRefine)
-        base = faiss.downcast_index(self._index.base_index) if has_refinement else self._index
-        if isinstance(base, faiss.IndexPreTransform):
+        base_index = faiss.downcast_index(self._index.base_index) if has_refinement else self._index
+        if isinstance(base_index, faiss.IndexPreTransform):
             settings = faiss.SearchParametersPreTransform(index_params=settings)
         if has_refinement:
             settings = faiss.IndexRefineSearchParameters(k_factor=parameters["refine"], base_index_params=settings)
@@ -314,10 +315,10 @@ def write_default_search(path: Path, parameters: Mapping[str, int]) -> None:
 
 def _locate_lists(path: Path) -> Rows:
     """Return the offset of each inverted list in a file, and the end of the last one."""
-    lists = find_row_lists(path)
-    if lists is None or lists.by_row:
+    row_lists = find_row_lists(path)
+    if row_lists is None or row_lists.by_row:
         raise InputError(f"{path} is no file of inverted lists, so it cannot be searched by ranges: pull it")
-    return lists.starts
+    return row_lists.starts
 
 
 def _detect_structure(path: Path, index: FaissIndex) -> Structure:
@@ -331,13 +332,13 @@ def _detect_structure(path: Path, index: FaissIndex) -> Structure:
     raise InputError(f"{path} is an {name}, which bookwheel cannot search: build HNSW, IVF or Flat")
 
 
-def _read_settings(index: FaissIndex, lists: FaissIndex | None) -> dict[str, int]:
+def _read_settings(index: FaissIndex, ivf_index: FaissIndex | None) -> dict[str, int]:
     """Return the search parameters that an index takes, with their values in the file."""
     if isinstance(index, faiss.IndexHNSW):
         return {"efSearch": int(index.hnsw.efSearch)}
-    if lists is None:
+    if ivf_index is None:
         return {}
-    return {"nprobe": int(lists.nprobe)} | (
+    return {"nprobe": int(ivf_index.nprobe)} | (
         {"refine": int(index.k_factor)} if isinstance(index, faiss.IndexRefine) else {}
     )
 
@@ -351,7 +352,7 @@ class VectorOpener:
         """Open a faiss file, with the corpus's vectors if they rerank its candidates."""
         vectors: Sequence[Path] = files.rows() if entry.get("refine") == "vectors" else []
         if files.ranges is None:
-            vectors = [*vectors]  # fetches copies of those in an object store
+            vectors = [*vectors]  # indexing fetches the files that are in an object store
         files.pin_ranges()
         return open_index(files.index, mmap=mmap, defaults=entry["search"], vectors=vectors, ranges=files.ranges)
 
@@ -359,7 +360,7 @@ class VectorOpener:
         """Check efSearch, nprobe and refine: whole numbers from 1 to the number of vectors."""
         refine_parameter = ("refine",) if entry.get("refine") == "vectors" else ()
         check_search_parameters(
-            parameters, (*search_parameters_of(parse_factory(str(entry["factory"]))), *refine_parameter)
+            parameters, (*list_search_parameters(parse_factory(str(entry["factory"]))), *refine_parameter)
         )
         for name, value in parameters.items():
             if value > entry["n"]:

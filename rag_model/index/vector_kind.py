@@ -84,8 +84,8 @@ class VectorKind(VectorOpener, UnshardedKind[VectorPlan], ABC):
 
     def _open_sampled(self, files: IndexFiles, entry: IndexEntry) -> FaissFileIndex:
         """Open a faiss file for few queries, whose candidates are read from a store by range."""
-        vectors = files.rows() if entry.get("refine") == "vectors" else []
-        return open_index(files.index, defaults=entry["search"], vectors=vectors)
+        row_files = files.rows() if entry.get("refine") == "vectors" else []
+        return open_index(files.index, defaults=entry["search"], vectors=row_files)
 
     def measure(self, files: IndexFiles, entry: IndexEntry, query_set: VectorQuerySet) -> IndexMeasurement:
         """Compare with exact search, and inspect the file.

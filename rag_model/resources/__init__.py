@@ -77,8 +77,8 @@ class WorkEstimate:
 
     def estimate_resources(self, cores: int, gpus: int) -> "RunResources":
         """Return the required memory and the hours on `cores` cores and `gpus` GPUs."""
-        rate = gpus * GPU_FLOPS or cores * CORE_FLOPS
-        hours = (self.operations / rate + self.seconds / cores) / 3600
+        flops = gpus * GPU_FLOPS or cores * CORE_FLOPS
+        hours = (self.operations / flops + self.seconds / cores) / 3600
         return RunResources(
             self, ceil(MEMORY_MARGIN * max(self.compute_stage_memory(cores).values())), cores, gpus, hours
         )
@@ -129,7 +129,7 @@ def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> Run
 
 def estimate_weight_bytes(*models: "Architecture") -> int:
     """Return the bytes of the models' weights in float32."""
-    return FLOAT32_BYTES * sum(model.parameters for model in models)
+    return FLOAT32_BYTES * sum(architecture.parameters for architecture in models)
 
 
 def estimate_decoding_bytes(generator: "Architecture", n_texts: int, answer_tokens: int) -> int:

@@ -136,7 +136,7 @@ def estimate_query_seconds(tree: Node, n_passages: int, d: int, token_indexes: C
     """
     n_scored_passages, passage_operations = 0, QUESTION_TOKENS * TOKENS_PER_PASSAGE * 2.0 * DIM
     if isinstance(tree, Word):
-        name = tree.with_depth()[0]
+        name = tree.split_depth()[0]
         if name in token_indexes:
             return n_passages * passage_operations / _COMPARE_RATE
         return 2.0 * d * n_passages / _COMPARE_RATE if name == EXACT else 0.0
@@ -248,10 +248,10 @@ def estimate_evaluation(
         + n_questions * settings.search_depth(k) * _HIT_BYTES
     )
     decoding_bytes = estimate_decoding_bytes(generator, _BATCH_QUESTIONS * max(passage_counts) * beams, answer_tokens)
-    operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts)))
+    n_operations = generator.operations_per_token * (PROMPT_TOKENS + answer_tokens * (beams + max(passage_counts)))
     work_sizes = {"questions": f"{n_questions:,}", "conditions": f"{len(passage_counts):,}"}
     stages = {"retrieve": retrieval_bytes, "answer": retrieval_bytes + decoding_bytes}
-    return WorkEstimate(work_sizes, stages, n_questions * sum(passage_counts) * operations)
+    return WorkEstimate(work_sizes, stages, n_questions * sum(passage_counts) * n_operations)
 
 
 def _list_architectures(folder: Path | None) -> list[Architecture]:

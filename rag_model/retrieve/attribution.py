@@ -49,7 +49,7 @@ class Attribution:
         """Read the `corpus` section of a manifest: `base`, the URL of the main page, and
         `licence`.
         """
-        return cls(script_url(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
+        return cls(find_script_url(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
 
     def url(self, passage: Passage) -> str:
         """Return the URL of the revision that the passage comes from; empty if it has none."""
@@ -61,14 +61,14 @@ class Attribution:
         """
         if not self.licence:
             return ""
-        deed = _DEED_URLS.get(self.licence)
-        licence = f"{self.licence} ({deed})" if deed else describe_licence(self.licence)
+        deed_url = _DEED_URLS.get(self.licence)
+        licence = f"{self.licence} ({deed_url})" if deed_url else describe_licence(self.licence)
         url = self.url(passage)
         if not url:
             return f"“{passage.title}”, {licence}; excerpt"
-        authors = f"{self.script}?curid={passage.page_id}&action=history"
+        history_url = f"{self.script}?curid={passage.page_id}&action=history"
         titled_link = f"“{passage.title}” ({url})"
-        return f"{titled_link} by its authors ({authors}), {licence}; excerpt, markup removed"
+        return f"{titled_link} by its authors ({history_url}), {licence}; excerpt, markup removed"
 
 
 def describe_licence(licence: str) -> str:
@@ -86,11 +86,11 @@ def find_licence(base: str) -> str:
     """
     url_match = _URL.fullmatch(base)
     host = url_match[1].partition("://")[2].lower() if url_match else ""
-    licences = (licence for hosts, licence in _WIKIMEDIA_LICENCES.items() if re.fullmatch(hosts, host))
+    licences = (licence for host_pattern, licence in _WIKIMEDIA_LICENCES.items() if re.fullmatch(host_pattern, host))
     return next(licences, UNKNOWN)
 
 
-def script_url(base: str) -> str:
+def find_script_url(base: str) -> str:
     """Return a URL of a wiki that accepts the parameters of `index.php`.
 
     This is the URL of the script if it is known, because the URL of the main page contains it or
@@ -98,18 +98,18 @@ def script_url(base: str) -> str:
     `oldid` and `curid` take precedence over the title. The result is empty if `base` is not a web
     URL.
 
-    >>> script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
+    >>> find_script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'
-    >>> script_url("https://wiki.example.org/view/Main_Page")
+    >>> find_script_url("https://wiki.example.org/view/Main_Page")
     'https://wiki.example.org/view/Main_Page'
     """
     url_match = _URL.fullmatch(base)
     if url_match is None:
         return ""
     host, path = url_match.groups()
-    prefix, has_script, _ = path.partition("/index.php")
+    script_prefix, has_script, _ = path.partition("/index.php")
     if has_script:
-        return f"{host}{quote(prefix, safe=_UNESCAPED_PATH_CHARACTERS)}/index.php"
+        return f"{host}{quote(script_prefix, safe=_UNESCAPED_PATH_CHARACTERS)}/index.php"
     if _WIKIMEDIA_HOST.fullmatch(host.lower()):
         return f"{host}/w/index.php"
     return f"{host}{quote(path or '/', safe=_UNESCAPED_PATH_CHARACTERS)}"

@@ -22,11 +22,11 @@ from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.vectors import RemoteRowFiles, VectorRows, open_vectors
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.retrieve.indexes import (
-    index_file_sizes,
+    get_index_sizes,
+    get_representation_type,
     list_row_files,
     open_graph,
     open_index,
-    representation_kind,
 )
 from rag_model.retrieve.models import HasFolder, PairScorerCache
 from rag_model.retrieve.retriever import Queries, QuestionEncoder
@@ -72,7 +72,7 @@ class RetrieverNeeds:
         """Return the size in bytes of each file of the snapshot that is read, except encoders."""
         content = snapshot.manifest.content
         size_by_path = {
-            path: n_bytes for name in self.index_names for path, n_bytes in index_file_sizes(snapshot, name).items()
+            path: n_bytes for name in self.index_names for path, n_bytes in get_index_sizes(snapshot, name).items()
         }
         for representation in self.vectors:
             paths = [content.rows_path(representation, part.name) for part in content.parts]
@@ -110,7 +110,7 @@ class RetrieverContext:
         self._index_encoders: dict[str, QuestionEncoder | None] = {}
         # Each value is a `VectorIndex`, `TokenIndex`, `SparseIndex` or `TextIndex`, by name.
         self._indexes: dict[str, Any] = {}
-        self._graphs: dict[str, GraphFile] = {}  # by name of the index
+        self._graphs: dict[str, GraphFile] = {}  # graphs by name of the index
         self._vectors: dict[str, VectorRows] = {}  # by representation
 
     @property
@@ -200,7 +200,7 @@ class RetrieverContext:
             RefusedError: the encoder's space differs from the space of the index.
         """
         if name not in self._index_encoders:
-            kind = representation_kind(self.snapshot, name)
+            kind = get_representation_type(self.snapshot, name)
             representation = self.snapshot.manifest.content.representation_of(name)
             encoder = None
             if kind in _ENCODED_KINDS:
@@ -218,7 +218,7 @@ class RetrieverContext:
             UsageError: none of the indexes is searched by vectors or terms.
         """
         content, snapshot = self.snapshot.manifest.content, self.snapshot
-        encoded_indexes = [name for name in indexes if representation_kind(snapshot, name) in _ENCODED_KINDS]
+        encoded_indexes = [name for name in indexes if get_representation_type(snapshot, name) in _ENCODED_KINDS]
         representations = list(dict.fromkeys(map(content.representation_of, encoded_indexes)))
         if not representations:
             raise UsageError("the retriever searches no index by vectors or terms: omit the question encoder")
@@ -246,15 +246,15 @@ class RetrieverContext:
 
     def close(self) -> None:
         """Release all open resources."""
-        for resources in (self._indexes, self._graphs, self._vectors, self._other_encoders, self._index_encoders):
-            resources.clear()
+        for open_resources in (self._indexes, self._graphs, self._vectors, self._other_encoders, self._index_encoders):
+            open_resources.clear()
         self._encoder = None
 
 
 @dataclass(frozen=True, slots=True)
 class IndexTokens:
-    """A handle of an index over token vectors, which it compares with a query's to score
-    passages.
+    """A handle of an index over token vectors, which scores passages against a query's token
+    vectors.
     """
 
     context: RetrieverContext
@@ -279,9 +279,9 @@ class IndexLinks:
     context: RetrieverContext
     name: str
 
-    def bottom(self, nodes: Rows) -> npt.NDArray[np.int32]:
+    def read_links(self, nodes: Rows) -> npt.NDArray[np.int32]:
         """Return the (m, w) neighbours of (m,) nodes; -1 where a node has fewer."""
-        return self.context.graph(self.name).bottom(nodes)
+        return self.context.graph(self.name).read_links(nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rag_model.index.files.engine import Vectors
 from rag_model.index.kind import RepresentationType
 from rag_model.retrieve.context import PassageVectors, QueryEncoder, RetrieverContext, load_snapshot_encoder
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.indexes import index_file_sizes, representation_kind, scores_are_products
+from rag_model.retrieve.indexes import get_index_sizes, get_representation_type, scores_are_products
 from rag_model.retrieve.retriever import Queries, QuestionEncoder, RankedRows, SnapshotRetriever
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -36,14 +36,14 @@ class IndexRetriever(SnapshotRetriever):
     @property
     def query_type(self) -> RepresentationType:
         """The type of query that the index takes: `vectors`, `tokens`, `sparse` or `text`."""
-        return representation_kind(self.snapshot, self.index)
+        return get_representation_type(self.snapshot, self.index)
 
     @property
     def files(self) -> Mapping[str, int]:
         """The sizes in bytes, by path, of the index file and of the vectors with which it
         reranks.
         """
-        return index_file_sizes(self.snapshot, self.index)
+        return get_index_sizes(self.snapshot, self.index)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Search the index with the encoded queries, or with their texts."""
@@ -70,7 +70,7 @@ class DenseRetriever(IndexRetriever):
         """
         content = snapshot.manifest.content
         name = content.default_retriever if index is None else index
-        if representation_kind(snapshot, name) != "vectors":
+        if get_representation_type(snapshot, name) != "vectors":
             raise UsageError(f"index {name} is not searched by one vector per query: use open_retriever")
         context = RetrieverContext(snapshot)
         super().__init__(context, name)
@@ -142,11 +142,13 @@ class ProductRetriever(SnapshotRetriever):
             self._encoder.encode(queries), ranked_rows.rows, products, strict=True
         ):
             is_hit = rows >= 0
-            query_products[is_hit] = inner_products(vectors[np.searchsorted(unique_rows, rows[is_hit])], query_vector)
+            query_products[is_hit] = compute_inner_products(
+                vectors[np.searchsorted(unique_rows, rows[is_hit])], query_vector
+            )
         return replace(ranked_rows, products=products)
 
 
-def inner_products(vectors: Vectors, queries: Vectors) -> Vectors:
+def compute_inner_products(vectors: Vectors, queries: Vectors) -> Vectors:
     """Return the (…, k) float32 inner products of (…, k, d) vectors and (…, d) queries, summed in
     float64.
 

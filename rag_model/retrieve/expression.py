@@ -45,7 +45,7 @@ class Node:
 
     def error(self, message: str) -> UsageError:
         """Return an error about this node, with its position."""
-        return expression_error(self.source, self.offset, message)
+        return create_expression_error(self.source, self.offset, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Word(Node):
             return self.text
         return f"'{self.text}'" if "'" not in self.text else f'"{self.text}"'
 
-    def with_depth(self) -> tuple[str, int | None]:
+    def split_depth(self) -> tuple[str, int | None]:
         """Split the text into a name and a depth: `hnsw:100` is hnsw and 100.
 
         Raises:
@@ -157,10 +157,10 @@ class Call(Node):
                 f"{option} of {self.name} is a list of {len(node.items)} for {count} retrievers: "
                 "give one number per retriever"
             )
-        floats = tuple(_parse_float(item.text) for item in node.items)
-        for item, float_value in zip(node.items, floats, strict=True):
+        floats = tuple(_parse_float(list_item.text) for list_item in node.items)
+        for list_item, float_value in zip(node.items, floats, strict=True):
             if not 0 < float_value <= maximum:
-                raise item.error(f"{option} holds {item.text}: give numbers above 0, up to {maximum:,.0f}")
+                raise list_item.error(f"{option} holds {list_item.text}: give numbers above 0, up to {maximum:,.0f}")
         return floats
 
     def _find_node(self, argument: int | str) -> Node | None:
@@ -186,7 +186,7 @@ def quote_expression(text: str) -> str:
     return repr(text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…")
 
 
-def expression_error(source: str, offset: int, message: str) -> UsageError:
+def create_expression_error(source: str, offset: int, message: str) -> UsageError:
     """Return an error about the part of an expression at `offset`, which is counted from 0."""
     if _UNQUOTED.fullmatch(source):
         return UsageError(message)  # a position within a single name does not help the reader
@@ -250,14 +250,14 @@ def choose_expressions(indexes: Sequence[str], retrievers: Sequence[str]) -> tup
     Raises:
         UsageError: both are given and differ, or one is not an expression.
     """
-    choices = [tuple(str(parse(text)) for text in texts) for texts in (indexes, retrievers) if texts]
-    if len(set(choices)) > 1:
-        index_text, retriever_text = (quote_expression(", ".join(texts)) for texts in choices)
+    expressions = [tuple(str(parse(text)) for text in texts) for texts in (indexes, retrievers) if texts]
+    if len(set(expressions)) > 1:
+        index_text, retriever_text = (quote_expression(", ".join(texts)) for texts in expressions)
         raise UsageError(
             f"the index {index_text} and the retriever {retriever_text} are both given: leave one "
             "out, on the command line or in the settings"
         )
-    return choices[0] if choices else ()
+    return expressions[0] if expressions else ()
 
 
 def add_condition(expression: str | None, condition: str | None) -> str | None:
@@ -272,10 +272,10 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
     """
     if condition is None:
         return expression
-    field, equals, choices = (word.strip() for word in condition.partition("="))
+    field, equals_sign, values = (word.strip() for word in condition.partition("="))
     # A category or a title may contain commas.
-    words = [choices] if field in ("category", "title") else [choice.strip() for choice in choices.split(",")]
-    is_known = field in WHERE_COLUMNS and equals and all(words)
+    words = [values] if field in ("category", "title") else [choice.strip() for choice in values.split(",")]
+    is_known = field in WHERE_COLUMNS and equals_sign and all(words)
     if not is_known or (field == "kind" and not set(words) <= set(PASSAGE_KINDS)):
         raise UsageError(
             f"{condition!r:.60} is not a condition: give kind= and one or more of "
@@ -350,7 +350,7 @@ class _Parser:
 
     def _create_unclosed_error(self, bracket: int) -> UsageError:
         offset, mark = self._tokens[bracket][:2]
-        return expression_error(
+        return create_expression_error(
             self._text, offset, f"the bracket {mark!r} is not closed: add {')' if mark == '(' else ']'!r}"
         )
 
@@ -359,9 +359,9 @@ class _Parser:
             offset, text, is_quoted = self._tokens[self._next]
             if not is_quoted and text.startswith(":"):
                 self._next += 1
-                _, depth = Word(self._text, offset, f"{name.text}{text}").with_depth()
+                _, depth = Word(self._text, offset, f"{name.text}{text}").split_depth()
                 if depth is None:
-                    raise expression_error(
+                    raise create_expression_error(
                         self._text, offset, f"{text!r} is not a depth: write a number, as in {name.text}(…):100"
                     )
                 return depth
@@ -370,19 +370,19 @@ class _Parser:
     def _parse_list(self) -> WordList:
         bracket, offset = self._next, self._tokens[self._next][0]
         self._next += 1
-        items: list[Word] = []
+        list_items: list[Word] = []
         while not self._next_is("]"):
-            if items:
+            if list_items:
                 self._skip_comma(bracket)
             if self._next >= len(self._tokens):
                 raise self._create_unclosed_error(bracket)
-            items.append(self._parse_word())
+            list_items.append(self._parse_word())
         self._next += 1
-        return WordList(self._text, offset, tuple(items))
+        return WordList(self._text, offset, tuple(list_items))
 
     def _parse_word(self) -> Word:
         if self._next >= len(self._tokens):
-            raise expression_error(
+            raise create_expression_error(
                 self._text, len(self._text), "the retriever ends where a name is expected: add the name"
             )
         offset, text, is_quoted = self._tokens[self._next]
@@ -402,7 +402,7 @@ class _Parser:
         return text if not is_quoted and text in "(),=[]" else ""
 
     def _create_error_at_next(self, message: str) -> UsageError:
-        return expression_error(self._text, self._tokens[self._next][0], message)
+        return create_expression_error(self._text, self._tokens[self._next][0], message)
 
 
 def _tokenize(text: str) -> list[tuple[int, str, bool]]:
@@ -413,7 +413,7 @@ def _tokenize(text: str) -> list[tuple[int, str, bool]]:
     while offset < text_end:
         match = _TOKEN.match(text, offset)
         if match is None:
-            raise expression_error(text, offset, "a quote is not closed: add another one after the name")
+            raise create_expression_error(text, offset, "a quote is not closed: add another one after the name")
         token_type = match.lastgroup or ""
         tokens.append(
             (

@@ -37,7 +37,7 @@ from rag_model.retrieve.context import (
 )
 from rag_model.retrieve.dense import IndexRetriever, ProductRetriever
 from rag_model.retrieve.expression import Call, Node, Word, parse
-from rag_model.retrieve.indexes import check_search_parameters, index_kind, index_names, unknown_index_message
+from rag_model.retrieve.indexes import check_search_parameters, describe_unknown_index, get_index_kind, list_index_names
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.retriever import (
     ChildRetriever,
@@ -286,7 +286,7 @@ class RetrieverFactory:
             return ChildRetriever(self._build_call(node), self._check_depth(node, node.depth))
         if not isinstance(node, Word):
             raise node.error(f"{node} is not a retriever: name an index, or a call")
-        name, depth = node.with_depth()
+        name, depth = node.split_depth()
         return ChildRetriever(self._build_index_retriever(node, name, {}), self._check_depth(node, depth))
 
     def tokens(self, node: Node) -> IndexTokens:
@@ -312,7 +312,7 @@ class RetrieverFactory:
             name = self._get_index_of_kind(node, "hnsw", "a graph")
         else:
             names = (*self._searched_indexes, *self._get_index_names())
-            name = next((name for name in names if index_kind(self._context.snapshot, name) == "hnsw"), "")
+            name = next((name for name in names if get_index_kind(self._context.snapshot, name) == "hnsw"), "")
             if not name:
                 return None
         self._recorded_needs.append(RetrieverNeeds(graphs=(name,)))
@@ -344,15 +344,15 @@ class RetrieverFactory:
         return QueryEncoder(self._context, representation)
 
     def _get_index_names(self) -> tuple[str, ...]:
-        return index_names(self._context.snapshot) if self._limits is None else self._limits.indexes
+        return list_index_names(self._context.snapshot) if self._limits is None else self._limits.indexes
 
     def _get_index_of_kind(self, node: Node, kind: str, description: str) -> str:
         if not isinstance(node, Word):
             raise node.error(f"{node} is not {description}: give the name of one")
         self._check_index(node, node.text)
         snapshot = self._context.snapshot
-        if index_kind(snapshot, node.text) != kind:
-            alternatives = [name for name in self._get_index_names() if index_kind(snapshot, name) == kind]
+        if get_index_kind(snapshot, node.text) != kind:
+            alternatives = [name for name in self._get_index_names() if get_index_kind(snapshot, name) == kind]
             advice = "the snapshot has none, add one to its recipe"
             if alternatives:
                 advice = f"choose one of {', '.join(alternatives)}"
@@ -362,9 +362,9 @@ class RetrieverFactory:
     def _check_index(self, node: Node, name: str) -> None:
         names, snapshot = self._get_index_names(), self._context.snapshot
         if name not in names:
-            message = unknown_index_message(snapshot, name)
+            message = describe_unknown_index(snapshot, name)
             if self._limits is not None:
-                advice = f", or start the service with --retriever {name}" if name in index_names(snapshot) else ""
+                advice = f", or start the service with --retriever {name}" if name in list_index_names(snapshot) else ""
                 message = f"index {name!r} is not served here: choose one of {', '.join(names)}{advice}"
             raise node.error(message)
         self._searched_indexes.append(name)

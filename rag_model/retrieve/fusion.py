@@ -103,9 +103,9 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
         (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, like those of `fuse`.
     """
     row_lists, score_lists = [], []
-    for lists in zip(_iter_lists(first), _iter_lists(second), strict=True):
-        union_rows = np.union1d(lists[0][0], lists[1][0])
-        first_scores, second_scores = (_score_rows(union_rows, *ranking, normalize=normalize) for ranking in lists)
+    for rankings in zip(_iter_lists(first), _iter_lists(second), strict=True):
+        union_rows = np.union1d(rankings[0][0], rankings[1][0])
+        first_scores, second_scores = (_score_rows(union_rows, *ranking, normalize=normalize) for ranking in rankings)
         scores = first_scores + alpha * second_scores
         sorted_positions = np.lexsort((union_rows, -scores))
         row_lists.append(union_rows[sorted_positions])

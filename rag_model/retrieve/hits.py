@@ -49,7 +49,7 @@ class Hit:
             ValueError: `revised` is not a date.
         """
         subclass_fields = {name: field_value for name, field_value in fields.items() if name not in HIT_JSON_FIELDS}
-        revised = fields.get("revised")
+        revision_text = fields.get("revised")
         passage = Passage(
             fields["id"],
             fields["page_id"],
@@ -60,7 +60,7 @@ class Hit:
             0,
             0,
             "",
-            None if revised is None else parse_seconds(revised),
+            None if revision_text is None else parse_seconds(revision_text),
             fields.get("kind") or PROSE,
             fields.get("language") or "",
             fields.get("wikidata") or "",
@@ -138,12 +138,12 @@ class Hit:
         The row is left out, because it is valid in one snapshot only. `legs` is present only if the
         retriever has several stages, and metadata only if the snapshot has them.
         """
-        fields: dict[str, Any] = {name: getattr(self, name) for name in _ALWAYS_SENT}
+        json_fields: dict[str, Any] = {name: getattr(self, name) for name in _ALWAYS_SENT}
         metadata = {"language": self.language, "wikidata": self.wikidata, "categories": [*self.categories]}
-        fields |= {name: value for name, value in metadata.items() if value}
+        json_fields |= {name: value for name, value in metadata.items() if value}
         if legs := self.visible_legs:
-            fields["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
-        return fields
+            json_fields["legs"] = [{"leg": leg.leg, "rank": leg.rank, "score": leg.score} for leg in legs]
+        return json_fields
 
 
 # The fields that the JSON of every hit has, in its order.

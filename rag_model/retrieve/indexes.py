@@ -48,7 +48,7 @@ def open_index(snapshot: Snapshot, name: str, *, mmap: bool = True) -> Any:
     if index_entry is None:
         return open_exact_index(snapshot)
     try:
-        searcher = get_opener(index_entry).open(index_files(snapshot, name), index_entry, mmap=mmap)
+        searcher = get_opener(index_entry).open(get_index_files(snapshot, name), index_entry, mmap=mmap)
     except KeyError as missing_key:
         raise StoreError(
             f"the manifest of snapshot {snapshot.id[:12]} lacks {missing_key} of index {name}: rebuild the index"
@@ -70,21 +70,21 @@ def find_index_entry(snapshot: Snapshot, name: str) -> Mapping[str, Any] | None:
     """
     index_entry = snapshot.manifest.content.indexes.get(name)
     if index_entry is None and name != EXACT:
-        raise UsageError(unknown_index_message(snapshot, name))
+        raise UsageError(describe_unknown_index(snapshot, name))
     return index_entry
 
 
-def index_names(snapshot: Snapshot) -> tuple[str, ...]:
+def list_index_names(snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the indexes that can be searched, including `exact`."""
     return tuple(dict.fromkeys([*snapshot.manifest.content.indexes, EXACT]))
 
 
-def unknown_index_message(snapshot: Snapshot, name: str) -> str:
+def describe_unknown_index(snapshot: Snapshot, name: str) -> str:
     """Return the error message for an index that the snapshot does not have."""
-    return f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {', '.join(index_names(snapshot))}"
+    return f"snapshot {snapshot.id[:12]} has no index {name!r}: choose one of {', '.join(list_index_names(snapshot))}"
 
 
-def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
+def get_representation_type(snapshot: Snapshot, name: str) -> RepresentationType:
     """Return the type of query that an index takes: `vectors`, `tokens`, `sparse` or `text`.
 
     Raises:
@@ -95,7 +95,7 @@ def representation_kind(snapshot: Snapshot, name: str) -> RepresentationType:
     return "vectors" if index_entry is None else get_opener(index_entry).represents
 
 
-def index_kind(snapshot: Snapshot, name: str) -> str:
+def get_index_kind(snapshot: Snapshot, name: str) -> str:
     """Return the name of an index's kind, as in the manifest.
 
     Raises:
@@ -136,7 +136,7 @@ def check_search_parameters(snapshot: Snapshot, name: str, parameters: Mapping[s
     get_opener(index_entry).check_search(index_entry, parameters)
 
 
-def index_files(snapshot: Snapshot, name: str) -> IndexFiles:
+def get_index_files(snapshot: Snapshot, name: str) -> IndexFiles:
     """Return the files of an index: its own, and those of the rows over which it was built."""
     content = snapshot.manifest.content
     list_files = partial(list_row_files, snapshot, content.representation_of(name))
@@ -179,7 +179,7 @@ def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
     return RemoteRowFiles(names, snapshot.path, ranges.read, ranges.open_file, ranges.read_ranges, shapes, outlines)
 
 
-def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
+def get_index_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
     """Return the size in bytes, by path, of each file that a search reads: the index, and the
     vectors with which it searches or reranks.
     """
@@ -194,11 +194,11 @@ def index_file_sizes(snapshot: Snapshot, name: str) -> dict[str, int]:
 def open_exact_index(snapshot: Snapshot, representation: str = EMBEDDINGS) -> ExactIndex:
     """Open exact search over the vectors of a representation, with the metric of its indexes."""
     return ExactIndex(
-        snapshot.row_files(representation), index_metric(snapshot.manifest.content.indexes, representation)
+        snapshot.row_files(representation), get_index_metric(snapshot.manifest.content.indexes, representation)
     )
 
 
-def index_metric(indexes: Mapping[str, Mapping[str, Any]], representation: str) -> Metric:
+def get_index_metric(indexes: Mapping[str, Mapping[str, Any]], representation: str) -> Metric:
     """Return the metric of the indexes over a representation; inner product if there are none."""
     index_entries = (entry for entry in indexes.values() if entry.get("over", EMBEDDINGS) == representation)
     metric: Metric = next((entry["metric"] for entry in index_entries if "metric" in entry), "ip")
@@ -215,7 +215,7 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     entry = indexes.get(name)
     if entry is None:
         # `exact` without a file compares the vectors
-        return index_metric(indexes, EMBEDDINGS) == "ip"
+        return get_index_metric(indexes, EMBEDDINGS) == "ip"
     if entry.get("over", EMBEDDINGS) != EMBEDDINGS:
         return False  # the index is over another vector space or over text
     try:
@@ -264,13 +264,13 @@ def derive_index_file(
         kind = get_kind(index_entry["kind"])
         if not isinstance(kind, DerivingKind) or previous_entry.get("kind") != kind.name:
             return False
-        inputs = previous_entry, index_entry, previous.path(previous_content.index_file(name))
+        arguments = previous_entry, index_entry, previous.path(previous_content.index_file(name))
         if kind.represents == TEXT:
-            return kind.derive(*inputs, previous_rows(), _get_text_reader(snapshot), out) is not None
+            return kind.derive(*arguments, previous_rows(), _get_text_reader(snapshot), out) is not None
         if new_terms is None:
             return False
         base_rows, terms = read_new_terms(new_terms, content.files[path].size)
-        return kind.derive(*inputs, base_rows, lambda rows: iter([terms]), out) is not None
+        return kind.derive(*arguments, base_rows, lambda rows: iter([terms]), out) is not None
     except BookwheelError:
         return False
 

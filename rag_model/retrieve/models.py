@@ -42,10 +42,10 @@ def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderName
     if not name.startswith(MODEL_PREFIX):
         return EncoderNames(question or derive_question_encoder_name(name), name)
     folder = store.get_model_folder(name.removeprefix(MODEL_PREFIX))
-    question_folder, passage = folder / QUESTION, folder / PASSAGE
+    question_folder, passage_folder = folder / QUESTION, folder / PASSAGE
     if not question_folder.is_dir():
         raise UsageError(f"{name} has no encoder in a folder {QUESTION}/: name a model that `finetune dpr` trained")
-    return EncoderNames(question or str(question_folder), str(passage) if passage.is_dir() else None)
+    return EncoderNames(question or str(question_folder), str(passage_folder) if passage_folder.is_dir() else None)
 
 
 _WITHOUT_PART = {  # by part: (error if a model lacks it, kind of model that has it)

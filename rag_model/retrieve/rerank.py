@@ -21,7 +21,7 @@ from rag_model.index.files.engine import Rows, Vectors
 from rag_model.retrieve.context import IndexLinks, IndexTokens
 from rag_model.retrieve.expression import Call
 from rag_model.retrieve.factory import RetrieverFactory
-from rag_model.retrieve.indexes import index_file_sizes
+from rag_model.retrieve.indexes import get_index_sizes
 from rag_model.retrieve.models import PairScorer, list_model_files
 from rag_model.retrieve.retriever import ChildRetriever, Queries, RankedRows, SnapshotRetriever
 
@@ -141,8 +141,8 @@ class MaxSimRetriever(SnapshotRetriever):
     @property
     def files(self) -> Mapping[str, int]:
         """The files of the token index and of the graph, in bytes by path."""
-        sizes = index_file_sizes(self.snapshot, self._tokens.name)
-        return sizes if self._graph is None else sizes | index_file_sizes(self.snapshot, self._graph.name)
+        size_by_path = get_index_sizes(self.snapshot, self._tokens.name)
+        return size_by_path if self._graph is None else size_by_path | get_index_sizes(self.snapshot, self._graph.name)
 
     def find(self, queries: Queries, k: int) -> RankedRows:
         """Retrieve candidates, add their neighbours, and rank all of them by MaxSim; ties by
@@ -188,11 +188,11 @@ class MaxSimRetriever(SnapshotRetriever):
         if self._graph is None or capacity < 1:
             return np.empty(0, np.int64)
         # (m, w) -> (m * w,)
-        links = self._graph.bottom(ranked_rows[:capacity]).reshape(-1).astype(np.int64)
-        links = links[(links >= 0) & (links < self.snapshot.n)]
-        links = links[~np.isin(links, candidates)]
-        _, positions = np.unique(links, return_index=True)
-        return links[np.sort(positions)][:capacity]
+        neighbour_rows = self._graph.read_links(ranked_rows[:capacity]).reshape(-1).astype(np.int64)
+        neighbour_rows = neighbour_rows[(neighbour_rows >= 0) & (neighbour_rows < self.snapshot.n)]
+        neighbour_rows = neighbour_rows[~np.isin(neighbour_rows, candidates)]
+        _, first_positions = np.unique(neighbour_rows, return_index=True)
+        return neighbour_rows[np.sort(first_positions)][:capacity]
 
 
 def _rank_rows(name: str, lists: Sequence[tuple[Rows, Vectors]], inputs: tuple[RankedRows, ...] = ()) -> RankedRows:

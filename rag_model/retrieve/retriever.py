@@ -60,7 +60,7 @@ class Queries:
         """
         self.texts = texts
         self.timer = timer
-        self.encoding_seconds = 0.0  # sum over all encoders
+        self.encoding_seconds = 0.0  # sum of the seconds of all encoders
         self.reading_seconds = 0.0  # time to read the passages of hits, also in subsets
         self.used_encoders: list[QuestionEncoder] = []  # one entry per call of `vectors`
         self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's `id()`
@@ -93,7 +93,7 @@ class Queries:
         """Return the vectors that `encoder` has already computed; None if there are none."""
         return next((vectors for owner, vectors in self._vectors if owner is encoder), None)
 
-    def seconds_of(self, encoder: QuestionEncoder) -> float:
+    def get_encoding_seconds(self, encoder: QuestionEncoder) -> float:
         """Return the seconds that `encoder` took; 0 if its vectors were given."""
         return self._seconds_by_encoder.get(id(encoder), 0.0)
 
@@ -112,9 +112,9 @@ class Queries:
     def _encode(self, encoder: QuestionEncoder) -> Vectors:
         if self._parent is not None:
             parent, positions = self._parent
-            seconds_before = parent.seconds_of(encoder)
+            seconds_before = parent.get_encoding_seconds(encoder)
             subset_vectors: Vectors = parent.vectors(encoder)[list(positions)]
-            self._record_seconds(encoder, parent.seconds_of(encoder) - seconds_before)
+            self._record_seconds(encoder, parent.get_encoding_seconds(encoder) - seconds_before)
             return subset_vectors
         start_time = time.perf_counter()
         vectors = encoder.encode_questions(self.texts)
@@ -123,7 +123,7 @@ class Queries:
 
     def _record_seconds(self, encoder: QuestionEncoder, seconds: float) -> None:
         self.encoding_seconds += seconds
-        self._seconds_by_encoder[id(encoder)] = self.seconds_of(encoder) + seconds
+        self._seconds_by_encoder[id(encoder)] = self.get_encoding_seconds(encoder) + seconds
 
 
 def has_visible_text(query: str) -> bool:
@@ -248,7 +248,7 @@ class SnapshotRetriever(ABC):
         hits: list[list[Hit]] = []
         for query, (query_rows, scores) in enumerate(zip(ranked.rows.tolist(), ranked.scores.tolist(), strict=True)):
             row_products = repeat(None) if products is None else products[query]
-            candidates = [entry for entry in zip(query_rows, scores, row_products, strict=False) if entry[0] >= 0]
+            scored_rows = [entry for entry in zip(query_rows, scores, row_products, strict=False) if entry[0] >= 0]
             hits.append(
                 [
                     Hit(
@@ -262,7 +262,7 @@ class SnapshotRetriever(ABC):
                         if ranks_by_child is None
                         else _build_child_hits(ranks_by_child, query, row),
                     )
-                    for rank, (row, score, product) in enumerate(candidates, start=1)
+                    for rank, (row, score, product) in enumerate(scored_rows, start=1)
                 ]
             )
         return hits
@@ -306,8 +306,8 @@ def _rank_by_row(ranked: RankedRows) -> _ChildRanks:
 
 
 def _build_child_hits(ranks_by_child: Sequence[_ChildRanks], query: int, row: int) -> tuple[LegHit, ...]:
-    ranks = ((child_name, ranks_by_query[query].get(row)) for child_name, ranks_by_query in ranks_by_child)
-    return tuple(LegHit(child_name, *rank) for child_name, rank in ranks if rank is not None)
+    child_ranks = ((child_name, ranks_by_query[query].get(row)) for child_name, ranks_by_query in ranks_by_child)
+    return tuple(LegHit(child_name, *rank) for child_name, rank in child_ranks if rank is not None)
 
 
 class SearchObserver(Protocol):
@@ -377,8 +377,8 @@ class RetrieverStage:
     """
 
     name: str  # spelling in the expression, without a depth
-    ranked: RankedRows  # cut to the depth that was requested
-    seconds: float  # without the time of its inputs and of the question encoders
+    ranked: RankedRows  # ranked rows, cut to the requested depth
+    seconds: float  # seconds of the stage, without its inputs and the question encoders
     retriever: SnapshotRetriever | None = None  # None: an intermediate list of `RankedRows.legs`
     # question encoders that the stage or its inputs used
     encoders: tuple[QuestionEncoder, ...] = ()
@@ -450,8 +450,8 @@ class StageTimer:
         if retriever.is_stage:
             own_seconds = elapsed - sum(stage.seconds for child in child_stages for stage in child.iter_stages())
             encoders = tuple({id(encoder): encoder for encoder in queries.used_encoders[n_encoders_before:]}.values())
-            inputs = (*child_stages, *_iter_extra_stages(ranked, child_stages))
-            stage = RetrieverStage(retriever.name, ranked, max(own_seconds, 0.0), retriever, encoders, inputs)
+            input_stages = (*child_stages, *_iter_extra_stages(ranked, child_stages))
+            stage = RetrieverStage(retriever.name, ranked, max(own_seconds, 0.0), retriever, encoders, input_stages)
             self._input_stages[-1].append(stage)
         else:
             self._input_stages[-1].extend(child_stages)

@@ -59,10 +59,10 @@ class FilteredRetriever(SnapshotRetriever):
             UsageError: the snapshot has no passage of the given kinds.
         """
         conditions = self._conditions.items()
-        mask_by_field = {field: self.snapshot.match_rows(field, field_values) for field, field_values in conditions}
-        if self.snapshot.n and not mask_by_field.get("kind", np.True_).any():
+        mask_by_column = {column: self.snapshot.match_rows(column, field_values) for column, field_values in conditions}
+        if self.snapshot.n and not mask_by_column.get("kind", np.True_).any():
             raise self._create_kind_error()
-        is_allowed = np.logical_and.reduce(list(mask_by_field.values()))
+        is_allowed = np.logical_and.reduce(list(mask_by_column.values()))
         n_allowed = max(int(is_allowed.sum()), 1)
         most = min(self.most, max(k, self._max_depth or self.most))
         depth = min(most, k * -(-len(is_allowed) // n_allowed))
@@ -85,8 +85,8 @@ class FilteredRetriever(SnapshotRetriever):
         requested_structures = self.snapshot.manifest.content.recipe.get("chunk", {}).get("structures", ())
         structures = [STRUCTURES[kind] for kind in kinds if kind in STRUCTURES]
         if missing_names := sorted({*structures} - {*requested_structures}):
-            all_names = ",".join([*requested_structures, *missing_names])
-            message += f": build it with --structures {all_names}, or leave out the condition"
+            structure_names = ",".join([*requested_structures, *missing_names])
+            message += f": build it with --structures {structure_names}, or leave out the condition"
         return UsageError(message)
 
     def _select(self, ranked: RankedRows, is_match: npt.NDArray[Any], k: int) -> RankedRows:
@@ -111,7 +111,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
         raise call.arguments[1].error("where filters one retriever: name an index or a call, then kind=table")
     if not call.options:
         raise call.error(f"where has no condition: add kind= and one of {', '.join(PASSAGE_KINDS)}, or language=")
-    conditions = {WHERE_COLUMNS[field]: _parse_values(node) for field, node in call.options.items()}
+    conditions = {WHERE_COLUMNS[name]: _parse_values(node) for name, node in call.options.items()}
     if unknown_kinds := [kind for kind in conditions.get("kind", ()) if kind not in PASSAGE_KINDS]:
         raise call.options["kind"].error(
             f"there is no kind {unknown_kinds[0]!r} of passages: choose from {', '.join(PASSAGE_KINDS)}"

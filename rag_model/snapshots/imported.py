@@ -136,7 +136,7 @@ def plan_import(
     # The inputs do not contain paths, so records are found again after the files are moved.
     vector_identities = vectors.identify_files()
     passage_identities = _identify_passages(urls, vector_identities)
-    part_rows, tasks = vectors.part_rows(part_bytes), []
+    part_rows, tasks = vectors.count_part_rows(part_bytes), []
     for first_row in range(0, vectors.n, part_rows):
         end_row = min(first_row + part_rows, vectors.n)
         ranges = tuple(_split_range(urls, row_counts, first_row, end_row)) if has_ranges else ()

@@ -30,10 +30,10 @@ from rag_model.evaluation.retrieval.judging import RetrievalJudge, retrieve
 from rag_model.index.factory import with_refinement
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.kind import IndexMeasurement, SparseQuerySet, TextQuerySet, TokenQuerySet, get_kind_of_entry
-from rag_model.index.quality.results import IndexHealth, OperatingPoint, percentile5
+from rag_model.index.quality.results import IndexHealth, OperatingPoint, compute_p5
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.retrieve.factory import open_retriever
-from rag_model.retrieve.indexes import index_files
+from rag_model.retrieve.indexes import get_index_files
 from rag_model.snapshots.content import BuiltIndex
 from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
@@ -82,7 +82,7 @@ class SnapshotMetrics:
         recalls = self.recalls[index_name].recalls
         metrics: dict[str, Any] = {
             f"recall@{self.k}": round(float(recalls.mean()), 4),
-            f"recall@{self.k}_p5": round(percentile5(recalls), 4),
+            f"recall@{self.k}_p5": round(compute_p5(recalls), 4),
         }
         if index_name in self.operating_points:
             metrics["distances"] = round(self.operating_points[index_name].distances, 1)
@@ -132,7 +132,7 @@ def measure_index(snapshot: Snapshot, name: str, query_set: AnyQuerySet) -> Inde
         InputError: the index or its vectors are damaged.
     """
     entry = snapshot.manifest.content.indexes[name]
-    return get_kind_of_entry(entry).measure(index_files(snapshot, name), entry, query_set)
+    return get_kind_of_entry(entry).measure(get_index_files(snapshot, name), entry, query_set)
 
 
 def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
@@ -301,7 +301,7 @@ def tune_index(
         entry, query_set = content.indexes[name], get_query_set(content.representation_of(name))
         search = {parameter: start_search.get(parameter, setting) for parameter, setting in entry["search"].items()}
         start_entry = {**entry, "search": search}
-        tuning = get_kind_of_entry(entry).tune(index_files(snapshot, name), start_entry, query_set, target)
+        tuning = get_kind_of_entry(entry).tune(get_index_files(snapshot, name), start_entry, query_set, target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
     return dict(store.memo.get_or_create("tune", _list_tune_inputs(content, name, target, recipe), produce)[0].stats)

@@ -40,7 +40,7 @@ from isolated_run import WorkCost, run_alone
 from synthetic import Synthetic
 
 from rag_model.index.files import engine
-from rag_model.index.graphs.cells import cell_sample_size
+from rag_model.index.graphs.cells import count_cell_sample
 from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.index.recipe import IndexRecipe, VectorPlan, count_lists, resolve
 from rag_model.index.search import open_index
@@ -162,7 +162,7 @@ def _count_centroids(plan: VectorPlan) -> int:
 
 
 def _sample_size(plan: VectorPlan) -> int:
-    return cell_sample_size(plan) if plan.kind == "hnsw" else plan.train_sample
+    return count_cell_sample(plan) if plan.kind == "hnsw" else plan.train_sample
 
 
 def name_device() -> str:

@@ -51,13 +51,13 @@ from rag_model.index.graphs.graph import (
     NO_LINK,
     CellGraph,
     ScoredLinks,
-    links_per_node,
+    count_node_links,
     pack_links,
-    similarities,
+    score_targets,
 )
 from rag_model.index.graphs.history import CellHistory, CellQuality
-from rag_model.index.graphs.kind import KIND, _load_trained
-from rag_model.index.graphs.stitch import CrossLinks, Shard, link_across_border
+from rag_model.index.graphs.kind import KIND, _load_trained_file
+from rag_model.index.graphs.stitch import CellShard, CrossLinks, link_across_border
 from rag_model.index.graphs.update import SEARCH_TURNS, load_graph, update_cell_graph, update_cross_links
 from rag_model.index.quality.results import OperatingPoint
 from rag_model.index.quality.sweep import VectorQuerySet
@@ -155,7 +155,7 @@ class Bookwheel:
         """Train the cells and build their graphs."""
         self.plan, self.folder, self.trained = plan, folder, folder / "trained"
         KIND.train(plan, write_parts(folder, corpus.vectors, PARTS), self.trained)
-        self.partition = _load_trained(plan, self.trained)[0]
+        self.partition = _load_trained_file(plan, self.trained)[0]
         start = process_time()
         self.cells = [Cell.build(plan, corpus, *rows) for rows in group_by_cell(plan, self.partition, corpus)]
         self.build_seconds = process_time() - start
@@ -189,7 +189,7 @@ class Bookwheel:
                 digests = cell.members.astype(np.uint64), cell.sources.astype(np.uint64)
                 is_original = np.ones(len(cell.members), np.bool_)
                 history = CellHistory(0, len(is_original), CellQuality(0.0, 0.0, 1.0), is_original, *digests)
-                Shard(cell.lists, cell.crossings, history).write(plan, number, shard)
+                CellShard(cell.lists, cell.crossings, history).write(plan, number, shard)
         openers = [path_opener(path) for path in pieces], [path_opener(path) for path in shards]
         stats = KIND.merge(plan, trained, parts, *openers, out)
         index = faiss.read_index(str(out))
@@ -215,7 +215,7 @@ class Hnswlib:
         self.plan, self.rows = plan, corpus.rows
         start = process_time()
         self.index = hnswlib.Index("ip", plan.d)
-        settings = {"M": links_per_node(plan), "ef_construction": plan.ef_construction}
+        settings = {"M": count_node_links(plan), "ef_construction": plan.ef_construction}
         self.index.init_index(len(corpus.rows), allow_replace_deleted=True, **settings)
         self.index.set_num_threads(1)
         self.index.add_items(corpus.vectors, corpus.rows)
@@ -248,7 +248,7 @@ class Hnswlib:
         is_link = np.arange(lists.shape[1] - 1) < (lists[:, :1] & 0xFFFF)
         links = np.where(is_link, rows[np.where(is_link, lists[:, 1:], 0)], -1)
         keys = np.full(links.shape, NO_LINK)
-        keys[rows] = pack_links(similarities(corpus.vectors[rows], corpus.vectors, links, "ip"), links)
+        keys[rows] = pack_links(score_targets(corpus.vectors[rows], corpus.vectors, links, "ip"), links)
         keys.sort(axis=1)
         return load_graph(self.plan, keys, np.arange(len(rows)), len(rows), corpus.vectors)
 

@@ -86,9 +86,9 @@ class Links:
     def __init__(self, graph: GraphFile) -> None:
         self._graph = graph
 
-    def bottom(self, nodes: Rows) -> np.ndarray:
+    def read_links(self, nodes: Rows) -> np.ndarray:
         """Return the neighbours of the nodes in the bottom layer."""
-        return self._graph.bottom(nodes)
+        return self._graph.read_links(nodes)
 
 
 def measure_codecs(

@@ -23,7 +23,7 @@ from rag_model.encoders.muvera import Muvera
 from rag_model.index.build import run_stages
 from rag_model.index.files.engine import Rows, Vectors, faiss
 from rag_model.index.kind import get_kind_for_factory
-from rag_model.index.recipe import IndexRecipe, default_search
+from rag_model.index.recipe import IndexRecipe, choose_search
 from rag_model.index.search import open_index
 
 SHARE = 0.95
@@ -65,7 +65,7 @@ def measure_index(factory: str, vectors: Path, question_vectors: Vectors, best: 
 
 
 def _widest_search(factory: str) -> dict[str, int]:
-    return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else default_search(factory)
+    return {"efSearch": 2 * _FIRST} if factory.startswith("HNSW") else choose_search(factory)
 
 
 def measure(data: TokenSample, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

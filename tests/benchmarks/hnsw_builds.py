@@ -81,7 +81,7 @@ def one_shot(plan: VectorPlan, parts: Sequence[Path], out: Path) -> Build:
 
 def _one_shot(factory: str, metric: Metric, ef_construction: int, parts: Sequence[Path], out: Path) -> None:
     vectors = np.concatenate([np.load(part) for part in parts])
-    index = faiss.index_factory(vectors.shape[1], factory, engine.faiss_metric(metric))
+    index = faiss.index_factory(vectors.shape[1], factory, engine.to_faiss_metric(metric))
     index.hnsw.efConstruction = ef_construction
     if not index.is_trained:
         index.train(vectors[np.random.default_rng(0).permutation(len(vectors))[:65_536]])
@@ -242,7 +242,7 @@ def _recall(curve: Sequence[OperatingPoint], distances: int) -> float | None:
 
 
 def _code_bytes(plan: VectorPlan) -> int:
-    index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
+    index = faiss.index_factory(plan.d, plan.factory, engine.to_faiss_metric(plan.metric))
     return int(index.storage.sa_code_size())
 
 

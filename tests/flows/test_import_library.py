@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rag_model.index.kind import get_kind_of_entry
-from rag_model.retrieve.indexes import index_files
+from rag_model.retrieve.indexes import get_index_files
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 
@@ -153,7 +153,7 @@ def test_published_index_files_become_indexes_with_faiss_hits(
             "plain": ("exact", "Flat", {}),
         }
         for name, plain in reference.items():
-            paths = index_files(snapshot, name)
+            paths = get_index_files(snapshot, name)
             assert paths.index.read_bytes() == (tmp_path / name).read_bytes()
             opened = get_kind_of_entry(entries[name]).open(paths, entries[name])
             hits = opened.search(vectors[::10], 20)

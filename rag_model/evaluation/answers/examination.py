@@ -53,7 +53,7 @@ from rag_model.reading.concat import ConcatReader
 from rag_model.reading.reader import Reader, ReaderName
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit, Retriever
-from rag_model.retrieve.indexes import index_kind, index_names
+from rag_model.retrieve.indexes import get_index_kind, list_index_names
 from rag_model.retrieve.retriever import QuestionEncoder, RankedRows, SnapshotRetriever
 from rag_model.store.objects.memo import Record, StageResult
 from rag_model.store.store import Store
@@ -177,7 +177,9 @@ def open_other_retrievers(
     reader_expression = own or snapshot.manifest.content.default_retriever
     weighs_passages = encoder is not None
     retrievers: dict[str, SnapshotRetriever] = {}
-    bm25_index = next((name for name in index_names(snapshot) if index_kind(snapshot, name) == _BM25_KIND), None)
+    bm25_index = next(
+        (name for name in list_index_names(snapshot) if get_index_kind(snapshot, name) == _BM25_KIND), None
+    )
     if bm25_index is not None and bm25_index != reader_expression:
         retrievers[BM25] = open_retriever(snapshot, bm25_index, encoder=encoder, store=store, products=weighs_passages)
     if weighs_passages and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):

@@ -107,7 +107,7 @@ def _time_query(
     retriever.build_hits(timer.time_batch(retriever, queries, k))
     elapsed = time.perf_counter() - start_time
     for encoder in {id(encoder): encoder for encoder in queries.used_encoders}.values():
-        seconds_by_encoder.setdefault(id(encoder), []).append(queries.seconds_of(encoder))
+        seconds_by_encoder.setdefault(id(encoder), []).append(queries.get_encoding_seconds(encoder))
     for label, stage in zip(label_stages(timer.stages), timer.stages, strict=True):
         seconds_by_stage.setdefault(label, []).append(stage.seconds)
     return max(0.0, elapsed - queries.encoding_seconds - sum(stage.seconds for stage in timer.stages))

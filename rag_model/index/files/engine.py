@@ -9,9 +9,9 @@ first two compare vectors with all centroids, which is most of the work of train
 Codes are still computed on the CPU, so every factory works and any machine can read the file. A
 cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting for
 this: with a faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses
-the GPU that it claims, and one local worker runs for each GPU. float32 sums differ there in their
-last bits, so the bytes of an index are reproducible among machines with a GPU, and among machines
-without one, but not between both.
+the GPU that it claims, and one local worker runs for each GPU. On a GPU, float32 sums differ in
+their last bits, so the bytes of an index are reproducible among machines with a GPU, and among
+machines without one, but not between both.
 
 Sources: https://github.com/facebookresearch/faiss/wiki/Faiss-on-the-GPU; Ootomo et al. CAGRA:
 highly parallel graph construction and approximate nearest neighbor search for GPUs. ICDE 2024.
@@ -48,7 +48,7 @@ Metric = Literal["ip", "l2"]
 Vectors = npt.NDArray[np.float32]
 Rows = npt.NDArray[np.int64]
 
-# fourcc, d, n, 2 unused, trained, metric: begins every index file
+# begins every index file: fourcc, d, n, two unused fields, is trained, metric
 HEADER = struct.Struct("<4siqqq?i")
 UNUSED = 1 << 20  # faiss's value of the unused fields
 
@@ -82,7 +82,7 @@ class translate_errors:  # noqa: N801 - used like a statement; a generator would
     __slots__ = ("_error", "_sentence")
 
     def __init__(self, error: type[BookwheelError], message: str) -> None:
-        """Set the error to raise."""
+        """Create a block that raises `error(message)` in place of a faiss exception."""
         self._error, self._sentence = error, message
 
     def __enter__(self) -> None:
@@ -96,19 +96,19 @@ class translate_errors:  # noqa: N801 - used like a statement; a generator would
             raise self._error(self._sentence) from cause
 
 
-def faiss_metric(metric: Metric) -> int:
-    """Return faiss's number of a metric."""
+def to_faiss_metric(metric: Metric) -> int:
+    """Return faiss's constant for a metric."""
     return _METRICS[metric]
 
 
-def metric_of(index: FaissIndex) -> Metric:
+def get_metric(index: FaissIndex) -> Metric:
     """Return the metric of an open index.
 
     Raises:
         InputError: the metric is neither inner product nor L2.
     """
-    for name, code in _METRICS.items():
-        if index.metric_type == code:
+    for name, metric_code in _METRICS.items():
+        if index.metric_type == metric_code:
             return name
     raise InputError(f"the index uses faiss metric {index.metric_type}: only inner product and L2 can be searched")
 
@@ -180,8 +180,8 @@ def search_bottom_level(graph: FaissIndex, vectors: Vectors, k: int, parameters:
     """
     entry_node = int(graph.hnsw.entry_point)
     entry_vector = faiss.downcast_index(graph.storage).reconstruct(entry_node)  # (d,)
-    is_product = metric_of(graph) == "ip"
-    distances = -(vectors @ entry_vector) if is_product else np.square(vectors - entry_vector).sum(axis=1)
+    uses_inner_product = get_metric(graph) == "ip"
+    distances = -(vectors @ entry_vector) if uses_inner_product else np.square(vectors - entry_vector).sum(axis=1)
     start_nodes, start_distances = np.full(len(vectors), entry_node, np.int32), distances.astype(np.float32)
     scores, rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
     graph.search_level_0(
@@ -232,25 +232,25 @@ def _get_gpu(process: int) -> tuple[Any, int]:
     return faiss.StandardGpuResources(), claim_gpu(count_gpus())
 
 
-def train_kmeans_on_gpu(lists: FaissIndex) -> list[Any]:
+def train_kmeans_on_gpu(ivf_index: FaissIndex) -> list[Any]:
     """Make `lists.train` run k-means on the GPU; return objects that must live until training
     ends.
     """
     if not has_gpu():
         return []
-    lists.clustering_index = create_flat_index(lists)
-    return [lists.clustering_index]
+    ivf_index.clustering_index = create_flat_index(ivf_index)
+    return [ivf_index.clustering_index]
 
 
-def create_flat_index(lists: FaissIndex) -> FaissIndex:
+def create_flat_index(ivf_index: FaissIndex) -> FaissIndex:
     """Return an empty flat index with the lists' metric for k-means, on this process's GPU if it
     has one.
     """
-    flat_index = faiss.IndexFlat(lists.d, lists.metric_type)
+    flat_index = faiss.IndexFlat(ivf_index.d, ivf_index.metric_type)
     if not has_gpu():
         return flat_index
-    resources, gpu = _get_gpu(os.getpid())
-    return faiss.index_cpu_to_gpu(resources, gpu, flat_index)
+    resources, gpu_number = _get_gpu(os.getpid())
+    return faiss.index_cpu_to_gpu(resources, gpu_number, flat_index)
 
 
 class ListAssigner:
@@ -280,8 +280,8 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     """
     if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
         return False
-    squared_lengths = np.einsum("nd,nd->n", vectors, vectors)
-    return metric != "ip" or bool(np.allclose(squared_lengths, 1.0, atol=_UNIT_TOLERANCE))
+    squared_norms = np.einsum("nd,nd->n", vectors, vectors)
+    return metric != "ip" or bool(np.allclose(squared_norms, 1.0, atol=_UNIT_TOLERANCE))
 
 
 def build_cagra_graph(vectors: Vectors, n_links: int, metric: Metric) -> FaissIndex:
@@ -290,11 +290,11 @@ def build_cagra_graph(vectors: Vectors, n_links: int, metric: Metric) -> FaissIn
     The index has only the bottom level. The upper levels of an index are built when its cells are
     merged; in a cell they would only serve the searches at its border, and be built on the CPU.
     """
-    resources, gpu = _get_gpu(os.getpid())
+    resources, gpu_number = _get_gpu(os.getpid())
     config = faiss.GpuIndexCagraConfig()
-    config.device = gpu
+    config.device = gpu_number
     config.graph_degree, config.intermediate_graph_degree = 2 * n_links, 4 * n_links
-    cagra_index = faiss.GpuIndexCagra(resources, vectors.shape[1], faiss_metric(metric), config)
+    cagra_index = faiss.GpuIndexCagra(resources, vectors.shape[1], to_faiss_metric(metric), config)
     cagra_index.train(vectors)
     graph = faiss.IndexHNSWCagra()
     graph.base_level_only = True

@@ -108,10 +108,10 @@ class FaissFlatSource:
             raise InputError(f"{path} is a faiss index of the type {error}: vectors are read from Flat") from error
         except ValueError as error:
             raise InputError(f"{path} is not a complete faiss index ({error}): copy it again") from error
-        kind, d, n = struct.unpack_from("<4siq", header)
-        if kind not in FLAT_KINDS or not 0 < d <= MAX_DIM:
+        fourcc, d, n = struct.unpack_from("<4siq", header)
+        if fourcc not in FLAT_KINDS or not 0 < d <= MAX_DIM:
             raise InputError(f"{path} is a faiss index of another type than Flat: give a Flat index, or the vectors")
-        source = cls(path, n, d, "l2" if kind == b"IxF2" else "ip", np.dtype("<f4"))
+        source = cls(path, n, d, "l2" if fourcc == b"IxF2" else "ip", np.dtype("<f4"))
         if source.id_file.exists():
             with source.id_file.open("rb") as file:
                 n_ids = sum(1 for _ in file)
@@ -121,7 +121,7 @@ class FaissFlatSource:
 
     @property
     def id_file(self) -> Path:
-        """The path of the ids, which need not exist."""
+        """The path of the file of ids, which may be missing."""
         return self.path.with_name("docid")
 
     def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
@@ -167,38 +167,38 @@ class ParquetSource:
             with open_parquet(path) as file:
                 name = _choose_column(path, file.schema_arrow, column)
                 check_groups(path, file, [name], path.stat().st_size, end=1)
-                kind = file.schema_arrow.field(name).type
+                data_type = file.schema_arrow.field(name).type
                 n = file.metadata.num_rows
-                d = kind.list_size if pa.types.is_fixed_size_list(kind) else _read_first_length(file, name)
+                d = data_type.list_size if pa.types.is_fixed_size_list(data_type) else _read_first_length(file, name)
         except PagesError as error:
             raise InputError(f"{path} {error}: write it again") from error
         except OSError as error:
-            cause = error.strerror or format_error(error)
-            raise InputError(f"cannot read {path}: {cause}") from error
+            reason = error.strerror or format_error(error)
+            raise InputError(f"cannot read {path}: {reason}") from error
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise InputError(f"{path} is not a complete Parquet file: copy it again") from error
         if d > MAX_DIM:
             raise InputError(f"{path} holds vectors of {d:,} dimensions: give at most {MAX_DIM:,}")
         if n and d == 0:
             raise InputError(f"row 0 of column {name} in {path} is empty: every row needs a vector")
-        return cls(path, name, n, d, np.dtype(_FLOATS[kind.value_type]))
+        return cls(path, name, n, d, np.dtype(_FLOATS[data_type.value_type]))
 
     def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
         """Yield blocks of at most `max_rows` rows, (m, d), in order; read only the row groups that
         have them.
         """
-        row = first
+        file_row = first
         try:
             with open_parquet(self.path) as file:
                 check_groups(self.path, file, [self.column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, min(max_rows, 1 << 16), [self.column], first, end):
-                    yield self._to_matrix(batch.column(0), row)
-                    row += len(batch)
+                    yield self._to_matrix(batch.column(0), file_row)
+                    file_row += len(batch)
         except PagesError as error:
             raise InputError(f"{self.path} {error}: write it again") from error
         except (pa.ArrowException, OSError) as error:
-            sentence = f"{self.path} cannot be read from row {row} on ({format_error(error)}): write it again"
-            raise InputError(sentence) from error
+            message = f"{self.path} cannot be read from row {file_row} on ({format_error(error)}): write it again"
+            raise InputError(message) from error
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
         """Return the values of the column `id`, `_id` or `docid`, as texts.
@@ -206,20 +206,20 @@ class ParquetSource:
         Raises:
             InputError: the column is damaged.
         """
-        names = pq.read_schema(self.path).names
-        column = next((name for name in ("id", "_id", "docid") if name in names), None)
-        return None if column is None else self._iter_column(column, first, end)
+        column_names = pq.read_schema(self.path).names
+        id_column = next((name for name in ("id", "_id", "docid") if name in column_names), None)
+        return None if id_column is None else self._iter_column(id_column, first, end)
 
     def _iter_column(self, column: str, first: int, end: int) -> Iterator[str]:
         try:
             with open_parquet(self.path) as file:
                 check_groups(self.path, file, [column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, 1 << 12, [column], first, end):
-                    for cell in batch.column(0).to_pylist():
-                        yield cell.decode() if isinstance(cell, bytes) else str(cell)
+                    for id_value in batch.column(0).to_pylist():
+                        yield id_value.decode() if isinstance(id_value, bytes) else str(id_value)
         except (pa.ArrowException, OSError, ValueError) as error:
-            sentence = f"the column {column} of {self.path} cannot be read ({format_error(error)}): write it again"
-            raise InputError(sentence) from error
+            message = f"the column {column} of {self.path} cannot be read ({format_error(error)}): write it again"
+            raise InputError(message) from error
 
     def _to_matrix(self, lists: Any, first_row: int) -> Block:
         lengths = lists.value_lengths().to_numpy(zero_copy_only=False)  # NaN for a missing row
@@ -257,10 +257,10 @@ def _choose_column(path: Path, schema: pa.Schema, column: str | None) -> str:
     return str(vector_columns[0])
 
 
-def _holds_vectors(kind: pa.DataType) -> bool:
+def _holds_vectors(dtype: pa.DataType) -> bool:
     types = pa.types
-    is_list = types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind)
-    return bool(is_list and kind.value_type in _FLOATS)
+    is_list = types.is_fixed_size_list(dtype) or types.is_list(dtype) or types.is_large_list(dtype)
+    return bool(is_list and dtype.value_type in _FLOATS)
 
 
 def _read_first_length(file: pq.ParquetFile, column: str) -> int:
@@ -271,7 +271,7 @@ def _read_first_length(file: pq.ParquetFile, column: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VectorInput:
-    """Inspected vectors: (n, d) in all, with the rows of the files in order."""
+    """The inspected vectors of all files: n rows of d dimensions, in the order of the files."""
 
     files: tuple[VectorSource, ...]
 
@@ -300,7 +300,7 @@ class VectorInput:
                 yield file, max(first - file_start, 0), min(end - file_start, file.n)
             file_start += file.n
 
-    def part_rows(self, part_bytes: int = PART_BYTES) -> int:
+    def count_part_rows(self, part_bytes: int = PART_BYTES) -> int:
         """Return the rows per part, for about equal parts of at most `part_bytes` as float32."""
         max_rows = max(1, part_bytes // (4 * self.d))
         return -(-self.n // -(-self.n // max_rows))
@@ -324,7 +324,7 @@ class VectorInput:
 
 
 def digest_files(paths: Sequence[Path]) -> dict[Path, str]:
-    """Return the digests of files, which several threads read.
+    """Return the digest of each file; several threads read the files.
 
     Raises:
         InputError: a file cannot be read.
@@ -344,8 +344,8 @@ def inspect_vectors(paths: Sequence[Path], column: str | None = None) -> VectorI
         column: column of Parquet files; None uses the only column of float lists.
 
     Raises:
-        InputError: a file is missing, damaged, of another dimension, or not of vectors; or all are
-            empty.
+        InputError: a file is missing or damaged, has no vectors, or differs from the first in
+            dimension; or all files are empty.
         UsageError: no path is given, or a file has several columns of vectors and `column` is None.
     """
     files = [_open_source(path, column) for input_path in paths for path in _list_files(input_path)]
@@ -383,7 +383,7 @@ def split_into_parts(
     Raises:
         InputError: a row is refused (the message names it), no row is left, or a file is damaged.
     """
-    part, n_filled = np.empty((vectors.part_rows(part_bytes), vectors.d), vectors.dtype), 0
+    part, n_filled = np.empty((vectors.count_part_rows(part_bytes), vectors.d), vectors.dtype), 0
     kept_rows: list[Rows] = []
     for block_rows, block in iter_finite_rows(vectors, invalid):
         kept_rows.append(block_rows)
@@ -408,7 +408,8 @@ def iter_finite_rows(
     end: int | None = None,
     advice: str = "correct the file, or drop such rows with --invalid drop",
 ) -> Iterator[tuple[Rows, Block]]:
-    """Yield the row numbers, over all files, and the values of finite rows of [first, end).
+    """Yield blocks of the finite rows in [first, end): their numbers over all files, and their
+    values.
 
     `advice` ends the message of a row that is not finite.
 
@@ -418,7 +419,7 @@ def iter_finite_rows(
     """
     global_row = first
     for file, file_first, file_end in vectors.split_rows(first, vectors.n if end is None else end):
-        row = file_first
+        file_row = file_first
         for raw_block in file.blocks(max(1, _BLOCK_BYTES // (4 * vectors.d)), file_first, file_end):
             # an overflowing float64 becomes an infinity, detected below
             with np.errstate(over="ignore"):
@@ -426,13 +427,13 @@ def iter_finite_rows(
             bad_rows = _find_non_finite_rows(block)
             if len(bad_rows) and invalid == "refuse":
                 raise InputError(
-                    f"row {row + bad_rows[0]} of {file.path} holds a NaN or an infinity"
+                    f"row {file_row + bad_rows[0]} of {file.path} holds a NaN or an infinity"
                     + (f", and so do {len(bad_rows) - 1} more near it" if len(bad_rows) > 1 else "")
                     + f": {advice}"
                 )
             finite_rows = np.delete(np.arange(len(block)), bad_rows)
             yield finite_rows + global_row, block[finite_rows] if len(bad_rows) else block
-            row += len(block)
+            file_row += len(block)
             global_row += len(block)
 
 

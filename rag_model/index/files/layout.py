@@ -33,11 +33,11 @@ _BLOCK_NODES = 1 << 18  # nodes checked at once: a few megabytes
 _MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up to 256
 
 Require = Callable[[object], None]
-_HEADER = "iqqqBi"  # d, n, 2 unused, trained, metric: follows the fourcc
+_HEADER = "iqqqBi"  # follows the fourcc: d, n, two unused fields, is trained, metric
 MAX_DIM = 1 << 20  # faiss's own limit
 _MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
 FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
-_GRAPHS = (b"IHNf", b"IHNs")  # over vectors, or over scalar codes
+_GRAPHS = (b"IHNf", b"IHNs")  # graphs over vectors, and over scalar codes
 _LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
 _ALLOWED = (*FLAT_KINDS, *_GRAPHS, *_LISTS, b"IxPT", b"IxRF", b"IxSQ")
 _TRANSFORMS = (b"LTra", b"rrot", b"PcAm", b"Pcam")
@@ -76,16 +76,16 @@ def check_levels(
     upper_nodes, start_arrays = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     require(offsets[0] == 0 and offsets[-1] == len(links))
     for first_node in range(0, len(levels), _BLOCK_NODES):
-        block = levels[first_node : first_node + _BLOCK_NODES]
-        require(block.min() >= 1 and block.max() < len(slots))
-        node_levels[first_node : first_node + _BLOCK_NODES] = block
+        block_levels = levels[first_node : first_node + _BLOCK_NODES]
+        require(block_levels.min() >= 1 and block_levels.max() < len(slots))
+        node_levels[first_node : first_node + _BLOCK_NODES] = block_levels
         first_slots = offsets[first_node : first_node + _BLOCK_NODES + 1]
-        require(bool((np.diff(first_slots) == level_ends[block]).all()))
-        high_nodes = np.flatnonzero(block > 1)
-        upper_nodes.append(first_node + high_nodes)
-        start_arrays.append(np.asarray(first_slots[high_nodes]))
-    entry_point, top = walk_from
-    require(entry_point < 0 or node_levels[entry_point] == top + 1)
+        require(bool((np.diff(first_slots) == level_ends[block_levels]).all()))
+        high_positions = np.flatnonzero(block_levels > 1)
+        upper_nodes.append(first_node + high_positions)
+        start_arrays.append(np.asarray(first_slots[high_positions]))
+    entry_point, top_level = walk_from
+    require(entry_point < 0 or node_levels[entry_point] == top_level + 1)
     for level, targets in _iter_upper_links(
         node_levels, links, level_ends, np.concatenate(upper_nodes), np.concatenate(start_arrays)
     ):
@@ -139,13 +139,13 @@ def _locate_links(start_byte: int, n_links: int, offsets: npt.NDArray[np.int64])
 
 
 def _locate_inverted_lists(start_byte: int, code_bytes: int, n_lists: int, list_numbers: Any, sizes: Any) -> RowLists:
-    all_sizes = np.zeros(n_lists, np.int64)
-    all_sizes[list_numbers] = sizes
-    return RowLists(start_byte, "<i8", code_bytes, False, all_sizes, np.zeros(n_lists, np.int64))
+    list_lengths = np.zeros(n_lists, np.int64)
+    list_lengths[list_numbers] = sizes
+    return RowLists(start_byte, "<i8", code_bytes, False, list_lengths, np.zeros(n_lists, np.int64))
 
 
 class _LayoutReader:
-    """A position in the file; each step reads one field and moves past it."""
+    """Reads a faiss file field by field, checks each field, and remembers its position."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.offset = file, size, 0
@@ -158,51 +158,53 @@ class _LayoutReader:
 
     def read_index(self, allowed: tuple[bytes, ...]) -> tuple[int, int]:
         """Read past an index; return its dimensions and its number of vectors."""
-        (kind,) = self._read("4s")
-        if kind not in allowed:
-            is_faiss_index = kind.isalnum() and kind[:1] == b"I"
-            raise UnsupportedIndexError(kind.decode()) if is_faiss_index else ValueError("no faiss index")
-        d, n = self._read_header()
-        self._get_reader(kind)(kind, d, n)
+        (fourcc,) = self._read_struct("4s")
+        if fourcc not in allowed:
+            is_faiss_index = fourcc.isalnum() and fourcc[:1] == b"I"
+            raise UnsupportedIndexError(fourcc.decode()) if is_faiss_index else ValueError("no faiss index")
+        d, n = self._read_index_header()
+        self._get_reader(fourcc)(fourcc, d, n)
         return d, n
 
     def _get_reader(self, kind: bytes) -> Callable[[bytes, int, int], None]:
         if kind in _GRAPHS:
-            return self._read_graph
+            return self._read_graph_index
         if kind in _LISTS:
-            return self._read_lists
-        return {b"IxPT": self._read_pretransform, b"IxRF": self._read_refinement, b"IxSQ": self._read_scalar}.get(
-            kind, self._read_flat
-        )
+            return self._read_ivf_index
+        return {
+            b"IxPT": self._read_pretransform_index,
+            b"IxRF": self._read_refine_index,
+            b"IxSQ": self._read_scalar_index,
+        }.get(kind, self._read_flat_index)
 
-    def _read_header(self) -> tuple[int, int]:
-        d, n, _, _, trained, metric = self._read(_HEADER)
-        self.require(0 <= d <= MAX_DIM and n >= 0 and trained in (0, 1) and metric >= 0)
-        if metric > 1:
-            raise UnsupportedIndexError(f"metric {metric}")
+    def _read_index_header(self) -> tuple[int, int]:
+        d, n, _, _, is_trained, metric_code = self._read_struct(_HEADER)
+        self.require(0 <= d <= MAX_DIM and n >= 0 and is_trained in (0, 1) and metric_code >= 0)
+        if metric_code > 1:
+            raise UnsupportedIndexError(f"metric {metric_code}")
         return d, n
 
-    def _read_flat(self, kind: bytes, d: int, n: int) -> None:
+    def _read_flat_index(self, kind: bytes, d: int, n: int) -> None:
         self.require(self._skip_array(4) == n * d)
 
-    def _read_scalar(self, kind: bytes, d: int, n: int) -> None:
+    def _read_scalar_index(self, kind: bytes, d: int, n: int) -> None:
         code_bytes = self._read_scalar_codec(d)
         self.require(self._skip_array(1) == n * code_bytes)
 
-    def _read_graph(self, kind: bytes, d: int, n: int) -> None:
+    def _read_graph_index(self, kind: bytes, d: int, n: int) -> None:
         self._skip_array(8)
         slots = self._read_array("<i4", max_count=1 << 10)
         check_slots(slots, self.require)
         levels, offsets, links = self._map_array("<i4"), self._map_array("<i8"), self._map_array("<i4")
         self.require(len(levels) == n and len(offsets) == n + 1)
         self.locate_lists = partial(_locate_links, self.offset - links.nbytes, int(slots[1]), offsets)
-        entry, top, _, _, _ = self._read("iiiii")
+        entry, top, _, _, _ = self._read_struct("iiiii")
         self.require(-1 <= entry < max(n, 1) and -1 <= top < len(slots) and (n == 0) == (entry < 0))
         check_levels(levels, offsets, links, slots, (entry, top), self.require)
         self.require(self.read_index(FLAT_KINDS if kind == b"IHNf" else (b"IxSQ",)) == (d, n))
 
-    def _read_pretransform(self, kind: bytes, d: int, n: int) -> None:
-        (n_transforms,) = self._read("i")
+    def _read_pretransform_index(self, kind: bytes, d: int, n: int) -> None:
+        (n_transforms,) = self._read_struct("i")
         self.require(0 <= n_transforms <= _MAX_TRANSFORMS)
         for _ in range(n_transforms):
             in_dim, out_dim = self._read_transform()
@@ -212,42 +214,42 @@ class _LayoutReader:
 
     def _read_transform(self) -> tuple[int, int]:
         """Read past a linear transform; return its input and output dimensions."""
-        (kind,) = self._read("4s")
-        if kind not in _TRANSFORMS:
-            raise UnsupportedIndexError(kind.decode("latin-1"))
-        if kind in (b"PcAm", b"Pcam"):
-            self._read("f?i" if kind == b"PcAm" else "ff?i")
+        (fourcc,) = self._read_struct("4s")
+        if fourcc not in _TRANSFORMS:
+            raise UnsupportedIndexError(fourcc.decode("latin-1"))
+        if fourcc in (b"PcAm", b"Pcam"):
+            self._read_struct("f?i" if fourcc == b"PcAm" else "ff?i")
             for _ in range(3):
                 self._skip_array(4)
-        (has_bias,) = self._read("?")
+        (has_bias,) = self._read_struct("?")
         matrix_size, bias_size = self._skip_array(4), self._skip_array(4)
-        in_dim, out_dim, _ = self._read("ii?")
+        in_dim, out_dim, _ = self._read_struct("ii?")
         self.require(0 < in_dim <= MAX_DIM and 0 < out_dim <= MAX_DIM and matrix_size == in_dim * out_dim)
         self.require(bias_size == out_dim if has_bias else bias_size in (0, out_dim))
         return int(in_dim), int(out_dim)
 
-    def _read_refinement(self, kind: bytes, d: int, n: int) -> None:
+    def _read_refine_index(self, kind: bytes, d: int, n: int) -> None:
         self.require(self.read_index((*_LISTS, b"IxPT")) == (d, n))
         self.require(self.read_index((*FLAT_KINDS, b"IxSQ")) == (d, n))
-        (factor,) = self._read("f")
-        self.require(1 <= factor < 1 << 20)
+        (refine_factor,) = self._read_struct("f")
+        self.require(1 <= refine_factor < 1 << 20)
 
-    def _read_lists(self, kind: bytes, d: int, n: int) -> None:
-        n_lists, _ = self._read("QQ")
+    def _read_ivf_index(self, kind: bytes, d: int, n: int) -> None:
+        n_lists, _ = self._read_struct("QQ")
         self.require(self.read_index((*FLAT_KINDS, b"IHNf")) == (d, n_lists))
-        (direct_map_type,) = self._read("b")
+        (direct_map_type,) = self._read_struct("b")
         if direct_map_type in (1, 2):
             raise UnsupportedIndexError(f"{kind.decode()} with a direct map")
         self.require(direct_map_type == 0 and self._skip_array(8) == 0)
         code_bytes = self._read_codec(kind, d)
-        (storage_code,) = self._read("4s")
-        if storage_code != b"ilar":
-            raise UnsupportedIndexError(f"lists {storage_code.decode('latin-1')!r}")
-        self.require(self._read("QQ") == (n_lists, code_bytes))
+        (storage_fourcc,) = self._read_struct("4s")
+        if storage_fourcc != b"ilar":
+            raise UnsupportedIndexError(f"lists {storage_fourcc.decode('latin-1')!r}")
+        self.require(self._read_struct("QQ") == (n_lists, code_bytes))
         list_numbers, list_sizes = self._read_sizes(n_lists)
         self.require(list_sizes.sum() == n)
         self.locate_lists = partial(_locate_inverted_lists, self.offset, code_bytes, n_lists, list_numbers, list_sizes)
-        self._skip(n * (code_bytes + 8))
+        self._skip_bytes(n * (code_bytes + 8))
 
     def _read_codec(self, kind: bytes, d: int) -> int:
         """Read past the codec of lists; return the bytes per code."""
@@ -255,29 +257,29 @@ class _LayoutReader:
             return 4 * d
         if kind in (b"IwSQ", b"IwSq"):
             code_bytes = self._read_scalar_codec(d)
-            self.require(self._read("Q") == (code_bytes,))
+            self.require(self._read_struct("Q") == (code_bytes,))
             if kind == b"IwSq":
-                self._read("?")
+                self._read_struct("?")
             return code_bytes
         return self._read_product_codec(d) if kind == b"IwPQ" else self._read_rabitq_codec(kind, d)
 
     def _read_scalar_codec(self, d: int) -> int:
-        scalar_type, _, _, code_dim, width = self._read("iifQQ")
+        scalar_type, _, _, code_dim, width = self._read_struct("iifQQ")
         self.require(scalar_type in _SCALAR_BITS and code_dim == d and width == -(-_SCALAR_BITS[scalar_type] * d // 8))
         self._skip_array(4)
         return int(width)
 
     def _read_product_codec(self, d: int) -> int:
-        _, code_bytes = self._read("?Q")
-        code_dim, n_pieces, bits = self._read("QQQ")
+        _, code_bytes = self._read_struct("?Q")
+        code_dim, n_pieces, bits = self._read_struct("QQQ")
         self.require(code_dim == d and 0 < n_pieces <= d and 0 < bits <= 16 and code_bytes == -(-n_pieces * bits // 8))
         self.require(self._skip_array(4) == d << bits)
         return int(code_bytes)
 
     def _read_rabitq_codec(self, kind: bytes, d: int) -> int:
-        code_dim, width, _ = self._read("QQi")
-        (bits,) = self._read("Q") if kind == b"Iwrr" else (1,)
-        (code_size, _, query_bits) = self._read("Q?B")
+        code_dim, width, _ = self._read_struct("QQi")
+        (bits,) = self._read_struct("Q") if kind == b"Iwrr" else (1,)
+        (code_size, _, query_bits) = self._read_struct("Q?B")
         self.require(
             code_dim == d and width == code_size and 0 < bits <= 9 and query_bits <= 8 and 0 < width <= 8 * d + 64
         )
@@ -285,16 +287,16 @@ class _LayoutReader:
 
     def _read_sizes(self, n_lists: int) -> tuple[Any, Any]:
         """Read past the sizes of inverted lists; return the numbers of lists, and their sizes."""
-        (encoding,) = self._read("4s")
-        if encoding == b"full":
+        (sizes_fourcc,) = self._read_struct("4s")
+        if sizes_fourcc == b"full":
             list_sizes = self._read_array("<u8")
             self.require(len(list_sizes) == n_lists)
             list_numbers = slice(None)
         else:
-            self.require(encoding == b"sprs")
-            pairs = self._read_array("<u8")
-            self.require(len(pairs) % 2 == 0)
-            list_numbers, list_sizes = pairs[::2], pairs[1::2]  # (2 m,) -> (m,), (m,)
+            self.require(sizes_fourcc == b"sprs")
+            size_pairs = self._read_array("<u8")
+            self.require(len(size_pairs) % 2 == 0)
+            list_numbers, list_sizes = size_pairs[::2], size_pairs[1::2]  # (2 m,) -> (m,), (m,)
             self.require(bool((list_numbers < n_lists).all()) and len(np.unique(list_numbers)) == len(list_numbers))
         # the sizes are bounded, so their sum does not overflow
         self.require(bool((list_sizes <= self._size).all()))
@@ -302,15 +304,15 @@ class _LayoutReader:
 
     def _skip_array(self, value_bytes: int) -> int:
         """Skip an array of `value_bytes` per value; return its length."""
-        (n_values,) = self._read("Q")
-        self._skip(n_values * value_bytes)
+        (n_values,) = self._read_struct("Q")
+        self._skip_bytes(n_values * value_bytes)
         return int(n_values)
 
     def _map_array(self, dtype: str) -> npt.NDArray[Any]:
         """Skip an array; return it memory-mapped if the file is on disk."""
-        (n_values,) = self._read("Q")
+        (n_values,) = self._read_struct("Q")
         start_byte = self.offset
-        self._skip(n_values * np.dtype(dtype).itemsize)
+        self._skip_bytes(n_values * np.dtype(dtype).itemsize)
         if not n_values:
             return np.empty(0, dtype)
         if isinstance(self._file, io.BytesIO):
@@ -318,20 +320,20 @@ class _LayoutReader:
         return np.memmap(self._file, dtype, "r", start_byte, (n_values,))
 
     def _read_array(self, dtype: str, max_count: int | None = None) -> Any:
-        (n_values,) = self._read("Q")
+        (n_values,) = self._read_struct("Q")
         start_byte, value_bytes = self.offset, np.dtype(dtype).itemsize
         self.require(max_count is None or n_values <= max_count)
-        self._skip(n_values * value_bytes)
+        self._skip_bytes(n_values * value_bytes)
         self._file.seek(start_byte)
         return np.frombuffer(self._file.read(n_values * value_bytes), dtype)
 
-    def _skip(self, n_bytes: int) -> None:
+    def _skip_bytes(self, n_bytes: int) -> None:
         self.require(n_bytes <= self._size - self.offset)
         self.offset += n_bytes
 
-    def _read(self, layout: str) -> tuple[Any, ...]:
+    def _read_struct(self, layout: str) -> tuple[Any, ...]:
         field_struct = struct.Struct("<" + layout.removeprefix("<"))
         start_byte = self.offset
-        self._skip(field_struct.size)
+        self._skip_bytes(field_struct.size)
         self._file.seek(start_byte)
         return field_struct.unpack(self._file.read(field_struct.size))

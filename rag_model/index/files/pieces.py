@@ -4,11 +4,11 @@ A piece is a sequence of `.npy` images in one file, beginning with the stamp of 
 is read in ranges of rows, from disk or from object storage. A truncated piece, or one of another
 build, is detected before any number in it is used.
 
-A piece of a kind with shards ends in *slices*, one per shard: there are shards x parts of them, so
-each has to be cheap. The layout of such a piece is a head, which the merge reads; all slices; a
-table of their locations; and the table's digest. With the table, a shard's worker fetches a slice
-by one range request and opens no piece. Head, slices and table are verified. A shard whose slices
-have the digests of a previous build is not built again.
+If the index kind has shards, a piece has one *slice* per shard. There are shards x parts slices, so
+each must be cheap. The layout of such a piece is a head, which the merge reads; all slices; a table
+of their locations; and the table's digest. With the table, a shard's worker fetches a slice by one
+range request and opens no piece. Head, slices and table are verified. A shard whose slices have the
+digests of a previous build is not built again.
 """
 
 import io
@@ -29,7 +29,7 @@ from rag_model.index.plan import IndexPlan
 Opener = Callable[[], BinaryIO]  # opens a local file or a blob for reading at any offset
 Array = npt.NDArray[Any]
 SliceTable = npt.NDArray[np.void]  # records of `SLICE_LOCATION_DTYPE`
-RangeReader = Callable[[int, int], bytes]  # returns bytes [start, end) of a piece, cut at its end
+RangeReader = Callable[[int, int], bytes]  # reads the bytes [start, end), or fewer at the end
 _DIGEST = 16  # stored bytes of a digest
 SLICE_LOCATION_DTYPE = np.dtype([("start", "<i8"), ("size", "<i8"), ("rows", "<i8"), ("digest", f"V{_DIGEST}")])
 
@@ -47,12 +47,12 @@ def compute_stamp(plan: IndexPlan, trained: Path, role: str, number: int) -> str
     """Return the stamp of a piece: a digest of plan, trained file, role and number."""
     file_stat = trained.stat()
     return digest_json(
-        [plan.piece_inputs(), _digest_trained(trained, file_stat.st_size, file_stat.st_mtime_ns), role, number]
+        [plan.piece_inputs(), _digest_trained_file(trained, file_stat.st_size, file_stat.st_mtime_ns), role, number]
     )
 
 
 @lru_cache(maxsize=16)
-def _digest_trained(trained: Path, size: int, mtime_ns: int) -> str:
+def _digest_trained_file(trained: Path, size: int, mtime_ns: int) -> str:
     """Digest a trained file once for all pieces; `size` and `mtime_ns` identify it."""
     return digest_file(trained)
 
@@ -77,7 +77,8 @@ class PieceReader:
     def __init__(self, file: BinaryIO, stamp: str | Collection[str], n_arrays: int, name: str) -> None:
         """Read the arrays' headers; `name` names the piece in errors.
 
-        `stamp` is the stamp of the piece, or several, of which it may have any.
+        `stamp` is the stamp of the piece, or a collection of stamps, one of which the piece must
+        have.
 
         Raises:
             InputError: the file is not a complete piece of `n_arrays` arrays, or has another stamp.
@@ -85,14 +86,14 @@ class PieceReader:
         self._file, self._name = file, name
         damage_error = InputError(f"{name} is truncated or damaged: build it again")
         try:
-            headers = [self._read_header() for _ in range(n_arrays + 1)]
+            array_headers = [self._read_header() for _ in range(n_arrays + 1)]
             is_complete = file.seek(0, 2) == self._end
         except (OSError, ValueError) as error:
             raise damage_error from error
         if not is_complete:
             raise damage_error
-        self._headers = headers[1:]
-        (stamp_bytes,), dtype, offset = headers[0]
+        self._headers = array_headers[1:]
+        (stamp_bytes,), dtype, offset = array_headers[0]
         stamps = {stamp} if isinstance(stamp, str) else {*stamp}
         if dtype != np.uint8 or self._read(offset, stamp_bytes) not in map(str.encode, stamps):
             raise InputError(f"{name} is a piece of another build: build it again")
@@ -122,8 +123,8 @@ class PieceReader:
         """Return rows [start, end) of an array, in memory; by default all rows."""
         shape, dtype, offset = self._headers[number]
         end = shape[0] if end is None else end
-        row_bytes = dtype.itemsize * math.prod(shape[1:])
-        row_data = self._read(offset + start * row_bytes, (end - start) * row_bytes)
+        bytes_per_row = dtype.itemsize * math.prod(shape[1:])
+        row_data = self._read(offset + start * bytes_per_row, (end - start) * bytes_per_row)
         # flat -> (end - start, ...)
         return np.frombuffer(row_data, dtype).reshape(end - start, *shape[1:])
 
@@ -143,8 +144,8 @@ class PieceReader:
 
     def _read_header(self) -> tuple[tuple[int, ...], np.dtype[Any], int]:
         self._file.seek(self._end)
-        shape, fortran, dtype, self._end = read_npy_header(self._file)
-        if fortran or not shape:
+        shape, is_fortran, dtype, self._end = read_npy_header(self._file)
+        if is_fortran or not shape:
             raise ValueError("this array cannot be part of a piece")
         return shape, dtype, self._file.tell()
 
@@ -175,7 +176,7 @@ class SliceLocation(NamedTuple):
 
     @classmethod
     def from_table(cls, table: SliceTable) -> list[Self]:
-        """Return the records of a table, (n,)."""
+        """Return the (n,) records of a table."""
         return [cls(*record) for record in table.tolist()]
 
 
@@ -196,12 +197,12 @@ def write_sliced_piece(
     """
     write_piece(path, stamp, arrays)
     try:
-        contents = [*slices, path.read_bytes()]
-        table = np.zeros(len(contents), SLICE_LOCATION_DTYPE)
-        table["size"] = [len(slice_bytes) for slice_bytes in contents]
+        sections = [*slices, path.read_bytes()]
+        table = np.zeros(len(sections), SLICE_LOCATION_DTYPE)
+        table["size"] = [len(slice_bytes) for slice_bytes in sections]
         table["rows"][:-1] = rows
-        table["start"][:-1] = len(contents[-1]) + np.cumsum(table["size"][:-1]) - table["size"][:-1]
-        table["digest"] = np.frombuffer(b"".join(map(_digest_slice, contents)), f"V{_DIGEST}")
+        table["start"][:-1] = len(sections[-1]) + np.cumsum(table["size"][:-1]) - table["size"][:-1]
+        table["digest"] = np.frombuffer(b"".join(map(_digest_slice, sections)), f"V{_DIGEST}")
         with path.open("ab") as file:
             file.writelines([*slices, table.tobytes(), _digest_slice(table.tobytes())])
     except OSError as error:
@@ -217,13 +218,13 @@ def read_slice_table(read: RangeReader, size: int, n_shards: int, name: str) -> 
         InputError: the piece is truncated or damaged.
     """
     table_bytes = (n_shards + 1) * SLICE_LOCATION_DTYPE.itemsize
-    data = read(size - table_bytes - _DIGEST, size) if table_bytes + _DIGEST <= size else b""
-    if len(data) != table_bytes + _DIGEST or _digest_slice(data[:table_bytes]) != data[table_bytes:]:
-        raise _damage_error(name)
-    table = np.frombuffer(data, SLICE_LOCATION_DTYPE, n_shards + 1)
+    tail = read(size - table_bytes - _DIGEST, size) if table_bytes + _DIGEST <= size else b""
+    if len(tail) != table_bytes + _DIGEST or _digest_slice(tail[:table_bytes]) != tail[table_bytes:]:
+        raise _create_damage_error(name)
+    table = np.frombuffer(tail, SLICE_LOCATION_DTYPE, n_shards + 1)
     starts, ends = table["start"], table["start"] + table["size"]
-    if np.any((starts < 0) | (ends < starts) | (ends > size - len(data)) | (table["rows"] < 0)):
-        raise _damage_error(name)
+    if np.any((starts < 0) | (ends < starts) | (ends > size - len(tail)) | (table["rows"] < 0)):
+        raise _create_damage_error(name)
     return table
 
 
@@ -241,23 +242,23 @@ def open_piece_head(opener: Opener, n_shards: int, stamp: str, n_arrays: int, na
                 file.seek(start)
                 return file.read(end - start)
 
-            (head,) = SliceLocation.from_table(
+            (head_location,) = SliceLocation.from_table(
                 read_slice_table(read, file.seek(0, io.SEEK_END), n_shards, full_name)[-1:]
             )
-            head_bytes = read(head.start, head.end)
+            head_bytes = read(head_location.start, head_location.end)
     except OSError as error:
         raise InputError(f"cannot read {name} ({error.strerror or error}): build it again") from error
-    if not head.matches(head_bytes):
-        raise _damage_error(full_name)
+    if not head_location.matches(head_bytes):
+        raise _create_damage_error(full_name)
     return PieceReader(io.BytesIO(head_bytes), stamp, n_arrays, name)
 
 
 def digest_slices(column: SliceTable) -> str:
-    """Return a digest of a shard's slices, (parts,), in order and without empty ones."""
+    """Return one digest of a shard's (parts,) slices, in order and without the empty slices."""
     return digest_bytes(column["digest"][column["size"] > 0].tobytes())
 
 
-def _damage_error(name: str) -> InputError:
+def _create_damage_error(name: str) -> InputError:
     return InputError(f"{name} is truncated or damaged: delete that file and build it again")
 
 

@@ -23,7 +23,7 @@ from rag_model.untrusted_text import parse_json
 
 _NAMES = {"F32": "<f4", "I64": "<i8", "U8": "<u1", "U16": "<u2", "U32": "<u4"}
 _CODES = {np.dtype(code): name for name, code in _NAMES.items()}
-_MAX_HEADER = 1 << 20  # bytes; ours take a few hundred
+_MAX_HEADER = 1 << 20  # maximum bytes of a header; bookwheel writes a few hundred
 _ALIGNMENT = 8
 
 Array = npt.NDArray[Any]
@@ -73,10 +73,10 @@ def read_tensors(path: Path, *, mmap: bool = True) -> tuple[dict[str, Array], di
     """
     try:
         with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = parse_json(file.read(min(size, _MAX_HEADER)))
+            json_bytes = int.from_bytes(file.read(8), "little")
+            header = parse_json(file.read(min(json_bytes, _MAX_HEADER)))
         metadata = header.pop("__metadata__", {})
-        arrays = {name: _map_tensor(path, 8 + size, entry) for name, entry in header.items()}
+        arrays = {name: _map_tensor(path, 8 + json_bytes, entry) for name, entry in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise InputError(f"{path} is truncated or damaged: fetch or build it again") from error
     return {name: array if mmap else np.array(array) for name, array in arrays.items()}, metadata
@@ -126,9 +126,9 @@ def find_row_stretches(
     for name, array in arrays.items():
         base_array = base_arrays.get(name, array[:0])
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
-            array_offsets, width = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
+            array_offsets, value_bytes = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]
             if name != "offsets" and len(array) == offsets[-1]:
-                first, base_first, length = (column * width for column in runs)
+                first, base_first, length = (run_values * value_bytes for run_values in runs)
                 columns = (first + array_offsets[0], base_first + array_offsets[1], length)
                 tensor_ranges += list(zip(*(column.tolist() for column in columns), strict=True))
             else:

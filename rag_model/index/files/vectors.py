@@ -38,13 +38,13 @@ PartRows = tuple[int, slice, Rows]  # an item of `Partition.split`
 class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     """The row files of a representation in an object store, in row order.
 
-    An item is the path of a local copy, and taking it fetches the file.
-    `VectorRows.open` and others read a few rows without a copy of the files.
+    An item is the path of a local copy: indexing fetches the file. `open_vectors` and
+    `open_row_files` read a few rows without copying the files.
     """
 
     names: Sequence[NameT]
     fetch: Callable[[NameT], Path]
-    # returns bytes [start, end) of a file, cut at its end; verified only if `are_verified`
+    # returns the bytes [start, end) of a file, or fewer at its end; verified only if `are_verified`
     read_range: Callable[[NameT, int, int], bytes]
     open: Callable[[NameT], IO[bytes]]  # opens a file for reads at any offset, by range
     # Takes (name, (m,) starts, length) for each file; returns the verified bytes of these ranges,
@@ -57,7 +57,7 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
 
     @property
     def are_verified(self) -> bool:
-        """Whether `read_range` verifies what it reads, and `read_ranges` reads."""
+        """Whether `read_range` verifies what it reads, and `read_ranges` can be called."""
         return bool(self.shapes)
 
     def __len__(self) -> int:
@@ -90,9 +90,7 @@ def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> l
 
 
 def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:
-    """Call a function that reads rows of a part for each part of `Partition.split`, many at a
-    time.
-    """
+    """Call `function`, which reads rows of a part, for each of the `parts`, many at a time."""
     with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
         return [*executor.map(function, parts)]
 
@@ -131,7 +129,8 @@ def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = N
 
 
 def sample_vectors(rows: Sequence[Path], n: int, dim: int, n_samples: int, seed: int) -> Vectors:
-    """Return (min(count, n), d) float32 in row order, drawn by `seed` from the vectors of a plan.
+    """Return (min(n_samples, n), d) float32 in row order, drawn by `seed` from the n vectors of a
+    plan.
 
     Raises:
         InputError: for the same reasons as `open_vectors` and `VectorRows.read_rows`.
@@ -140,7 +139,7 @@ def sample_vectors(rows: Sequence[Path], n: int, dim: int, n_samples: int, seed:
 
 
 def draw_rows(n: int, n_samples: int, seed: int) -> Rows:
-    """Return min(count, n) of the rows 0 … n-1, ascending, drawn by `seed`."""
+    """Return min(n_samples, n) of the rows 0 … n-1, ascending, drawn by `seed`."""
     if n_samples >= n:
         return np.arange(n)
     return np.sort(np.random.default_rng(seed).choice(n, n_samples, replace=False, shuffle=False))
@@ -154,7 +153,7 @@ class VectorFiles:
 
         Raises:
             UsageError: no file is given.
-            InputError: a file is missing, damaged, of another type or of another dimension.
+            InputError: a file is missing or damaged, or the files differ in type or dimension.
         """
         if not paths:
             raise UsageError("there are no vectors to index: give at least one .npy file")
@@ -181,9 +180,9 @@ class VectorFiles:
             InputError: a row holds a NaN or an infinity; the message names it.
         """
         block_rows = max_rows or max(1, BLOCK_BYTES // (4 * self.dim))
-        for path, start, array in zip(self.paths, self._partition.starts, self._arrays, strict=False):
-            for first in range(0, len(array), block_rows):
-                yield start + first, _read_finite(array[first : first + block_rows], path, first)
+        for path, file_start, array in zip(self.paths, self._partition.starts, self._arrays, strict=False):
+            for row in range(0, len(array), block_rows):
+                yield file_start + row, _read_finite(array[row : row + block_rows], path, row)
 
     def read_rows(self, rows: Rows) -> Vectors:
         """Return (len(rows), d) float32: the vectors of `rows`, ascending global rows in [0, n).
@@ -194,9 +193,9 @@ class VectorFiles:
         vectors, parts = np.empty((len(rows), self.dim), np.float32), [*self._partition.split(rows)]
         for file_index, _, local_rows in parts:
             _prefetch_rows(self._arrays[file_index], local_rows)
-        for file_index, span, local_rows in parts:
-            vectors[span] = self._arrays[file_index][local_rows]
-            _check_rows(vectors[span], self.paths[file_index], local_rows)
+        for file_index, positions, local_rows in parts:
+            vectors[positions] = self._arrays[file_index][local_rows]
+            _check_rows(vectors[positions], self.paths[file_index], local_rows)
         return vectors
 
     def read_all(self) -> Vectors:
@@ -223,11 +222,12 @@ class RemoteVectorFiles:
     """
 
     def __init__(self, files: RemoteRowFiles[Any], dim: int | None = None) -> None:
-        """Read the headers; if the shapes and `dim` are known, only later with the first rows.
+        """Read the headers; if the shapes and `dim` are known, headers are read later, with the
+        first rows.
 
         Raises:
             UsageError: no file is given.
-            InputError: a file is damaged, of another type or of another dimension.
+            InputError: a file is damaged, or the files differ in type or dimension.
         """
         if not files:
             raise UsageError("there are no vectors to index: give at least one .npy file")
@@ -249,7 +249,7 @@ class RemoteVectorFiles:
         for name, (_, file_dim, _, _) in zip(files.names, self._headers, strict=True):
             if file_dim != self.dim:
                 raise InputError(f"{name} has {file_dim} dimensions, not {self.dim}: encode all parts with one encoder")
-        self._partition = Partition(length for length, *_ in self._headers)
+        self._partition = Partition(n_rows for n_rows, *_ in self._headers)
         self.n = self._partition.n
 
     def read_rows(self, rows: Rows) -> Vectors:
@@ -261,11 +261,11 @@ class RemoteVectorFiles:
         vectors = np.empty((len(rows), self.dim), np.float32)
         parts = [*self._partition.split(rows)]
         vectors_of_parts = self._read_verified(parts) if self._files.are_verified else map_parts(self._read_part, parts)
-        for (_, span, _), part_vectors in zip(parts, vectors_of_parts, strict=True):
-            vectors[span] = part_vectors
+        for (_, positions, _), part_vectors in zip(parts, vectors_of_parts, strict=True):
+            vectors[positions] = part_vectors
         if not np.isfinite(vectors).all():
-            for i, span, local_rows in parts:
-                _check_rows(vectors[span], str(self._files.names[i]), local_rows)
+            for i, positions, local_rows in parts:
+                _check_rows(vectors[positions], str(self._files.names[i]), local_rows)
         return vectors
 
     def _read_header(self, name: Any) -> tuple[int, int, np.dtype[Any], int]:
@@ -294,8 +294,8 @@ class RemoteVectorFiles:
         name, (_, dim, dtype, offset) = self._files.names[i], self._headers[i]
         row_bytes, vectors = dim * dtype.itemsize, list[npt.NDArray[Any]]()
         row_starts = offset + local_rows * row_bytes
-        is_far = (np.diff(row_starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(row_starts // _MAX_RANGE_BYTES) > 0)
-        for rows in np.split(local_rows, np.flatnonzero(is_far) + 1):
+        has_gap = (np.diff(row_starts) > row_bytes + _MAX_GAP_BYTES) | (np.diff(row_starts // _MAX_RANGE_BYTES) > 0)
+        for rows in np.split(local_rows, np.flatnonzero(has_gap) + 1):
             n_bytes = int(rows[-1] + 1 - rows[0]) * row_bytes
             start_byte = offset + int(rows[0]) * row_bytes
             range_bytes = self._files.read_range(name, start_byte, start_byte + n_bytes)
@@ -306,8 +306,8 @@ class RemoteVectorFiles:
 
 
 def build_row_outline(path: Path) -> dict[str, Any] | None:
-    """Return the shape, the type and the offset of the rows of a file, for readers of a few of
-    them.
+    """Return the shape, the type and the offset of a file's rows, so that some of them can be read
+    without its header.
 
     Return None for a file that `RemoteVectorFiles` does not read.
     """
@@ -323,16 +323,16 @@ def _pack_header(header: tuple[int, int, np.dtype[Any], int]) -> dict[str, Any]:
 
 def _parse_header(name: Any, header_bytes: bytes) -> tuple[int, int, np.dtype[Any], int]:
     try:
-        shape, fortran, dtype, header_end = read_npy_header(io.BytesIO(header_bytes))
+        shape, is_fortran, dtype, header_end = read_npy_header(io.BytesIO(header_bytes))
     except ValueError as error:
         raise _create_incomplete_error(name) from error
-    if len(shape) != 2 or shape[1] == 0 or fortran or dtype not in (np.float16, np.float32):
+    if len(shape) != 2 or shape[1] == 0 or is_fortran or dtype not in (np.float16, np.float32):
         raise _create_incomplete_error(name)
     return *shape, dtype, header_end - shape[0] * shape[1] * dtype.itemsize
 
 
 def _derive_header(name: Any, n_rows: int, dim: int, file_bytes: int) -> tuple[int, int, np.dtype[Any], int]:
-    """Return rows, dimension, type and offset of the first row for a file of `file_bytes`."""
+    """Derive a file's header from its size: rows, dimension, type and offset of the first row."""
     dtype = np.dtype(np.float32 if file_bytes >= 4 * n_rows * dim else np.float16)
     offset = file_bytes - n_rows * dim * dtype.itemsize
     if not 0 < offset <= _HEADER_BYTES:
@@ -376,16 +376,16 @@ def _prefetch_rows(array: npt.NDArray[Any], rows: Rows) -> None:
     much as the disk's read-ahead: 8 MB on some machines, so that 200 rows read half a gigabyte.
     Rows that are near each other are requested as one range.
     """
-    mapping: Any = array.base
-    if not (isinstance(array, np.memmap) and isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise")):
+    memory_map: Any = array.base
+    if not (isinstance(array, np.memmap) and isinstance(memory_map, mmap.mmap) and hasattr(memory_map, "madvise")):
         return
     row_bytes = array.shape[1] * array.itemsize
     row_starts = array.offset % mmap.ALLOCATIONGRANULARITY + rows * row_bytes
-    is_far = np.diff(row_starts) > row_bytes + _MAX_GAP_BYTES
-    range_starts = row_starts[np.append(True, is_far)] // mmap.PAGESIZE * mmap.PAGESIZE
-    range_ends = row_starts[np.append(is_far, True)] + row_bytes
+    has_gap = np.diff(row_starts) > row_bytes + _MAX_GAP_BYTES
+    range_starts = row_starts[np.append(True, has_gap)] // mmap.PAGESIZE * mmap.PAGESIZE
+    range_ends = row_starts[np.append(has_gap, True)] + row_bytes
     for range_start, range_bytes in zip(range_starts.tolist(), (range_ends - range_starts).tolist(), strict=True):
-        mapping.madvise(mmap.MADV_WILLNEED, range_start, range_bytes)
+        memory_map.madvise(mmap.MADV_WILLNEED, range_start, range_bytes)
 
 
 def _read_finite(block: npt.NDArray[Any], path: Path, first_row: int) -> Vectors:
@@ -414,13 +414,13 @@ def find_equal_rows(rows: Path, previous_rows: Path) -> Rows:
     vectors, previous_vectors = map_vectors(rows), map_vectors(previous_rows)
     if vectors.dtype != previous_vectors.dtype or vectors.shape[1:] != previous_vectors.shape[1:]:
         return np.full(len(vectors), -1)
-    positions: Rows = (
+    previous_positions: Rows = (
         pc.index_in(_convert_rows_to_binary(vectors), value_set=_convert_rows_to_binary(previous_vectors))
         .fill_null(-1)
         .to_numpy()
         .astype(np.int64)
     )
-    return positions
+    return previous_positions
 
 
 def _convert_rows_to_binary(matrix: npt.NDArray[Any]) -> "pa.Array":
@@ -428,5 +428,5 @@ def _convert_rows_to_binary(matrix: npt.NDArray[Any]) -> "pa.Array":
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     row_bytes = matrix.shape[1] * matrix.dtype.itemsize
-    data = pa.py_buffer(np.ascontiguousarray(matrix))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(row_bytes), len(matrix), [None, data])
+    buffer = pa.py_buffer(np.ascontiguousarray(matrix))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(row_bytes), len(matrix), [None, buffer])

@@ -30,7 +30,7 @@ from rag_model.index.files.vectors import VectorFiles
 from rag_model.index.graphs.graph import Links
 from rag_model.index.recipe import VectorPlan
 
-_POINTS_PER_CELL = 1_000  # training points: enough for stable borders between samples
+_POINTS_PER_CELL = 1_000  # training points per cell: enough for stable borders
 _KMEANS_ROUNDS = 10
 # Further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell.
 _MAX_OTHER_CELLS = 3
@@ -76,18 +76,18 @@ class Cells:
         Returns:
             (m,) int64 cells, and twice a pair of (p,) int64 arrays: vector numbers and their cells.
         """
-        cells, margins = self._find_nearest(metric, vectors)
+        cell_ids, margins = self._find_nearest(metric, vectors)
         is_joining = margins < self.border  # (m, c - 1) bool
         is_linking = (margins < self.linked) & ~is_joining
         # (m, c) -> (m,)
-        return cells[:, 0], _list_pairs(cells, is_joining), _list_pairs(cells, is_linking)
+        return cell_ids[:, 0], _list_pairs(cell_ids, is_joining), _list_pairs(cell_ids, is_linking)
 
     def _find_nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
         """Return (m, c) cells, nearest first, and (m, c - 1) margins over the nearest."""
-        similarities, cells = _build_flat_index(self.centroids, metric).search(
+        similarities, cell_ids = _build_flat_index(self.centroids, metric).search(
             vectors, min(1 + _MAX_OTHER_CELLS, len(self.centroids))
         )
-        return cells, np.abs(similarities[:, 1:] - similarities[:, :1])  # (m, c - 1) - (m, 1)
+        return cell_ids, np.abs(similarities[:, 1:] - similarities[:, :1])  # (m, c - 1) - (m, 1)
 
 
 def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
@@ -120,7 +120,7 @@ def _list_pairs(cells: CellIds, mask: npt.NDArray[np.bool_]) -> Pairs:
     return vector_numbers, cells[vector_numbers, columns + 1]
 
 
-def cell_sample_size(plan: VectorPlan) -> int:
+def count_cell_sample(plan: VectorPlan) -> int:
     """Return the size of the sample for `learn_cells`."""
     return min(plan.n, max(_POINTS_PER_CELL * plan.cells, 4 * _POINTS_PER_CELL))
 
@@ -160,11 +160,11 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
 
 
 def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Iterable[Vectors]) -> Cells | None:
-    """Return the cells without a trace of vectors that were removed; None if one would be empty.
+    """Return the cells without a trace of vectors that were removed; None if a cell would be empty.
 
     A centroid is a mean of vectors, and may equal one of them. So the centroid of each cell that a
-    removed vector could be in becomes the mean of the remaining vectors. The others stay, and with
-    them their cells' graphs.
+    removed vector could be in becomes the mean of the remaining vectors. The other centroids stay,
+    and so do the graphs of their cells.
 
     Args:
         plan: plan of the index.
@@ -178,15 +178,15 @@ def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Itera
     if len(cells.centroids) == 1:
         return cells
     with engine.translate_errors(ResourceError, f"the cells of {plan.factory} could not be redacted: use fewer"):
-        cell_of_sample = _assign_nearest(plan, cells.centroids, sample)
+        sample_cells = _assign_nearest(plan, cells.centroids, sample)
         near_cells, centroids = set[int](), cells.centroids.copy()
         for block in removed:
             near_cells.update(np.unique(cells._find_nearest(plan.metric, block)[0]).tolist())
         for cell in sorted(near_cells):
-            members = sample[cell_of_sample == cell]
-            if not len(members):
+            cell_vectors = sample[sample_cells == cell]
+            if not len(cell_vectors):
                 return None
-            mean = members.mean(axis=0, dtype=np.float64)  # (s, d) -> (d,)
+            mean = cell_vectors.mean(axis=0, dtype=np.float64)  # (s, d) -> (d,)
             centroids[cell] = mean / (np.linalg.norm(mean) or 1.0) if plan.metric == "ip" else mean
     return Cells(centroids, cells.border, cells.linked)
 
@@ -210,20 +210,20 @@ def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tup
     cell_numbers = _assign_nearest(plan, centroids, points)
     for _ in range(_MAX_SPLITS * plan.cells):
         cell_sizes = np.bincount(cell_numbers, minlength=len(centroids))
-        largest_cell, free_number = int(cell_sizes.argmax()), int(cell_sizes.argmin())
+        largest_cell, free_cell = int(cell_sizes.argmax()), int(cell_sizes.argmin())
         if len(centroids) >= plan.cells and cell_sizes[largest_cell] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
         members = np.flatnonzero(cell_numbers == largest_cell)
-        halves = _run_kmeans(plan, points[members], 2)
-        second_half = members[_assign_nearest(plan, halves, points[members]) == 1]
+        half_centroids = _run_kmeans(plan, points[members], 2)
+        second_half = members[_assign_nearest(plan, half_centroids, points[members]) == 1]
         if len(second_half) in (0, len(members)):  # equal points cannot be split
             break
         if len(centroids) < plan.cells:
             # (c, d) -> (c + 1, d)
-            centroids, free_number = np.vstack([centroids, halves[-1:]]), len(centroids)
-        orphans = np.flatnonzero(cell_numbers == free_number)
-        centroids[[largest_cell, free_number]] = halves
-        cell_numbers[second_half] = free_number
+            centroids, free_cell = np.vstack([centroids, half_centroids[-1:]]), len(centroids)
+        orphans = np.flatnonzero(cell_numbers == free_cell)
+        centroids[[largest_cell, free_cell]] = half_centroids
+        cell_numbers[second_half] = free_cell
         cell_numbers[orphans] = _assign_nearest(plan, centroids, points[orphans])
     return centroids, cell_numbers
 
@@ -232,8 +232,8 @@ def _assign_nearest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> Ce
     if not len(points):
         return np.empty(0, np.int64)
     # (p, 1) -> (p,)
-    cells: CellIds = _build_flat_index(centroids, plan.metric).search(points, 1)[1][:, 0]
-    return cells
+    nearest_cells: CellIds = _build_flat_index(centroids, plan.metric).search(points, 1)[1][:, 0]
+    return nearest_cells
 
 
 def _run_kmeans(plan: VectorPlan, points: Vectors, n_clusters: int) -> Vectors:
@@ -252,9 +252,9 @@ def _run_kmeans(plan: VectorPlan, points: Vectors, n_clusters: int) -> Vectors:
 
 
 def _build_flat_index(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
-    index = faiss.IndexFlat(centroids.shape[1], engine.faiss_metric(metric))
-    index.add(centroids)
-    return index
+    flat_index = faiss.IndexFlat(centroids.shape[1], engine.to_faiss_metric(metric))
+    flat_index.add(centroids)
+    return flat_index
 
 
 def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
@@ -268,11 +268,11 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
     """
     vectors = part.read_all()
     group_starts, rows = _sort_by_group(plan, cells, vectors)
-    stored_vectors, edges = vectors.astype(part.dtype, copy=False), group_starts.tolist()
+    stored_vectors, bounds = vectors.astype(part.dtype, copy=False), group_starts.tolist()
     digests = _digest_vectors(stored_vectors)
     slices = [
-        _pack_slice(stored_vectors[rows[first:last]], digests[rows[first:last]], middle - first)
-        for first, middle, last in zip(edges[:-1:2], edges[1::2], edges[2::2], strict=True)
+        _pack_slice(stored_vectors[rows[start:end]], digests[rows[start:end]], linked_start - start)
+        for start, linked_start, end in zip(bounds[:-1:2], bounds[1::2], bounds[2::2], strict=True)
     ]
     arrays: list[Array] = [group_starts, rows, np.array([part.n])]
     write_sliced_piece(
@@ -284,8 +284,8 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
 def _pack_slice(vectors: Vectors, digests: Digests, n_members: int) -> bytes:
     if not len(vectors):
         return b""
-    head = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _COUNTS)
-    return b"".join((head.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
+    header = np.array((n_members, len(vectors) - n_members, vectors.itemsize), _COUNTS)
+    return b"".join((header.tobytes(), vectors.data.cast("B"), digests.astype("<u8").tobytes()))
 
 
 def _digest_vectors(vectors: Vectors) -> Digests:
@@ -300,7 +300,7 @@ class CellVectors:
     """Some vectors of a cell, in row order."""
 
     vectors: Vectors  # (m, d) float32
-    digests: Digests  # (m,) of their bytes as stored: equal vectors have equal digests
+    digests: Digests  # (m,) digests of the stored bytes: equal vectors have equal digests
 
 
 def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellVectors]:
@@ -311,24 +311,24 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
     """
     members, linked = ([np.empty((0, dim), np.float32)] for _ in range(2))
     member_digests, linked_digests = ([np.empty(0, np.uint64)] for _ in range(2))
-    head_bytes, digest_size = _COUNTS.itemsize, 8
+    header_bytes, digest_size = _COUNTS.itemsize, 8
     for data in slices:
         member_count, linked_count, value_bytes = (
-            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= head_bytes else (0, 0, 0)
+            np.frombuffer(data, _COUNTS, 1)[0].tolist() if len(data) >= header_bytes else (0, 0, 0)
         )
         n_vectors = member_count + linked_count
         if (
             min(member_count, linked_count) < 0
             or value_bytes not in (2, 4)
-            or len(data) != head_bytes + n_vectors * (dim * value_bytes + digest_size)
+            or len(data) != header_bytes + n_vectors * (dim * value_bytes + digest_size)
         ):
             raise InputError(
                 f"a slice of a scattered piece does not hold vectors of {dim} dimensions: build the index again"
             )
-        stored_vectors = np.frombuffer(data, f"<f{value_bytes}", n_vectors * dim, head_bytes)
+        stored_vectors = np.frombuffer(data, f"<f{value_bytes}", n_vectors * dim, header_bytes)
         # flat -> (m + l, d); `concatenate` makes it float32
         vectors = stored_vectors.reshape(-1, dim)
-        digests = np.frombuffer(data, "<u8", n_vectors, head_bytes + stored_vectors.nbytes)
+        digests = np.frombuffer(data, "<u8", n_vectors, header_bytes + stored_vectors.nbytes)
         members.append(vectors[:member_count])
         linked.append(vectors[member_count:])
         member_digests.append(digests[:member_count])
@@ -348,28 +348,29 @@ def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]
     Raises:
         InputError: a piece is missing, truncated, or of another build.
     """
-    begins = np.empty((len(scattered), 2 * plan.cells + 1), np.int32)
-    parts, first_row = list[Links](), 0
+    group_starts = np.empty((len(scattered), 2 * plan.cells + 1), np.int32)
+    rows_by_part, first_row = list[Links](), 0
     for i, opener in enumerate(scattered):
         stamp = compute_stamp(plan, trained, "scattered", i)
         with open_piece_head(opener, plan.shards, stamp, _COUNT + 1, f"the scattered piece of part {i}") as piece:
-            begins[i] = piece.read(_BEGINS)
-            parts.append(piece.read(_ROWS) + np.int32(first_row))
+            group_starts[i] = piece.read(_BEGINS)
+            rows_by_part.append(piece.read(_ROWS) + np.int32(first_row))
             first_row += int(piece.read(_COUNT)[0])
-    ends = np.cumsum(begins[:, 1:].sum(0, np.int64) - begins[:, :-1].sum(0, np.int64))  # (groups,)
+    # (groups,)
+    ends = np.cumsum(group_starts[:, 1:].sum(0, np.int64) - group_starts[:, :-1].sum(0, np.int64))
     next_positions, group_rows = np.concatenate([[0], ends[:-1]]), np.empty(int(ends[-1]), np.int32)
-    for i, part_rows in enumerate(parts):
-        counts = np.diff(begins[i])
-        group_rows[np.repeat(next_positions - begins[i, :-1], counts) + np.arange(len(part_rows))] = part_rows
-        next_positions += counts
+    for i, part_rows in enumerate(rows_by_part):
+        sizes = np.diff(group_starts[i])
+        group_rows[np.repeat(next_positions - group_starts[i, :-1], sizes) + np.arange(len(part_rows))] = part_rows
+        next_positions += sizes
     return np.split(group_rows, ends[:-1])
 
 
 def _sort_by_group(plan: VectorPlan, cells: Cells, vectors: Vectors) -> tuple[Rows, Links]:
     own_cells, (joining_rows, joined_cells), (linking_rows, linked_cells) = cells.assign(plan.metric, vectors)
     # (m,), (p,), (l,) -> (m + p + l,)
-    groups = np.concatenate([2 * own_cells, 2 * joined_cells, 2 * linked_cells + 1])
+    group_numbers = np.concatenate([2 * own_cells, 2 * joined_cells, 2 * linked_cells + 1])
     grouped_rows = np.concatenate([np.arange(len(vectors)), joining_rows, linking_rows])
-    sorted_positions = np.lexsort((grouped_rows, groups))
-    group_starts = np.searchsorted(groups[sorted_positions], np.arange(2 * plan.cells + 1))
+    sorted_positions = np.lexsort((grouped_rows, group_numbers))
+    group_starts = np.searchsorted(group_numbers[sorted_positions], np.arange(2 * plan.cells + 1))
     return group_starts, grouped_rows[sorted_positions].astype(np.int32)

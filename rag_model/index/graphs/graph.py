@@ -37,8 +37,8 @@ SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the
 UPPER_EF_CONSTRUCTION = 40
 
 
-def links_per_node(plan: VectorPlan) -> int:
-    """Return M.
+def count_node_links(plan: VectorPlan) -> int:
+    """Return M, the number of links per node above the bottom level of a plan's graph.
 
     Raises:
         InputError: the plan's factory is not an HNSW graph.
@@ -49,21 +49,21 @@ def links_per_node(plan: VectorPlan) -> int:
     return factory.links
 
 
-def new_graph(d: int, n_links: int, metric: Metric, ef_construction: int) -> FaissIndex:
+def create_graph(d: int, n_links: int, metric: Metric, ef_construction: int) -> FaissIndex:
     """Return an empty `IndexHNSWFlat` with M = `n_links`."""
-    index = faiss.IndexHNSWFlat(d, n_links, engine.faiss_metric(metric))
+    index = faiss.IndexHNSWFlat(d, n_links, engine.to_faiss_metric(metric))
     index.hnsw.efConstruction = ef_construction
     return index
 
 
-def bottom_links(index: FaissIndex, start: int, end: int) -> Links:
+def copy_bottom_links(index: FaissIndex, start: int, end: int) -> Links:
     """Return a copy of the bottom lists of nodes [start, end): (m, 2M) int32, -1 where empty."""
     n_slots = int(index.hnsw.nb_neighbors(0))
     first_slots = engine.view_array(index.hnsw.offsets)[start:end].astype(np.int64)
     return gather_windows(engine.view_array(index.hnsw.neighbors), first_slots, n_slots)
 
 
-def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric: Metric) -> Vectors:
+def score_targets(sources: Vectors, vectors: Vectors, links: Rows | Links, metric: Metric) -> Vectors:
     """Return (m, w) float32 similarities of link targets to their sources; -inf without a link.
 
     Larger is nearer. The result for two vectors has the same bits in both directions.
@@ -77,27 +77,27 @@ def similarities(sources: Vectors, vectors: Vectors, links: Rows | Links, metric
     similarity = np.empty(links.shape, np.float32)
     if not similarity.size:
         return similarity
-    compare = faiss.fvec_inner_products_by_idx if metric == "ip" else faiss.fvec_L2sqr_by_idx
+    compute_scores = faiss.fvec_inner_products_by_idx if metric == "ip" else faiss.fvec_L2sqr_by_idx
     targets = np.ascontiguousarray(links, np.int64)
     arrays = [faiss.swig_ptr(array) for array in (similarity, np.ascontiguousarray(sources), vectors, targets)]
-    compare(*arrays, vectors.shape[1], len(sources), links.shape[1])
+    compute_scores(*arrays, vectors.shape[1], len(sources), links.shape[1])
     return similarity if metric == "ip" else -similarity
 
 
-def pair_similarities(
+def score_pairs(
     sources: Vectors, rows: Rows | Links, vectors: Vectors, targets: Rows | Links, metric: Metric
 ) -> Vectors:
     """Return (p,) float32 similarities of pairs of a row of `sources` and one of `vectors`.
 
-    The results equal the results of `similarities` in every bit, but no vector is copied.
+    The results equal the results of `score_targets` in every bit, but no vector is copied.
     """
     similarity = np.empty(len(rows), np.float32)
-    compare = faiss.pairwise_indexed_inner_product if metric == "ip" else faiss.pairwise_indexed_L2sqr
+    compute_scores = faiss.pairwise_indexed_inner_product if metric == "ip" else faiss.pairwise_indexed_L2sqr
     arrays = [
-        np.ascontiguousarray(array, kind)
-        for array, kind in ((sources, np.float32), (rows, np.int64), (vectors, np.float32), (targets, np.int64))
+        np.ascontiguousarray(array, dtype)
+        for array, dtype in ((sources, np.float32), (rows, np.int64), (vectors, np.float32), (targets, np.int64))
     ]
-    compare(vectors.shape[1], len(rows), *map(faiss.swig_ptr, [*arrays, similarity]))
+    compute_scores(vectors.shape[1], len(rows), *map(faiss.swig_ptr, [*arrays, similarity]))
     return similarity if metric == "ip" else -similarity
 
 
@@ -112,21 +112,21 @@ class CellGraph:
     @classmethod
     def build(cls, plan: VectorPlan, vectors: Vectors) -> Self:
         """Build the graph of a cell's members, (m, d) float32."""
-        n_links = links_per_node(plan)
+        n_links = count_node_links(plan)
         if engine.can_build_graph(vectors, plan.metric):
             index = engine.build_cagra_graph(vectors, n_links, plan.metric)
         else:
-            index = new_graph(plan.d, n_links, plan.metric, plan.ef_construction)
+            index = create_graph(plan.d, n_links, plan.metric, plan.ef_construction)
             index.add(vectors)
         lists = np.empty((len(vectors), 2 * n_links), np.uint64)
-        for first, end in iter_ranges(len(vectors)):
-            targets = bottom_links(index, first, end)  # (b, 2M)
-            lists[first:end] = pack_links(similarities(vectors[first:end], vectors, targets, plan.metric), targets)
+        for start, end in iter_ranges(len(vectors)):
+            targets = copy_bottom_links(index, start, end)  # (b, 2M)
+            lists[start:end] = pack_links(score_targets(vectors[start:end], vectors, targets, plan.metric), targets)
         lists.sort(axis=1)
         return cls(index, np.arange(len(vectors)), lists)
 
     def search(self, queries: Vectors, k: int, ef_search: int) -> Rows:
-        """Return (q, count) members near each query, padded with -1."""
+        """Return (q, k) members near each query, padded with -1."""
         nodes = self.index.search(queries, k, params=faiss.SearchParametersHNSW(efSearch=ef_search))[1]
         return np.where(nodes < 0, -1, self.members[nodes])
 
@@ -158,13 +158,13 @@ def unpack_similarities(keys: ScoredLinks) -> Vectors:
 
 
 def select_best_links(candidates: ScoredLinks, n_links: int) -> Links:
-    """Return (b, count) int32: each node's nearest distinct candidates, nearest first, then -1.
+    """Return (b, n_links) int32: each node's nearest distinct candidates, nearest first, then -1.
 
     The nearest are best: pruning by the paper's heuristic loses recall here, because the source
     graphs are already pruned.
 
     Args:
-        candidates: (b, c >= count) keys; a repeated node has the same similarity each time.
+        candidates: (b, c >= n_links) keys; a repeated node has the same similarity each time.
         n_links: number of links in a list.
     """
     keys = np.sort(candidates, axis=1)
@@ -174,7 +174,7 @@ def select_best_links(candidates: ScoredLinks, n_links: int) -> Links:
     distinct_keys = keys[repeat_rows]
     distinct_keys[:, 1:][is_repeated[repeat_rows]] = NO_LINK
     keys[repeat_rows] = np.sort(distinct_keys, axis=1)
-    return unpack_links(keys[:, :n_links])  # (b, c) -> (b, count)
+    return unpack_links(keys[:, :n_links])  # (b, c) -> (b, n_links)
 
 
 def draw_levels(n: int, n_links: int) -> Links:
@@ -182,7 +182,7 @@ def draw_levels(n: int, n_links: int) -> Links:
     hnsw = faiss.HNSW(n_links)
     levels = np.empty(n, np.int32)
     for first_node in range(0, n, BLOCK):
-        hnsw.reset()  # keeps the state of the random generator
+        hnsw.reset()  # does not reset the random generator
         n_nodes = min(BLOCK, n - first_node)
         hnsw.prepare_level_tab(n_nodes)
         levels[first_node : first_node + n_nodes] = engine.copy_array(hnsw.levels)
@@ -213,22 +213,22 @@ class UpperLevels:
         nodes = np.flatnonzero(levels > 1)
         if len(nodes) == 0:
             return cls(nodes, np.zeros(1, np.int64), np.empty(0, np.int32), 0, 0)
-        upper_graph = new_graph(vectors.shape[1], n_links, metric, ef_construction)
+        upper_graph = create_graph(vectors.shape[1], n_links, metric, ef_construction)
         upper_graph.hnsw.set_nb_neighbors(0, n_links)
         faiss.copy_array_to_vector(levels[nodes] - 1, upper_graph.hnsw.levels)
         upper_graph.add(vectors)
         targets = engine.copy_array(upper_graph.hnsw.neighbors)
         global_links = np.where(targets >= 0, nodes[targets], -1).astype(np.int32)
-        begins = engine.copy_array(upper_graph.hnsw.offsets).astype(np.int64)
+        offsets = engine.copy_array(upper_graph.hnsw.offsets).astype(np.int64)
         return cls(
-            nodes, begins, global_links, int(nodes[upper_graph.hnsw.entry_point]), int(upper_graph.hnsw.max_level) + 1
+            nodes, offsets, global_links, int(nodes[upper_graph.hnsw.entry_point]), int(upper_graph.hnsw.max_level) + 1
         )
 
     def slice_nodes(self, start: int, end: int) -> tuple[Rows, Links, Rows]:
         """Return the upper nodes in [start, end), their links, and each node's number of links."""
         low, high = np.searchsorted(self.nodes, (start, end))
-        begins = self.begins[low : high + 1]
-        return self.nodes[low:high], self.links[begins[0] : begins[-1]], np.diff(begins)
+        starts = self.begins[low : high + 1]
+        return self.nodes[low:high], self.links[starts[0] : starts[-1]], np.diff(starts)
 
 
 def count_slots(levels: Links, n_links: int) -> Rows:
@@ -254,12 +254,13 @@ def lay_out_slots(
         upper: the result of `UpperLevels.slice_nodes` for the block.
         first: the block's first node.
     """
-    slots = count_slots(levels, n_links)
-    starts = np.cumsum(slots) - slots
-    block = np.full(int(slots.sum()), -1, np.int32)
-    windows = view_windows(block, bottom.shape[1])
-    windows[starts] = np.ascontiguousarray(bottom, np.int32).view(windows.dtype)[:, 0]
-    nodes, targets, counts = upper
-    begins = np.repeat(starts[nodes - first] + bottom.shape[1], counts)  # (u,) -> (sum of counts,)
-    block[begins + concatenated_ranges(counts)] = targets
-    return block
+    slot_counts = count_slots(levels, n_links)
+    slot_starts = np.cumsum(slot_counts) - slot_counts
+    link_block = np.full(int(slot_counts.sum()), -1, np.int32)
+    windows = view_windows(link_block, bottom.shape[1])
+    windows[slot_starts] = np.ascontiguousarray(bottom, np.int32).view(windows.dtype)[:, 0]
+    nodes, targets, link_counts = upper
+    # (u,) -> (sum of counts,)
+    link_starts = np.repeat(slot_starts[nodes - first] + bottom.shape[1], link_counts)
+    link_block[link_starts + concatenated_ranges(link_counts)] = targets
+    return link_block

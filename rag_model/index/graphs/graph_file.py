@@ -44,12 +44,13 @@ def write_head(file: BinaryIO, empty: FaissIndex, levels: Links) -> None:
         file.write(_COUNT.pack(len(table)) + table.tobytes())
     file.write(_COUNT.pack(n) + levels.tobytes())
     file.write(_COUNT.pack(n + 1) + bytes(8))
-    total = 0
-    for first, end in iter_ranges(n):  # in blocks, because all offsets take 8 bytes per node
-        slot_ends = total + np.cumsum(count_slots(levels[first:end], n_links))
+    n_slots = 0
+    # in blocks, because all offsets take 8 bytes per node
+    for first_node, end_node in iter_ranges(n):
+        slot_ends = n_slots + np.cumsum(count_slots(levels[first_node:end_node], n_links))
         file.write(slot_ends.astype("<u8").tobytes())
-        total = int(slot_ends[-1])
-    file.write(_COUNT.pack(total))
+        n_slots = int(slot_ends[-1])
+    file.write(_COUNT.pack(n_slots))
 
 
 def write_tail(file: BinaryIO, empty: FaissIndex, upper: UpperLevels, ef_search: int) -> None:
@@ -66,14 +67,15 @@ def write_storage(file: BinaryIO, storage: FaissIndex, n: int, vectors: Iterable
         n: number of vectors.
         vectors: blocks of (m, d) float32, in row order.
     """
-    head = bytearray(_serialize(storage)[: -_COUNT.size])  # without the number of codes, which is 0
-    head[8:16] = struct.pack("<q", n)
-    file.write(head)
+    # without the number of codes, which is 0
+    storage_head = bytearray(_serialize(storage)[: -_COUNT.size])
+    storage_head[8:16] = struct.pack("<q", n)
+    file.write(storage_head)
     # flat storage is counted in floats, and codes in bytes
     values_per_vector = int(storage.d) if isinstance(storage, faiss.IndexFlat) else int(storage.sa_code_size())
     file.write(_COUNT.pack(n * values_per_vector))
-    for block in vectors:
-        file.write(storage.sa_encode(block).data)
+    for vector_block in vectors:
+        file.write(storage.sa_encode(vector_block).data)
 
 
 def _serialize(index: FaissIndex) -> bytes:
@@ -115,7 +117,7 @@ class GraphFile:
             raise ValueError(f"{fourcc} is not the fourcc of an HNSW index")
         _skip_array(file, 8)
         (n_levels,) = _COUNT.unpack(file.read(8))
-        slots = np.frombuffer(file.read(4 * n_levels), "<i4")
+        level_slots = np.frombuffer(file.read(4 * n_levels), "<i4")
         _skip_array(file, 4)
         offsets = _map_array(file, path, "<i8", "r")
         links = _map_array(file, path, "<i4", mode)
@@ -123,9 +125,9 @@ class GraphFile:
         entry_point, *_ = _TAIL.unpack(file.read(_TAIL.size))
         if len(offsets) != n + 1 or not 0 <= entry_point < max(1, n):
             raise ValueError("the graph's arrays do not fit each other")
-        return cls(n, int(slots[1]), entry_point, offsets, links, tail_offset)
+        return cls(n, int(level_slots[1]), entry_point, offsets, links, tail_offset)
 
-    def bottom(self, nodes: Rows | Links) -> Links:
+    def read_links(self, nodes: Rows | Links) -> Links:
         """Return a copy of the nodes' bottom lists: (m, 2M) int32, -1 where empty.
 
         Raises:
@@ -137,7 +139,7 @@ class GraphFile:
             )
         return gather_windows(self.links, self.offsets[nodes], self.width)
 
-    def set_bottom(self, nodes: Rows, links: Links) -> None:
+    def write_links(self, nodes: Rows, links: Links) -> None:
         """Write the nodes' bottom lists, (m, 2M) int32, into the file."""
         windows = view_windows(self.links, self.width)
         windows[self.offsets[nodes]] = np.ascontiguousarray(links, self.links.dtype).view(windows.dtype)[:, 0]

@@ -1,10 +1,10 @@
 """The history of a cell: the vectors that its graph was made of, and when the graph is built again.
 
 A later build updates the graph of a cell instead of building it again (`update`). For that, a shard
-holds a digest of each vector, which tells which of the later vectors are the same, and what the
-graph was like when it was built. Each update replaces some members, and repairs the links of others
-as well as it can. A graph is built again before too little of it is left, or if it is measurably
-worse than when it was built.
+holds the digest of each vector, by which unchanged vectors are recognized, and the quality of the
+graph when it was built. Each update replaces some members, and repairs the links of others as well
+as it can. A graph is built again before too little of it is left, or if it is measurably worse than
+when it was built.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # maximum increase of the share of unreachable members since the build
 _MAX_RECALL_LOSS = 0.02  # twice the random error of the difference of two samples of `_QUERIES`
 _QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # for the recall that decides about a new build
-_FIRST_QUERIES = 64  # a cell without loss of recall on these is good
+_FIRST_QUERIES = 64  # the first queries: a cell without loss of recall on them is good
 
 ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
 
@@ -54,15 +54,15 @@ class CellQuality:
         if entry_point < 0:
             return cls(0.0, 0.0, 1.0)
         unreachable = _count_unreachable(targets, int(graph.members[entry_point])) / len(targets)
-        degree = float((targets >= 0).sum(axis=1).mean())
+        mean_degree = float((targets >= 0).sum(axis=1).mean())
         if built is None:
-            return cls(degree, unreachable, _measure_recall(graph, vectors, metric, _EF_SEARCH, _QUERIES))
-        ef_search = round(_EF_SEARCH * max(1.0, built.degree / max(degree, 1.0)))
+            return cls(mean_degree, unreachable, _measure_recall(graph, vectors, metric, _EF_SEARCH, _QUERIES))
+        ef_search = round(_EF_SEARCH * max(1.0, built.degree / max(mean_degree, 1.0)))
         for n_queries in (_FIRST_QUERIES, _QUERIES):
             recall = _measure_recall(graph, vectors, metric, ef_search, n_queries)
             if recall >= built.recall:
                 break
-        return cls(degree, unreachable, recall)
+        return cls(mean_degree, unreachable, recall)
 
     def explain_decay(self, built: "CellQuality") -> str | None:
         """Return the reason to build the cell again, or None; `built` is the quality when it
@@ -78,17 +78,17 @@ class CellQuality:
 
 
 def _count_unreachable(targets: Links, entry_point: int) -> int:
-    """Return the number of nodes that no walk along (m, w) `targets` reaches, -1 where no link
-    is.
+    """Return the number of nodes that no walk along the links to (m, w) `targets` reaches; a target
+    is -1 where there is no link.
     """
     is_reached = np.zeros(len(targets) + 1, np.bool_)  # the last entry stands for no link
     is_reached[[entry_point, -1]] = True
-    front = np.array([entry_point])
-    while len(front):
+    front_nodes = np.array([entry_point])
+    while len(front_nodes):
         is_new = np.zeros_like(is_reached)
-        is_new[targets[front]] = True
-        front = np.flatnonzero(is_new & ~is_reached)
-        is_reached[front] = True
+        is_new[targets[front_nodes]] = True
+        front_nodes = np.flatnonzero(is_new & ~is_reached)
+        is_reached[front_nodes] = True
     return int((~is_reached).sum())
 
 
@@ -96,7 +96,7 @@ def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric, ef_searc
     queries = vectors[:: -(-len(vectors) // n_queries)]
     k = min(_DEPTH, len(vectors))
     with engine.use_threads(1):  # the number of threads decides the last bits of matrix products
-        distances, rows = faiss.knn(queries, vectors, min(2 * k, len(vectors)), metric=engine.faiss_metric(metric))
+        distances, rows = faiss.knn(queries, vectors, min(2 * k, len(vectors)), metric=engine.to_faiss_metric(metric))
     scores = distances if metric == "ip" else -distances
     return float(compute_recall(graph.search(queries, k, ef_search), rows, scores, k).mean())
 
@@ -114,7 +114,7 @@ class CellHistory:
     sources: Digests  # (s,) digests of the vectors linked into the cell
 
     @classmethod
-    def of_build(cls, members: CellVectors, sources: CellVectors, built: CellQuality) -> Self:
+    def from_build(cls, members: CellVectors, sources: CellVectors, built: CellQuality) -> Self:
         """Return the history of a graph that has just been built."""
         n_members = len(members.digests)
         return cls(0, n_members, built, np.ones(n_members, np.bool_), members.digests, sources.digests)
@@ -130,7 +130,7 @@ class CellHistory:
         )
 
     @property
-    def replaced(self) -> float:
+    def replaced_share(self) -> float:
         """The share of the cell that was replaced since its build."""
         n_members = max(self.built_members, len(self.members))
         return 1 - float(self.is_original.sum()) / n_members if n_members else 0.0
@@ -145,18 +145,18 @@ class CellHistory:
             return "it has no vectors"
         if n_inserted >= _MAX_INSERTED * len(self.members):
             return "most of its vectors are new"
-        if self.replaced >= MAX_REPLACED:
-            return f"{self.replaced:.0%} of its vectors were replaced since it was built"
+        if self.replaced_share >= MAX_REPLACED:
+            return f"{self.replaced_share:.0%} of its vectors were replaced since it was built"
         return None
 
     def to_arrays(self) -> list[Array]:
         """Return the history as arrays."""
-        numbers = np.array([self.generation, self.built_members, *astuple(self.built)], np.float64)
-        return [numbers, self.is_original, self.members, self.sources]
+        values = np.array([self.generation, self.built_members, *astuple(self.built)], np.float64)
+        return [values, self.is_original, self.members, self.sources]
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[Array]) -> Self:
         """Return the history from the result of `to_arrays`."""
         history_fields, is_original, members, sources = arrays
-        generation, built_members, *built = history_fields.tolist()
-        return cls(int(generation), int(built_members), CellQuality(*built), is_original, members, sources)
+        generation, built_members, *quality = history_fields.tolist()
+        return cls(int(generation), int(built_members), CellQuality(*quality), is_original, members, sources)

@@ -36,7 +36,7 @@ from rag_model.index.graphs.cells import (
     MAX_CELL_RATIO,
     Cells,
     CellVectors,
-    cell_sample_size,
+    count_cell_sample,
     learn_cells,
     merge_small_cells,
     read_group_rows,
@@ -52,25 +52,25 @@ from rag_model.index.graphs.graph import (
     Links,
     ScoredLinks,
     UpperLevels,
+    count_node_links,
     draw_levels,
     iter_ranges,
     lay_out_slots,
-    links_per_node,
     select_best_links,
 )
 from rag_model.index.graphs.graph_file import write_head, write_storage, write_tail
 from rag_model.index.graphs.history import CellHistory, CellQuality
 from rag_model.index.graphs.reach import link_unreachable_nodes
 from rag_model.index.graphs.stitch import (
+    CellShard,
     GraphShard,
-    Shard,
-    cell_inputs,
     collect_candidates,
+    get_cell_inputs,
     link_across_border,
 )
 from rag_model.index.plan import IndexStats
-from rag_model.index.quality.health import centroid_distance, relative_error
-from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, VectorPlan, default_search
+from rag_model.index.quality.health import compute_centroid_distance, measure_error
+from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, VectorPlan, choose_search
 from rag_model.index.vector_kind import (
     BYTES_PER_SECOND,
     KMEANS_ROUNDS,
@@ -113,15 +113,15 @@ class GraphKind(VectorKind):
         parent_cells = parent_inputs.get("cells", 0)
         n_cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
         is_close = n_cells > 1 and plan.cells / _MAX_CELL_GROWTH <= n_cells >= parent_cells / MAX_CELL_RATIO
-        if recipe.cells is not None or not is_close or plan.n < n_cells * links_per_node(plan) * _MIN_NODES_PER_LINK:
+        if recipe.cells is not None or not is_close or plan.n < n_cells * count_node_links(plan) * _MIN_NODES_PER_LINK:
             return plan
         return replace(plan, cells=n_cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
         """Return whether the plan differs only in its number of cells, within the limit."""
         cells = parent_inputs.get("cells", 0)
-        lower_count, upper_count = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
-        is_close = 1 < lower_count < upper_count <= MAX_CELL_RATIO * lower_count
+        min_cells, max_cells = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
+        is_close = 1 < min_cells < max_cells <= MAX_CELL_RATIO * min_cells
         return is_close and {**parent_inputs, "cells": plan.cells} == plan.piece_inputs()
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
@@ -133,7 +133,7 @@ class GraphKind(VectorKind):
         """
         index, sample = _create_index(plan), _read_sample(plan, rows)
         index.train(sample)
-        return _write_trained(plan, learn_cells(plan, sample), index, sample, out)
+        return _write_trained_file(plan, learn_cells(plan, sample), index, sample, out)
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
         """Merge the smallest cells if there are too many; split large cells until there are enough.
@@ -146,10 +146,10 @@ class GraphKind(VectorKind):
                 sample holds a NaN or an infinity.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        sample = sample_vectors(rows, plan.n, plan.d, cell_sample_size(plan), plan.seed)
-        cells, index = _load_trained(plan, trained)
+        sample = sample_vectors(rows, plan.n, plan.d, count_cell_sample(plan), plan.seed)
+        cells, index = _load_trained_file(plan, trained)
         merged_cells, numbers = merge_small_cells(plan, cells, sample)
-        stats = _write_trained(plan, split_large_cells(plan, merged_cells, sample), index, sample, out)
+        stats = _write_trained_file(plan, split_large_cells(plan, merged_cells, sample), index, sample, out)
         return stats | ({"previous_shards": numbers} if len(numbers) < len(cells.centroids) else {})
 
     def redact(
@@ -162,9 +162,9 @@ class GraphKind(VectorKind):
     ) -> IndexStats:
         """Write the trained file without a trace of `removed`, blocks of (r, d) float32 vectors.
 
-        Cells in which none of them could be stay unchanged. The storage's quantiser is trained
-        again, since no graph depends on it. If a cell has only removed vectors, everything is
-        trained again.
+        Cells that cannot contain a removed vector stay unchanged. The storage's quantiser is
+        trained again, since no graph depends on it. If a cell has only removed vectors, everything
+        is trained again.
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the
@@ -172,9 +172,9 @@ class GraphKind(VectorKind):
             ResourceError: memory ran out, or the file cannot be written.
         """
         index, sample = _create_index(plan), _read_sample(plan, rows)
-        cells = redact_cells(plan, _load_trained(plan, trained)[0], sample, removed)
+        cells = redact_cells(plan, _load_trained_file(plan, trained)[0], sample, removed)
         index.train(sample)
-        stats = _write_trained(plan, cells or learn_cells(plan, sample), index, sample, out)
+        stats = _write_trained_file(plan, cells or learn_cells(plan, sample), index, sample, out)
         return stats if cells else stats | {"reason": "a cell held only vectors that were removed"}
 
     def losses(self, plan: VectorPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
@@ -187,7 +187,7 @@ class GraphKind(VectorKind):
         Raises:
             InputError: the trained file is damaged or of another plan.
         """
-        return _compute_losses(plan, *_load_trained(plan, trained), vectors)
+        return _compute_losses(plan, *_load_trained_file(plan, trained), vectors)
 
     def scatter(self, plan: VectorPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Sort a part's vectors by cell.
@@ -196,7 +196,7 @@ class GraphKind(VectorKind):
             InputError: a file is damaged or of another plan, or a row holds a NaN or an infinity.
             ResourceError: the file cannot be written.
         """
-        files, (cells, _) = VectorFiles([rows]), _load_trained(plan, trained)
+        files, (cells, _) = VectorFiles([rows]), _load_trained_file(plan, trained)
         if files.dim != plan.d:
             raise InputError(f"{rows} has {files.dim} dimensions, not the plan's {plan.d}: plan the index again")
         group_starts = write_cell_slices(plan, trained, cells, files, number, out)
@@ -205,7 +205,7 @@ class GraphKind(VectorKind):
     def shard(self, plan: VectorPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
         """Build a cell's graph, link it to vectors of other cells, and write its bottom lists.
 
-        Each link has its similarity. Holds the cell's vectors twice, and its graph.
+        Each link is stored with its similarity. Holds the cell's vectors twice, and its graph.
 
         Raises:
             InputError: a slice does not hold vectors of the plan.
@@ -236,7 +236,7 @@ class GraphKind(VectorKind):
                 or of another build.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        earlier_shard = Shard.read(plan, previous)
+        earlier_shard = CellShard.read(plan, previous)
         members, sources = unpack_slices(slices, plan.d)
         old_members = match_digests(earlier_shard.history.members, members.digests)
         n_inserted = int((old_members < 0).sum())
@@ -270,20 +270,20 @@ class GraphKind(VectorKind):
             InputError: a piece is missing, truncated, or of another build.
             ResourceError: memory ran out, or the file cannot be written.
         """
-        files, (_, empty_index) = VectorFiles.open_checked(rows, plan.n, plan.d), _load_trained(plan, trained)
+        files, (_, empty_index) = VectorFiles.open_checked(rows, plan.n, plan.d), _load_trained_file(plan, trained)
         with (
             _open_shards(plan, trained, scattered, shards) as graph_shards,
             engine.translate_errors(
                 ResourceError, f"cells of {plan.factory} could not be merged: run with --debug for the cause"
             ),
         ):
-            levels = draw_levels(plan.n, links_per_node(plan))
+            levels = draw_levels(plan.n, count_node_links(plan))
             upper = _build_upper_levels(plan, levels, files)
             try:
                 with out.open("wb", buffering=1 << 20) as file:
                     write_head(file, empty_index, levels)
                     _write_links(plan, file, graph_shards, levels, upper)
-                    write_tail(file, empty_index, upper, default_search(plan.factory)["efSearch"])
+                    write_tail(file, empty_index, upper, choose_search(plan.factory)["efSearch"])
                     write_storage(
                         file, faiss.downcast_index(empty_index.storage), plan.n, (block for _, block in files.blocks())
                     )
@@ -299,12 +299,12 @@ class GraphKind(VectorKind):
             return (
                 1
                 if inherited
-                else 0.1 + KMEANS_ROUNDS * cell_sample_size(plan) * plan.cells * plan.d / PRODUCTS_PER_SECOND
+                else 0.1 + KMEANS_ROUNDS * count_cell_sample(plan) * plan.cells * plan.d / PRODUCTS_PER_SECOND
             )
         if stage == "scatter":
             return (
                 size / BYTES_PER_SECOND + size / 2 * plan.cells / PRODUCTS_PER_SECOND
-            )  # size / (2 d) rows, each compared with the cells
+            )  # size / (2 d) is the number of rows, which are compared with all cells
         if stage == "shard":
             n_candidates: float = (
                 rows * (1 + plan.linked / 2) * plan.ef_construction * (rows / _REFERENCE_NODES) ** _GROWTH_EXPONENT
@@ -320,21 +320,21 @@ def _translate_errors(plan: VectorPlan, cell_number: int) -> AbstractContextMana
     )
 
 
-def _build_shard(plan: VectorPlan, members: CellVectors, sources: CellVectors) -> Shard:
+def _build_shard(plan: VectorPlan, members: CellVectors, sources: CellVectors) -> CellShard:
     graph = CellGraph.build(plan, members.vectors)
     cross_links = link_across_border(graph, members.vectors, sources.vectors, plan.metric)
     quality = CellQuality.measure(graph, members.vectors, plan.metric)
-    return Shard(graph.lists, cross_links, CellHistory.of_build(members, sources, quality))
+    return CellShard(graph.lists, cross_links, CellHistory.from_build(members, sources, quality))
 
 
 def _update_shard(
     plan: VectorPlan,
-    earlier: Shard,
+    earlier: CellShard,
     history: CellHistory,
     old_members: Rows,
     members: CellVectors,
     sources: CellVectors,
-) -> tuple[Shard, str | None]:
+) -> tuple[CellShard, str | None]:
     """Return an updated shard with its `history`, and a reason to build the cell again, or None."""
     # Imports numba, which takes half a second.
     from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links  # noqa: PLC0415
@@ -354,17 +354,17 @@ def _update_shard(
         sources.vectors,
         sources.digests % SEARCH_TURNS == history.generation % SEARCH_TURNS,
     )
-    return Shard(graph.lists, cross_links, history), reason
+    return CellShard(graph.lists, cross_links, history), reason
 
 
-def _describe_shard(shard: Shard, n_inserted: int, out: Path) -> IndexStats:
+def _describe_shard(shard: CellShard, n_inserted: int, out: Path) -> IndexStats:
     history = shard.history
     return {
         "rows": len(history.members),
         "linked": len(history.sources),
         "inserted": n_inserted,
         "generation": history.generation,
-        "replaced": round(history.replaced, 4),
+        "replaced": round(history.replaced_share, 4),
         "bytes": out.stat().st_size,
     }
 
@@ -376,14 +376,14 @@ def _count_merge_threads() -> int:
 
 def _create_index(plan: VectorPlan) -> FaissIndex:
     """Return an untrained index without vectors."""
-    index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
+    index = faiss.index_factory(plan.d, plan.factory, engine.to_faiss_metric(plan.metric))
     index.hnsw.efConstruction = plan.ef_construction
     return index
 
 
 def _read_sample(plan: VectorPlan, passage_rows: Sequence[Path]) -> Vectors:
     """Return the vectors that cells and the storage's quantiser are trained on."""
-    n_sampled = cell_sample_size(plan)
+    n_sampled = count_cell_sample(plan)
     if not _create_index(plan).is_trained:
         n_sampled = max(n_sampled, plan.train_sample)
     return sample_vectors(passage_rows, plan.n, plan.d, n_sampled, plan.seed)
@@ -392,27 +392,27 @@ def _read_sample(plan: VectorPlan, passage_rows: Sequence[Path]) -> Vectors:
 def _compute_losses(plan: VectorPlan, cells: Cells, empty: FaissIndex, vectors: Vectors) -> dict[str, float]:
     losses_by_name = {}
     if plan.cells > 1:
-        cell_numbers, joins, links = cells.assign(plan.metric, vectors)
-        losses_by_name["cells"] = centroid_distance(vectors, cells.centroids[cell_numbers], plan.metric)
-        planned_links, actual_links = plan.border + plan.linked, (len(joins[0]) + len(links[0])) / len(vectors)
-        losses_by_name["links"] = planned_links / max(actual_links, planned_links / 100) if planned_links else 0.0
+        cell_numbers, join_pairs, link_pairs = cells.assign(plan.metric, vectors)
+        losses_by_name["cells"] = compute_centroid_distance(vectors, cells.centroids[cell_numbers], plan.metric)
+        n_planned, n_actual = plan.border + plan.linked, (len(join_pairs[0]) + len(link_pairs[0])) / len(vectors)
+        losses_by_name["links"] = n_planned / max(n_actual, n_planned / 100) if n_planned else 0.0
     storage = faiss.downcast_index(empty.storage)
     if not isinstance(storage, faiss.IndexFlat):
-        losses_by_name["codes"] = relative_error(vectors, storage.sa_decode(storage.sa_encode(vectors)))
+        losses_by_name["codes"] = measure_error(vectors, storage.sa_decode(storage.sa_encode(vectors)))
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
 
 
-def _write_trained(plan: VectorPlan, cells: Cells, empty: FaissIndex, sample: Vectors, out: Path) -> IndexStats:
+def _write_trained_file(plan: VectorPlan, cells: Cells, empty: FaissIndex, sample: Vectors, out: Path) -> IndexStats:
     write_piece(out, _compute_trained_stamp(plan), [*cells.to_arrays(), faiss.serialize_index(empty)])
     sample_losses = _compute_losses(plan, cells, empty, sample[:: -(-len(sample) // LOSS_SAMPLE)])
     return {"sample": len(sample), "cells": len(cells.centroids), "losses": sample_losses}
 
 
 def _compute_trained_stamp(plan: VectorPlan) -> str:
-    return digest_json([cell_inputs(plan), "trained"])
+    return digest_json([get_cell_inputs(plan), "trained"])
 
 
-def _load_trained(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
+def _load_trained_file(plan: VectorPlan, trained: Path) -> tuple[Cells, FaissIndex]:
     """Read the file that `train` wrote: the cells, and the index without vectors."""
     try:
         with PieceReader.open(
@@ -429,12 +429,12 @@ def _open_shards(
 ) -> Iterator[list[GraphShard]]:
     group_rows = read_group_rows(plan, trained, scattered)
     with ExitStack() as stack:
-        cells = []
-        for i, source in enumerate(shards):
-            cell = GraphShard.open(plan, source, i, group_rows[2 * i], group_rows[2 * i + 1])
-            stack.callback(cell.piece.close)
-            cells.append(cell)
-        yield cells
+        graph_shards = []
+        for i, shard_opener in enumerate(shards):
+            shard = GraphShard.open(plan, shard_opener, i, group_rows[2 * i], group_rows[2 * i + 1])
+            stack.callback(shard.piece.close)
+            graph_shards.append(shard)
+        yield graph_shards
 
 
 def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> UpperLevels:
@@ -442,19 +442,19 @@ def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> 
     n_candidates = min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
     # With few nodes, threads would take longer to wait for each other than to link them.
     with engine.use_threads(min(_count_merge_threads(), 1 + len(vectors) // _THREAD_NODES)):
-        return UpperLevels.build(levels, links_per_node(plan), vectors, plan.metric, n_candidates)
+        return UpperLevels.build(levels, count_node_links(plan), vectors, plan.metric, n_candidates)
 
 
 def _write_links(
     plan: VectorPlan, file: BinaryIO, cells: Sequence[GraphShard], levels: Links, upper: UpperLevels
 ) -> None:
     """Write the lists of every node; the bottom list holds the best candidates of its cells."""
-    n_links = links_per_node(plan)
+    n_links = count_node_links(plan)
     for block_start, keys in _iter_candidates(plan, cells, 2 * n_links):
-        for low, high in iter_ranges(len(keys)):
-            first, end = block_start + low, block_start + high
-            bottom = select_best_links(keys[low:high], 2 * n_links)
-            file.write(lay_out_slots(bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
+        for start_row, end_row in iter_ranges(len(keys)):
+            first, end = block_start + start_row, block_start + end_row
+            lists = select_best_links(keys[start_row:end_row], 2 * n_links)
+            file.write(lay_out_slots(lists, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
 
 
 def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:
@@ -464,12 +464,12 @@ def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) 
     ranking and writing them, and no other task runs next to the merge.
     """
     ranges = [*iter_ranges(plan.n, _choose_block_rows(len(cells)))]
-    with ThreadPoolExecutor(1) as thread:
-        pending = [thread.submit(collect_candidates, cells, *next_range, width) for next_range in ranges[:1]]
+    with ThreadPoolExecutor(1) as executor:
+        pending_keys = [executor.submit(collect_candidates, cells, *next_range, width) for next_range in ranges[:1]]
         for next_index, (first_row, _) in enumerate(ranges, 1):
-            keys = pending.pop().result()
-            pending = [
-                thread.submit(collect_candidates, cells, *next_range, width)
+            keys = pending_keys.pop().result()
+            pending_keys = [
+                executor.submit(collect_candidates, cells, *next_range, width)
                 for next_range in ranges[next_index : next_index + 1]
             ]
             yield first_row, keys

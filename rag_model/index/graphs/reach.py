@@ -31,7 +31,7 @@ class ReachabilityTree:
         self._queue, self._n_reached = np.empty(graph.n, np.int32), 0
         self._last_node = graph.entry
         self._parent[self._last_node] = self._last_node
-        self._walk(self._last_node)
+        self._walk_from(self._last_node)
 
     def find_unreachable(self) -> Rows:
         """Return the unreachable nodes, ascending."""
@@ -39,8 +39,8 @@ class ReachabilityTree:
 
     def is_reachable(self, nodes: Rows | int) -> npt.NDArray[np.bool_]:
         """Return a mask of the reachable nodes among `nodes`."""
-        reachable: npt.NDArray[np.bool_] = np.asarray(self._parent[nodes] >= 0)
-        return reachable
+        reachable_mask: npt.NDArray[np.bool_] = np.asarray(self._parent[nodes] >= 0)
+        return reachable_mask
 
     def link(self, node: int, sources: Rows) -> None:
         """Link `node` from one of `sources` (reachable, nearest first); continue the walk there.
@@ -51,15 +51,15 @@ class ReachabilityTree:
         be.
         """
         candidates = [*sources.tolist(), self._last_node]
-        lists = self._graph.bottom(np.array(candidates))
-        for free_slots in (lists < 0, self._find_replaceable(candidates, lists)):
-            for source, links, is_free in zip(candidates, lists, free_slots, strict=True):
+        link_lists = self._graph.read_links(np.array(candidates))
+        for free_slots in (link_lists < 0, self._find_replaceable(candidates, link_lists)):
+            for source, links, is_free in zip(candidates, link_lists, free_slots, strict=True):
                 if is_free.any():
                     links[np.flatnonzero(is_free)[0 if links[-1] < 0 else -1]] = node
-                    self._graph.set_bottom(np.array([source]), links[None])
+                    self._graph.write_links(np.array([source]), links[None])
                     self._parent[node] = source
                     self._last_node = node
-                    self._walk(node)
+                    self._walk_from(node)
                     return
         raise AssertionError("a leaf of the walk has no free slot for a link")
 
@@ -68,10 +68,10 @@ class ReachabilityTree:
         tree.
         """
         parents = self._parent[lists]
-        replaceable: npt.NDArray[np.bool_] = (lists < 0) | (parents != np.array(candidates)[:, None])
-        return replaceable
+        replaceable_mask: npt.NDArray[np.bool_] = (lists < 0) | (parents != np.array(candidates)[:, None])
+        return replaceable_mask
 
-    def _walk(self, start_node: int) -> None:
+    def _walk_from(self, start_node: int) -> None:
         """Mark all nodes reachable from `start_node`, breadth first; the newest front is the end of
         the queue.
         """
@@ -80,20 +80,20 @@ class ReachabilityTree:
         self._n_reached = front_end
         while front_start < front_end:
             for position in range(front_start, front_end, BLOCK):
-                nodes = self._expand(self._queue[position : min(position + BLOCK, front_end)])
+                nodes = self._expand_front(self._queue[position : min(position + BLOCK, front_end)])
                 self._queue[self._n_reached : self._n_reached + len(nodes)] = nodes
                 self._n_reached += len(nodes)
             front_start, front_end = front_end, self._n_reached
             self._last_node = int(self._queue[front_end - 1])
 
-    def _expand(self, front: Links) -> Links:
+    def _expand_front(self, front: Links) -> Links:
         """Mark the unreached nodes that the nodes of `front` link to; return them, ascending."""
-        targets = self._graph.bottom(front).ravel()  # (f, 2M) -> (f 2M,)
-        slots = np.flatnonzero((targets >= 0) & (self._parent.take(targets) < 0))[::-1]
-        new_targets = targets[slots]
+        targets = self._graph.read_links(front).ravel()  # (f, 2M) -> (f 2M,)
+        new_slots = np.flatnonzero((targets >= 0) & (self._parent.take(targets) < 0))[::-1]
+        new_targets = targets[new_slots]
         # Of several values for a target, numpy keeps the last one. Because `slots` descends, that
         # is the first node of `front` that links to the target.
-        self._parent[new_targets] = front[slots // self._graph.width]
+        self._parent[new_targets] = front[new_slots // self._graph.width]
         return np.unique(new_targets)
 
 
@@ -107,29 +107,29 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
         InputError: the file is not a complete HNSW index, or a row of `vectors` holds a NaN or an
             infinity.
     """
-    reachability = ReachabilityTree(GraphFile.open(path, writable=True))
-    unreachable = reachability.find_unreachable()
-    if not len(unreachable):
+    tree = ReachabilityTree(GraphFile.open(path, writable=True))
+    unreachable_nodes = tree.find_unreachable()
+    if not len(unreachable_nodes):
         return 0
-    index = _open_for_l2(path)
-    for first_position in range(0, len(unreachable), BLOCK):
-        nodes = unreachable[first_position : first_position + BLOCK]
-        for node, neighbors in zip(nodes.tolist(), _search_neighbors(index, vectors.read_rows(nodes)), strict=True):
-            if not reachability.is_reachable(node):  # a previous link may have made it reachable
+    l2_index = _open_for_l2(path)
+    for batch_start in range(0, len(unreachable_nodes), BLOCK):
+        nodes = unreachable_nodes[batch_start : batch_start + BLOCK]
+        for node, neighbors in zip(nodes.tolist(), _search_neighbors(l2_index, vectors.read_rows(nodes)), strict=True):
+            if not tree.is_reachable(node):  # a previous link may have made it reachable
                 sources = neighbors[neighbors >= 0]
-                reachability.link(node, sources[reachability.is_reachable(sources)])
-    return len(unreachable)
+                tree.link(node, sources[tree.is_reachable(sources)])
+    return len(unreachable_nodes)
 
 
 def _open_for_l2(path: Path) -> FaissIndex:
     """Open an index for search by L2: by inner product, a short vector finds only long ones."""
-    index = engine.read_index(path, mmap=True)
-    storage = faiss.downcast_index(index.storage)
-    index.metric_type = storage.metric_type = faiss.METRIC_L2
-    return index
+    l2_index = engine.read_index(path, mmap=True)
+    storage = faiss.downcast_index(l2_index.storage)
+    l2_index.metric_type = storage.metric_type = faiss.METRIC_L2
+    return l2_index
 
 
 def _search_neighbors(index: FaissIndex, vectors: Vectors) -> Rows:
-    settings = faiss.SearchParametersHNSW(efSearch=_EF_SEARCH)
-    rows: Rows = index.search(vectors, min(_MAX_SOURCES, int(index.ntotal)), params=settings)[1]
-    return rows
+    parameters = faiss.SearchParametersHNSW(efSearch=_EF_SEARCH)
+    nodes: Rows = index.search(vectors, min(_MAX_SOURCES, int(index.ntotal)), params=parameters)[1]
+    return nodes

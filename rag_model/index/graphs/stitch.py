@@ -30,7 +30,7 @@ from rag_model.index.graphs.graph import (
     iter_ranges,
     join_links,
     pack_links,
-    similarities,
+    score_targets,
     unpack_links,
 )
 from rag_model.index.graphs.history import ARRAYS as HISTORY_ARRAYS
@@ -42,7 +42,7 @@ IN_LINKS = 8  # links of a member to sources, the nearest of those whose search 
 # Members that a vector's search returns, from which its links are selected; with only the
 # nearest 8, recall is .002 lower.
 CANDIDATES = 16
-_EF_SEARCH = 32  # efSearch of that search
+_EF_SEARCH = 32  # efSearch of the search for these members
 _BLOCK = 512  # vectors whose links are selected at once: 24 MiB of member vectors at 768 dimensions
 # positions of a shard's arrays; the arrays of the cell's history follow
 _LISTS, _OUT, _BEGINS, _INTO = range(4)
@@ -67,12 +67,12 @@ def search_members(graph: CellGraph, members: Vectors, sources: Vectors, metric:
     """Return the links of `sources`, (s, d) float32, to members that a search finds: (s,
     OUT_LINKS).
     """
-    out: ScoredLinks = np.full((len(sources), OUT_LINKS), NO_LINK)
+    out_links: ScoredLinks = np.full((len(sources), OUT_LINKS), NO_LINK)
     if len(members):
-        for first, end in iter_ranges(len(sources), _BLOCK):
-            candidates = graph.search(sources[first:end], CANDIDATES, _EF_SEARCH)  # (b, f)
-            out[first:end] = select_diverse(sources[first:end], members, candidates, metric)
-    return out
+        for start, end in iter_ranges(len(sources), _BLOCK):
+            candidates = graph.search(sources[start:end], CANDIDATES, _EF_SEARCH)  # (b, f)
+            out_links[start:end] = select_diverse(sources[start:end], members, candidates, metric)
+    return out_links
 
 
 def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links, metric: Metric) -> ScoredLinks:
@@ -87,17 +87,17 @@ def select_diverse(sources: Vectors, members: Vectors, candidates: Rows | Links,
         metric: the metric of the similarities.
     """
     # (s, f)
-    keys = np.sort(pack_links(similarities(sources, members, candidates, metric), candidates), axis=1)
+    keys = np.sort(pack_links(score_targets(sources, members, candidates, metric), candidates), axis=1)
     targets = unpack_links(keys)
     # (s, f); members[targets] (s, f, d) -> (s, f, f)
-    to_source, between = (
-        similarities(sources, members, targets, metric),
+    source_scores, pair_scores = (
+        score_targets(sources, members, targets, metric),
         _compute_pairwise_similarities(members[targets], metric),
     )
     is_selected = np.zeros(targets.shape, np.bool_)
     for column in range(targets.shape[1]):
         # (s, column)
-        is_shadowed = (between[:, column, :column] > to_source[:, column, None]) & is_selected[:, :column]
+        is_shadowed = (pair_scores[:, column, :column] > source_scores[:, column, None]) & is_selected[:, :column]
         is_selected[:, column] = (
             (targets[:, column] >= 0) & ~is_shadowed.any(axis=1) & (is_selected.sum(axis=1) < OUT_LINKS)
         )
@@ -110,29 +110,29 @@ def _compute_pairwise_similarities(vectors: Vectors, metric: Metric) -> Vectors:
     products: Vectors = vectors @ vectors.transpose(0, 2, 1)  # (s, f, d) @ (s, d, f) -> (s, f, f)
     if metric == "ip":
         return products
-    squared_lengths = np.diagonal(products, axis1=1, axis2=2)  # (s, f, f) -> (s, f)
+    squared_norms = np.diagonal(products, axis1=1, axis2=2)  # (s, f, f) -> (s, f)
     # (s, f, f) - (s, f, 1) - (s, 1, f)
-    return 2 * products - squared_lengths[:, :, None] - squared_lengths[:, None, :]
+    return 2 * products - squared_norms[:, :, None] - squared_norms[:, None, :]
 
 
 def add_reverse_links(out: ScoredLinks, n_members: int) -> CrossLinks:
     """Return the links of the sources to members, and the best links in the other direction."""
-    member = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
-    source = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
-    similarity = out.ravel() >> np.uint64(32)
-    link_positions = np.flatnonzero(member >= 0)
-    keys = member[link_positions].astype(np.uint64) << np.uint64(32) | similarity[link_positions]
+    members = unpack_links(out).ravel()  # (s, OUT) -> (s OUT,)
+    sources = np.repeat(np.arange(len(out), dtype=np.uint64), out.shape[1])  # (s,) -> (s OUT,)
+    score_bits = out.ravel() >> np.uint64(32)
+    link_positions = np.flatnonzero(members >= 0)
+    keys = members[link_positions].astype(np.uint64) << np.uint64(32) | score_bits[link_positions]
     # stable: sources of equal similarity ascend
     order = link_positions[np.argsort(keys, kind="stable")]
-    reverse_keys, member = similarity[order] << np.uint64(32) | source[order], member[order]
-    first_positions = np.searchsorted(member, np.arange(n_members + 1))
-    is_nearest = np.arange(len(member)) - first_positions.take(member) < IN_LINKS
+    reverse_keys, members = score_bits[order] << np.uint64(32) | sources[order], members[order]
+    first_positions = np.searchsorted(members, np.arange(n_members + 1))
+    is_nearest = np.arange(len(members)) - first_positions.take(members) < IN_LINKS
     link_starts = np.concatenate([[0], np.cumsum(np.minimum(np.diff(first_positions), IN_LINKS))])
     return CrossLinks(out, link_starts, reverse_keys[is_nearest])
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class CellShard:
     """A cell's links and its history."""
 
     lists: ScoredLinks  # (m, 2M) links of each member, nearest first
@@ -157,19 +157,19 @@ class Shard:
         """
         stamps = [_compute_shard_stamp(plan, cell_number) for cell_number in range(MAX_CELL_RATIO * plan.cells)]
         with PieceReader.open(opener, stamps, _COUNT, f"a shard of {plan.factory}") as piece:
-            lists, *cross_links = map(piece.read, range(_LISTS, _INTO + 1))
-            history = CellHistory.from_arrays([piece.read(array) for array in range(_INTO + 1, _COUNT)])
-        return cls(lists, CrossLinks(*cross_links), history)
+            link_lists, *cross_links = map(piece.read, range(_LISTS, _INTO + 1))
+            history = CellHistory.from_arrays([piece.read(array_number) for array_number in range(_INTO + 1, _COUNT)])
+        return cls(link_lists, CrossLinks(*cross_links), history)
 
 
-def cell_inputs(plan: VectorPlan) -> dict[str, Any]:
+def get_cell_inputs(plan: VectorPlan) -> dict[str, Any]:
     """Return the plan's values that determine a cell; the number of cells is not among them."""
     return {name: setting for name, setting in plan.piece_inputs().items() if name != "cells"}
 
 
 def _compute_shard_stamp(plan: VectorPlan, cell_number: int) -> str:
     """Return a shard's stamp, which omits the trained file: a split changes only a few cells."""
-    return digest_json([cell_inputs(plan), "shard", cell_number])
+    return digest_json([get_cell_inputs(plan), "shard", cell_number])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,21 +206,21 @@ class GraphShard:
 
     def iter_candidates(self, start: int, end: int) -> Iterator[CandidateLinks]:
         """Yield this cell's candidates for rows [start, end): member lists, and cross links."""
-        low, high = np.searchsorted(self.members, (start, end))
-        if low < high:
+        first, last = np.searchsorted(self.members, (start, end))
+        if first < last:
             # (r, 2M), (r,)
-            lists, rows = self.piece.read(_LISTS, low, high), self.members[low:high] - start
+            lists, rows = self.piece.read(_LISTS, first, last), self.members[first:last] - start
             # (r, 2M) -> (r 2M,)
             yield CandidateLinks(rows, np.full(len(rows), lists.shape[1]), _to_global_rows(lists, self.members).ravel())
-            into_starts = self.piece.read(_BEGINS, low, high + 1)
+            into_starts = self.piece.read(_BEGINS, first, last + 1)
             into = self.piece.read(_INTO, int(into_starts[0]), int(into_starts[-1]))
             yield CandidateLinks(rows, np.diff(into_starts), _to_global_rows(into, self.sources))
-        low, high = np.searchsorted(self.sources, (start, end))
-        if low < high:
+        first, last = np.searchsorted(self.sources, (start, end))
+        if first < last:
             # (r, OUT), (r,)
-            out, rows = self.piece.read(_OUT, low, high), self.sources[low:high] - start
+            links, rows = self.piece.read(_OUT, first, last), self.sources[first:last] - start
             # (r, OUT) -> (r OUT,)
-            yield CandidateLinks(rows, np.full(len(rows), out.shape[1]), _to_global_rows(out, self.members).ravel())
+            yield CandidateLinks(rows, np.full(len(rows), links.shape[1]), _to_global_rows(links, self.members).ravel())
 
 
 def collect_candidates(shards: Sequence[GraphShard], start: int, end: int, width: int) -> ScoredLinks:
@@ -241,6 +241,6 @@ def collect_candidates(shards: Sequence[GraphShard], start: int, end: int, width
 
 
 def _to_global_rows(keys: ScoredLinks, cell_rows: Links) -> ScoredLinks:
-    """Replace a cell's numbers with global rows."""
+    """Replace the numbers within a cell, to which the links lead, with global rows."""
     global_rows = np.append(cell_rows, -1).astype(np.int32)  # the last entry stands for no link
     return join_links(keys & SIMILARITY_BITS, global_rows.take(unpack_links(keys)))

@@ -1,4 +1,4 @@
-"""Update a cell's graph in place of building it again: drop members, repair their links, insert.
+"""Update a cell's graph instead of building it again: drop members, repair links, insert members.
 
 A cell's graph has its members as nodes. The graph's sources are vectors of other cells near the
 border that are linked into the cell: they have links to members, and members to them, but they are
@@ -39,17 +39,17 @@ from rag_model.index.graphs.graph import (
     Links,
     ScoredLinks,
     UpperLevels,
-    bottom_links,
+    copy_bottom_links,
+    count_node_links,
     count_slots,
+    create_graph,
     draw_levels,
     iter_ranges,
     join_links,
     lay_out_slots,
-    links_per_node,
-    new_graph,
     pack_links,
-    pair_similarities,
-    similarities,
+    score_pairs,
+    score_targets,
     unpack_links,
     unpack_similarities,
 )
@@ -141,8 +141,8 @@ def _drop_members(
     new_lists[old_members < 0] = NO_LINK
     staying_members = np.flatnonzero(old_members >= 0)
     lost_links = []  # members that lost a link, and the old numbers of its targets
-    for first, end in iter_ranges(len(staying_members)):
-        members = staying_members[first:end]
+    for start, end in iter_ranges(len(staying_members)):
+        members = staying_members[start:end]
         old_lists = lists[old_members[members]]
         old_targets = unpack_links(old_lists)  # (b, 2M)
         targets = new_numbers.take(old_targets)
@@ -150,20 +150,20 @@ def _drop_members(
         slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
         lost_links.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
     losing_members, lost_targets = map(np.concatenate, zip(*lost_links, strict=True))
-    affected_members, begins = np.unique(losing_members, return_index=True)
-    begins = np.append(begins, len(losing_members))
-    offers = []  # reverse links: the members that get one, and its key
-    for first, end in iter_ranges(len(affected_members), _REPAIR_BLOCK):
-        members = affected_members[first:end]
+    affected_members, starts = np.unique(losing_members, return_index=True)
+    starts = np.append(starts, len(losing_members))
+    reverse_links = []  # reverse links: the members that get one, and its key
+    for start, end in iter_ranges(len(affected_members), _REPAIR_BLOCK):
+        members = affected_members[start:end]
         links = new_lists[members]
-        candidates = _list_candidates(members, begins[first : end + 1], lost_targets, new_numbers, lists, new_lists)
+        candidates = _list_candidates(members, starts[start : end + 1], lost_targets, new_numbers, lists, new_lists)
         added_keys = _select_directions(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
         member_rows, slots = np.nonzero(added_keys != NO_LINK)
         keys = added_keys[member_rows, slots]
-        offers.append((unpack_links(keys), keys & SIMILARITY_BITS | members[member_rows].astype(np.uint64)))
-    if offers:
-        _link_back(new_lists, *map(np.concatenate, zip(*offers, strict=True)))
+        reverse_links.append((unpack_links(keys), keys & SIMILARITY_BITS | members[member_rows].astype(np.uint64)))
+    if reverse_links:
+        _link_back(new_lists, *map(np.concatenate, zip(*reverse_links, strict=True)))
     return new_lists
 
 
@@ -181,8 +181,8 @@ def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: 
     """
     n_lists = np.diff(begins).max() + _OWN_LINKS
     candidates = np.full((len(members), n_lists * lists.shape[1]), -1, np.int32)
-    same_numbers = np.arange(len(new_lists)).astype(np.int32)
-    # the last member that each one was offered to
+    identity = np.arange(len(new_lists)).astype(np.int32)
+    # the last member to which each candidate was offered
     offered_to = np.full(len(new_lists), -1, np.int64)
     n_columns = 1
     for i in range(len(members)):
@@ -195,8 +195,8 @@ def _list_candidates(members: Any, begins: Any, lost_targets: Any, new_numbers: 
             n_candidates = _add_candidates(lists[target], new_numbers, member, offered_to, candidates[i], n_candidates)
         for key in new_lists[member, :_OWN_LINKS]:
             if key != NO_LINK:
-                near_list = new_lists[np.uint32(key)]
-                n_candidates = _add_candidates(near_list, same_numbers, member, offered_to, candidates[i], n_candidates)
+                near_keys = new_lists[np.uint32(key)]
+                n_candidates = _add_candidates(near_keys, identity, member, offered_to, candidates[i], n_candidates)
         n_columns = max(n_columns, n_candidates)
     return candidates[:, :n_columns]
 
@@ -234,15 +234,15 @@ def _select_directions(
         links: (a, 2M) keys of the links that remain, nearest first.
         candidates: (a, c) candidates of each member, -1 where none.
     """
-    keys = pack_links(similarities(vectors[members], vectors, candidates, plan.metric), candidates)
+    keys = pack_links(score_targets(vectors[members], vectors, candidates, plan.metric), candidates)
     keys = np.sort(keys, axis=1)[:, :_REPAIR_CANDIDATES]
-    to_member, is_selected = unpack_similarities(keys), np.zeros(keys.shape, np.bool_)
+    member_scores, is_selected = unpack_similarities(keys), np.zeros(keys.shape, np.bool_)
     n_pending = (keys != NO_LINK).sum(axis=1)
-    pending = np.broadcast_to(np.arange(keys.shape[1]), keys.shape).copy()
-    between, pairs = np.full(int(n_pending.sum()), -np.inf, np.float32), np.empty((2, keys.size), np.int64)
-    state = is_selected, pending, n_pending, np.zeros(len(members), np.int64)
-    while n_pairs := _list_next_pairs(links, keys, to_member, between, state, pairs):
-        between = pair_similarities(vectors, pairs[0, :n_pairs], vectors, pairs[1, :n_pairs], plan.metric)
+    pending_columns = np.broadcast_to(np.arange(keys.shape[1]), keys.shape).copy()
+    pair_scores, pairs = np.full(int(n_pending.sum()), -np.inf, np.float32), np.empty((2, keys.size), np.int64)
+    state = is_selected, pending_columns, n_pending, np.zeros(len(members), np.int64)
+    while n_pairs := _list_next_pairs(links, keys, member_scores, pair_scores, state, pairs):
+        pair_scores = score_pairs(vectors, pairs[0, :n_pairs], vectors, pairs[1, :n_pairs], plan.metric)
     return np.where(is_selected, keys, NO_LINK)
 
 
@@ -265,53 +265,53 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
             (a,) the next column of `links`.
         pairs: (2, p) receives the pairs.
     """
-    is_selected, pending, n_pending, next_link = state
+    is_selected, pending_columns, n_pending, next_link = state
     n_old_pairs = n_new_pairs = 0
     for i in range(len(keys)):
-        n_left = 0
+        n_remaining = 0
         for j in range(n_pending[i]):
-            pending[i, n_left] = pending[i, j]
-            n_left += not between[n_old_pairs + j] > to_member[i, pending[i, j]]
+            pending_columns[i, n_remaining] = pending_columns[i, j]
+            n_remaining += not between[n_old_pairs + j] > to_member[i, pending_columns[i, j]]
         n_old_pairs += n_pending[i]
-        n_taken = 0
-        if n_left:
-            nearest = keys[i, pending[i, 0]]
-            if next_link[i] < links.shape[1] and links[i, next_link[i]] < nearest:
-                nearest = links[i, next_link[i]]
+        n_selected = 0
+        if n_remaining:
+            nearest_key = keys[i, pending_columns[i, 0]]
+            if next_link[i] < links.shape[1] and links[i, next_link[i]] < nearest_key:
+                nearest_key = links[i, next_link[i]]
                 next_link[i] += 1
             else:
-                is_selected[i, pending[i, 0]] = True
-                n_taken = 1
-            for j in range(n_taken, n_left):
-                column = pending[i, j]
-                pending[i, j - n_taken] = column
-                pairs[0, n_new_pairs], pairs[1, n_new_pairs] = np.uint32(nearest), np.uint32(keys[i, column])
+                is_selected[i, pending_columns[i, 0]] = True
+                n_selected = 1
+            for j in range(n_selected, n_remaining):
+                column = pending_columns[i, j]
+                pending_columns[i, j - n_selected] = column
+                pairs[0, n_new_pairs], pairs[1, n_new_pairs] = np.uint32(nearest_key), np.uint32(keys[i, column])
                 n_new_pairs += 1
-        n_pending[i] = n_left - n_taken
+        n_pending[i] = n_remaining - n_selected
     return n_new_pairs
 
 
 def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
-    """Add the nearest of the links (p,) to the lists of `members`, (p,), that have room, in
-    place.
+    """Add (p,) links to the lists of their `members` in place, nearest first, while a list has
+    room.
     """
     is_new = np.empty(len(keys), np.bool_)
-    for first, end in iter_ranges(len(keys)):
-        targets = unpack_links(lists[members[first:end]])  # (b, 2M)
-        is_new[first:end] = (targets != unpack_links(keys[first:end, None])).all(axis=1)
+    for start, end in iter_ranges(len(keys)):
+        targets = unpack_links(lists[members[start:end]])  # (b, 2M)
+        is_new[start:end] = (targets != unpack_links(keys[start:end, None])).all(axis=1)
     members, keys = members[is_new], keys[is_new]
     sorted_positions = np.lexsort((keys, members))
     members, keys = members[sorted_positions], keys[sorted_positions]
-    changed_members, begins, key_counts = np.unique(members, return_index=True, return_counts=True)
+    changed_members, starts, key_counts = np.unique(members, return_index=True, return_counts=True)
     n_filled = (lists[changed_members] != NO_LINK).sum(axis=1)
-    slots = np.arange(len(keys)) + np.repeat(n_filled - begins, key_counts)
+    slots = np.arange(len(keys)) + np.repeat(n_filled - starts, key_counts)
     has_room = slots < lists.shape[1]
     lists[members[has_room], slots[has_room]] = keys[has_room]
     lists[changed_members] = np.sort(lists[changed_members], axis=1)
 
 
 def _group_keys(key_rows: Rows, keys: ScoredLinks, n_rows: int) -> ScoredLinks:
-    """Return the distinct keys of each row, nearest first: (count, c), from (p, w)."""
+    """Return the distinct keys of each row, nearest first: (n_rows, c), from (p, w)."""
     is_link = keys != NO_LINK
     flat_rows, flat_keys = np.broadcast_to(key_rows[:, None], keys.shape)[is_link], keys[is_link]
     sorted_positions = np.lexsort((flat_keys, flat_rows))
@@ -333,33 +333,33 @@ def load_graph(
     vectors: Vectors,
 ) -> FaissIndex:
     """Return a faiss graph over the first `n_loaded` of `members`, ready for the others."""
-    n_links, levels = links_per_node(plan), draw_levels(len(members), links_per_node(plan))
-    loaded_members, present_levels = members[:n_loaded], levels[:n_loaded]
-    upper = UpperLevels.build(
-        present_levels,
+    n_links, levels = count_node_links(plan), draw_levels(len(members), count_node_links(plan))
+    loaded_members, loaded_levels = members[:n_loaded], levels[:n_loaded]
+    upper_levels = UpperLevels.build(
+        loaded_levels,
         n_links,
-        vectors[loaded_members[present_levels > 1]],
+        vectors[loaded_members[loaded_levels > 1]],
         plan.metric,
         min(UPPER_EF_CONSTRUCTION, plan.ef_construction),
     )
-    nodes = _number_nodes(members)
-    index = new_graph(plan.d, n_links, plan.metric, plan.ef_construction)
-    slots = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_slots(present_levels, n_links))])
+    node_by_member = _number_nodes(members)
+    index = create_graph(plan.d, n_links, plan.metric, plan.ef_construction)
+    slots = np.concatenate([np.zeros(1, np.int64), np.cumsum(count_slots(loaded_levels, n_links))])
     index.hnsw.neighbors.resize(int(slots[-1]))
     neighbors = engine.view_array(index.hnsw.neighbors)
     storage = faiss.downcast_index(index.storage)
     storage.codes.resize(n_loaded * plan.d * 4)
     stored_vectors = engine.view_array(storage.codes).view(np.float32).reshape(n_loaded, plan.d)
-    for first, end in iter_ranges(n_loaded):
-        bottom = nodes.take(unpack_links(lists[loaded_members[first:end]]))  # (b, 2M)
-        neighbors[slots[first] : slots[end]] = lay_out_slots(
-            bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first
+    for start, end in iter_ranges(n_loaded):
+        bottom = node_by_member.take(unpack_links(lists[loaded_members[start:end]]))  # (b, 2M)
+        neighbors[slots[start] : slots[end]] = lay_out_slots(
+            bottom, levels[start:end], n_links, upper_levels.slice_nodes(start, end), start
         )
-        stored_vectors[first:end] = vectors[loaded_members[first:end]]
+        stored_vectors[start:end] = vectors[loaded_members[start:end]]
     storage.ntotal = index.ntotal = n_loaded
     faiss.copy_array_to_vector(slots.astype(np.uint64), index.hnsw.offsets)
     faiss.copy_array_to_vector(levels, index.hnsw.levels)
-    index.hnsw.entry_point, index.hnsw.max_level = upper.entry, upper.top
+    index.hnsw.entry_point, index.hnsw.max_level = upper_levels.entry, upper_levels.top
     return index
 
 
@@ -367,9 +367,9 @@ def _number_nodes(members: Rows) -> Links:
     """Return an (m + 1,) array with the node of each member; the last entry, -1, stands for no
     link.
     """
-    nodes = np.full(len(members) + 1, -1, np.int32)
-    nodes[members] = np.arange(len(members))
-    return nodes
+    node_by_member = np.full(len(members) + 1, -1, np.int32)
+    node_by_member[members] = np.arange(len(members))
+    return node_by_member
 
 
 def _rank_changed_links(
@@ -388,18 +388,18 @@ def _rank_changed_links(
         lists: (m, 2M) lists before the insertion.
         vectors: (m, d) float32.
     """
-    nodes, member_of_node = _number_nodes(members), np.append(members, -1).astype(np.int32)
+    node_by_member, member_of_node = _number_nodes(members), np.append(members, -1).astype(np.int32)
     for first_node, end_node in iter_ranges(len(members)):
         block = members[first_node:end_node]
-        links, keys = bottom_links(index, first_node, end_node), lists[block]  # (b, 2M)
-        is_changed = links != nodes.take(unpack_links(keys))
+        links, keys = copy_bottom_links(index, first_node, end_node), lists[block]  # (b, 2M)
+        is_changed = links != node_by_member.take(unpack_links(keys))
         changed_rows = np.flatnonzero(is_changed.any(axis=1))
         block, links = block[changed_rows], links[changed_rows]
         keys, is_changed = keys[changed_rows], is_changed[changed_rows]
         keys[is_changed] = NO_LINK
-        rows, slots = np.nonzero(is_changed & (links >= 0))
-        targets = member_of_node[links[rows, slots]]
-        keys[rows, slots] = _pair_keys(plan, vectors, block[rows], vectors, targets)
+        link_rows, slots = np.nonzero(is_changed & (links >= 0))
+        targets = member_of_node[links[link_rows, slots]]
+        keys[link_rows, slots] = _pair_keys(plan, vectors, block[link_rows], vectors, targets)
         keys.sort(axis=1)
         lists[block] = keys
 
@@ -412,7 +412,7 @@ def _pair_keys(
     members: Rows | Links,
 ) -> ScoredLinks:
     """Return the keys of links between pairs of a source and a member, (p,) and (p,)."""
-    return pack_links(pair_similarities(sources, rows, vectors, members, plan.metric), members)
+    return pack_links(score_pairs(sources, rows, vectors, members, plan.metric), members)
 
 
 def update_cross_links(
@@ -439,43 +439,43 @@ def update_cross_links(
         links: links before the change.
         old_lists: (o, 2M) bottom lists before the change.
         old_members: (m,) for each new member its number among the old ones, -1 for a new one.
-        old_sources: (s,) likewise for the sources.
+        old_sources: (s,) for each new source its number among the old ones, -1 for a new one.
         graph: the updated graph.
         vectors: (m, d) float32 of the members.
         sources: (s, d) float32 of the sources.
         has_turn: (s,) whether the source searches in any case.
     """
     old_members, old_sources = _remove_repeats(old_members), _remove_repeats(old_sources)
-    staying_sources, members_stay = np.flatnonzero(old_sources >= 0), old_members >= 0
-    if not len(staying_sources) or not members_stay.any():
+    staying_sources, is_staying = np.flatnonzero(old_sources >= 0), old_members >= 0
+    if not len(staying_sources) or not is_staying.any():
         return link_across_border(graph, vectors, sources, plan.metric)
     new_numbers = _map_members(old_members, len(old_lists))
-    old_out = links.out[old_sources[staying_sources]]  # (y, OUT)
-    old_targets = unpack_links(old_out)
+    old_out_links = links.out[old_sources[staying_sources]]  # (y, OUT)
+    old_targets = unpack_links(old_out_links)
     targets = new_numbers[old_targets]
     out: ScoredLinks = np.full((len(sources), links.out.shape[1]), NO_LINK)
-    out[staying_sources] = np.sort(_renumber(old_out, targets), axis=1)
+    out[staying_sources] = np.sort(_renumber(old_out_links, targets), axis=1)
     must_search = has_turn | (old_sources < 0)
     must_search[staying_sources] |= targets[:, 0] < 0
     losing_sources, slots = np.nonzero((targets < 0) & (old_targets >= 0) & ~must_search[staying_sources, None])
     # (p, f)
     near_lost = new_numbers[unpack_links(old_lists[old_targets[losing_sources, slots], :CANDIDATES])]
     losing_sources = staying_sources[losing_sources]
-    near_keys = pack_links(similarities(sources[losing_sources], vectors, near_lost, plan.metric), near_lost)
+    near_keys = pack_links(score_targets(sources[losing_sources], vectors, near_lost, plan.metric), near_lost)
     source_rows, offers = _offer_new_members(plan, old_members, graph, out, vectors, sources)
     source_rows, offers = source_rows[~must_search[source_rows]], offers[~must_search[source_rows]]
     changed_sources = np.union1d(losing_sources, source_rows)
     source_rows = np.concatenate([source_rows, np.repeat(losing_sources, near_keys.shape[1])])
     offers = np.concatenate([offers, near_keys.ravel()])
     offered_keys = _group_keys(np.searchsorted(changed_sources, source_rows), offers[:, None], len(changed_sources))
-    for first, end in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
-        block = changed_sources[first:end]
-        best_keys = _select_distinct(np.concatenate([out[block], offered_keys[first:end]], axis=1))
+    for start, end in iter_ranges(len(changed_sources), _REPAIR_BLOCK):
+        block = changed_sources[start:end]
+        best_keys = _select_distinct(np.concatenate([out[block], offered_keys[start:end]], axis=1))
         near_targets = unpack_links(best_keys[:, :_NEAR_LINKS])  # (b, w)
         further_members = unpack_links(graph.lists[near_targets, :CANDIDATES])  # (b, w, f)
         # (b, w f)
         further_members = np.where(near_targets[:, :, None] < 0, -1, further_members).reshape(len(block), -1)
-        keys = pack_links(similarities(sources[block], vectors, further_members, plan.metric), further_members)
+        keys = pack_links(score_targets(sources[block], vectors, further_members, plan.metric), further_members)
         candidates = _select_distinct(np.concatenate([best_keys, keys], axis=1))[:, :CANDIDATES]
         out[block] = select_diverse(sources[block], vectors, unpack_links(candidates), plan.metric)
     searching_sources = np.flatnonzero(must_search | (out == NO_LINK).all(axis=1))
@@ -506,13 +506,13 @@ def _offer_new_members(
     # (i, f) sources of each near member
     link_counts = np.where(near_members < 0, 0, np.diff(target_starts)[near_members])
     positions = concatenated_ranges(link_counts.ravel()) + np.repeat(target_starts[near_members], link_counts.ravel())
-    rows = link_order[positions] // targets.shape[1]
+    link_rows = link_order[positions] // targets.shape[1]
     member_index = np.repeat(np.arange(len(new_members)), link_counts.sum(axis=1))
-    member_index, rows = np.divmod(np.unique(member_index * len(out) + rows), len(out))
-    keys = _pair_keys(plan, sources, rows, vectors, new_members[member_index])
-    current_keys = np.where(out[rows] == NO_LINK, np.uint64(0), out[rows])
+    member_index, link_rows = np.divmod(np.unique(member_index * len(out) + link_rows), len(out))
+    keys = _pair_keys(plan, sources, link_rows, vectors, new_members[member_index])
+    current_keys = np.where(out[link_rows] == NO_LINK, np.uint64(0), out[link_rows])
     is_nearer = keys < current_keys.max(axis=1)
-    return rows[is_nearer], keys[is_nearer]
+    return link_rows[is_nearer], keys[is_nearer]
 
 
 @compiled

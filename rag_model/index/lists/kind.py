@@ -26,7 +26,7 @@ from rag_model.index.files.engine import FaissIndex, ListAssigner, Metric, Rows,
 from rag_model.index.files.layout import find_row_lists
 from rag_model.index.files.pieces import Opener
 from rag_model.index.files.vectors import VectorFiles, find_equal_rows, map_vectors, sample_vectors
-from rag_model.index.graphs.graph import similarities
+from rag_model.index.graphs.graph import score_targets
 from rag_model.index.graphs.graph_file import write_storage
 from rag_model.index.kind import PreviousPiece
 from rag_model.index.lists.list_file import (
@@ -42,7 +42,7 @@ from rag_model.index.lists.list_file import (
 )
 from rag_model.index.lists.training import continue_training, get_inverted_lists, train_index
 from rag_model.index.plan import IndexStats
-from rag_model.index.quality.health import centroid_distance, relative_error
+from rag_model.index.quality.health import compute_centroid_distance, measure_error
 from rag_model.index.quality.results import DEFAULT_FLOOR, RecallFloor, compute_recall
 from rag_model.index.recipe import PQ_SAMPLE, VectorPlan, count_lists
 from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCTS_PER_SECOND, VectorKind
@@ -59,7 +59,7 @@ _TILE_ROWS = 4096  # rows per BLAS call of faiss; such blocks round like one `ad
 # and lower in a large corpus. Codes trained on other data find almost nothing. Reranked candidates
 # (`Refine`) have the order of exact search, so `DEFAULT_FLOOR` applies to them.
 QUANTISED_FLOOR = RecallFloor(mean=0.60, p5=0.30)
-_QUANTISERS = ("PQ", "RaBitQ")  # in factory strings; scalar quantisers lose too little to matter
+_QUANTISERS = ("PQ", "RaBitQ")  # lossy codecs in factory strings; scalar quantisers lose little
 # Number of new vectors, and of old ones, to search for; the recall is exact to about .03.
 _RECALL_QUERIES = 256
 _MIN_VECTORS = 32  # with fewer new or old vectors, a recall is too uncertain
@@ -92,13 +92,13 @@ class ListKind(VectorKind):
         """Return the ranges before and after the lists, and the boundaries of the codes and of the
         ids of lists; None for a file without inverted lists; see `RangedKind`.
         """
-        lists, file_bytes = find_row_lists(path), path.stat().st_size
+        row_lists, file_bytes = find_row_lists(path), path.stat().st_size
         with path.open("rb") as file:
             has_refinement = file.read(4) == b"IxRF"
-        if lists is None or lists.by_row or has_refinement:
+        if row_lists is None or row_lists.by_row or has_refinement:
             return None
-        bounds = pack_bounds(_divide_lists(lists, file_bytes))
-        return {"pinned": [[0, lists.start], [lists.end, file_bytes]], "bounds": bounds}
+        bounds = pack_bounds(_divide_lists(row_lists, file_bytes))
+        return {"pinned": [[0, row_lists.start], [row_lists.end, file_bytes]], "bounds": bounds}
 
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids, rotation and codec on a sample of all parts; write the empty index.
@@ -135,13 +135,13 @@ class ListKind(VectorKind):
             index.add(all_vectors)
             for queries in (new[:_RECALL_QUERIES], old[:_RECALL_QUERIES]):
                 scores, exact_rows = faiss.knn(
-                    queries, all_vectors, _NEIGHBORS, metric=engine.faiss_metric(plan.metric)
+                    queries, all_vectors, _NEIGHBORS, metric=engine.to_faiss_metric(plan.metric)
                 )
                 exact_scores = scores if plan.metric == "ip" else -scores
-                # equal vectors are all correct
-                score = partial(_score_rows, queries, all_vectors, plan.metric)
+                # vectors with equal scores are all correct
+                rescore = partial(_score_rows, queries, all_vectors, plan.metric)
                 recalls.append(
-                    compute_recall(index.search(queries, _NEIGHBORS)[1], exact_rows, exact_scores, _NEIGHBORS, score)
+                    compute_recall(index.search(queries, _NEIGHBORS)[1], exact_rows, exact_scores, _NEIGHBORS, rescore)
                 )
         new_recall, old_recall = (round(float(recall.mean()), 4) for recall in recalls)
         return new_recall, old_recall
@@ -202,14 +202,14 @@ class ListKind(VectorKind):
         if files.dim != plan.d:
             raise InputError(f"{rows} has {files.dim} dimensions, the index has {plan.d}: encode both with one encoder")
         base = _without_refinement(index)
-        lists, codes = _allocate_codes(base, files.n)
+        list_numbers, codes = _allocate_codes(base, files.n)
         for previous_piece in previous_pieces if codes.shape[1] else ():
-            _copy_previous_codes(plan, trained, rows, previous_piece, lists, codes)
+            _copy_previous_codes(plan, trained, rows, previous_piece, list_numbers, codes)
         with engine.translate_errors(
             ResourceError, f"part {number} of {plan.factory} could not be encoded: run with --debug for the cause"
         ):
-            n_encoded = _encode_new_vectors(base, files, lists, codes)
-        write_codes(plan, trained, number, lists, codes, out)
+            n_encoded = _encode_new_vectors(base, files, list_numbers, codes)
+        write_codes(plan, trained, number, list_numbers, codes, out)
         return {"rows": files.n, "encoded": n_encoded, "bytes": out.stat().st_size}
 
     def merge(
@@ -251,17 +251,17 @@ class ListKind(VectorKind):
         )
         if stage == "train":
             n_points = min(plan.train_sample, PQ_SAMPLE)
-            rounds = _CODE_KMEANS_ROUNDS * (_OPQ_FACTOR if "OPQ" in plan.factory else 1)
+            n_rounds = _CODE_KMEANS_ROUNDS * (_OPQ_FACTOR if "OPQ" in plan.factory else 1)
             training_seconds = (
-                KMEANS_ROUNDS * plan.train_sample * n_lists / PRODUCTS_PER_SECOND + rounds * n_points * code_seconds
+                KMEANS_ROUNDS * plan.train_sample * n_lists / PRODUCTS_PER_SECOND + n_rounds * n_points * code_seconds
             ) * plan.d
             return 1 if inherited else 0.1 + training_seconds
         if stage == "scatter":  # size / (2 d) rows, each compared with lists x d numbers
             if isinstance(factory, IvfSpec) and factory.coarse:
                 n_compared = min(n_lists, int(_COARSE_GRAPH_COST[0] * n_lists ** _COARSE_GRAPH_COST[1]))
             # A parent's rows and piece are read too.
-            n_reads, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
-            return n_reads * size / BYTES_PER_SECOND + new_share * size / 2 * (
+            read_factor, new_share = (3, _NEW_SHARE) if inherited else (1, 1)
+            return read_factor * size / BYTES_PER_SECOND + new_share * size / 2 * (
                 n_compared / PRODUCTS_PER_SECOND + code_seconds
             )
         return 0.1 * plan.n * plan.d / BYTES_PER_SECOND
@@ -309,22 +309,22 @@ def _divide_lists(lists: RowLists, file_bytes: int) -> list[int]:
 
 def _compute_losses(plan: VectorPlan, index: FaissIndex, vectors: Vectors) -> dict[str, float]:
     base = _without_refinement(index)
-    lists = get_inverted_lists(base)
-    if lists is None:
+    ivf_index = get_inverted_lists(base)
+    if ivf_index is None:
         return {}
     list_vectors = _apply_transforms(base, vectors)
     # (m,) -> (m, d)
-    centroids = faiss.downcast_index(lists.quantizer).reconstruct_batch(ListAssigner(lists)(list_vectors))
-    losses_by_name = {"lists": centroid_distance(list_vectors, centroids, plan.metric)}
-    if isinstance(lists, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
-        losses_by_name["codes"] = relative_error(vectors, base.sa_decode(base.sa_encode(vectors)))
+    centroids = faiss.downcast_index(ivf_index.quantizer).reconstruct_batch(ListAssigner(ivf_index)(list_vectors))
+    losses_by_name = {"lists": compute_centroid_distance(list_vectors, centroids, plan.metric)}
+    if isinstance(ivf_index, faiss.IndexIVFPQ | faiss.IndexIVFScalarQuantizer):
+        losses_by_name["codes"] = measure_error(vectors, base.sa_decode(base.sa_encode(vectors)))
     return {name: float(f"{loss:.4g}") for name, loss in losses_by_name.items()}
 
 
 def _allocate_codes(base: FaissIndex, n: int) -> tuple[Rows, Codes]:
     """Return the lists of n vectors, (n,), all -1, and empty codes, (n, bytes per code)."""
-    lists = get_inverted_lists(base)
-    return np.full(n, -1), np.empty((n, 0 if lists is None else lists.code_size), np.uint8)
+    ivf_index = get_inverted_lists(base)
+    return np.full(n, -1), np.empty((n, 0 if ivf_index is None else ivf_index.code_size), np.uint8)
 
 
 def _copy_previous_codes(
@@ -339,22 +339,22 @@ def _copy_previous_codes(
 
 
 def _encode_new_vectors(base: FaissIndex, files: VectorFiles, lists: Rows, codes: Codes) -> int:
-    """Compute the list and the code of each vector whose list is -1, as faiss does; return their
-    number.
+    """Compute the list and the code of each vector whose list is -1, as faiss does; return the
+    number of these vectors.
     """
-    inverted_lists, n_encoded = get_inverted_lists(base), 0
-    assigner = None if inverted_lists is None else ListAssigner(inverted_lists)
+    ivf_index, n_encoded = get_inverted_lists(base), 0
+    assigner = None if ivf_index is None else ListAssigner(ivf_index)
     for first_row, block in files.blocks(max(1, BLOCK_BYTES // (4 * files.dim * _TILE_ROWS)) * _TILE_ROWS):
         new_rows = first_row + np.flatnonzero(lists[first_row : first_row + len(block)] < 0)
         n_encoded += len(new_rows)
-        if inverted_lists is None or assigner is None:
+        if ivf_index is None or assigner is None:
             lists[new_rows] = 0
         elif len(new_rows):
             vectors = _apply_transforms(
-                base, _pad_selection(block, new_rows - first_row, -(-engine.MIN_BLAS_SIZE // inverted_lists.d))
+                base, _pad_selection(block, new_rows - first_row, -(-engine.MIN_BLAS_SIZE // ivf_index.d))
             )
             lists[new_rows] = assigner(vectors)[: len(new_rows)]
-            codes[new_rows] = _encode_vectors(inverted_lists, vectors[: len(new_rows)], lists[new_rows])
+            codes[new_rows] = _encode_vectors(ivf_index, vectors[: len(new_rows)], lists[new_rows])
     return n_encoded
 
 
@@ -369,9 +369,9 @@ def _pad_selection(block: Vectors, block_rows: Rows, min_rows: int) -> Vectors:
     return block[np.resize(block_rows, max(len(block_rows), min(min_rows, len(block))))]
 
 
-def _encode_vectors(lists: FaissIndex, vectors: Vectors, list_numbers: Rows) -> Codes:
-    codes = np.empty((len(vectors), lists.code_size), np.uint8)
-    lists.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, list_numbers, codes)))
+def _encode_vectors(ivf_index: FaissIndex, vectors: Vectors, list_numbers: Rows) -> Codes:
+    codes = np.empty((len(vectors), ivf_index.code_size), np.uint8)
+    ivf_index.encode_vectors(len(vectors), *map(faiss.swig_ptr, (vectors, list_numbers, codes)))
     return codes
 
 
@@ -384,58 +384,58 @@ def _apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
 
 
 def _write_index(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:
-    refine = index if isinstance(index, faiss.IndexRefine) else None
+    refiner = index if isinstance(index, faiss.IndexRefine) else None
     base = _without_refinement(index)
-    if refine is not None:
-        write_refine_head(file, refine, files.n)
+    if refiner is not None:
+        write_refine_head(file, refiner, files.n)
     _write_base(file, base, code_pieces, files)
-    if refine is not None:
-        write_storage(file, faiss.downcast_index(refine.refine_index), files.n, (block for _, block in files.blocks()))
-        write_refine_tail(file, refine)
+    if refiner is not None:
+        write_storage(file, faiss.downcast_index(refiner.refine_index), files.n, (block for _, block in files.blocks()))
+        write_refine_tail(file, refiner)
 
 
 def _write_base(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:
-    lists = get_inverted_lists(index)
-    list_sizes = code_pieces.count_list_sizes(1 if lists is None else lists.nlist)
-    if lists is None:
+    ivf_index = get_inverted_lists(index)
+    list_sizes = code_pieces.count_list_sizes(1 if ivf_index is None else ivf_index.nlist)
+    if ivf_index is None:
         write_storage(file, index, files.n, (block for _, block in files.blocks()))
         return
     write_lists_head(file, index, list_sizes)
-    _write_lists(file, code_pieces, list_sizes, int(lists.code_size) + 8)
+    _write_lists(file, code_pieces, list_sizes, int(ivf_index.code_size) + 8)
 
 
 def _write_lists(file: BinaryIO, code_pieces: CodePieces, sizes: Rows, vector_bytes: int) -> None:
     """Write all lists in blocks of `BLOCK_BYTES`; write a longer list in slices."""
     n_rows = max(1, BLOCK_BYTES // vector_bytes)
-    borders = _divide_into_blocks(sizes, n_rows)
-    cuts = code_pieces.find_cuts(borders)
+    block_borders = _divide_into_blocks(sizes, n_rows)
+    block_cuts = code_pieces.find_cuts(block_borders)
     # (lists,) -> (blocks,)
-    for block_index, block_rows in enumerate(np.add.reduceat(sizes, borders[:-1]).tolist()):
-        block = cuts[:, block_index : block_index + 2]  # (parts, 2)
+    for block_index, block_rows in enumerate(np.add.reduceat(sizes, block_borders[:-1]).tolist()):
+        part_cuts = block_cuts[:, block_index : block_index + 2]  # (parts, 2)
         if block_rows > n_rows:
-            for column in (2, 1):  # first the codes of the block, then its ids
-                for slices in code_pieces.iter_slices(block, n_rows):
-                    file.write(np.ascontiguousarray(slices[column]).data)
+            for slice_column in (2, 1):  # first the codes of the block, then its ids
+                for slices in code_pieces.iter_slices(part_cuts, n_rows):
+                    file.write(np.ascontiguousarray(slices[slice_column]).data)
         elif block_rows:
-            write_list_block(file, *code_pieces.read_block(block, vector_bytes - 8))
+            write_list_block(file, *code_pieces.read_block(part_cuts, vector_bytes - 8))
 
 
 def _divide_into_blocks(list_sizes: Rows, n_rows: int) -> Rows:
     """Return the first list of each block of at most `n_rows` vectors or of one list, and the
     end.
     """
-    borders, block_rows = [0], 0
+    block_borders, block_rows = [0], 0
     for list_number, list_size in enumerate(list_sizes.tolist()):
         if block_rows and block_rows + list_size > n_rows:
-            borders.append(list_number)
+            block_borders.append(list_number)
             block_rows = 0
         block_rows += list_size
-    return np.array([*borders, len(list_sizes)])
+    return np.array([*block_borders, len(list_sizes)])
 
 
 def _score_rows(queries: Vectors, vectors: Vectors, metric: Metric, query_numbers: Rows, hit_rows: Rows) -> Vectors:
     """Return exact scores of the queries `query_numbers`, (m,), with their `hit_rows`, (m, k)."""
-    return similarities(queries[query_numbers], vectors, hit_rows, metric)
+    return score_targets(queries[query_numbers], vectors, hit_rows, metric)
 
 
 KIND = ListKind()

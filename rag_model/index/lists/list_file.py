@@ -31,7 +31,7 @@ from rag_model.index.files.engine import HEADER, UNUSED, FaissIndex, Rows, faiss
 from rag_model.index.files.pieces import Opener, PieceReader, compute_stamp, write_piece
 from rag_model.index.recipe import VectorPlan
 
-_EMPTY = struct.Struct("<4sQQ4sQ")  # ilar, lists, bytes per code, sprs, no sizes
+_EMPTY = struct.Struct("<4sQQ4sQ")  # empty lists: ilar, lists, bytes per code, sprs, no sizes
 BLOCK_BYTES = 32 << 20  # bytes of lists that are written at once
 
 
@@ -51,14 +51,14 @@ def write_lists_head(file: BinaryIO, index: FaissIndex, sizes: Rows) -> None:
     Raises:
         ResourceError: this faiss uses another layout.
     """
-    lists = faiss.downcast_index(faiss.extract_index_ivf(index))
-    for faiss_index in (index, lists):
+    ivf = faiss.downcast_index(faiss.extract_index_ivf(index))
+    for faiss_index in (index, ivf):
         faiss_index.ntotal = int(sizes.sum())
     index_bytes: npt.NDArray[np.uint8] = faiss.serialize_index(index)
-    if index_bytes[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", lists.nlist, lists.code_size, b"sprs", 0):
+    if index_bytes[-_EMPTY.size :].tobytes() != _EMPTY.pack(b"ilar", ivf.nlist, ivf.code_size, b"sprs", 0):
         raise ResourceError(f"faiss {faiss.__version__} uses another layout of lists: install another faiss-cpu")
     file.write(index_bytes[: -_EMPTY.size].data)
-    file.write(struct.pack("<4sQQ", b"ilar", lists.nlist, lists.code_size) + _pack_sizes(sizes))
+    file.write(struct.pack("<4sQQ", b"ilar", ivf.nlist, ivf.code_size) + _pack_sizes(sizes))
 
 
 def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, codes: npt.NDArray[np.uint8]) -> None:
@@ -70,9 +70,10 @@ def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, c
         ids: (m,) int64.
         codes: (m, bytes per code).
     """
-    order = np.argsort(lists, kind="stable")
-    list_ends = np.flatnonzero(np.diff(lists[order])) + 1
-    for members in np.split(order, list_ends):  # list by list, to hold the block only once
+    sorted_positions = np.argsort(lists, kind="stable")
+    list_ends = np.flatnonzero(np.diff(lists[sorted_positions])) + 1
+    # list by list, to hold the block only once
+    for members in np.split(sorted_positions, list_ends):
         file.write(codes[members].data)
         file.write(ids[members].data)
 
@@ -86,8 +87,8 @@ def _pack_sizes(list_sizes: Rows) -> bytes:
     filled_lists = np.flatnonzero(list_sizes)
     if len(filled_lists) > len(list_sizes) // 2:
         return struct.pack("<4sQ", b"full", len(list_sizes)) + list_sizes.astype("<u8").tobytes()
-    pairs = np.stack([filled_lists, list_sizes[filled_lists]], axis=1)
-    return struct.pack("<4sQ", b"sprs", pairs.size) + pairs.astype("<u8").tobytes()
+    size_pairs = np.stack([filled_lists, list_sizes[filled_lists]], axis=1)
+    return struct.pack("<4sQ", b"sprs", size_pairs.size) + size_pairs.astype("<u8").tobytes()
 
 
 Codes = npt.NDArray[np.uint8]  # (m, bytes per code)
@@ -121,16 +122,17 @@ def read_codes(
     """Read the lists and the codes, of `width` bytes, of a part of `n_rows` rows, in row order.
 
     Raises:
-        InputError: the piece is missing, damaged, of another build, or holds other rows or codes.
+        InputError: the piece is missing, damaged or of another build, or does not hold these rows
+            and codes.
     """
     with PieceReader.open(opener, _compute_piece_stamp(plan, trained, number), _COUNT, _name_piece(number)) as piece:
         sorted_lists, entries = piece.read(_LISTS), piece.read(_ENTRIES)
     has_all_rows = len(sorted_lists) == len(entries) == n_rows and entries.dtype == np.dtype(_get_entry_dtype(width))
     if not has_all_rows or not (np.sort(entries["row"]) == np.arange(n_rows)).all():
         raise InputError(f"{_name_piece(number)} does not hold each of the part's {n_rows} rows once: build it again")
-    lists, codes = np.empty(n_rows, np.int64), np.empty_like(entries["code"])
-    lists[entries["row"]], codes[entries["row"]] = sorted_lists, entries["code"]
-    return lists, codes
+    list_numbers, codes = np.empty(n_rows, np.int64), np.empty_like(entries["code"])
+    list_numbers[entries["row"]], codes[entries["row"]] = sorted_lists, entries["code"]
+    return list_numbers, codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,9 @@ class CodePieces:
         return np.stack([np.searchsorted(piece.read(_LISTS), borders) for _, piece in self._iter_pieces()])
 
     def read_block(self, cuts: Rows, width: int) -> tuple[ListNumbers, Rows, Codes]:
-        """Return lists, rows and codes, of `width` bytes, between two cuts, (parts, 2)."""
+        """Return the lists, rows and codes (of `width` bytes) between each part's two `cuts`,
+        (parts, 2).
+        """
         count, n_read = int((cuts[:, 1] - cuts[:, 0]).sum()), 0
         lists, rows, codes = np.empty(count, np.uint32), np.empty(count, np.int64), np.empty((count, width), np.uint8)
         for part_lists, part_rows, part_codes in self.iter_slices(cuts, max(1, count)):
@@ -175,14 +179,16 @@ class CodePieces:
         return lists, rows, codes
 
     def iter_slices(self, cuts: Rows, n_rows: int) -> Iterator[tuple[ListNumbers, Rows, Codes]]:
-        """Yield (lists, corpus rows, codes) between two cuts, (parts, 2), `n_rows` at once."""
+        """Yield (lists, corpus rows, codes) between each part's two `cuts`, (parts, 2), `n_rows` at
+        once.
+        """
         for i, piece in self._iter_pieces(np.flatnonzero(cuts[:, 1] > cuts[:, 0]).tolist()):
-            low, high = cuts[i].tolist()
-            for first_entry in range(low, high, n_rows):
-                end_entry = min(high, first_entry + n_rows)
+            start_entry, end_cut = cuts[i].tolist()
+            for first_entry in range(start_entry, end_cut, n_rows):
+                end_entry = min(end_cut, first_entry + n_rows)
                 code_entries = piece.read(_ENTRIES, first_entry, end_entry)
-                ids = code_entries["row"].astype(np.int64) + self.starts[i]
-                yield piece.read(_LISTS, first_entry, end_entry), ids, code_entries["code"]
+                corpus_rows = code_entries["row"].astype(np.int64) + self.starts[i]
+                yield piece.read(_LISTS, first_entry, end_entry), corpus_rows, code_entries["code"]
 
     def _iter_pieces(self, part_numbers: Sequence[int] | None = None) -> Iterator[tuple[int, PieceReader]]:
         for part_number in range(len(self.openers)) if part_numbers is None else part_numbers:

@@ -13,9 +13,9 @@ import numpy as np
 from rag_model.errors import ResourceError
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Vectors, faiss
-from rag_model.index.recipe import VectorPlan, default_search
+from rag_model.index.recipe import VectorPlan, choose_search
 
-OPQ_ROUNDS = 10  # faiss's 50 take five times as long and gave no measurable recall
+OPQ_ROUNDS = 10  # faiss's 50 take five times as long without a measurable gain in recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
 _PROJECTION_ROWS = 1 << 16  # faiss trains OPQ with as many vectors
 _PROJECTION_ROWS_PER_DIM = 100
@@ -28,49 +28,49 @@ def train_index(plan: VectorPlan, sample: Vectors) -> FaissIndex:
     Raises:
         ResourceError: memory ran out, or the sample is too small for the factory.
     """
-    sentence = f"{plan.factory} could not be trained on {len(sample)} vectors: use a smaller factory"
-    with engine.translate_errors(ResourceError, sentence):
-        index = faiss.index_factory(plan.d, plan.factory, engine.faiss_metric(plan.metric))
-        references = _configure_training(index, plan.seed)
+    error_message = f"{plan.factory} could not be trained on {len(sample)} vectors: use a smaller factory"
+    with engine.translate_errors(ResourceError, error_message):
+        index = faiss.index_factory(plan.d, plan.factory, engine.to_faiss_metric(plan.metric))
+        live_objects = _configure_training(index, plan.seed)
         _train_projection(index, sample, plan.seed)
         index.train(sample)
-    del references
-    codes = plan.factory.partition(",Refine")[0]
-    _write_search_parameters(index, default_search(plan.factory) | default_search(codes))
+    del live_objects
+    unrefined_factory = plan.factory.partition(",Refine")[0]
+    _write_search_parameters(index, choose_search(plan.factory) | choose_search(unrefined_factory))
     return index
 
 
-def continue_training(lists: FaissIndex, sample: Vectors, seed: int) -> None:
+def continue_training(ivf_index: FaissIndex, sample: Vectors, seed: int) -> None:
     """Continue k-means of lists and codes with `sample`, (m, d) float32, transformed.
 
-    The number of lists stays. Values trained without k-means, such as scalar ranges, are trained
-    again.
+    The number of lists does not change. Values trained without k-means, such as scalar ranges, are
+    trained again.
     """
-    parameters = faiss.ClusteringParameters()
-    _configure_kmeans(parameters, seed)
-    parameters.niter = LIST_ROUNDS
+    clustering_parameters = faiss.ClusteringParameters()
+    _configure_kmeans(clustering_parameters, seed)
+    clustering_parameters.niter = LIST_ROUNDS
     # faiss's factory sets it in this way
-    parameters.spherical = lists.metric_type == faiss.METRIC_INNER_PRODUCT
-    kmeans = faiss.Clustering(lists.d, lists.nlist, parameters)
-    quantizer = faiss.downcast_index(lists.quantizer)
+    clustering_parameters.spherical = ivf_index.metric_type == faiss.METRIC_INNER_PRODUCT
+    clustering = faiss.Clustering(ivf_index.d, ivf_index.nlist, clustering_parameters)
+    quantizer = faiss.downcast_index(ivf_index.quantizer)
     # (lists, d) -> (lists d,)
-    faiss.copy_array_to_vector(quantizer.reconstruct_n(0, lists.nlist).ravel(), kmeans.centroids)
-    kmeans.train(sample, engine.create_flat_index(lists))
+    faiss.copy_array_to_vector(quantizer.reconstruct_n(0, ivf_index.nlist).ravel(), clustering.centroids)
+    clustering.train(sample, engine.create_flat_index(ivf_index))
     # (lists d,) -> (lists, d)
-    centroids = engine.copy_array(kmeans.centroids).reshape(lists.nlist, lists.d)
+    centroids = engine.copy_array(clustering.centroids).reshape(ivf_index.nlist, ivf_index.d)
     quantizer.reset()
     quantizer.add(centroids)
-    _continue_code_training(lists, sample, centroids, seed)
+    _continue_code_training(ivf_index, sample, centroids, seed)
 
 
-def _continue_code_training(lists: FaissIndex, sample: Vectors, centroids: Vectors, seed: int) -> None:
-    list_numbers = engine.ListAssigner(lists)(sample)
-    code_inputs = sample - centroids[list_numbers] if lists.by_residual else sample  # (m, d)
-    if isinstance(lists, faiss.IndexIVFPQ):
-        _configure_kmeans(lists.pq.cp, seed)
-        lists.pq.cp.niter = CODE_ROUNDS
-        lists.pq.train_type = faiss.ProductQuantizer.Train_hot_start
-    lists.train_encoder(len(code_inputs), *map(faiss.swig_ptr, (code_inputs, list_numbers)))
+def _continue_code_training(ivf_index: FaissIndex, sample: Vectors, centroids: Vectors, seed: int) -> None:
+    list_numbers = engine.ListAssigner(ivf_index)(sample)
+    code_inputs = sample - centroids[list_numbers] if ivf_index.by_residual else sample  # (m, d)
+    if isinstance(ivf_index, faiss.IndexIVFPQ):
+        _configure_kmeans(ivf_index.pq.cp, seed)
+        ivf_index.pq.cp.niter = CODE_ROUNDS
+        ivf_index.pq.train_type = faiss.ProductQuantizer.Train_hot_start
+    ivf_index.train_encoder(len(code_inputs), *map(faiss.swig_ptr, (code_inputs, list_numbers)))
 
 
 def _write_search_parameters(index: FaissIndex, search: dict[str, int]) -> None:
@@ -86,26 +86,26 @@ def get_inverted_lists(index: FaissIndex) -> FaissIndex | None:
 
     The lists belong to `index` and are valid only while it exists.
     """
-    lists = faiss.try_extract_index_ivf(index)
-    return None if lists is None else faiss.downcast_index(lists)
+    ivf_index = faiss.try_extract_index_ivf(index)
+    return None if ivf_index is None else faiss.downcast_index(ivf_index)
 
 
 def _configure_training(index: FaissIndex, seed: int) -> list[Any]:
     """Seed every k-means and reduce OPQ's rounds; return objects to keep until training ends."""
-    references: list[Any] = []
+    live_objects: list[Any] = []
     if isinstance(index, faiss.IndexRefine):
-        references += _configure_training(faiss.downcast_index(index.base_index), seed)
+        live_objects += _configure_training(faiss.downcast_index(index.base_index), seed)
     elif isinstance(index, faiss.IndexPreTransform):
         transform = faiss.downcast_VectorTransform(index.chain.at(0))
         if isinstance(transform, faiss.OPQMatrix):
-            references.append(_configure_rotation(transform, seed))
-        references += _configure_training(faiss.downcast_index(index.index), seed)
+            live_objects.append(_configure_rotation(transform, seed))
+        live_objects += _configure_training(faiss.downcast_index(index.index), seed)
     elif isinstance(index, faiss.IndexIVF):
         _configure_kmeans(index.cp, seed)
-        references += engine.train_kmeans_on_gpu(index)
+        live_objects += engine.train_kmeans_on_gpu(index)
         if isinstance(index, faiss.IndexIVFPQ):
             _configure_kmeans(index.pq.cp, seed)
-    return references
+    return live_objects
 
 
 def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
@@ -124,8 +124,8 @@ def _train_projection(index: FaissIndex, sample: Vectors, seed: int) -> None:
     if is_pca or (isinstance(transform, faiss.OPQMatrix) and transform.d_out < transform.d_in):
         max_rows = max(_PROJECTION_ROWS, _PROJECTION_ROWS_PER_DIM * transform.d_in)
         projection_sample = sample[:: math.ceil(len(sample) / max_rows)]
-        signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (len(projection_sample), 1))
-        transform.train(projection_sample * signs)
+        random_signs = np.random.default_rng(seed).choice(np.array([-1, 1], np.float32), (len(projection_sample), 1))
+        transform.train(projection_sample * random_signs)
         if is_pca:
             transform.have_bias = False
 
@@ -141,6 +141,6 @@ def _configure_rotation(transform: Any, seed: int) -> Any:
 
 
 def _configure_kmeans(parameters: Any, seed: int) -> None:
-    parameters.seed = 1234 + seed  # 1234 is faiss's own
+    parameters.seed = 1234 + seed  # faiss's own seed is 1234
     parameters.min_points_per_centroid = 1  # the plan has checked the sample's size
     parameters.max_points_per_centroid = 256

@@ -34,7 +34,7 @@ from rag_model.digest import digest_json
 from rag_model.errors import UsageError
 from rag_model.extras import require
 
-VERSION = 2  # increase it when the same text would give other terms; keep the older rules
+VERSION = 2  # version of the rules: increase it when the same text would give other terms, and keep the older rules
 MAX_CHARACTERS = 64  # maximum characters of a word, in passages and queries; the rest is cut off
 _MAX_CACHED_STEMS = 1 << 20  # maximum number of stems in the cache of an analyzer
 _UNSPACED = (
@@ -82,10 +82,10 @@ ANALYZER_SAMPLE = _SAMPLE + _SAMPLE_OF_LETTERS
 @lru_cache(maxsize=1)
 def _compile_word_pattern() -> re.Pattern[str]:
     """Return the pattern of a word with combining marks, which `re` does not count as letters."""
-    marks = "".join(
+    combining_marks = "".join(
         character for character in map(chr, range(0x300, 0x20000)) if unicodedata.category(character) in ("Mn", "Mc")
     )
-    return re.compile(f"(?:[^\\W_]|[{re.escape(marks)}])+")
+    return re.compile(f"(?:[^\\W_]|[{re.escape(combining_marks)}])+")
 
 
 @lru_cache(maxsize=1)
@@ -118,7 +118,7 @@ class _StemCache(dict[str, bytes]):
 class Analyzer:
     """Splits text into terms, for one language."""
 
-    whole_runs = False  # whether the tokens of `terms_of_tokens` are runs of ASCII characters too
+    whole_runs = False  # whether runs of ASCII characters are tokens as a whole, instead of their words
 
     def __init__(self, language: str = "english", version: int = VERSION) -> None:
         """Create an analyzer for a language of the Snowball stemmers, or `none`, which does not
@@ -128,13 +128,13 @@ class Analyzer:
             MissingExtraError: the text extra is not installed.
             UsageError: there is no such language.
         """
-        stemmers: Any = require("Stemmer", extra="text")
-        languages = stemmers.algorithms()
+        stemmer_module: Any = require("Stemmer", extra="text")
+        languages = stemmer_module.algorithms()
         if language not in (*languages, "none"):
             raise UsageError(f"there is no stemmer for {language!r}: choose none, or one of {', '.join(languages)}")
         self.language, self.version = language, version
         # `_stems` is the cache
-        self._stemmer: Any = None if language == "none" else stemmers.Stemmer(language, 0)
+        self._stemmer: Any = None if language == "none" else stemmer_module.Stemmer(language, 0)
         self._folds_first = language in _PLAIN_LANGUAGES
         self._stems = _StemCache(self)
 
@@ -153,8 +153,8 @@ class Analyzer:
             return _WORD.findall(_POSSESSIVE.sub(" ", text) if "'" in text else text)
         if self.version > 1 and _INVISIBLE.search(text):
             text = _INVISIBLE.sub("", _NON_JOINER.sub(" ", text))
-        folded = _POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
-        return [word for word_run in _compile_word_pattern().findall(folded) for word in _split_unspaced(word_run)]
+        folded_text = _POSSESSIVE.sub(" ", unicodedata.normalize("NFKC", text).casefold())
+        return [word for word_run in _compile_word_pattern().findall(folded_text) for word in _split_unspaced(word_run)]
 
     def term(self, word: str) -> bytes:
         """Return the term of a word, as `words` returns it."""
@@ -171,12 +171,12 @@ class Analyzer:
 
     def _reduce_letters(self, word: str) -> str:
         """Reduce the letters of a word to their base; a word of marks alone stays unchanged."""
-        letters = unicodedata.normalize("NFD", word)
+        decomposed_word = unicodedata.normalize("NFD", word)
         if self.version == 1:
-            return unicodedata.normalize("NFC", _ACCENTS.sub("", letters)) or word
-        return unicodedata.normalize("NFC", _MARKS.sub("", letters).translate(_map_latin_variants())) or word
+            return unicodedata.normalize("NFC", _ACCENTS.sub("", decomposed_word)) or word
+        return unicodedata.normalize("NFC", _MARKS.sub("", decomposed_word).translate(_map_latin_variants())) or word
 
-    def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    def analyze_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
         """Return the terms of all tokens, concatenated, and the number of terms of each token.
 
         A token is an ASCII word in lower case, or any run of characters, in UTF-8. ASCII words are
@@ -190,12 +190,12 @@ class Analyzer:
         if b"" in stems:  # see `term`
             stems = [stem or word for stem, word in zip(stems, words, strict=True)]
         terms, term_counts, next_stem = list[bytes](), [1] * len(tokens), 0
-        other_positions = compress(range(len(tokens)), map(not_, is_ascii))
-        for n_placed, position in enumerate(other_positions):
+        non_ascii_positions = compress(range(len(tokens)), map(not_, is_ascii))
+        for n_before, position in enumerate(non_ascii_positions):
             token_terms = self.terms(tokens[position].decode("utf-8", "replace"))
             term_counts[position] = len(token_terms)
-            terms += [*stems[next_stem : position - n_placed], *token_terms]
-            next_stem = position - n_placed
+            terms += [*stems[next_stem : position - n_before], *token_terms]
+            next_stem = position - n_before
         return terms + stems[next_stem:], term_counts
 
     @property
@@ -209,7 +209,7 @@ class Analyzer:
 
     @property
     def versions(self) -> str:
-        """The releases that the terms depend on, for error messages."""
+        """The releases of the stemmer and of Unicode on which the terms depend, for error messages."""
         return f"PyStemmer {version('PyStemmer')}, Unicode {unicodedata.unidata_version}"
 
 
@@ -229,4 +229,4 @@ def _split_unspaced(word: str) -> Iterator[str]:
             yield run
             continue
         yield from run
-        yield from (character + second for character, second in pairwise(run))
+        yield from (character + next_character for character, next_character in pairwise(run))

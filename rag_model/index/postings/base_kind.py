@@ -69,7 +69,7 @@ class PostingsKind(UntrainedKind, ABC):
         return ResourceEstimate(bytes_by_stage, search_bytes, size, size + plan.n * self.piece_bytes)
 
     def derive_memory_bytes(self, n: int) -> int:
-        """Estimate the memory for all rows, and for the terms of new passages."""
+        """Return the estimated memory for all rows and for the terms of new passages."""
         return PROCESS_BYTES + n * _CARRY_BYTES + min(n, self.max_new_passages) * self.part_bytes
 
     @abstractmethod
@@ -98,7 +98,9 @@ class PostingsKind(UntrainedKind, ABC):
 
     @abstractmethod
     def build_postings(self, entry: IndexEntry, batches: Iterator[Any]) -> "PartPostings":
-        """Return the postings of the passages of batches, whose type depends on `represents`."""
+        """Return the postings of the passages in `batches`, which are texts or weighted terms,
+        depending on `represents`.
+        """
 
     def scale(self, plan: IndexPlan, rows: Sequence[Path]) -> int:
         """Return the number of units in a weight of 1; 0 if weights are term frequencies."""
@@ -125,11 +127,11 @@ class PostingsKind(UntrainedKind, ABC):
         """Merge the postings of all parts, term by term."""
         from rag_model.index.postings.merge import merge_parts  # noqa: PLC0415
 
-        with open_parts(plan, trained, enumerate(scattered)) as parts:
-            n_total_rows = sum(part.n for part in parts)
+        with open_parts(plan, trained, enumerate(scattered)) as part_readers:
+            n_total_rows = sum(part.n for part in part_readers)
             if n_total_rows != plan.n:
                 raise InputError(f"the pieces have {n_total_rows} rows, but the plan has {plan.n}: build them again")
-            return merge_parts(parts, out, self.scale(plan, rows))
+            return merge_parts(part_readers, out, self.scale(plan, rows))
 
 
 def estimate_decoded_bytes(n: int, file_bytes: int, max_postings: int = MAX_CACHED_POSTINGS) -> int:
@@ -170,12 +172,12 @@ def open_parts(plan: IndexPlan, trained: Path, pieces: Iterable[tuple[int, Opene
     from rag_model.index.postings.part import PartReader  # noqa: PLC0415
 
     with ExitStack() as stack:
-        parts = []
+        part_readers = []
         for part_number, piece in pieces:
             name = f"the scattered piece of part {part_number}"
-            parts.append(PartReader(piece, scatter_stamp(plan, trained, part_number), name))
-            stack.callback(parts[-1].close)
-        yield parts
+            part_readers.append(PartReader(piece, scatter_stamp(plan, trained, part_number), name))
+            stack.callback(part_readers[-1].close)
+        yield part_readers
 
 
 def check_bm25_parameters(parameters: Mapping[str, Any]) -> None:

@@ -63,11 +63,12 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
         weights_less_one: (count,) uint32 weights minus 1.
         count: postings of the block.
         row_before: the row before the block; -1 at the beginning of a list.
-        row_words: (previous rows,) the new word of each without a weight, ascending; or `REMOVED`.
+        row_words: (previous rows,) the word of each row's new row, without a weight, ascending;
+            `REMOVED` for a removed row.
         new_words: words of the new postings, ascending.
         next_new: index of the first new posting that has not been merged.
         end_new: end of the term's new postings.
-        words: buffer with room for all of them.
+        words: buffer with room for all these postings.
         buffered: number of words in the buffer.
 
     Returns:
@@ -83,19 +84,19 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
     row, target_begin, removed_flags = np.uint64(row_before + 1), np.uint64(buffered), np.int64(0)
     for i in range(np.uint64(count)):
         row += np.uint64(gaps[i])
-        word = row_words[row]
-        words[target_begin + i] = word + np.int64(weights_less_one[i]) + 1
-        removed_flags |= word
+        posting_word = row_words[row]
+        words[target_begin + i] = posting_word + np.int64(weights_less_one[i]) + 1
+        removed_flags |= posting_word
         row += _ONE
     # A second loop is faster than a write position in the first one, which has few registers left.
     if removed_flags < 0:
-        target = target_begin
+        target_position = target_begin
         for i in range(np.uint64(count)):
-            word = words[target_begin + i]
-            words[target] = word
-            # Without a branch, which the processor could not predict.
-            target += np.uint64(word >= 0)
-        count = np.int64(target) - buffered
+            posting_word = words[target_begin + i]
+            words[target_position] = posting_word
+            # The addition avoids a branch that the processor could not predict.
+            target_position += np.uint64(posting_word >= 0)
+        count = np.int64(target_position) - buffered
     buffered += count
     if next_new < end_new and count:
         next_new, buffered = _merge_new(new_words, next_new, end_new, words, buffered - count, buffered)
@@ -104,7 +105,7 @@ def move_block(gaps, weights_less_one, count, row_before, row_words, new_words, 
 
 @inlined
 def _merge_new(new_words, next_new, end_new, words, begin, end):
-    """Merge the new words that are smaller than the last of words[begin:end] into these.
+    """Merge the new words that are smaller than the last of words[begin:end] into that range.
 
     Returns:
         The new `next_new`, and the end of the words.
@@ -114,14 +115,14 @@ def _merge_new(new_words, next_new, end_new, words, begin, end):
         end_merged += 1
     search_begin, word_end = np.uint64(begin), np.uint64(end)
     for new_index in range(end_merged - 1, next_new - 1, -1):
-        word, shift, position = new_words[new_index], np.uint64(new_index + 1 - next_new), search_begin
-        # Counts smaller words, so that several are compared at once.
+        posting_word, shift, position = new_words[new_index], np.uint64(new_index + 1 - next_new), search_begin
+        # Counting the smaller words compares several of them at once.
         for i in range(search_begin, word_end):
-            position += np.uint64(words[i] < word)
+            position += np.uint64(words[i] < posting_word)
         while word_end > position:
             word_end -= _ONE
             words[word_end + shift] = words[word_end]
-        words[position + shift - _ONE] = word
+        words[position + shift - _ONE] = posting_word
     return end_merged, end + end_merged - next_new
 
 
@@ -145,13 +146,13 @@ def write_block(words, begin, count, writer, gaps, weights_less_one, sizes, out)
     previous_row, first = writer[PREVIOUS_ROW], np.uint64(begin)
     gap_bits, weight_bits, max_weight, min_length = np.int64(0), np.int64(0), np.int64(0), np.int64(MAX_LENGTH)
     for i in range(np.uint64(count)):
-        word = words[first + i]
-        row, weight = word >> ROW_SHIFT, word & WEIGHT_MASK
+        posting_word = words[first + i]
+        row, weight = posting_word >> ROW_SHIFT, posting_word & WEIGHT_MASK
         gap, weight_less_one = row - previous_row - 1, weight - 1
         gaps[i], weights_less_one[i] = gap, weight_less_one
         gap_bits |= gap
         weight_bits |= weight_less_one
-        max_weight, min_length = max(max_weight, weight), min(min_length, (word >> LENGTH_SHIFT) & MAX_LENGTH)
+        max_weight, min_length = max(max_weight, weight), min(min_length, (posting_word >> LENGTH_SHIFT) & MAX_LENGTH)
         previous_row = row
     if gap_bits | weight_bits < 0:
         return False
@@ -167,7 +168,7 @@ def write_block(words, begin, count, writer, gaps, weights_less_one, sizes, out)
 
 
 @inlined
-def common_shift(gaps, count, row_words):
+def find_common_shift(gaps, count, row_words):
     """Return the number by which all rows of a single-block list move, or `NO_COMMON_SHIFT`.
 
     Args:
@@ -180,11 +181,11 @@ def common_shift(gaps, count, row_words):
         row += np.uint64(gaps[i])
         if row >= np.uint64(len(row_words)):
             return NO_COMMON_SHIFT
-        word = row_words[row]
-        row_increase = (word >> ROW_SHIFT) - np.int64(row)
+        posting_word = row_words[row]
+        row_increase = (posting_word >> ROW_SHIFT) - np.int64(row)
         if i == 0:
             shift = row_increase
-        difference_bits |= (row_increase ^ shift) | (word & REMOVED)
+        difference_bits |= (row_increase ^ shift) | (posting_word & REMOVED)
         row += _ONE
     return shift if difference_bits == 0 else NO_COMMON_SHIFT
 
@@ -229,11 +230,11 @@ def allocate_scratch(n_new_postings: int) -> tuple[npt.NDArray[Any], ...]:
         The state of the open list; the scratch array of `encode_block`; the gaps of a block; the
         weights minus 1 of a block; and words for two blocks and `n_new_postings` more postings.
     """
-    blocks = (np.empty(BLOCK, np.uint32) for _ in range(2))
+    block_buffers = (np.empty(BLOCK, np.uint32) for _ in range(2))
     return (
         np.zeros(WRITER_SIZE, np.int64),
         np.zeros(SCRATCH_SIZE, np.int64),
-        *blocks,
+        *block_buffers,
         np.empty(2 * BLOCK + n_new_postings, np.int64),
     )
 
@@ -271,7 +272,9 @@ def _load_term(dictionary, lists_size, n_rows, state, term):
 
 @inlined
 def _compare_terms(state, term, text, term_ends):
-    """Compare the previous term with the next new one: negative, 0 or positive."""
+    """Return a number below, equal to or above 0: the previous term sorts before, equals or sorts
+    after the next new term.
+    """
     next_new = state[NEXT_NEW]
     if next_new == len(term_ends):
         return -1
@@ -288,22 +291,22 @@ def _compare_terms(state, term, text, term_ends):
 @inlined
 def _read_single(data, begin, end):
     """Read a list of one posting; return its row, or -1 if it is damaged, and its weight."""
-    value, begin = read_varint(data, begin, end)
-    if value & 1 == 0 or value < 0:
-        return value >> 1, 1
-    weight_rest, begin = read_varint(data, begin, end)
-    return (value >> 1 if weight_rest >= 0 else -1), weight_rest + 2
+    coded_row, begin = read_varint(data, begin, end)
+    if coded_row & 1 == 0 or coded_row < 0:
+        return coded_row >> 1, 1
+    extra_weight, begin = read_varint(data, begin, end)
+    return (coded_row >> 1 if extra_weight >= 0 else -1), extra_weight + 2
 
 
 @inlined
 def _copy_list(data, begin, end, count, row_words, gaps, out, offset):
     """Copy a list of one block whose rows all move by the same number.
 
-    Return its end, or -1 if they do not.
+    Return the end of the copy, or -1 if the rows move by different numbers.
     """
     if unpack_gaps(data, begin, end, count, gaps) < 0:
         return -1
-    shift, row = common_shift(gaps, count, row_words), np.int64(gaps[0])
+    shift, row = find_common_shift(gaps, count, row_words), np.int64(gaps[0])
     return copy_block(data, begin, end, count, row, row + shift, out, offset) if shift != NO_COMMON_SHIFT else -1
 
 
@@ -362,7 +365,7 @@ def _write_blocks(
             return -1
         buffered, total = buffered - block_postings, total + block_postings
     total += buffered
-    if total == 1:  # such a list has no block
+    if total == 1:  # a list of one posting has no block
         return 1 if words[0] & WEIGHT_MASK else -1
     return total if buffered == 0 or write_block(words, 0, buffered, writer, gaps, weights_less_one, sizes, out) else -1
 
@@ -373,14 +376,15 @@ def _write_list(
 ):
     """Write the list of a term.
 
-    Return its end, or -1 if the previous list is damaged, and its postings.
+    Return the end of the list, -1 if the previous list is damaged; and its number of postings.
 
     Args:
         data: uint8, the previous lists, padded.
         begin: offset of the term's list in `data`.
         end: end of that list.
         df: number of the list's postings; 0 if the term is new.
-        row_words: (previous rows,) the new word of each without a weight, ascending; or `REMOVED`.
+        row_words: (previous rows,) the word of each row's new row, without a weight, ascending;
+            `REMOVED` for a removed row.
         new_words: words of the new postings, ascending within a term.
         first: index of the term's first new posting.
         last: end of its new postings.
@@ -396,13 +400,13 @@ def _write_list(
         row, weight = _read_single(data, begin, end)
         if not 0 <= row < len(row_words):
             return -1, 0
-        word = row_words[row]
-        return (write_single(word >> ROW_SHIFT, weight, out, offset), 1) if word >= 0 else (offset, 0)
+        posting_word = row_words[row]
+        return (write_single(posting_word >> ROW_SHIFT, weight, out, offset), 1) if posting_word >= 0 else (offset, 0)
     if df <= BLOCK and first == last:
         end_offset = _copy_list(data, begin, end, df, row_words, gaps, out, offset)
         if end_offset >= 0:
             return end_offset, df
-    max_blocks = (df + last - first + BLOCK - 1) // BLOCK  # fewer if passages were removed
+    max_blocks = (df + last - first + BLOCK - 1) // BLOCK  # an upper bound, because passages may have been removed
     blocks_offset = offset + HEADER_BYTES * max_blocks if max_blocks > 1 else offset
     begin_list(writer, blocks_offset, offset if max_blocks > 1 else -1)
     n_postings = _write_blocks(
@@ -415,7 +419,7 @@ def _write_list(
     if n_unused_bytes and n_postings > 0:
         for i in range(
             blocks_offset, writer[BLOCK_OFFSET], 8
-        ):  # a header is longer than a word: none is read after a write
+        ):  # a header is longer than a word, so no byte is read after it was overwritten
             store64(out, i - n_unused_bytes, load64(out, i))
     return (writer[BLOCK_OFFSET] - n_unused_bytes if n_postings >= 0 else -1), n_postings
 
@@ -460,8 +464,8 @@ def carry_over(
         dictionary: uint8, the dictionary of the previous file.
         data: uint8, the lists of the previous file, padded.
         lists_size: bytes of the lists.
-        row_words: (previous rows,) int64: the new word of each without a weight, ascending; or
-            `REMOVED`.
+        row_words: (previous rows,) int64: the word of each row's new row, without a weight,
+            ascending; `REMOVED` for a removed row.
         text: uint8, the terms of the new passages, concatenated in ascending order.
         term_ends: (t,) end of each term in `text`.
         ends: (t,) end of each term's postings in `new_words`.
@@ -504,7 +508,7 @@ def carry_over(
             or df + end_word - first_word > (len(out) - offset) // MAX_POSTING_BYTES
         ):
             return FULL, n_terms, offset
-        end_offset, postings = _write_list(
+        end_offset, n_postings = _write_list(
             data,
             state[LIST_BEGIN],
             state[LIST_END],
@@ -523,13 +527,13 @@ def carry_over(
         )
         if end_offset < 0:
             return DAMAGED, n_terms, offset
-        if postings:
+        if n_postings:
             if comparison > 0:
                 _copy_term(text, text_begin, term_bytes, False, out_text, used_text)
             else:
                 _copy_term(term, 0, term_bytes, True, out_text, used_text)
             used_text += term_bytes
-            out_term_ends[n_terms], out_counts[n_terms], out_sizes[n_terms] = used_text, postings, end_offset - offset
+            out_term_ends[n_terms], out_counts[n_terms], out_sizes[n_terms] = used_text, n_postings, end_offset - offset
             n_terms, offset = n_terms + 1, end_offset
         if comparison <= 0:
             state[TERM_LOADED] = 0

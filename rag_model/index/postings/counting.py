@@ -84,11 +84,11 @@ def _allocate_table(capacity: int, size: int, count: npt.NDArray[np.int64]) -> T
 @bare
 def _fill_slots(tokens):
     """Insert all tokens into empty slots."""
-    mask = np.uint64(len(tokens.slots) - 1)
+    slot_mask = np.uint64(len(tokens.slots) - 1)
     for token_number in range(tokens.token_count[0]):
-        slot = tokens.hashes[token_number] & mask
+        slot = tokens.hashes[token_number] & slot_mask
         while tokens.slots[slot] >= 0:
-            slot = (slot + np.uint64(1)) & mask
+            slot = (slot + np.uint64(1)) & slot_mask
         tokens.slots[slot] = token_number
 
 
@@ -100,8 +100,8 @@ def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_has
     """
     token_hash ^= token_hash >> _FOLD
     n_tokens = count_array[0]
-    mask, begin = np.uint64(len(slots) - 1), ends[n_tokens]
-    slot = token_hash & mask
+    slot_mask, begin = np.uint64(len(slots) - 1), ends[n_tokens]
+    slot = token_hash & slot_mask
     while True:
         number = slots[slot]
         if number < 0:
@@ -115,7 +115,7 @@ def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_has
                 i += 1
             if i == token_bytes:
                 return np.int64(number)
-        slot = (slot + _ONE) & mask
+        slot = (slot + _ONE) & slot_mask
 
 
 @bare
@@ -177,10 +177,10 @@ def _scan_runs(data, first, end, slots, hashes, ends, text, count_array, out, po
 def _scan_texts(data, offsets, slots, hashes, ends, text, count_array, out, out_ends, whole_runs):
     position = 0
     for text_number in range(len(out_ends)):
-        begin, end, byte_bits = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
+        begin, end, byte_union = np.int64(offsets[text_number]), np.int64(offsets[text_number + 1]), np.uint8(0)
         for i in range(begin, end):
-            byte_bits |= data[i]
-        if byte_bits < _ASCII and not whole_runs:
+            byte_union |= data[i]
+        if byte_union < _ASCII and not whole_runs:
             position = _scan_ascii(data, begin, end, slots, hashes, ends, text, count_array, out, position)
         else:
             position = _scan_runs(data, begin, end, slots, hashes, ends, text, count_array, out, position, whole_runs)
@@ -242,8 +242,8 @@ def gather_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 def count_texts(batches: Iterable[pa.Array], analyzer: Analyzer) -> PartPostings:
     """Return the postings of texts, which are arrays of strings in row order."""
     counter = _PostingsCounter(analyzer)
-    for texts in batches:
-        counter.add(texts)
+    for text_array in batches:
+        counter.add(text_array)
     return counter.postings()
 
 
@@ -326,7 +326,7 @@ class _PostingsCounter:
         empty_arrays = np.empty(0, np.int32), np.empty(0, np.uint16), np.empty(0, np.int64), np.empty(0, np.int64)
         text_terms, weights, counts, lengths = map(np.concatenate, zip(empty_arrays, *self._batches, strict=True))
         terms = sorted(self._numbers)
-        rank_of_number = np.empty(len(terms), np.int64)  # number -> rank in the order
+        rank_of_number = np.empty(len(terms), np.int64)  # number of a term -> its rank in sorted order
         rank_of_number[np.fromiter(map(self._numbers.__getitem__, terms), np.int64, len(terms))] = np.arange(len(terms))
         term_numbers = rank_of_number[text_terms]
         term_sizes = np.bincount(term_numbers, minlength=len(terms))
@@ -358,7 +358,7 @@ class _PostingsCounter:
         """Compute the terms of the tokens from number `first_new` on."""
         tokens = self._tokens
         begin, end = tokens.ends[first_new], tokens.ends[int(tokens.token_count[0])]
-        token_terms, sizes = self._analyzer.terms_of_tokens(tokens.text[begin:end].tobytes().split(b"\n")[:-1])
+        token_terms, term_counts = self._analyzer.analyze_tokens(tokens.text[begin:end].tobytes().split(b"\n")[:-1])
         terms = np.fromiter(map(self._numbers.__getitem__, token_terms), np.int32, len(token_terms))
         self._terms = np.concatenate([self._terms, terms])
-        self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(sizes, dtype=np.int64)])
+        self._starts = np.concatenate([self._starts, self._starts[-1] + np.cumsum(term_counts, dtype=np.int64)])

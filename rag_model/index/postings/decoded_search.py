@@ -27,15 +27,15 @@ from rag_model.index.postings.maxscore import (
     DAMAGED,
     IMPACT,
     Weighting,
-    contribution,
+    compute_contribution,
     push_hit,
     read_list,
-    score_units,
     sort_hits,
+    to_score_units,
 )
 
 SHIFT = 13
-WINDOW = 1 << SHIFT  # rows, whose sums fit into the first cache of a processor
+WINDOW = 1 << SHIFT  # rows per window, whose sums fit into the first cache of a processor
 TOPS = 11  # lower bounds stored per list: of the 1st, 2nd, 4th, ... 1,024th largest contribution
 # Columns of `Decoded.offsets`; the last two are -1 for a list without windows or bits.
 POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
@@ -45,7 +45,7 @@ _MAX_WORDS_PER_POSTING = 0.25  # capacity for words of bits, per posting of capa
 _HISTOGRAM_BINS = 1 << 10  # bins for contributions, from which lower bounds are read
 _EMPTY_LIST = -1  # replaces the offset of a list without postings
 Ints = npt.NDArray[np.int64]
-_MAX_INSERTION_SORT = 64  # terms; longer queries use another algorithm
+_MAX_INSERTION_SORT = 64  # maximum terms that are sorted by insertion
 _M1, _M2, _M4 = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333), np.uint64(0x0F0F0F0F0F0F0F0F)
 _TIMES = np.uint64(0x0101010101010101)
 _1, _2, _4, _56, _63 = (np.uint64(i) for i in (1, 2, 4, 56, 63))
@@ -76,9 +76,9 @@ class _Scratch(NamedTuple):
     scores: Ints  # score of each candidate so far
     order: Ints  # terms by ascending bound
     bounds: Ints  # largest score in the window of each term
-    reach: Ints  # sum of the lowest bounds, by their number
+    reach: Ints  # item i: sum of the i lowest bounds
     begins: Ints  # first posting of each term in the window
-    ends: Ints  # end of these postings
+    ends: Ints  # end of each term's postings in the window
 
 
 @compiled
@@ -89,7 +89,7 @@ def _decode_list(data, lists, lengths, entry, weighting, rows, contributions):
         return float(DAMAGED)
     max_contribution = np.float32(0)
     for i in range(len(rows)):
-        contributions[i] = contribution(weights[i], lengths[rows[i]], weighting)
+        contributions[i] = compute_contribution(weights[i], lengths[rows[i]], weighting)
         max_contribution = max(max_contribution, contributions[i])
     return float(max_contribution)
 
@@ -135,10 +135,10 @@ def _write_bits(rows, list_begin, bits, ranks):
     The list begins at `list_begin`.
     """
     posting = 0
-    for word in range(len(bits)):
-        bits[word], ranks[word] = 0, list_begin + posting
-        while posting < len(rows) and rows[posting] >> 6 == word:
-            bits[word] |= np.uint64(1) << np.uint64(rows[posting] & 63)
+    for word_index in range(len(bits)):
+        bits[word_index], ranks[word_index] = 0, list_begin + posting
+        while posting < len(rows) and rows[posting] >> 6 == word_index:
+            bits[word_index] |= np.uint64(1) << np.uint64(rows[posting] & 63)
             posting += 1
 
 
@@ -168,7 +168,7 @@ class DecodedLists:
         return offset in self._number_by_offset
 
     def has_capacity(self, n_postings: int) -> bool:
-        """Whether there is room for `n_postings` more."""
+        """Whether there is room for `n_postings` more postings."""
         return self._used[0] + n_postings <= self.capacity
 
     def list_numbers(self, entries: Ints) -> Ints:
@@ -190,7 +190,7 @@ class DecodedLists:
         if max_contribution < 0:
             return False
         if number == len(self.arrays.offsets):  # running searches keep the former arrays
-            offsets, tops = (np.concatenate([array, np.empty_like(array)]) for array in self.arrays[2:4])
+            offsets, tops = (np.concatenate([list_array, np.empty_like(list_array)]) for list_array in self.arrays[2:4])
             self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
         _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
         n = file.layout.n
@@ -257,7 +257,7 @@ def _add_and_track(rows, contributions, begin, end, first_row, factor, sums, tou
         previous_sum = sums[row]
         touched_rows[n_touched] = row
         n_touched += previous_sum == 0
-        sums[row] = previous_sum + score_units(factor, contributions[posting])
+        sums[row] = previous_sum + to_score_units(factor, contributions[posting])
     return n_touched
 
 
@@ -288,10 +288,10 @@ def _add_list_bits(
     n_above = 0
     for i in range(n_candidates):
         row = np.int64(window_rows[i])
-        word, bit = bits[first_word + (row >> 6)], _1 << np.uint64(row & 63)
-        posting = np.int64(ranks[first_word + (row >> 6)]) + _count_bits(word & (bit - _1))
-        added_units = score_units(factor, contributions[min(posting, last_posting)])
-        score = scores[i] + (added_units if word & bit else np.int64(0))
+        bit_word, row_bit = bits[first_word + (row >> 6)], _1 << np.uint64(row & 63)
+        posting = np.int64(ranks[first_word + (row >> 6)]) + _count_bits(bit_word & (row_bit - _1))
+        added_units = to_score_units(factor, contributions[min(posting, last_posting)])
+        score = scores[i] + (added_units if bit_word & row_bit else np.int64(0))
         window_rows[n_above], scores[n_above] = row, score
         n_above += score > threshold
     return n_above
@@ -301,7 +301,7 @@ def _add_list_bits(
 def _add_to_sums(rows, contributions, begin, end, first_row, factor, sums):
     """Add the postings [begin, end) of a window, whose first row is `first_row`, to its sums."""
     for posting in range(begin, end):
-        sums[np.int64(rows[posting]) - first_row] += score_units(factor, contributions[posting])
+        sums[np.int64(rows[posting]) - first_row] += to_score_units(factor, contributions[posting])
 
 
 @compiled
@@ -342,19 +342,19 @@ def _compute_first_threshold(tops, list_numbers, factors, k):
 def _bound_lists(lists, list_numbers, factors, window, begins, ends, bounds):
     """Find the postings of each list in a window, and the upper bound of their scores."""
     for i in range(len(list_numbers)):
-        window_offset, peak = lists.offsets[list_numbers[i], WINDOWS_BEGIN], np.float32(0)
+        window_offset, window_peak = lists.offsets[list_numbers[i], WINDOWS_BEGIN], np.float32(0)
         if window_offset >= 0:
             begins[i] = lists.starts[window_offset + window]
             ends[i] = lists.starts[window_offset + window + 1]
-            peak = lists.peaks[window_offset + window]
+            window_peak = lists.peaks[window_offset + window]
         else:  # a short list: continue after the last window
             posting, list_end = ends[i], lists.offsets[list_numbers[i], POSTINGS_END]
             begins[i] = posting
             while posting < list_end and lists.rows[posting] >> SHIFT == window:
-                peak = max(peak, lists.contributions[posting])
+                window_peak = max(window_peak, lists.contributions[posting])
                 posting += 1
             ends[i] = posting
-        bounds[i] = score_units(factors[i], peak) if peak > 0 else np.int64(0)
+        bounds[i] = to_score_units(factors[i], window_peak) if window_peak > 0 else np.int64(0)
 
 
 @compiled

@@ -66,9 +66,9 @@ def derive_index(
             new passages.
         ResourceError: `out` cannot be written.
     """
-    file = PostingsFile(previous_path)
-    n = file.layout.n
-    is_carried = longest_rising_subsequence(np.where(previous_rows < n, previous_rows, -1))
+    previous_file = PostingsFile(previous_path)
+    n = previous_file.layout.n
+    is_carried = find_longest_rising_subsequence(np.where(previous_rows < n, previous_rows, -1))
     new_rows = np.flatnonzero(~is_carried)
     if max(n, len(previous_rows)) > MAX_ROWS or len(new_rows) > min(
         (1 - _MIN_REUSED_SHARE) * len(previous_rows), max_new
@@ -82,13 +82,13 @@ def derive_index(
         )
     lengths, row_words = np.empty(len(previous_rows), "<u2"), np.full(n, REMOVED)
     new_words = np.empty(len(new_rows), np.int64)
-    _assign_rows(previous_rows, is_carried, file.lengths, new_postings.lengths, lengths, row_words, new_words)
+    _assign_rows(previous_rows, is_carried, previous_file.lengths, new_postings.lengths, lengths, row_words, new_words)
     posting_words = new_words[new_postings.rows] | new_postings.weights if len(new_rows) else new_words
 
     def write_lists(_: Array, out_file: IO[bytes]) -> Iterator[TermBatch]:
-        return _write_lists(file, row_words, new_postings, posting_words, out_file)
+        return _write_lists(previous_file, row_words, new_postings, posting_words, out_file)
 
-    return write_index(out, [lengths], write_lists, file.layout.scale)
+    return write_index(out, [lengths], write_lists, previous_file.layout.scale)
 
 
 def _write_lists(
@@ -113,7 +113,7 @@ def _write_lists(
         status, n_terms, n_bytes = carry_over(*previous, *new_terms, state, term, *scratch, text, *numbers, list_buffer)
         max_bytes = MAX_POSTING_BYTES * (int(state[DF]) + len(posting_words))
         if status == DAMAGED or (status == FULL and n_terms == 0 and max_bytes <= len(list_buffer)):
-            raise file.damaged_error()
+            raise file.create_damage_error()
         out.write(list_buffer[:n_bytes].data)
         yield text, numbers[0, :n_terms], numbers[1, :n_terms], numbers[2, :n_terms]
         if n_terms == 0:
@@ -156,14 +156,14 @@ def _is_rising(rows):
     return is_rising
 
 
-def longest_rising_subsequence(rows: Rows) -> npt.NDArray[np.bool_]:
+def find_longest_rising_subsequence(rows: Rows) -> npt.NDArray[np.bool_]:
     """Return a mask of (n,) rows, of which -1 is ignored: a longest strictly ascending
     subsequence.
     """
     if _is_rising(rows):
         return rows >= 0
-    positions, is_chosen = np.flatnonzero(rows >= 0), np.zeros(len(rows), np.bool_)
-    is_chosen[positions[_find_longest_rising(rows[positions])]] = True
+    kept_positions, is_chosen = np.flatnonzero(rows >= 0), np.zeros(len(rows), np.bool_)
+    is_chosen[kept_positions[_find_longest_rising(rows[kept_positions])]] = True
     return is_chosen
 
 
@@ -184,8 +184,8 @@ def _find_longest_rising(rows):
         predecessors[i] = ends[low - 1] if low else -1
         ends[low] = i
         length = max(length, low + 1)
-    positions, position = np.empty(length, np.int64), ends[length - 1]
+    chosen_positions, position = np.empty(length, np.int64), ends[length - 1]
     for rank in range(length - 1, -1, -1):
-        positions[rank] = position
+        chosen_positions[rank] = position
         position = predecessors[position]
-    return positions
+    return chosen_positions

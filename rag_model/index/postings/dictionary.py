@@ -55,7 +55,7 @@ class DictionaryWriter:
 
 
 @inlined
-def shared_bytes(left, left_begin, right, right_begin, limit):
+def count_shared_bytes(left, left_begin, right, right_begin, limit):
     """Return the length of the common prefix of left[left_begin:] and right[right_begin:], up to
     `limit` bytes.
     """
@@ -84,11 +84,11 @@ def _write_terms(text, ends, postings, sizes, first_number, previous_term, total
             groups[n_groups, 0], groups[n_groups, 1] = totals[0] + offset, totals[1]
             n_groups += 1
         elif term == 0:
-            prefix = shared_bytes(text, 0, previous_term, 0, min(size, len(previous_term)))
+            prefix = count_shared_bytes(text, 0, previous_term, 0, min(size, len(previous_term)))
         else:
-            prefix = shared_bytes(text, begin, text, previous_begin, min(size, begin - previous_begin))
+            prefix = count_shared_bytes(text, begin, text, previous_begin, min(size, begin - previous_begin))
         offset = write_varint(out, write_varint(out, offset, prefix), size - prefix)
-        if begin + size + 8 <= len(text):  # only if no word of 8 bytes ends outside of the text
+        if begin + size + 8 <= len(text):  # copy words of 8 bytes if none ends outside of the text
             for i in range(prefix, size, 8):
                 store64(out, offset + i - prefix, load64(text, begin + i))
         else:
@@ -135,12 +135,12 @@ def _look_up_term(term, data, groups, n_terms):
             low = middle + 1
     if low == 0:
         return 0, 0, 0
-    group = low - 1
-    offset, list_begin = groups[group, 0], groups[group, 1]
+    group_number = low - 1
+    offset, list_begin = groups[group_number, 0], groups[group_number, 1]
     # The term before shares `matched_bytes` with `term`. A term that shares more or fewer bytes
     # with the term before needs no comparison.
     matched_bytes = 0
-    for _ in range(min(GROUP, n_terms - group * GROUP)):
+    for _ in range(min(GROUP, n_terms - group_number * GROUP)):
         prefix, offset = read_varint(data, offset, data_end)
         term_bytes, offset = read_varint(data, offset, data_end)
         if prefix < 0 or term_bytes < 0 or term_bytes > data_end - offset:
@@ -159,12 +159,12 @@ def _look_up_term(term, data, groups, n_terms):
         elif prefix < matched_bytes:
             matched_bytes = prefix
         offset += term_bytes
-        postings, offset = read_varint(data, offset, data_end)
+        n_postings, offset = read_varint(data, offset, data_end)
         term_bytes, offset = read_varint(data, offset, data_end)
-        if postings < 1 or term_bytes < 1:
+        if n_postings < 1 or term_bytes < 1:
             return -1, 0, 0
         if is_match:
-            return postings, list_begin, list_begin + term_bytes
+            return n_postings, list_begin, list_begin + term_bytes
         list_begin += term_bytes
     return 0, 0, 0
 
@@ -190,7 +190,7 @@ def look_up_terms(text, ends, data, groups, n_terms, entries):
         term_begin = ends[term]
 
 
-def first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
+def read_first_term(data: npt.NDArray[np.uint8], offset: int) -> bytes:
     """Return the first term of the group at an offset of the dictionary."""
     _, offset = read_varint(data, offset, len(data))  # shares nothing
     term_bytes, offset = read_varint(data, offset, len(data))

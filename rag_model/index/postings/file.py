@@ -36,7 +36,7 @@ import numpy.typing as npt
 from rag_model.errors import InputError, ResourceError
 from rag_model.index.files.pieces import Array
 from rag_model.index.plan import IndexStats
-from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms, first_term
+from rag_model.index.postings.dictionary import GROUP, DictionaryWriter, find_terms, read_first_term
 from rag_model.index.postings.packing import PADDING
 from rag_model.ranges import CachedFile
 
@@ -48,12 +48,12 @@ _PIVOT_BYTES = 16 << 10  # bytes of the dictionary between two terms of the outl
 _NO_PIVOTS: dict[str, list[Any]] = {"pivots": []}
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-# Concatenated terms; for each its end, postings, list bytes.
+# Concatenated terms, and for each term its end, number of postings and list bytes.
 TermBatch = tuple[npt.NDArray[np.uint8], Ints, Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PostingsLayout:
     """The header of the file: the sizes of its sections."""
 
     n: int  # passages
@@ -78,10 +78,10 @@ class Layout:
         """
         if len(file) < _HEADER.size:
             raise ValueError("too short")
-        magic, *fields = _HEADER.unpack(file[: _HEADER.size].tobytes())
-        if magic != MAGIC or min(fields) < 0 or fields[0] >= _MAX_ROWS:
+        magic, *layout_fields = _HEADER.unpack(file[: _HEADER.size].tobytes())
+        if magic != MAGIC or min(layout_fields) < 0 or layout_fields[0] >= _MAX_ROWS:
             raise ValueError("no header")
-        layout = cls(*fields)
+        layout = cls(*layout_fields)
         if layout.size != len(file):
             raise ValueError("truncated")
         return layout
@@ -130,17 +130,18 @@ class PostingsFile:
         try:
             pivots = (outline or _NO_PIVOTS)["pivots"]
             self._pivots = [(bytes.fromhex(term), int(group), int(offset)) for group, offset, term in pivots]
-            data = _read(path, mapped=mapped or ranges is not None)
-            layout = Layout.unpack(data)
+            file_bytes = _read_file_bytes(path, mapped=mapped or ranges is not None)
+            layout = PostingsLayout.unpack(file_bytes)
         except FileNotFoundError as error:
             raise InputError(f"there is no index file {path}: build or pull it first") from error
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise InputError(f"{path} is not a complete inverted index: fetch or build it again") from error
         self.layout = layout
-        self.lengths = data[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
-        self.lists = data[layout.lists_offset : layout.dictionary_offset]  # padded
-        self.dictionary = data[layout.dictionary_offset : layout.dictionary_offset + layout.dictionary_bytes]
-        self.groups = data[layout.groups_offset :].view("<i8").reshape(-1, 2)  # (2 g,) -> (g, 2)
+        self.lengths = file_bytes[LENGTHS_OFFSET : LENGTHS_OFFSET + 2 * layout.n].view("<u2")
+        self.lists = file_bytes[layout.lists_offset : layout.dictionary_offset]  # padded
+        self.dictionary = file_bytes[layout.dictionary_offset : layout.dictionary_offset + layout.dictionary_bytes]
+        # (2 g,) -> (g, 2)
+        self.groups = file_bytes[layout.groups_offset :].view("<i8").reshape(-1, 2)
 
     @property
     def mean_length(self) -> float:
@@ -168,11 +169,11 @@ class PostingsFile:
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
         list_entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
-            # (term, begin or end of its section, group or dictionary offset)
-            edges = np.array(sections, np.int64).reshape(-1, 2, 2)
+            # axes: the term; begin and end of its section; group and dictionary offset
+            section_edges = np.array(sections, np.int64).reshape(-1, 2, 2)
             edge_offsets = [
-                16 * edges[:, :, 0] + self.layout.groups_offset,
-                edges[:, :, 1] + self.layout.dictionary_offset,
+                16 * section_edges[:, :, 0] + self.layout.groups_offset,
+                section_edges[:, :, 1] + self.layout.dictionary_offset,
             ]
             self._ranges.load(*np.concatenate(edge_offsets).T)
             for i, ((group, _), (end_group, _)) in enumerate(sections):
@@ -204,19 +205,19 @@ class PostingsFile:
         pivots: list[list[Any]] = []
         for group, offset in enumerate(self.groups[:, 0].tolist()):
             if not pivots or offset >= pivots[-1][1] + _PIVOT_BYTES:
-                pivots.append([group, offset, first_term(self.dictionary, offset).hex()])
+                pivots.append([group, offset, read_first_term(self.dictionary, offset).hex()])
         return pivots
 
-    def wrong_content_error(self, content: str) -> InputError:
+    def create_content_error(self, content: str) -> InputError:
         """Return the error for a file with other content than expected."""
         return InputError(f"{self.path} is an index of {content}: fetch or build it again")
 
-    def damaged_error(self) -> InputError:
+    def create_damage_error(self) -> InputError:
         """Return the error for a file with invalid bytes."""
         return InputError(f"{self.path} is damaged: fetch or build it again")
 
 
-def _read(path: Path, *, mapped: bool) -> Bytes:
+def _read_file_bytes(path: Path, *, mapped: bool) -> Bytes:
     with path.open("rb") as file:
         if mapped:
             return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
@@ -233,7 +234,7 @@ def write_index(
         lengths: uint16 lengths of all passages, in row order.
         write_lists: called with the (n,) lengths of all passages, mapped, and a file; appends the
             lists of all terms to the file, in order, and yields the terms in batches.
-        scale: as in `Layout`.
+        scale: as in `PostingsLayout`.
 
     Raises:
         ResourceError: the file cannot be written.
@@ -250,7 +251,7 @@ def write_index(
 
 def _write_body(
     file: IO[bytes], lengths: Iterable[Array], write_lists: Callable[[Array, IO[bytes]], Iterator[TermBatch]]
-) -> Layout:
+) -> PostingsLayout:
     file.seek(LENGTHS_OFFSET)
     n, total_length, n_postings, dictionary = 0, 0, 0, DictionaryWriter()
     for part_lengths in lengths:
@@ -261,25 +262,27 @@ def _write_body(
     lists_offset = file.tell()
     mapped_lengths = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "<u2", n, LENGTHS_OFFSET)
     with ExitStack() as stack:
-        terms, groups = (stack.enter_context(TemporaryFile(dir=Path(file.name).parent)) for _ in range(2))
+        terms_file, groups_file = (stack.enter_context(TemporaryFile(dir=Path(file.name).parent)) for _ in range(2))
         for text, term_ends, posting_counts, list_sizes in write_lists(mapped_lengths, file):
             encoded_terms = dictionary.write_terms(text, term_ends, posting_counts, list_sizes)
-            terms.write(encoded_terms[0])
-            groups.write(encoded_terms[1])
+            terms_file.write(encoded_terms[0])
+            groups_file.write(encoded_terms[1])
             n_postings += int(posting_counts.sum())
         list_bytes = file.tell() - lists_offset
         file.write(bytes(PADDING))
-        sizes_written = [_append_file(file, temporary) for temporary in (terms, groups)]
-    return Layout(n, dictionary.terms, n_postings, total_length, list_bytes, sizes_written[0], sizes_written[1] // 16)
+        sizes_written = [_append_file(file, temporary) for temporary in (terms_file, groups_file)]
+    return PostingsLayout(
+        n, dictionary.terms, n_postings, total_length, list_bytes, sizes_written[0], sizes_written[1] // 16
+    )
 
 
 def _append_file(file: IO[bytes], temporary: IO[bytes]) -> int:
     """Append a temporary file at a multiple of 8; return its size in bytes."""
     _pad_to_word(file)
-    file_bytes = temporary.tell()
+    section_bytes = temporary.tell()
     temporary.seek(0)
     shutil.copyfileobj(temporary, file)
-    return file_bytes
+    return section_bytes
 
 
 def _pad_to_word(file: IO[bytes]) -> None:

@@ -122,8 +122,8 @@ class ImpactKind(PostingsKind):
 
     def bytes_per_passage(self, plan: IndexPlan) -> int:
         """Return the bytes of a passage of 128 terms."""
-        bits = _WEIGHT_BITS[plan.factory]
-        return 2 + TERMS_PER_PASSAGE * (_GAP_BITS + (bits if bits > 1 else 0)) // 8
+        weight_bits = _WEIGHT_BITS[plan.factory]
+        return 2 + TERMS_PER_PASSAGE * (_GAP_BITS + (weight_bits if weight_bits > 1 else 0)) // 8
 
     def seconds(self, plan: IndexPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds to sort a part's rows, or to merge all postings."""
@@ -154,16 +154,16 @@ def _check_scores(
     unique_rows = np.unique(hit_rows[hit_rows >= 0])
     vectors, units_per_score = _read_rows(paths, unique_rows), QUERY_UNITS * index.file.layout.scale
     query_units = np.zeros(int(vectors.terms.max(initial=0)) + 1, np.int64)  # by term
-    for terms, units, query_scores, query_rows in zip(*index.select_terms(queries), scores, hit_rows, strict=True):
+    for terms, term_units, query_scores, query_rows in zip(*index.select_terms(queries), scores, hit_rows, strict=True):
         query_units[:] = 0
-        is_in_table = terms < len(query_units)
-        np.add.at(query_units, terms[is_in_table], units[is_in_table])
+        is_passage_term = terms < len(query_units)
+        np.add.at(query_units, terms[is_passage_term], term_units[is_passage_term])
         passages = vectors.take(np.searchsorted(unique_rows, query_rows[query_rows >= 0]))
         sums = np.concatenate(
             [[0], np.cumsum(query_units[passages.terms] * _quantize_weights(factory, passages.weights))]
         )
-        products = (sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]) / units_per_score
-        if not np.array_equal(products.astype(np.float32), query_scores[query_rows >= 0]):
+        exact_scores = (sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]) / units_per_score
+        if not np.array_equal(exact_scores.astype(np.float32), query_scores[query_rows >= 0]):
             raise InputError(f"the weights in {index.file.path} differ from those of the passages: build it again")
 
 

@@ -22,9 +22,9 @@ from rag_model.compiled import bare, compiled, inlined
 from rag_model.index.postings.packing import BLOCK, SCRATCH_SIZE, encode_block, write_varint
 
 HEADER_BYTES = 9  # bytes of a block's header
-MAX_HEADER_WEIGHT = 255  # larger weights are recorded as this
+MAX_HEADER_WEIGHT = 255  # larger weights are stored as this value
 MAX_LENGTH = 65_535  # maximum recorded length of a passage
-MAX_POSTING_BYTES = 20  # upper bound, including headers and exceptions
+MAX_POSTING_BYTES = 20  # upper bound of the bytes of a posting, with headers and exceptions
 # Elements of a writer, the state of a list that is being written: the number of postings in the
 # open block; the row before the next posting; the largest weight and the shortest passage of the
 # open block; the OR of its gaps, and of its weights minus 1; the offsets of the next block and of
@@ -36,8 +36,8 @@ WRITER_SIZE = 8
 @inlined
 def _write_header(out, offset, last_row, block_bytes, weight, shortest):
     """Write the header of a block at `offset`."""
-    for byte in range(4):
-        out[offset + byte] = (last_row >> (8 * byte)) & 255
+    for byte_index in range(4):
+        out[offset + byte_index] = (last_row >> (8 * byte_index)) & 255
     out[offset + 4], out[offset + 5] = block_bytes & 255, block_bytes >> 8
     out[offset + 6] = min(weight, MAX_HEADER_WEIGHT)
     out[offset + 7], out[offset + 8] = shortest & 255, shortest >> 8
@@ -117,34 +117,34 @@ def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, we
         Whether the rows ascend and exist, and all weights are at least 1.
     """
     while first < end:
-        open_count, previous_row = writer[OPEN_COUNT], writer[PREVIOUS_ROW]
-        n_postings = min(end - first, BLOCK - open_count)
-        gap_bits, weight_bits, heaviest = np.int64(0), np.int64(0), np.int64(0)
+        n_open, previous_row = writer[OPEN_COUNT], writer[PREVIOUS_ROW]
+        n_postings = min(end - first, BLOCK - n_open)
+        gap_bits, weight_bits, max_weight = np.int64(0), np.int64(0), np.int64(0)
         # Unsigned indices need no check for negative ones, so that the loop is vectorised.
-        source, target = np.uint64(first), np.uint64(open_count)
+        source, target = np.uint64(first), np.uint64(n_open)
         for i in range(np.uint64(n_postings)):
             row, weight = np.int64(rows[source + i]) + first_row, np.int64(weights[source + i])
             gap, weight_less_one = row - previous_row - 1, weight - 1
             gaps[target + i], weights_less_one[target + i] = gap, weight_less_one
             gap_bits |= gap
             weight_bits |= weight_less_one
-            heaviest = max(heaviest, weight)
+            max_weight = max(max_weight, weight)
             previous_row = row
         if gap_bits | weight_bits < 0 or previous_row >= len(lengths):
             return False
         writer[OPEN_COUNT], writer[PREVIOUS_ROW], writer[MAX_WEIGHT] = (
-            open_count + n_postings,
+            n_open + n_postings,
             previous_row,
-            max(heaviest, writer[MAX_WEIGHT]),
+            max(max_weight, writer[MAX_WEIGHT]),
         )
         writer[GAP_BITS] |= gap_bits
         writer[WEIGHT_BITS] |= weight_bits
         if writer[HEADER_OFFSET] >= 0:
-            shortest = np.int64(lengths[previous_row])
+            min_length = np.int64(lengths[previous_row])
             for i in range(np.uint64(n_postings)):
-                shortest = min(shortest, np.int64(lengths[np.uint64(np.int64(rows[source + i]) + first_row)]))
-            writer[MIN_LENGTH] = min(writer[MIN_LENGTH], shortest)
-        if open_count + n_postings == BLOCK:
+                min_length = min(min_length, np.int64(lengths[np.uint64(np.int64(rows[source + i]) + first_row)]))
+            writer[MIN_LENGTH] = min(writer[MIN_LENGTH], min_length)
+        if n_open + n_postings == BLOCK:
             end_block(writer, gaps, weights_less_one, sizes, out, headers)
         first += n_postings
     return True
@@ -178,7 +178,7 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
     Returns:
         The number of bytes written; -1 if the postings are damaged.
     """
-    offset, share = 0, 0
+    offset, share_index = 0, 0
     writer = np.zeros(WRITER_SIZE, np.int64)
     gaps, weights_less_one, scratch = (
         np.empty(BLOCK, np.uint32),
@@ -188,21 +188,21 @@ def write_lists(shares, counts, ends, parts, first_rows, next_postings, rows, we
     for term in range(len(ends)):
         list_begin = offset
         if counts[term] == 1:
-            part = parts[share]
+            part = parts[share_index]
             row, weight = np.int64(rows[next_postings[part]]) + first_rows[part], np.int64(weights[next_postings[part]])
             if row >= len(lengths) or weight < 1:
                 return -1
             offset = write_single(row, weight, out, offset)
             next_postings[part] += 1
-            share += 1
+            share_index += 1
         else:
             blocks = (counts[term] + BLOCK - 1) // BLOCK
             begin_list(writer, offset + HEADER_BYTES * blocks if blocks > 1 else offset, offset if blocks > 1 else -1)
-            while share < ends[term]:
-                part, first_posting = parts[share], next_postings[parts[share]]
-                end_posting = first_posting + shares[share]
+            while share_index < ends[term]:
+                part, first_posting = parts[share_index], next_postings[parts[share_index]]
+                end_posting = first_posting + shares[share_index]
                 next_postings[part] = end_posting
-                share += 1
+                share_index += 1
                 if not add_postings(
                     rows,
                     weights,

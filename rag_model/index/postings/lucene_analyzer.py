@@ -28,7 +28,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.extras import require
 from rag_model.index.postings.analyzer import ANALYZER_SAMPLE, VERSION, Analyzer
 
-_VERSION = 1  # increase it when the same text would give other terms
+_VERSION = 1  # version of the rules: increase it when the same text would give other terms
 _MAX_CHARACTERS = 255  # `StandardTokenizer.DEFAULT_MAX_TOKEN_LENGTH`
 _STOP_WORD_TEXT = (  # `EnglishAnalyzer.ENGLISH_STOP_WORDS_SET`
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
@@ -55,31 +55,31 @@ _PICTOGRAPHS = (
 @lru_cache(maxsize=1)
 def _compile_word_pattern() -> Any:
     """Return the rules of `StandardTokenizerImpl.jflex`, of Lucene 9 and 10, as one pattern."""
-    join, numeric = rf"(?:\p{{WB=ExtendNumLet}}{_X})", rf"(?:[\p{{WB=Numeric}}０-９]{_X})"
+    connector, numeric = rf"(?:\p{{WB=ExtendNumLet}}{_X})", rf"(?:[\p{{WB=Numeric}}０-９]{_X})"
     katakana, hebrew = rf"(?:\p{{WB=Katakana}}{_X})", rf"(?:\p{{WB=Hebrew_Letter}}{_X})"
     letter = rf"(?:[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]{_X})"
-    between = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
-    in_numbers = rf"(?:[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{_X})"
-    after_hebrew = rf"(?<=(?<!{between}{_EXTENDERS}*)\p{{WB=Hebrew_Letter}}{_EXTENDERS}*)"
+    letter_separator = r"[\p{WB=MidLetter}\p{WB=MidNumLet}\p{WB=Single_Quote}]"
+    number_separator = rf"(?:[\p{{WB=MidNum}}\p{{WB=MidNumLet}}\p{{WB=Single_Quote}}]{_X})"
+    after_hebrew = rf"(?<=(?<!{letter_separator}{_EXTENDERS}*)\p{{WB=Hebrew_Letter}}{_EXTENDERS}*)"
     letters = (
-        rf"(?:{numeric}(?:(?:{join}*+|{in_numbers}){numeric})*+"
-        rf"|{letter}(?:(?:{join}*+|{between}{_X}){letter})*+(?:{after_hebrew}(?:'{_X}|\"{_X}{hebrew}))?+)++"
+        rf"(?:{numeric}(?:(?:{connector}*+|{number_separator}){numeric})*+"
+        rf"|{letter}(?:(?:{connector}*+|{letter_separator}{_X}){letter})*+(?:{after_hebrew}(?:'{_X}|\"{_X}{hebrew}))?+)++"
     )
-    run = rf"(?:{katakana}(?:{join}*+{katakana})*+|{letters})"
-    word = rf"{join}*+{run}(?:{join}++{run})*+{join}*+"
-    no_symbol = r"[\p{WB=Regional_Indicator}\p{Emoji_Modifier}0-9#*©®™\u3030\u303D]"
-    symbol = rf"(?:[{_PICTOGRAPHS}\p{{Extended_Pictographic}}[\p{{Emoji}}--{no_symbol}]]{_X_IN_EMOJI})"
-    modified = rf"(?:(?:\p{{WB=ZWJ}}*+\p{{Emoji_Modifier_Base}}{_X_IN_EMOJI})?\p{{Emoji_Modifier}}{_X_IN_EMOJI})"
-    element = rf"(?:{modified}|\p{{WB=ZWJ}}*+{symbol}\uFE0F?)"
+    word_run = rf"(?:{katakana}(?:{connector}*+{katakana})*+|{letters})"
+    word = rf"{connector}*+{word_run}(?:{connector}++{word_run})*+{connector}*+"
+    non_symbols = r"[\p{WB=Regional_Indicator}\p{Emoji_Modifier}0-9#*©®™\u3030\u303D]"
+    symbol = rf"(?:[{_PICTOGRAPHS}\p{{Extended_Pictographic}}[\p{{Emoji}}--{non_symbols}]]{_X_IN_EMOJI})"
+    modified_symbol = rf"(?:(?:\p{{WB=ZWJ}}*+\p{{Emoji_Modifier_Base}}{_X_IN_EMOJI})?\p{{Emoji_Modifier}}{_X_IN_EMOJI})"
+    emoji_element = rf"(?:{modified_symbol}|\p{{WB=ZWJ}}*+{symbol}\uFE0F?)"
     emoji = (
-        rf"{element}(?:[\U000E0020-\U000E007E]++\U000E007F|(?:(?:(?<=\p{{WB=ZWJ}})|\p{{WB=ZWJ}}){element})*+)"
+        rf"{emoji_element}(?:[\U000E0020-\U000E007E]++\U000E007F|(?:(?:(?<=\p{{WB=ZWJ}})|\p{{WB=ZWJ}}){emoji_element})*+)"
         rf"|[#*][{_EXTENDERS}--[\uFE0E\uFE0F\u20E3]]*+\uFE0F?\u20E3{_X_IN_EMOJI}"
         rf"|(?:\p{{WB=Regional_Indicator}}{_X}){{2}}"
     )
     other_scripts = rf"(?:\p{{LB=SA}}{_X})++|\p{{Script=Han}}{_X}|\p{{Script=Hiragana}}{_X}"
     # `skipped` matches runs that contain no word at once, so that the time is linear.
-    skipped = rf"(?:{join}(?=\p{{WB=ExtendNumLet}}))*+\p{{WB=ExtendNumLet}}|\p{{WB=ZWJ}}++"
-    return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{other_scripts})|{skipped}")
+    skipped_run = rf"(?:{connector}(?=\p{{WB=ExtendNumLet}}))*+\p{{WB=ExtendNumLet}}|\p{{WB=ZWJ}}++"
+    return require("regex", extra="text").compile(f"(?V1)({word}|{emoji}|{other_scripts})|{skipped_run}")
 
 
 class LuceneAnalyzer(Analyzer):
@@ -126,7 +126,7 @@ class LuceneAnalyzer(Analyzer):
             stem = self._stem(f"{stem[:-1]}e") if ending_match[1] == "bl" else stem[:-1]
         return stem.encode("utf-8", "replace")
 
-    def terms_of_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
+    def analyze_tokens(self, tokens: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
         """Return the terms of all tokens, which are runs of characters up to white space."""
         token_terms = [self.terms(token.decode("utf-8", "replace")) for token in tokens]
         return [term for terms in token_terms for term in terms], list(map(len, token_terms))
@@ -138,7 +138,7 @@ class LuceneAnalyzer(Analyzer):
 
     @property
     def versions(self) -> str:
-        """The releases that the terms depend on, for error messages."""
+        """The releases on which the terms depend, for error messages."""
         return f"{super().versions}, regex {version('regex')}"
 
 
@@ -200,8 +200,8 @@ def load_analyzer(settings: Mapping[str, Any]) -> Analyzer:
         StoreError: no version of the installed analyzers gives the same terms.
     """
     language = settings["language"]
-    candidates = (Analyzer(language, version) for version in range(VERSION, 0, -1))
-    for analyzer in candidates:
+    analyzers = (Analyzer(language, version) for version in range(VERSION, 0, -1))
+    for analyzer in analyzers:
         if analyzer.fingerprint == settings["analyzer"]:
             return analyzer
     if language == LuceneAnalyzer.language and _compute_fingerprint() == settings["analyzer"]:

@@ -45,9 +45,9 @@ from rag_model.index.postings.packing import BLOCK, decode_block, read_varint
 ) = range(11)
 CURSOR_SIZE = 11
 BEYOND_ROWS = np.int64(1) << 40  # larger than any row
-_MAX_UINT32 = (np.int64(1) << 32) - 1  # largest row or weight in an array of four bytes
+_MAX_UINT32 = (np.int64(1) << 32) - 1  # largest row or weight in an array of four-byte numbers
 MAX_IMPACT = 255  # the largest weight of an impact index, in one byte
-WINDOW = 4_096  # rows
+WINDOW = 4_096  # rows per window
 # A list with more blocks gets the general bound, without a scan of its headers.
 _MAX_SCANNED_BLOCKS = 2_048
 _MAX_SAMPLED_POSTINGS = 4_096  # a list with more postings is not read for a first threshold
@@ -55,7 +55,7 @@ DAMAGED = -1
 
 
 @compiled
-def contribution(weight, length, weighting):
+def compute_contribution(weight, length, weighting):
     """Return the contribution of a posting to a score per unit of the term's factor; see the
     module.
     """
@@ -63,7 +63,7 @@ def contribution(weight, length, weighting):
 
 
 @compiled
-def score_units(factor, contribution):
+def to_score_units(factor, contribution):
     """Return a posting's share of a score: at least 1 unit, so that every passage with the term is
     found.
     """
@@ -71,7 +71,7 @@ def score_units(factor, contribution):
 
 
 @compiled
-def header_offset(cursor, block):
+def get_header_offset(cursor, block):
     """Return the offset of a block's header."""
     return cursor[LIST_BEGIN] + HEADER_BYTES * block
 
@@ -82,33 +82,33 @@ def start_cursor(cursor, data, lists_size, rows, weights):
     begin, end = cursor[LIST_BEGIN], cursor[LIST_END]
     if begin < 0 or end > lists_size or begin >= end or cursor[DF] < 1:
         return False
-    blocks = (cursor[DF] + BLOCK - 1) // BLOCK
+    n_blocks = (cursor[DF] + BLOCK - 1) // BLOCK
     cursor[BLOCKS], cursor[BLOCK_INDEX], cursor[ROW_BEFORE], cursor[POSITION], cursor[DECODED_BLOCK] = (
-        blocks,
+        n_blocks,
         0,
         -1,
         0,
         -1,
     )
     if cursor[DF] == 1:
-        value, offset = read_varint(data, begin, end)
-        if value < 0:
+        coded_row, offset = read_varint(data, begin, end)
+        if coded_row < 0:
             return False
-        rows[0], weights[0] = value >> 1, 1
-        if value & 1:
-            weight_rest, offset = read_varint(data, offset, end)
-            if not 0 <= weight_rest < _MAX_UINT32:
+        rows[0], weights[0] = coded_row >> 1, 1
+        if coded_row & 1:
+            extra_weight, offset = read_varint(data, offset, end)
+            if not 0 <= extra_weight < _MAX_UINT32:
                 return False
-            weights[0] = weight_rest + 2
+            weights[0] = extra_weight + 2
         cursor[LAST_ROW], cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = rows[0], 0, 1
         return True
-    if blocks == 1:
+    if n_blocks == 1:
         cursor[BLOCK_COUNT] = cursor[DF]
         if decode_block(data, begin, end, -1, cursor[DF], rows, weights) < 0:
             return False
         cursor[LAST_ROW], cursor[DECODED_BLOCK] = rows[cursor[DF] - 1], 0
         return True
-    cursor[BLOCK_DATA] = begin + HEADER_BYTES * blocks
+    cursor[BLOCK_DATA] = begin + HEADER_BYTES * n_blocks
     if cursor[BLOCK_DATA] > end:
         return False
     cursor[LAST_ROW] = read_last_row(data, begin)
@@ -118,9 +118,9 @@ def start_cursor(cursor, data, lists_size, rows, weights):
 @compiled
 def next_block(cursor, data):
     """Move a cursor to its next block; after the last one `LAST_ROW` is `BEYOND_ROWS`."""
-    header = header_offset(cursor, cursor[BLOCK_INDEX])
+    start = get_header_offset(cursor, cursor[BLOCK_INDEX])
     if cursor[BLOCKS] > 1:
-        cursor[BLOCK_DATA] += read_uint16(data, header + 4)
+        cursor[BLOCK_DATA] += read_uint16(data, start + 4)
     cursor[BLOCK_INDEX] += 1
     cursor[POSITION] = 0
     if cursor[BLOCK_INDEX] >= cursor[BLOCKS]:
@@ -128,7 +128,7 @@ def next_block(cursor, data):
         cursor[ROW_BEFORE] = cursor[LAST_ROW]
     else:
         cursor[ROW_BEFORE] = cursor[LAST_ROW]
-        cursor[LAST_ROW] = read_last_row(data, header + HEADER_BYTES)
+        cursor[LAST_ROW] = read_last_row(data, start + HEADER_BYTES)
 
 
 @compiled
@@ -136,13 +136,13 @@ def read_block(cursor, data, rows, weights):
     """Decode the cursor's block, unless it is decoded already; return whether it is valid."""
     if cursor[DECODED_BLOCK] == cursor[BLOCK_INDEX]:
         return True
-    block = cursor[BLOCK_INDEX]
-    n_postings = BLOCK if block + 1 < cursor[BLOCKS] else cursor[DF] - BLOCK * block
+    block_index = cursor[BLOCK_INDEX]
+    n_postings = BLOCK if block_index + 1 < cursor[BLOCKS] else cursor[DF] - BLOCK * block_index
     if decode_block(data, cursor[BLOCK_DATA], cursor[LIST_END], cursor[ROW_BEFORE], n_postings, rows, weights) < 0:
         return False
     if rows[n_postings - 1] != cursor[LAST_ROW]:
         return False
-    cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = block, n_postings
+    cursor[DECODED_BLOCK], cursor[BLOCK_COUNT] = block_index, n_postings
     return True
 
 
@@ -168,7 +168,7 @@ def read_list(data, lists_size, entry, rows, weights):
     while cursor[BLOCK_INDEX] < cursor[BLOCKS]:
         if (
             not read_block(cursor, data, block_rows, block_weights) or cursor[LAST_ROW] > _MAX_UINT32
-        ):  # rows may hold four bytes
+        ):  # the elements of `rows` may have four bytes
             return False
         for i in range(cursor[BLOCK_COUNT]):
             rows[position + i], weights[position + i] = block_rows[i], block_weights[i]
@@ -189,13 +189,13 @@ class Weighting(NamedTuple):
 IMPACT = Weighting(float(MAX_IMPACT), 0.0, 1.0, 0.0)  # the weight itself
 
 
-def bm25_weighting(k1: float, b: float, mean_length: float) -> Weighting:
+def create_bm25_weighting(k1: float, b: float, mean_length: float) -> Weighting:
     """Return the weighting of BM25: tf / (tf + k1 (1 - b + b * length / mean_length))."""
     return Weighting(1.0, 1.0, k1 * (1 - b), k1 * b / mean_length)
 
 
 @compiled
-def _sink(scores, rows, position, heap_size):
+def _sift_down(scores, rows, position, heap_size):
     """Move an element down the heap. The loop calls no function, which would update the arrays'
     reference counts.
     """
@@ -224,7 +224,7 @@ def push_hit(scores, rows, size, k, score, row):
     """
     if size == k:
         scores[0], rows[0] = score, row
-        _sink(scores, rows, 0, k)
+        _sift_down(scores, rows, 0, k)
         return size
     position = size
     while position:
@@ -243,16 +243,16 @@ def sort_hits(scores, rows, size):
     for last_hit in range(size - 1, 0, -1):
         scores[0], scores[last_hit] = scores[last_hit], scores[0]
         rows[0], rows[last_hit] = rows[last_hit], rows[0]
-        _sink(scores, rows, 0, last_hit)
+        _sift_down(scores, rows, 0, last_hit)
 
 
 @compiled
 def _score(weight, length, factor, weighting):
-    return score_units(factor, contribution(weight, length, weighting))
+    return to_score_units(factor, compute_contribution(weight, length, weighting))
 
 
 @compiled
-def _block_bound(weight, length, factor, weighting):
+def _bound_block(weight, length, factor, weighting):
     """Return an upper bound of `_score` for weights up to `weight` and lengths from `length`.
 
     The bound includes 1 unit for rounding.
@@ -263,7 +263,7 @@ def _block_bound(weight, length, factor, weighting):
 
 
 @compiled
-def _list_bound(cursor, data, weights, rows, lengths, factor, weighting):
+def _bound_list(cursor, data, weights, rows, lengths, factor, weighting):
     """Return an upper bound of the score of all postings of a list."""
     upper_bound = np.int64(0)
     if cursor[BLOCKS] == 1:
@@ -271,11 +271,11 @@ def _list_bound(cursor, data, weights, rows, lengths, factor, weighting):
             upper_bound = max(upper_bound, _score(weights[i], lengths[rows[i]], factor, weighting))
         return upper_bound
     if cursor[BLOCKS] > _MAX_SCANNED_BLOCKS:
-        return _block_bound(MAX_HEADER_WEIGHT, 0, factor, weighting)
-    for block in range(cursor[BLOCKS]):
-        header = header_offset(cursor, block)
+        return _bound_block(MAX_HEADER_WEIGHT, 0, factor, weighting)
+    for block_index in range(cursor[BLOCKS]):
+        start = get_header_offset(cursor, block_index)
         upper_bound = max(
-            upper_bound, _block_bound(np.int64(data[header + 6]), read_uint16(data, header + 7), factor, weighting)
+            upper_bound, _bound_block(np.int64(data[start + 6]), read_uint16(data, start + 7), factor, weighting)
         )
     return upper_bound
 
@@ -292,19 +292,19 @@ def _compute_window_bound(cursor, data, rows, first, end, list_bound, factor, we
         while rows[cursor[POSITION]] < first:
             cursor[POSITION] += 1
         cursor[ROW_BEFORE] = rows[cursor[POSITION]] - 1
-    block = cursor[BLOCK_INDEX]
-    if block >= cursor[BLOCKS] or cursor[ROW_BEFORE] >= end - 1:
+    block_index = cursor[BLOCK_INDEX]
+    if block_index >= cursor[BLOCKS] or cursor[ROW_BEFORE] >= end - 1:
         return np.int64(0)
     if cursor[BLOCKS] == 1:
         return list_bound
     upper_bound = np.int64(0)
     while True:
-        header = header_offset(cursor, block)
+        start = get_header_offset(cursor, block_index)
         upper_bound = max(
-            upper_bound, _block_bound(np.int64(data[header + 6]), read_uint16(data, header + 7), factor, weighting)
+            upper_bound, _bound_block(np.int64(data[start + 6]), read_uint16(data, start + 7), factor, weighting)
         )
-        block += 1
-        if block >= cursor[BLOCKS] or read_last_row(data, header) >= end - 1:
+        block_index += 1
+        if block_index >= cursor[BLOCKS] or read_last_row(data, start) >= end - 1:
             return min(upper_bound, list_bound)
 
 
@@ -407,7 +407,7 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
             return DAMAGED
         if cursors[i, BLOCKS] == 1 and cursors[i, LAST_ROW] >= n:
             return DAMAGED
-        list_bounds[i] = _list_bound(cursors[i], data, block_weights[i], block_rows[i], lengths, factors[i], weighting)
+        list_bounds[i] = _bound_list(cursors[i], data, block_weights[i], block_rows[i], lengths, factors[i], weighting)
         if skip and k <= entries[i, 0] <= _MAX_SAMPLED_POSTINGS and list_bounds[i] > threshold:
             list_threshold = _compute_first_threshold(
                 cursors, i, data, block_rows[i], block_weights[i], lengths, factors[i], weighting, k

@@ -109,9 +109,9 @@ def set_window(windows: Windows, part: int, text: Bytes, ends: Ints, counts: Int
     Return the windows, enlarged if necessary.
     """
     if len(text) > windows.text.shape[1]:
-        wider_text = np.empty((len(windows.text), 2 * len(text)), np.uint8)
-        wider_text[:, : windows.text.shape[1]] = windows.text
-        windows = windows._replace(text=wider_text)
+        wider_buffer = np.empty((len(windows.text), 2 * len(text)), np.uint8)
+        wider_buffer[:, : windows.text.shape[1]] = windows.text
+        windows = windows._replace(text=wider_buffer)
     windows.text[part, : len(text)] = text
     windows.term_ends[part, 1 : len(ends) + 1] = ends
     windows.counts[part, : len(counts)] = counts
@@ -145,7 +145,9 @@ def count_terms(batch: Batch) -> int:
 
 @bare
 def _compare_parts(windows, a, b):
-    """Compare the next terms of two parts: negative, 0 or positive."""
+    """Return a number below, equal to or above 0: the next term of part `a` sorts before, equals or
+    sorts after that of `b`.
+    """
     if windows.keys[a] != windows.keys[b]:
         return -1 if windows.keys[a] < windows.keys[b] else 1
     length_a, length_b = windows.lengths[a], windows.lengths[b]
@@ -167,46 +169,46 @@ def _precedes(windows, a, b):
 @bare
 def _set_key(windows, part):
     begin, end = windows.term_ends[part, windows.next_term[part]], windows.term_ends[part, windows.next_term[part] + 1]
-    key = np.uint64(0)
+    prefix_key = np.uint64(0)
     for i in range(begin, begin + _KEY_BYTES):
-        key = (key << np.uint64(8)) | (np.uint64(windows.text[part, i]) if i < end else np.uint64(0))
-    windows.keys[part], windows.lengths[part] = key, end - begin
+        prefix_key = (prefix_key << np.uint64(8)) | (np.uint64(windows.text[part, i]) if i < end else np.uint64(0))
+    windows.keys[part], windows.lengths[part] = prefix_key, end - begin
 
 
 @bare
 def _push_part(windows, numbers, part):
-    heap, slot = windows.heap, numbers[_HEAP_SIZE]
+    heap, heap_slot = windows.heap, numbers[_HEAP_SIZE]
     numbers[_HEAP_SIZE] += 1
-    while slot and _precedes(windows, part, heap[(slot - 1) >> 1]):
-        heap[slot] = heap[(slot - 1) >> 1]
-        slot = (slot - 1) >> 1
-    heap[slot] = part
+    while heap_slot and _precedes(windows, part, heap[(heap_slot - 1) >> 1]):
+        heap[heap_slot] = heap[(heap_slot - 1) >> 1]
+        heap_slot = (heap_slot - 1) >> 1
+    heap[heap_slot] = part
 
 
 @bare
 def _pop_part(windows, numbers):
     heap = windows.heap
-    top = heap[0]
+    top_part = heap[0]
     numbers[_HEAP_SIZE] -= 1
-    heap_size, part, slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
+    heap_size, part, heap_slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
     while True:
-        child = 2 * slot + 1
+        child = 2 * heap_slot + 1
         if child >= heap_size:
             break
         if child + 1 < heap_size and _precedes(windows, heap[child + 1], heap[child]):
             child += 1
         if not _precedes(windows, heap[child], part):
             break
-        heap[slot] = heap[child]
-        slot = child
-    heap[slot] = part
-    return top
+        heap[heap_slot] = heap[child]
+        heap_slot = child
+    heap[heap_slot] = part
+    return top_part
 
 
 @bare
-def _add_term(windows, batch, same_parts, part_count, postings):
+def _add_term(windows, batch, term_parts, part_count, postings):
     """Add the next term of same_parts[:part_count], which have it in common, to a batch."""
-    numbers, part = batch.numbers, same_parts[0]
+    numbers, part = batch.numbers, term_parts[0]
     term, share, text_size = numbers[_TERM_COUNT], numbers[_SHARE_COUNT], numbers[_TEXT_SIZE]
     begin, end = windows.term_ends[part, windows.next_term[part]], windows.term_ends[part, windows.next_term[part] + 1]
     for i in range(begin, end):
@@ -214,8 +216,8 @@ def _add_term(windows, batch, same_parts, part_count, postings):
         text_size += 1
     for i in range(part_count):
         batch.parts[share], batch.shares[share] = (
-            same_parts[i],
-            windows.counts[same_parts[i], windows.next_term[same_parts[i]]],
+            term_parts[i],
+            windows.counts[term_parts[i], windows.next_term[term_parts[i]]],
         )
         share += 1
     batch.term_ends[term], batch.counts[term], batch.ends[term] = text_size, postings, share
@@ -242,14 +244,14 @@ def take_terms(windows, batch, max_postings):
             windows.needs_terms[part] = False
             _set_key(windows, part)
             _push_part(windows, numbers, part)
-    same_parts = np.empty(n_parts, np.int64)
+    term_parts = np.empty(n_parts, np.int64)
     while numbers[_HEAP_SIZE]:
         part_count, n_postings = 0, 0
-        while numbers[_HEAP_SIZE] and (part_count == 0 or _compare_parts(windows, same_parts[0], windows.heap[0]) == 0):
-            same_parts[part_count] = _pop_part(windows, numbers)
-            n_postings += windows.counts[same_parts[part_count], windows.next_term[same_parts[part_count]]]
+        while numbers[_HEAP_SIZE] and (part_count == 0 or _compare_parts(windows, term_parts[0], windows.heap[0]) == 0):
+            term_parts[part_count] = _pop_part(windows, numbers)
+            n_postings += windows.counts[term_parts[part_count], windows.next_term[term_parts[part_count]]]
             part_count += 1
-        part, next_term = same_parts[0], windows.next_term[same_parts[0]]
+        part, next_term = term_parts[0], windows.next_term[term_parts[0]]
         term_bytes = windows.term_ends[part, next_term + 1] - windows.term_ends[part, next_term]
         if (
             numbers[_TERM_COUNT] + 1 > len(batch.term_ends)
@@ -258,17 +260,17 @@ def take_terms(windows, batch, max_postings):
             or (numbers[_TERM_COUNT] and numbers[_POSTING_COUNT] + n_postings > max_postings)
         ):
             for i in range(part_count):
-                _push_part(windows, numbers, same_parts[i])
+                _push_part(windows, numbers, term_parts[i])
             return FULL
-        _add_term(windows, batch, same_parts, part_count, n_postings)
+        _add_term(windows, batch, term_parts, part_count, n_postings)
         has_empty_window = False
         for i in range(part_count):
-            windows.next_term[same_parts[i]] += 1
-            if windows.next_term[same_parts[i]] < windows.sizes[same_parts[i]]:
-                _set_key(windows, same_parts[i])
-                _push_part(windows, numbers, same_parts[i])
+            windows.next_term[term_parts[i]] += 1
+            if windows.next_term[term_parts[i]] < windows.sizes[term_parts[i]]:
+                _set_key(windows, term_parts[i])
+                _push_part(windows, numbers, term_parts[i])
             else:
-                windows.needs_terms[same_parts[i]] = has_empty_window = True
+                windows.needs_terms[term_parts[i]] = has_empty_window = True
         if has_empty_window:
             return EMPTY
     return DONE
@@ -331,18 +333,18 @@ class _ListMerger:
 
     def _fill_window(self, part_number: int) -> None:
         """Read the next terms of a part."""
-        part, first_term = self._parts[part_number], int(self._terms_read[part_number])
-        end_term = min(first_term + self._window, part.terms)
-        text, term_ends, posting_counts = part.read_terms(first_term, end_term)
+        part_reader, first_term = self._parts[part_number], int(self._terms_read[part_number])
+        end_term = min(first_term + self._window, part_reader.terms)
+        term_text, term_ends, posting_counts = part_reader.read_terms(first_term, end_term)
         if (
             posting_counts.min() < 1
-            or posting_counts.max() > part.n
+            or posting_counts.max() > part_reader.n
             or term_ends[0] < 1
             or (term_ends[1:] <= term_ends[:-1]).any()
             or term_ends[-1] > _MAX_WINDOW_BYTES
         ):
             raise _create_damage_error()
-        self._windows = set_window(self._windows, part_number, text, term_ends, posting_counts)
+        self._windows = set_window(self._windows, part_number, term_text, term_ends, posting_counts)
         self._terms_read[part_number] = end_term
 
     def _write_batch(self, batch: Batch) -> Array:
@@ -376,27 +378,27 @@ class _ListMerger:
     def _write_long_list(self, batch: Batch) -> int:
         """Write the list of one frequent term in steps; return its size in bytes."""
         list_begin, n_postings = self._file.tell(), int(batch.counts[0])
-        headers = np.empty(HEADER_BYTES * (-(-n_postings // BLOCK)), np.uint8)
+        header_buffer = np.empty(HEADER_BYTES * (-(-n_postings // BLOCK)), np.uint8)
         writer, scratch = np.zeros(WRITER_SIZE, np.int64), np.zeros(SCRATCH_SIZE, np.int64)
         gaps, weights_less_one = np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.uint32)
         out = np.empty(MAX_POSTING_BYTES * (_BATCH_POSTINGS + BLOCK), np.uint8)
         begin_list(writer, 0, 0)
-        self._file.seek(list_begin + len(headers))
+        self._file.seek(list_begin + len(header_buffer))
         for share in range(int(batch.ends[0])):
             part, n_unread = int(batch.parts[share]), int(batch.shares[share])
             while n_unread:
                 rows, weights = _concatenate([self._read_postings(part, min(n_unread, _BATCH_POSTINGS))])
                 n_unread -= len(rows)
                 part_postings = rows, weights, 0, len(rows), self._first_rows[part], self.lengths
-                if not add_postings(*part_postings, writer, gaps, weights_less_one, scratch, out, headers):
+                if not add_postings(*part_postings, writer, gaps, weights_less_one, scratch, out, header_buffer):
                     raise _create_damage_error()
                 self._file.write(out[: writer[BLOCK_OFFSET]].data)
                 writer[BLOCK_OFFSET] = 0
-        end_block(writer, gaps, weights_less_one, scratch, out, headers)
+        end_block(writer, gaps, weights_less_one, scratch, out, header_buffer)
         self._file.write(out[: writer[BLOCK_OFFSET]].data)
         list_end = self._file.tell()
         self._file.seek(list_begin)
-        self._file.write(headers.data)
+        self._file.write(header_buffer.data)
         self._file.seek(list_end)
         return list_end - list_begin
 
@@ -404,9 +406,9 @@ class _ListMerger:
         """Return the rows, within the part, and the weights of a part's next postings."""
         rows, weights = self._buffers[part_number]
         if n_postings > len(rows):
-            part, first = self._parts[part_number], int(self._postings_read[part_number])
-            end = max(first + n_postings - len(rows), min(first + self._read_ahead, part.total_postings))
-            next_postings = part.read_postings(first, end)
+            part_reader, first = self._parts[part_number], int(self._postings_read[part_number])
+            end = max(first + n_postings - len(rows), min(first + self._read_ahead, part_reader.total_postings))
+            next_postings = part_reader.read_postings(first, end)
             rows, weights = np.concatenate([rows, next_postings[0]]), np.concatenate([weights, next_postings[1]])
             self._postings_read[part_number] = end
         self._buffers[part_number] = rows[n_postings:], weights[n_postings:]
@@ -415,7 +417,7 @@ class _ListMerger:
 
 def _concatenate(parts: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """Concatenate the rows and weights of several parts, as uint32 and uint16."""
-    rows, weights = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    rows, weights = (np.concatenate(part_columns) for part_columns in zip(*parts, strict=True))
     return rows.astype(np.uint32, copy=False), weights.astype(np.uint16, copy=False)
 
 

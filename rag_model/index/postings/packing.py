@@ -66,19 +66,19 @@ def _choose_width(values, n_values, bits_of_all, counts_above):
     best_bytes, bit_width, n_exceptions = (n_values * max_bits + 7) // 8, max_bits, np.int64(0)
     counts_above[max_bits] = 0
     for bits in range(max_bits - 1, -1, -1):
-        limit, exception_count = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
+        limit, n_exceeding = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
         for i in range(n_values):
-            exception_count = np.int32(exception_count + (values[i] > limit))
-        if 1 + 2 * exception_count > best_bytes:
+            n_exceeding = np.int32(n_exceeding + (values[i] > limit))
+        if 1 + 2 * n_exceeding > best_bytes:
             break
-        counts_above[bits] = exception_count
-        cost = (n_values * bits + 7) // 8 + 1 + exception_count
+        counts_above[bits] = n_exceeding
+        n_bytes = (n_values * bits + 7) // 8 + 1 + n_exceeding
         extra_bits = bits
         while extra_bits < max_bits:  # an exception takes a byte, and one for each 7 higher bits
-            cost += counts_above[extra_bits]
+            n_bytes += counts_above[extra_bits]
             extra_bits += 7
-        if cost <= best_bytes:
-            best_bytes, bit_width, n_exceptions = cost, bits, np.int64(exception_count)
+        if n_bytes <= best_bytes:
+            best_bytes, bit_width, n_exceptions = n_bytes, bits, np.int64(n_exceeding)
     return bit_width, n_exceptions
 
 
@@ -95,20 +95,20 @@ def _pack_values(values, n_values, width, out, offset):
         return end_byte
     if width <= 8:  # eight values take `width` bytes, so the groups are independent
         for i in range(_NONE, np.uint64(n_values), _EIGHT):
-            word = _NONE
+            packed_word = _NONE
             for j in range(_EIGHT):
-                word |= (np.uint64(values[i + j]) & mask) << (j * w)
-            store64(out, offset, word)
+                packed_word |= (np.uint64(values[i + j]) & mask) << (j * w)
+            store64(out, offset, packed_word)
             offset += width
     elif width < 16:
-        half = w * _FOUR
+        half_bits = w * _FOUR
         for i in range(_NONE, np.uint64(n_values), _EIGHT):
-            low, high = _NONE, _NONE
+            low_word, high_word = _NONE, _NONE
             for j in range(_FOUR):
-                low |= (np.uint64(values[i + j]) & mask) << (j * w)
-                high |= (np.uint64(values[i + j + _FOUR]) & mask) << (j * w)
-            store64(out, offset, low | (high << half))
-            store64(out, offset + 8, high >> (np.uint64(64) - half))
+                low_word |= (np.uint64(values[i + j]) & mask) << (j * w)
+                high_word |= (np.uint64(values[i + j + _FOUR]) & mask) << (j * w)
+            store64(out, offset, low_word | (high_word << half_bits))
+            store64(out, offset + 8, high_word >> (np.uint64(64) - half_bits))
             offset += width
     else:
         pending_bits, bits = _NONE, _NONE
@@ -187,20 +187,20 @@ def _unpack_values(data, offset, width, n_values, out):
     w, mask = np.uint64(width), (_ONE << np.uint64(width)) - _ONE
     if width <= 8:  # as in `_pack_values`
         for i in range(_NONE, np.uint64(n_values), _EIGHT):
-            word = load64(data, offset)
+            packed_word = load64(data, offset)
             for j in range(_EIGHT):
-                out[i + j] = np.int64((word >> (j * w)) & mask)
+                out[i + j] = np.int64((packed_word >> (j * w)) & mask)
             offset += width
     elif width < 16:
         half_bytes, half_bits = width >> 1, np.uint64(4 * (width & 1))
         for i in range(_NONE, np.uint64(n_values), _EIGHT):
-            word = load64(data, offset)
+            packed_word = load64(data, offset)
             for j in range(_FOUR):
-                out[i + j] = np.int64((word >> (j * w)) & mask)
+                out[i + j] = np.int64((packed_word >> (j * w)) & mask)
             if i + _FOUR < np.uint64(n_values):  # otherwise the word may end after the padding
-                word = load64(data, offset + half_bytes) >> half_bits
+                packed_word = load64(data, offset + half_bytes) >> half_bits
                 for j in range(_FOUR):
-                    out[i + _FOUR + j] = np.int64((word >> (j * w)) & mask)
+                    out[i + _FOUR + j] = np.int64((packed_word >> (j * w)) & mask)
             offset += width
     else:
         bit = 0
@@ -214,9 +214,9 @@ def _apply_exceptions(data, offset, end, width, n_values, out):
     """Add the higher bits of the exceptions; return their end, or -1 if they are damaged."""
     if offset >= end:
         return -1
-    exception_count = np.int64(data[offset])
+    n_exceptions = np.int64(data[offset])
     offset += 1
-    for _ in range(exception_count):
+    for _ in range(n_exceptions):
         if offset >= end:
             return -1
         position = np.int64(data[offset])

@@ -58,9 +58,9 @@ class PartPostings:
     @property
     def terms(self) -> list[bytes]:
         """The (t,) terms."""
-        bounds = [0, *self.term_ends.tolist()]
+        term_bounds = [0, *self.term_ends.tolist()]
         text = self.text.tobytes()
-        return [text[term_begin:term_end] for term_begin, term_end in pairwise(bounds)]
+        return [text[term_begin:term_end] for term_begin, term_end in pairwise(term_bounds)]
 
     def write(self, path: Path, stamp: str) -> IndexStats:
         """Write the piece; return its numbers of rows, terms and postings.
@@ -88,8 +88,8 @@ def encode_term_ids(terms: Array) -> list[bytes]:
     """Encode numbers below 2^24 as terms of three bytes, big-endian, so that they sort like the
     numbers.
     """
-    text = terms.astype(">u4").tobytes()
-    return [text[id_begin + 1 : id_begin + 4] for id_begin in range(0, len(text), 4)]
+    encoded_ids = terms.astype(">u4").tobytes()
+    return [encoded_ids[id_start + 1 : id_start + 4] for id_start in range(0, len(encoded_ids), 4)]
 
 
 class PartReader:

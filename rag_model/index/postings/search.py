@@ -26,7 +26,7 @@ from rag_model.index.postings.base_kind import (
 )
 from rag_model.index.postings.decoded_search import DecodedListCache
 from rag_model.index.postings.file import PostingsFile
-from rag_model.index.postings.maxscore import IMPACT, Weighting, bm25_weighting
+from rag_model.index.postings.maxscore import IMPACT, Weighting, create_bm25_weighting
 from rag_model.index.postings.part import encode_term_ids
 from rag_model.index.postings.selective_search import SelectiveSearch
 
@@ -115,16 +115,16 @@ class PostingsIndex:
         Raises:
             InputError: the file is damaged.
         """
-        cache = self._term_cache
-        new_terms = [term for term in terms if term not in cache]
-        if len(cache) + len(new_terms) > _MAX_CACHED_TERMS:
-            cache, new_terms = {}, terms
-            self._term_cache = cache  # running searches keep the former cache
+        term_cache = self._term_cache
+        new_terms = [term for term in terms if term not in term_cache]
+        if len(term_cache) + len(new_terms) > _MAX_CACHED_TERMS:
+            term_cache, new_terms = {}, terms
+            self._term_cache = term_cache  # running searches keep the former cache
         if new_terms:
-            cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
-        list_entries = np.array([cache[term] for term in terms], np.int64).reshape(-1, 3)
+            term_cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
+        list_entries = np.array([term_cache[term] for term in terms], np.int64).reshape(-1, 3)
         if list_entries.min(initial=0) < 0 or list_entries[:, 0].max(initial=0) > self.n:
-            raise self.file.damaged_error()
+            raise self.file.create_damage_error()
         return list_entries
 
     def _search_ranges(
@@ -169,13 +169,13 @@ class PostingsIndex:
                 query_terms.lists, query_terms.factors, query_terms.ends, weighting, scores, rows
             )
             if hit_counts is None:
-                raise self.file.damaged_error()
+                raise self.file.create_damage_error()
             return hit_counts
-        if len(query_terms.ends) > 1:  # fewer queries may fit into the cache
-            half = len(query_terms.ends) // 2
+        if len(query_terms.ends) > 1:  # half of the queries may fit into the cache
+            n_half = len(query_terms.ends) // 2
             halves = (
-                (query_terms.slice_queries(0, half), slice(half)),
-                (query_terms.slice_queries(half, len(query_terms.ends)), slice(half, None)),
+                (query_terms.slice_queries(0, n_half), slice(n_half)),
+                (query_terms.slice_queries(n_half, len(query_terms.ends)), slice(n_half, None)),
             )
             return np.concatenate(
                 [
@@ -200,7 +200,7 @@ class PostingsIndex:
             rows[0],
         )
         if n_hits == maxscore.DAMAGED:
-            raise file.damaged_error()
+            raise file.create_damage_error()
         return np.array([n_hits])
 
 
@@ -228,7 +228,7 @@ class Bm25Index(PostingsIndex):
         """
         super().__init__(file)
         if self.file.layout.scale:
-            raise self.file.wrong_content_error("weighted terms, and not of words")
+            raise self.file.create_content_error("weighted terms, and not of words")
         self._analyzer = analyzer
         self.defaults = {"k1": K1, "b": B, **defaults}
 
@@ -253,7 +253,7 @@ class Bm25Index(PostingsIndex):
         skip = bool(parameters.pop("skip", True))
         check_bm25_parameters(parameters)
         settings = self.defaults | parameters
-        weighting = bm25_weighting(settings["k1"], settings["b"], self.file.mean_length)
+        weighting = create_bm25_weighting(settings["k1"], settings["b"], self.file.mean_length)
         return self.rank(self._analyze_queries(queries), k, weighting, _SCORE_UNITS, skip=skip)
 
     def search_exhaustively(self, queries: Sequence[str], k: int, **parameters: Any) -> Rows:
@@ -274,11 +274,11 @@ class Bm25Index(PostingsIndex):
                 )
         ends = np.cumsum([len(term_counts) for term_counts in term_counts_by_query], dtype=np.int64)
         lists = self.find_lists([term for term_counts in term_counts_by_query for term in term_counts])
-        occurrences = np.fromiter(
+        term_frequencies = np.fromiter(
             (n for term_counts in term_counts_by_query for n in term_counts.values()), np.float64, len(lists)
         )
         idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
-        return QueryTerms(lists, idf * occurrences * _SCORE_UNITS, ends)
+        return QueryTerms(lists, idf * term_frequencies * _SCORE_UNITS, ends)
 
 
 class ImpactIndex(PostingsIndex):
@@ -297,7 +297,7 @@ class ImpactIndex(PostingsIndex):
         """
         super().__init__(file)
         if not self.file.layout.scale:
-            raise self.file.wrong_content_error("words, and not of weighted terms")
+            raise self.file.create_content_error("words, and not of weighted terms")
         self.defaults = dict(defaults)
 
     def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:

@@ -84,15 +84,15 @@ class SelectiveSearch:
         """Return ranges of optional lists that later queries will use, up to a megabyte."""
         ranges: Ranges = []
         remaining_bytes = _MAX_COMPLETED_BYTES
-        for (_, list_begin, list_end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
-            completed_end = self._completed_ends.get(list_begin, list_end)
+        for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
+            completed_end = self._completed_ends.get(begin, end)
             # the list is new, or was complete and then removed from the cache
-            if completed_end == list_end:
-                self._completed_ends[list_begin] = headers_end
+            if completed_end == end:
+                self._completed_ends[begin] = headers_end
                 continue
-            next_end = min(list_end, completed_end + remaining_bytes)
+            next_end = min(end, completed_end + remaining_bytes)
             remaining_bytes -= next_end - completed_end
-            self._completed_ends[list_begin] = next_end
+            self._completed_ends[begin] = next_end
             ranges.append((completed_end, next_end))
         return ranges
 
@@ -125,7 +125,7 @@ class SelectiveSearch:
             sums,
         )
         if n_rows == maxscore.DAMAGED:
-            raise file.damaged_error()
+            raise file.create_damage_error()
         if threshold <= optional_bound:
             return list(map(tuple, self._lists[:, 1:].tolist()))
         rows, sums = rows[:n_rows], sums[:n_rows]
@@ -158,7 +158,7 @@ class SelectiveSearch:
             rows,
         )
         if n_hits == maxscore.DAMAGED:
-            raise file.damaged_error()
+            raise file.create_damage_error()
         return n_hits
 
     def _choose_optional(self) -> npt.NDArray[np.bool_]:
@@ -182,22 +182,22 @@ class SelectiveSearch:
         Raises:
             InputError: the file is damaged.
         """
-        postings, begin, end = list_entry.tolist()
-        headers_bytes = HEADER_BYTES * -(-postings // BLOCK)
+        n_postings, begin, end = list_entry.tolist()
+        headers_bytes = HEADER_BYTES * -(-n_postings // BLOCK)
         if not 0 <= begin <= end - headers_bytes or end > self._file.layout.lists_bytes:
-            raise self._file.damaged_error()
+            raise self._file.create_damage_error()
         return self._file.lists[begin : begin + headers_bytes].view(_HEADER)
 
     def _list_blocks(self, headers: Sequence[npt.NDArray[np.void]]) -> Ranges:
         """Return the blocks of the optional lists that may contain candidates."""
         assert self._candidates is not None
         ranges: Ranges = []
-        for header, (_, list_begin, _) in zip(headers, self._lists[self.is_optional], strict=True):
-            blocks = np.unique(np.searchsorted(header["last_row"], self._candidates[0]))
-            blocks = blocks[blocks < len(header)]
-            block_ends = list_begin + header.nbytes + np.cumsum(header["bytes"], dtype=np.int64)
-            block_begins = block_ends[blocks] - header["bytes"][blocks]
-            ranges += zip(block_begins.tolist(), block_ends[blocks].tolist(), strict=True)
+        for header, (_, begin, _) in zip(headers, self._lists[self.is_optional], strict=True):
+            candidate_blocks = np.unique(np.searchsorted(header["last_row"], self._candidates[0]))
+            candidate_blocks = candidate_blocks[candidate_blocks < len(header)]
+            block_ends = begin + header.nbytes + np.cumsum(header["bytes"], dtype=np.int64)
+            block_begins = block_ends[candidate_blocks] - header["bytes"][candidate_blocks]
+            ranges += zip(block_begins.tolist(), block_ends[candidate_blocks].tolist(), strict=True)
         return ranges
 
 

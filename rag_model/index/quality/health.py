@@ -32,7 +32,7 @@ from rag_model.index.graphs.reach import ReachabilityTree
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats
 from rag_model.index.search import open_index
 
-FIT_VERSION = 4  # increased when the same vectors would give other measurements
+FIT_VERSION = 4  # version of the measurements: increased when the same vectors would give others
 SAMPLE_VECTORS = 4_096  # size of each sample: a mean is then exact to one percent
 _SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to a few percent
 
@@ -75,12 +75,12 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
 def find_common_rows(path: Path, others: Sequence[Path]) -> npt.NDArray[np.bool_]:
     """Return whether each row of a `.npy` file is in one of the others."""
     is_common = np.zeros(len(map_vectors(path)), np.bool_)
-    for other in others:
-        is_common |= find_equal_rows(path, other) >= 0
+    for other_path in others:
+        is_common |= find_equal_rows(path, other_path) >= 0
     return is_common
 
 
-def relative_error(original_vectors: Vectors, decoded_vectors: Vectors) -> float:
+def measure_error(original_vectors: Vectors, decoded_vectors: Vectors) -> float:
     """Return the mean of |x - y|^2 / |x|^2 over nonzero rows x of `original_vectors` and y of
     `decoded_vectors`.
     """
@@ -89,14 +89,14 @@ def relative_error(original_vectors: Vectors, decoded_vectors: Vectors) -> float
     return float((errors[norms > 0] / norms[norms > 0]).mean()) if norms.any() else 0.0
 
 
-def centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metric) -> float:
+def compute_centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metric) -> float:
     """Return the mean distance of vectors to their centroids, row by row.
 
-    For L2 it is `relative_error`. For inner product it is 1 - cosine, because centroids are then
+    For L2 it is `measure_error`. For inner product it is 1 - cosine, because centroids are then
     directions, independent of the vectors' norms.
     """
     if metric == "l2":
-        return relative_error(vectors, centroids)
+        return measure_error(vectors, centroids)
     lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1)
     products = np.einsum("ij,ij->i", vectors, centroids)  # (m, d), (m, d) -> (m,)
     return float((1 - products[lengths > 0] / lengths[lengths > 0]).mean()) if lengths.any() else 0.0
@@ -108,25 +108,25 @@ def compute_graph_stats(path: Path) -> GraphStats:
     Raises:
         InputError: the file is not an HNSW index.
     """
-    graph = GraphFile.open(path)
-    degrees = np.zeros(graph.width + 1, np.int64)
-    is_linked = np.zeros(graph.n, bool)
-    for first_node in range(0, graph.n, BLOCK):
-        nodes = np.arange(first_node, min(first_node + BLOCK, graph.n))
-        links = graph.bottom(nodes)
+    graph_file = GraphFile.open(path)
+    degrees = np.zeros(graph_file.width + 1, np.int64)
+    is_linked = np.zeros(graph_file.n, bool)
+    for first_node in range(0, graph_file.n, BLOCK):
+        nodes = np.arange(first_node, min(first_node + BLOCK, graph_file.n))
+        links = graph_file.read_links(nodes)
         # (m, 2M) -> (m,) -> (2M + 1,)
         degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
         is_linked[links[(links >= 0) & (links != nodes[:, None])]] = True
-    n_unreachable = len(ReachabilityTree(graph).find_unreachable()) if graph.n else 0
-    return GraphStats(tuple(degrees.tolist()), int(graph.n - is_linked.sum()), n_unreachable)
+    n_unreachable = len(ReachabilityTree(graph_file).find_unreachable()) if graph_file.n else 0
+    return GraphStats(tuple(degrees.tolist()), int(graph_file.n - is_linked.sum()), n_unreachable)
 
 
 def compute_list_stats(index: FaissIndex) -> ListStats:
     """Compute statistics of the inverted lists of an open index; holds 8 bytes per list."""
     sizes = _read_list_sizes(faiss.extract_index_ivf(index))
-    n_by_bucket = np.bincount([int(list_size).bit_length() for list_size in sizes])
+    lists_by_bucket = np.bincount([int(list_size).bit_length() for list_size in sizes])
     imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2
-    return ListStats(len(sizes), tuple(n_by_bucket.tolist()), int(sizes.max()), imbalance)
+    return ListStats(len(sizes), tuple(lists_by_bucket.tolist()), int(sizes.max()), imbalance)
 
 
 def measure_quantization_error(index: FaissIndex, vectors: VectorRows) -> float | None:
@@ -145,47 +145,47 @@ def measure_quantization_error(index: FaissIndex, vectors: VectorRows) -> float 
     n = int(index.ntotal)
     if n == 0:
         return None
-    lists = faiss.try_extract_index_ivf(index)
+    ivf_index = faiss.try_extract_index_ivf(index)
     positions = draw_rows(n, _SAMPLE_ROWS, seed=0)
-    if lists is None:
+    if ivf_index is None:
         vector_rows, decoded_vectors = positions, index.reconstruct_batch(positions)
-    elif isinstance(faiss.downcast_index(lists), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):
+    elif isinstance(faiss.downcast_index(ivf_index), faiss.IndexIVFRaBitQ | faiss.IndexIVFRaBitQFastScan):
         return None
     else:
-        vector_rows, decoded_vectors = _decode_at(index, lists, positions)
+        vector_rows, decoded_vectors = _decode_at(index, ivf_index, positions)
     if int(vector_rows.max()) >= vectors.n:
         raise InputError(
             f"the index holds id {vector_rows.max()} and there are {vectors.n} vectors: give those it was built from"
         )
     sorted_positions = np.argsort(vector_rows)
     original_vectors = vectors.read_rows(vector_rows[sorted_positions])
-    return relative_error(original_vectors, decoded_vectors[sorted_positions])  # both (m, d)
+    return measure_error(original_vectors, decoded_vectors[sorted_positions])  # both (m, d)
 
 
-def _decode_at(index: FaissIndex, lists: FaissIndex, positions: Rows) -> tuple[Rows, Vectors]:
+def _decode_at(index: FaissIndex, ivf_index: FaissIndex, positions: Rows) -> tuple[Rows, Vectors]:
     """Return the ids and the decoded vectors at `positions`, (m,), in the concatenated lists."""
-    list_sizes = _read_list_sizes(lists)
+    list_sizes = _read_list_sizes(ivf_index)
     list_ends = np.cumsum(list_sizes)
     list_numbers = np.searchsorted(list_ends, positions, side="right")
     offsets = positions - (list_ends - list_sizes)[list_numbers]
-    decoded_vectors = np.empty((len(positions), int(lists.d)), np.float32)
+    decoded_vectors = np.empty((len(positions), int(ivf_index.d)), np.float32)
     vector_rows = np.empty(len(positions), np.int64)
     for row_number, (list_number, offset) in enumerate(zip(list_numbers.tolist(), offsets.tolist(), strict=True)):
-        vector_rows[row_number] = lists.invlists.get_single_id(list_number, offset)
-        lists.reconstruct_from_offset(list_number, offset, faiss.swig_ptr(decoded_vectors[row_number]))
+        vector_rows[row_number] = ivf_index.invlists.get_single_id(list_number, offset)
+        ivf_index.reconstruct_from_offset(list_number, offset, faiss.swig_ptr(decoded_vectors[row_number]))
     return vector_rows, _reverse_transforms(index, decoded_vectors)
 
 
 def _reverse_transforms(index: FaissIndex, decoded_vectors: Vectors) -> Vectors:
     index = faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
     if isinstance(index, faiss.IndexPreTransform):
-        for step in reversed(range(index.chain.size())):
-            decoded_vectors = index.chain.at(step).reverse_transform(decoded_vectors)
+        for transform_number in reversed(range(index.chain.size())):
+            decoded_vectors = index.chain.at(transform_number).reverse_transform(decoded_vectors)
     return decoded_vectors
 
 
-def _read_list_sizes(lists: FaissIndex) -> npt.NDArray[np.int64]:
-    return np.array([lists.invlists.list_size(list_number) for list_number in range(lists.nlist)], np.int64)
+def _read_list_sizes(ivf_index: FaissIndex) -> npt.NDArray[np.int64]:
+    return np.array([ivf_index.invlists.list_size(list_number) for list_number in range(ivf_index.nlist)], np.int64)
 
 
 def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
@@ -203,6 +203,6 @@ def inspect_index(path: Path, vectors: VectorRows | None = None) -> IndexHealth:
     if vectors is not None and (vectors.n, vectors.dim) != (n, file.dim):
         raise InputError(f"{path} holds {n} x {file.dim} vectors, not {vectors.n} x {vectors.dim}: build it again")
     quantization_error = None if vectors is None else measure_quantization_error(file.faiss_index, vectors)
-    lists = compute_list_stats(file.faiss_index) if kind == "ivf" else None
+    list_stats = compute_list_stats(file.faiss_index) if kind == "ivf" else None
     del file  # an open graph holds 12 bytes per node, and its statistics are read from the file
-    return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, lists, quantization_error)
+    return IndexHealth(kind, n, compute_graph_stats(path) if kind == "hnsw" else None, list_stats, quantization_error)

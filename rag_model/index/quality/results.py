@@ -11,7 +11,7 @@ from rag_model.errors import UsageError
 from rag_model.index.factory import Structure
 from rag_model.index.files.engine import Rows, Vectors
 
-# Returns exact scores, (m, k), of rows, (m, k), for the queries with these numbers, (m,); -inf for
+# Takes (m,) numbers of queries and (m, k) rows for them; returns the (m, k) exact scores, -inf for
 # row -1.
 ExactScore = Callable[[Rows, Rows], Vectors]
 Recalls = npt.NDArray[np.float64]  # (q,): the recall of each query, in [0, 1]
@@ -88,7 +88,7 @@ def compute_recall(
     return recalls
 
 
-def percentile5(recalls: Recalls) -> float:
+def compute_p5(recalls: Recalls) -> float:
     """Return the fifth percentile, interpolated as `numpy.percentile` does."""
     return float(np.percentile(recalls, 5))
 

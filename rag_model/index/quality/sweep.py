@@ -11,8 +11,8 @@ from rag_model.index.quality.results import (
     ExactScore,
     OperatingPoint,
     Recalls,
+    compute_p5,
     compute_recall,
-    percentile5,
 )
 from rag_model.index.search import FaissFileIndex
 
@@ -73,7 +73,7 @@ def sweep_settings(
 
 
 def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
-    """Return settings with `efSearch` or `nprobe` from an eighth to twice of the index's own value.
+    """Return settings with `efSearch` or `nprobe` from an eighth to twice the index's own value.
 
     The cost of a search with these settings does not depend on the number of lists, unlike the
     cost with the largest values of `nprobe`.
@@ -89,7 +89,7 @@ def list_near_settings(index: FaissFileIndex, k: int) -> list[dict[str, int]]:
 
 def _list_default_values(index: FaissFileIndex, k: int) -> list[int]:
     minimum, maximum = (max(16, k), max(512, k)) if index.structure == "hnsw" else (1, min(index.lists, 1024))
-    powers = (1 << step for step in range(minimum.bit_length(), (maximum - 1).bit_length()))
+    powers = (1 << exponent for exponent in range(minimum.bit_length(), (maximum - 1).bit_length()))
     return list(dict.fromkeys([minimum, *powers, maximum]))
 
 
@@ -115,16 +115,16 @@ def measure_recalls(
     faiss.cvar.indexIVF_stats.reset()
     start_time = perf_counter()
     retrieved_rows = index.search(query_set.vectors, query_set.k, **parameters)[1]
-    run_seconds = [perf_counter() - start_time]
+    search_seconds = [perf_counter() - start_time]
     distances = _count_distances(index, n_queries) / n_queries + parameters.get("refine", 0) * query_set.k
-    while len(run_seconds) < min_runs or sum(run_seconds) < _MIN_SECONDS:
-        run_seconds.append(_time_search(index, query_set, parameters))
+    while len(search_seconds) < min_runs or sum(search_seconds) < _MIN_SECONDS:
+        search_seconds.append(_time_search(index, query_set, parameters))
     recalls = query_set.compute_recalls(retrieved_rows)
     point = OperatingPoint(
         setting=format_setting(parameters),
         recall_mean=float(recalls.mean()),
-        recall_p5=percentile5(recalls),
-        milliseconds=1000 * min(run_seconds) / n_queries,
+        recall_p5=compute_p5(recalls),
+        milliseconds=1000 * min(search_seconds) / n_queries,
         distances=distances,
     )
     return point, recalls

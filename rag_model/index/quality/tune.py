@@ -90,22 +90,22 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
         return TuningResult({}, mean_recall({}))
     grid = _build_grid(index, query_set.k)
     recall = cache(lambda factor, value: mean_recall(grid.search(factor, value)))
-    cost = partial(_estimate_cost, index, query_set.k)
+    estimate_cost = partial(_estimate_cost, index, query_set.k)
     first_setting = index.defaults.get("refine", 0), index.defaults.get(grid.name, grid.minimum)
-    best_setting = _find_cheapest(recall, grid, target, cost, first_setting)
+    best_setting = _find_cheapest(recall, grid, target, estimate_cost, first_setting)
     if best_setting is not None:
         return TuningResult(grid.search(*best_setting), recall(*best_setting))
     best_recall = max(
         recall(factor, width) for factor in grid.refine_factors for width in _double_up_to(grid.minimum, grid.maximum)
     )
-    best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, cost, first_setting)
+    best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, estimate_cost, first_setting)
     if best_setting is None:
         raise AssertionError("a setting reaches the best recall")
-    search = grid.search(*best_setting)
+    best_search = grid.search(*best_setting)
     return TuningResult(
-        search,
+        best_search,
         recall(*best_setting),
-        _explain_missed_target(index, query_set.k, target, search, recall(*best_setting), best_recall),
+        _explain_missed_target(index, query_set.k, target, best_search, recall(*best_setting), best_recall),
     )
 
 
@@ -134,22 +134,22 @@ def _find_cheapest(
     """
     best_setting: tuple[int, int] | None = None
     for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):
-        maximum = grid.maximum
+        max_value = grid.maximum
         if best_setting is not None:
             cost_per_value = cost((factor, 1)) - cost((factor, 0))
-            maximum = min(maximum, ceil((cost(best_setting) - cost((factor, 0))) / cost_per_value) - 1)
-            if maximum < grid.minimum or recall(factor, maximum) < target:
+            max_value = min(max_value, ceil((cost(best_setting) - cost((factor, 0))) / cost_per_value) - 1)
+            if max_value < grid.minimum or recall(factor, max_value) < target:
                 continue
-        smallest_value = _find_smallest(partial(recall, factor), grid.minimum, maximum, target, first_setting[1])
+        smallest_value = _find_smallest(partial(recall, factor), grid.minimum, max_value, target, first_setting[1])
         best_setting = best_setting if smallest_value is None else (factor, smallest_value)
     return best_setting
 
 
 def _estimate_cost(index: FaissFileIndex, k: int, setting: tuple[int, int]) -> float:
     """Return about how many codes a query reads; a vector of the refinement counts as 8 codes."""
-    refine_factor, parameter = setting
+    refine_factor, width = setting
     codes_per_value = _CODES_PER_CANDIDATE if index.structure == "hnsw" else index.n / max(1, index.lists)
-    return parameter * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
+    return width * codes_per_value + _CODES_PER_VECTOR * refine_factor * k
 
 
 def _double_up_to(minimum: int, maximum: int) -> list[int]:
@@ -235,10 +235,10 @@ def evaluate_index(
         query_vectors = sample_vectors(vectors, plan.n, plan.d, _count_affordable_queries(plan), plan.seed + 1)
     index, k = open_index(path), min(DEPTH, plan.n)
     query_set = VectorQuerySet.from_exact_search(ExactIndex(vectors, plan.metric), query_vectors, k)
-    search, note = dict(plan.search), ""
+    search_parameters, note = dict(plan.search), ""
     if plan.recall_target is not None:
         tuning = tune_search(index, query_set, plan.recall_target)
-        search, note = search | dict(tuning.search), tuning.note
+        search_parameters, note = search_parameters | dict(tuning.search), tuning.note
     points = tuple(sweep_settings(index, query_set))
     return IndexEvaluation(
         len(query_vectors),
@@ -246,7 +246,7 @@ def evaluate_index(
         k,
         points,
         inspect_index(path, VectorFiles(vectors)).metrics(),
-        search,
+        search_parameters,
         note,
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rag_model.errors import InputError, ResourceError, UsageError
-from rag_model.index.factory import largest_divisor
+from rag_model.index.factory import find_largest_divisor
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Vectors, faiss
 from rag_model.index.files.tensors import TensorStream, read_tensors, write_tensors
@@ -50,7 +50,7 @@ def check_float_array(array: npt.NDArray[Any], n_axes: int) -> None:
         raise ValueError("not the array of a codec")
 
 
-def ideal_centroid_count(n_tokens: int) -> int:
+def compute_ideal_centroid_count(n_tokens: int) -> int:
     """Return 2^floor(log2(16 sqrt n)), the number of centroids for n tokens.
 
     Source: Santhanam et al. 2022 (ColBERTv2), section 3.3, and its code,
@@ -59,19 +59,19 @@ def ideal_centroid_count(n_tokens: int) -> int:
     return 1 << int(log2(16 * max(1, n_tokens) ** 0.5))
 
 
-def sample_size(n_tokens: int) -> int:
+def choose_sample_size(n_tokens: int) -> int:
     """Return the number of tokens to train with: enough for all centroids, at most half a million
     (256 MB).
     """
-    return min(n_tokens, max(1 << 16, min(1 << 19, POINTS_PER_LIST * ideal_centroid_count(n_tokens))))
+    return min(n_tokens, max(1 << 16, min(1 << 19, POINTS_PER_LIST * compute_ideal_centroid_count(n_tokens))))
 
 
-def centroid_count(n_tokens: int, n_samples: int) -> int:
+def choose_centroid_count(n_tokens: int, n_samples: int) -> int:
     """Return the ideal number of centroids, or the largest power of two that the sample can train
     if that is less.
     """
     max_count = max(1, n_samples // POINTS_PER_LIST)
-    return min(ideal_centroid_count(n_tokens), 1 << (max_count.bit_length() - 1))
+    return min(compute_ideal_centroid_count(n_tokens), 1 << (max_count.bit_length() - 1))
 
 
 def train_centroids(sample: Vectors, count: int, seed: int) -> Vectors:
@@ -108,8 +108,8 @@ def assign_centroids(centroids: Vectors, vectors: Vectors) -> CentroidIds:
 
 def normalize(vectors: Vectors) -> Vectors:
     """Return vectors scaled to length 1."""
-    lengths = np.sqrt(np.einsum("td,td->t", vectors, vectors))[:, None]
-    unit_vectors: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+    norms = np.sqrt(np.einsum("td,td->t", vectors, vectors))[:, None]
+    unit_vectors: Vectors = vectors / np.maximum(norms, np.float32(1e-12))
     return unit_vectors
 
 
@@ -317,21 +317,21 @@ def parse_codec_factory(factory: str, d: int | None = None) -> CodecFormat:
         if codec_format.bits not in _BITS or (d is not None and d * codec_format.bits % 8):
             raise UsageError(f"{factory} does not fill bytes: use 1, 2, 4 or 8 bits, and a multiple of 8 dimensions")
         return codec_format
-    pieces = int(match["pieces"] or (largest_divisor(d, d // 4) or 1 if d else 0))
-    codec_format = CodecFormat(pieces=pieces, piece_bits=4 if match["narrow"] else 8)
+    n_pieces = int(match["pieces"] or (find_largest_divisor(d, d // 4) or 1 if d else 0))
+    codec_format = CodecFormat(pieces=n_pieces, piece_bits=4 if match["narrow"] else 8)
     if match["pieces"] and (
-        pieces < 1 or (d is not None and d % pieces) or (codec_format.piece_bits == 4 and pieces % 2)
+        n_pieces < 1 or (d is not None and d % n_pieces) or (codec_format.piece_bits == 4 and n_pieces % 2)
     ):
-        raise UsageError(f"{factory} cannot cut {d or 'the'} dimensions into {pieces} pieces: use a divisor of them")
+        raise UsageError(f"{factory} cannot cut {d or 'the'} dimensions into {n_pieces} pieces: use a divisor of them")
     return codec_format
 
 
 def write_codec(codec: Codec, path: Path) -> None:
     """Write a trained codec to a small file, which all workers read."""
-    write_tensors(path, codec_streams(codec), {"codec": type(codec).__name__})
+    write_tensors(path, list_codec_streams(codec), {"codec": type(codec).__name__})
 
 
-def codec_streams(codec: Codec) -> list[TensorStream]:
+def list_codec_streams(codec: Codec) -> list[TensorStream]:
     """Return the arrays of a codec as tensors to write."""
     return [TensorStream(name, array.dtype, array.shape, [array]) for name, array in codec.arrays().items()]
 
@@ -343,16 +343,16 @@ def read_codec(path: Path) -> Codec:
         InputError: the file is missing or damaged, or does not contain a codec.
     """
     arrays, metadata = read_tensors(path, mmap=False)
-    return codec_from_arrays(arrays, metadata, path)
+    return create_codec(arrays, metadata, path)
 
 
-def codec_from_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str], path: Path) -> Codec:
+def create_codec(arrays: Mapping[str, Array], metadata: Mapping[str, str], path: Path) -> Codec:
     """Create a codec from the arrays and the metadata of a file.
 
     Raises:
         InputError: the arrays do not describe a codec.
     """
-    codec_by_name = {kind.__name__: kind for kind in (ResidualBits, ResidualProducts)}
+    codec_by_name = {codec.__name__: codec for codec in (ResidualBits, ResidualProducts)}
     try:
         return codec_by_name[metadata["codec"]].from_arrays(arrays)
     except (KeyError, ValueError, TypeError, IndexError) as error:

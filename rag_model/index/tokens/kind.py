@@ -39,12 +39,12 @@ from rag_model.index.quality.results import (
 from rag_model.index.recipe import IndexRecipe, check_search_parameters
 from rag_model.index.tokens.codec import (
     Codec,
-    centroid_count,
-    codec_streams,
+    choose_centroid_count,
+    choose_sample_size,
     is_token_factory,
+    list_codec_streams,
     parse_codec_factory,
     read_codec,
-    sample_size,
     train_centroids,
     write_codec,
 )
@@ -79,8 +79,8 @@ class TokenRows:
         self.dim = self._files[0].dim if dim is None else dim
         for file in self._files:
             if file.dim != self.dim:
-                reason = f"{file.path} has {file.dim} dimensions, not {self.dim}"
-                raise InputError(f"{reason}: encode all parts with one encoder")
+                mismatch = f"{file.path} has {file.dim} dimensions, not {self.dim}"
+                raise InputError(f"{mismatch}: encode all parts with one encoder")
         self._partition = Partition(file.n for file in self._files)
         self.n = self._partition.n
         self.lengths = np.concatenate([file.lengths for file in self._files])
@@ -123,7 +123,7 @@ class TokenPlan(IndexPlan):
         return {**IndexPlan.entry(self), "d": self.d}
 
 
-def reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
+def compute_reconstruction_loss(codec: Codec, vectors: Vectors) -> float:
     """Return the mean squared distance of (t, d) unit vectors from their reconstructions."""
     sample = vectors[:: max(1, len(vectors) // 8192)]
     return round(float(np.square(sample - codec.decode(*codec.encode(sample))).sum(axis=1).mean()), 6)
@@ -181,25 +181,25 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def train(self, plan: TokenPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids and codes with a sample of the tokens."""
         token_rows = TokenRows(rows, plan.d)
-        n_samples = plan.train_sample or sample_size(token_rows.tokens)
+        n_samples = plan.train_sample or choose_sample_size(token_rows.tokens)
         sample = token_rows.sample(n_samples, plan.seed)
-        centroid_vectors = train_centroids(sample, centroid_count(token_rows.tokens, len(sample)), plan.seed)
+        centroid_vectors = train_centroids(sample, choose_centroid_count(token_rows.tokens, len(sample)), plan.seed)
         codec = parse_codec_factory(plan.factory, plan.d).train(sample, centroid_vectors)
         write_codec(codec, out)
         return {
-            "losses": {"codes": reconstruction_loss(codec, sample)},
+            "losses": {"codes": compute_reconstruction_loss(codec, sample)},
             "tokens": token_rows.tokens,
             "centroids": len(centroid_vectors),
         }
 
     def scatter(self, plan: TokenPlan, trained: Path, rows: Path, number: int, out: Path) -> IndexStats:
         """Encode a part."""
-        codec, part_rows = read_codec(trained), TokenRows([rows], plan.d)
-        blocks = [codec.encode(block.vectors) for block in part_rows.blocks()]
-        no_codes = codec.encode(np.empty((0, plan.d), np.float32))
-        ids, codes = (np.concatenate(arrays) for arrays in zip(no_codes, *blocks, strict=True))
-        write_piece(out, compute_stamp(plan, trained, "tokens", number), [part_rows.lengths, ids, codes])
-        return {"rows": part_rows.n, "tokens": part_rows.tokens}
+        codec, part_tokens = read_codec(trained), TokenRows([rows], plan.d)
+        blocks = [codec.encode(token_block.vectors) for token_block in part_tokens.blocks()]
+        empty_codes = codec.encode(np.empty((0, plan.d), np.float32))
+        ids, codes = (np.concatenate(arrays) for arrays in zip(empty_codes, *blocks, strict=True))
+        write_piece(out, compute_stamp(plan, trained, "tokens", number), [part_tokens.lengths, ids, codes])
+        return {"rows": part_tokens.n, "tokens": part_tokens.tokens}
 
     def merge(
         self,
@@ -230,13 +230,13 @@ class TokenKind(UnshardedKind[TokenPlan]):
                 TensorStream("codes", np.dtype(np.uint8), (n_tokens, codec.width), _iter_blocks(pieces, _CODES)),
             ]
             write_tensors(
-                out, [*codec_streams(codec), *streams], {"codec": type(codec).__name__, "factory": plan.factory}
+                out, [*list_codec_streams(codec), *streams], {"codec": type(codec).__name__, "factory": plan.factory}
             )
         return {"rows": len(offsets) - 1, "tokens": n_tokens}
 
     def losses(self, plan: TokenPlan, trained: Path, vectors: Vectors) -> dict[str, float]:
         """Return the mean squared distance of token vectors from their reconstructions."""
-        return {"codes": reconstruction_loss(read_codec(trained), vectors)}
+        return {"codes": compute_reconstruction_loss(read_codec(trained), vectors)}
 
     def fit(
         self,
@@ -288,9 +288,9 @@ class TokenKind(UnshardedKind[TokenPlan]):
     def estimate(self, plan: TokenPlan, part_rows: int | None = None) -> ResourceEstimate:
         """Estimate the resources of a build, with 120 tokens per passage."""
         n_tokens = plan.n * TOKENS_PER_PASSAGE
-        n_samples = plan.train_sample or sample_size(n_tokens)
-        token_bytes = bytes_per_token(plan)
-        centroid_bytes = 4 * plan.d * centroid_count(n_tokens, n_samples)
+        n_samples = plan.train_sample or choose_sample_size(n_tokens)
+        token_bytes = count_bytes_per_token(plan)
+        centroid_bytes = 4 * plan.d * choose_centroid_count(n_tokens, n_samples)
         size = n_tokens * token_bytes + 8 * plan.n + centroid_bytes
         part_bytes = min(plan.n, part_rows or _DEFAULT_PART_ROWS) * TOKENS_PER_PASSAGE * token_bytes
         bytes_by_stage = {
@@ -298,28 +298,28 @@ class TokenKind(UnshardedKind[TokenPlan]):
             "scatter": 2 * part_bytes + centroid_bytes + (64 << 20),
             "merge": 32 << 20,
         }
-        memory_by_stage = {stage: round(amount) + PROCESS_BYTES for stage, amount in bytes_by_stage.items()}
+        memory_by_stage = {stage: round(data_bytes) + PROCESS_BYTES for stage, data_bytes in bytes_by_stage.items()}
         return ResourceEstimate(memory_by_stage, size + PROCESS_BYTES, size, 3 * size)
 
     def seconds(self, plan: TokenPlan, stage: str, rows: int, size: int, *, inherited: bool = False) -> float:
         """Estimate the seconds that a task of a stage takes on one core."""
         n_tokens = plan.n * TOKENS_PER_PASSAGE
-        n_samples = plan.train_sample or sample_size(n_tokens)
-        n_centroids = centroid_count(n_tokens, n_samples)
+        n_samples = plan.train_sample or choose_sample_size(n_tokens)
+        n_centroids = choose_centroid_count(n_tokens, n_samples)
         if stage == "train":
             return 1 if inherited else 1 + 2.0 * _KMEANS_ROUNDS * n_samples * n_centroids * plan.d / _MULTIPLY_RATE
         if stage == "scatter":
             return size / (2 * plan.d) * (n_centroids + 256) * plan.d / _MULTIPLY_RATE
-        return n_tokens * bytes_per_token(plan) / _MERGE_RATE
+        return n_tokens * count_bytes_per_token(plan) / _MERGE_RATE
 
 
-def bytes_per_token(plan: TokenPlan) -> int:
+def count_bytes_per_token(plan: TokenPlan) -> int:
     """Return the bytes per token in the index file: the centroid id, and the code of the
     residual.
     """
     n_tokens = plan.n * TOKENS_PER_PASSAGE
-    n_samples = plan.train_sample or sample_size(n_tokens)
-    has_wide_ids = centroid_count(n_tokens, n_samples) > 1 << 16
+    n_samples = plan.train_sample or choose_sample_size(n_tokens)
+    has_wide_ids = choose_centroid_count(n_tokens, n_samples) > 1 << 16
     return (4 if has_wide_ids else 2) + parse_codec_factory(plan.factory, plan.d).width(plan.d)
 
 

@@ -23,9 +23,9 @@ from rag_model.index.exact_search import select_top_k
 from rag_model.index.files.engine import Rows, Vectors
 from rag_model.index.files.tensors import Array, read_tensors
 from rag_model.index.recipe import check_search_parameters
-from rag_model.index.tokens.codec import Codec, codec_from_arrays
+from rag_model.index.tokens.codec import Codec, create_codec
 
-_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # 2 MB of similarities
+_TILE_VALUES, _MIN_TILE_TOKENS = 1 << 19, 1 << 9  # similarities in a tile: 2 MB
 _BLOCK = 1 << 16  # tokens decoded at a time: 32 MB at 128 dimensions
 _QUERIES_PER_BLOCK = 32  # queries for which a block is decoded once
 
@@ -46,11 +46,11 @@ def maxsim(queries: Vectors, vectors: Vectors, offsets: Offsets) -> Vectors:
     tile_tokens = max(_MIN_TILE_TOKENS, _TILE_VALUES // max(1, len(query_tokens)))
     for tile in iter_token_blocks(lengths[non_empty], tile_tokens):
         passages = non_empty[tile]
-        first, end = offsets[passages[0]], offsets[passages[-1] + 1]
-        similarities = query_tokens @ vectors[first:end].T  # (q l, d) @ (d, t) -> (q l, t)
+        start, end = offsets[passages[0]], offsets[passages[-1] + 1]
+        similarities = query_tokens @ vectors[start:end].T  # (q l, d) @ (d, t) -> (q l, t)
         # Reducing along rows takes a fifth of the time of reducing along columns.
         # (q l, t) -> (q l, m)
-        max_similarities = np.maximum.reduceat(similarities, offsets[passages] - first, axis=1)
+        max_similarities = np.maximum.reduceat(similarities, offsets[passages] - start, axis=1)
         # (q, l, m) -> (q, m)
         scores[:, passages] = max_similarities.reshape(q, query_length, len(passages)).sum(axis=1)
     return scores
@@ -85,7 +85,7 @@ class TokenIndexFile:
             InputError: the file is missing, truncated, damaged, or not a token-vector index.
         """
         arrays, metadata = read_tensors(path, mmap=mmap)
-        codec = codec_from_arrays(arrays, metadata, path)
+        codec = create_codec(arrays, metadata, path)
         try:
             offsets, ids, codes = (arrays[name] for name in ("offsets", "ids", "codes"))
             is_consistent = offsets.ndim == ids.ndim == 1 and codes.shape == (len(ids), codec.width)
@@ -113,8 +113,8 @@ class TokenIndexFile:
             raise UsageError(f"k is {k} but the index holds {format_count(self.n, 'passage')}: ask for 1 to {self.n}")
         scores, hit_rows = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
         for first_query in range(0, len(queries), _QUERIES_PER_BLOCK):
-            block = slice(first_query, first_query + _QUERIES_PER_BLOCK)
-            scores[block], hit_rows[block] = self._search_block(queries[block], k)
+            block_slice = slice(first_query, first_query + _QUERIES_PER_BLOCK)
+            scores[block_slice], hit_rows[block_slice] = self._search_block(queries[block_slice], k)
         return scores, hit_rows
 
     def score(self, query: Vectors, rows: Rows) -> Vectors:
@@ -128,10 +128,10 @@ class TokenIndexFile:
         self._check_queries(query[None])
         order = np.argsort(rows, kind="stable")  # codes are read in the order of the file
         scores = np.empty(len(rows), np.float32)
-        for block in self._iter_blocks(rows[order]):
-            tokens = self.decode(rows[order][block])
+        for block_slice in self._iter_blocks(rows[order]):
+            tokens = self.decode(rows[order][block_slice])
             # (1, m) -> (m,)
-            scores[order[block]] = maxsim(query[None], tokens.vectors, tokens.offsets)[0]
+            scores[order[block_slice]] = maxsim(query[None], tokens.vectors, tokens.offsets)[0]
         return scores
 
     def decode(self, rows: Rows) -> TokenVectors:
@@ -150,8 +150,8 @@ class TokenIndexFile:
 
     def _search_block(self, queries: Vectors, k: int) -> tuple[Vectors, Rows]:
         scores, best_rows = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
-        for block in self._iter_blocks(np.arange(self.n)):
-            block_rows = np.arange(block.start, block.stop)
+        for block_slice in self._iter_blocks(np.arange(self.n)):
+            block_rows = np.arange(block_slice.start, block_slice.stop)
             tokens = self.decode(block_rows)
             block_scores = maxsim(queries, tokens.vectors, tokens.offsets)  # (q, m)
             candidates = (

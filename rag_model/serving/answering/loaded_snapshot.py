@@ -38,7 +38,7 @@ from rag_model.retrieve.factory import (
     plan_retriever,
 )
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.indexes import can_read_by_ranges, representation_kind
+from rag_model.retrieve.indexes import can_read_by_ranges, get_representation_type
 from rag_model.retrieve.models import PairScorerCache
 from rag_model.retrieve.retriever import Queries, SnapshotRetriever
 from rag_model.serving.answering.served_model import ServedModel, SharedQuestionEncoder
@@ -630,7 +630,7 @@ def explain_retriever(snapshot: Snapshot, expression: str) -> str:
         children = [str(child) for child in tree.arguments if isinstance(child, Word | Call)]
         children = children[:1] if tree.name in ("rerank", "maxsim", "where") else children
         return _EXPLANATION_BY_FUNCTION[tree.name].format(" and ".join(children))
-    name = tree.name if isinstance(tree, Call) else tree.with_depth()[0]
+    name = tree.name if isinstance(tree, Call) else tree.split_depth()[0]
     index_entry = indexes.get(name, {})
     kind = index_entry.get("kind", name) if isinstance(index_entry, dict) else name
     explanation = _EXPLANATION_BY_KIND.get(kind, f"by an index of the kind {kind}")
@@ -662,7 +662,7 @@ def _can_read_by_ranges(snapshot: Snapshot, expression: str) -> bool:
 
 
 def _takes_text(snapshot: Snapshot, name: str) -> bool:
-    return representation_kind(snapshot, name) == "text"
+    return get_representation_type(snapshot, name) == "text"
 
 
 def _list_resource_files(

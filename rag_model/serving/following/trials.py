@@ -35,7 +35,7 @@ from rag_model.index.files.engine import Vectors
 from rag_model.index.kind import RepresentationType
 from rag_model.process import ChildDiedError, run_in_child, serve_call
 from rag_model.reading.reader import ReaderName
-from rag_model.retrieve.indexes import index_files, open_index, representation_kind
+from rag_model.retrieve.indexes import get_index_files, get_representation_type, open_index
 from rag_model.store.versions.manifest import TEXT, Content, question_encoder_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.untrusted_text import parse_json
@@ -170,10 +170,10 @@ def _search_indexes(arguments: Any) -> None:
 
 def _search_index(snapshot: Snapshot, name: str) -> None:
     index = open_index(snapshot, name)
-    queries = _TRIAL_QUERIES[representation_kind(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
+    queries = _TRIAL_QUERIES[get_representation_type(snapshot, name)](snapshot, name, index, np.random.default_rng(0))
     hit_rows = index.search(queries, min(_K, index.n))[1]
     if hit_rows.max(initial=-1) >= snapshot.n:
-        raise InputError(f"{index_files(snapshot, name).index} is damaged: it returns unknown rows")
+        raise InputError(f"{get_index_files(snapshot, name).index} is damaged: it returns unknown rows")
 
 
 def _read_queries(snapshot: Snapshot, name: str, index: Any, generator: np.random.Generator) -> list[str]:

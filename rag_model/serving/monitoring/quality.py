@@ -36,10 +36,10 @@ from rag_model.evaluation.answers.collapse import CollapseStats, measure_collaps
 from rag_model.index.exact_search import ExactIndex, select_top_k
 from rag_model.index.files.engine import Metric, Rows, Vectors
 from rag_model.index.kind import PruningIndex
-from rag_model.index.quality.results import Recalls, compute_recall, percentile5
+from rag_model.index.quality.results import Recalls, compute_p5, compute_recall
 from rag_model.reading.answer import Answer
 from rag_model.retrieve.hits import Hit
-from rag_model.retrieve.indexes import open_index, representation_kind
+from rag_model.retrieve.indexes import get_representation_type, open_index
 from rag_model.serving.runtime import SupervisedThread, set_lowest_priority
 from rag_model.store.versions.manifest import embeddings_path
 from rag_model.store.versions.snapshot import Snapshot
@@ -87,7 +87,7 @@ def open_ground_truth(snapshot: Snapshot, index: str, parameters: Mapping[str, A
         parameters: Search parameters that replace those of the snapshot.
     """
     try:
-        if representation_kind(snapshot, index) == "vectors":
+        if get_representation_type(snapshot, index) == "vectors":
             return ExactVectorSearch.from_snapshot(snapshot, index)
         index_reader = open_index(snapshot, index)
     except BookwheelError:
@@ -355,7 +355,7 @@ class SlidingWindows:
         if len(self._recalls) < self.settings.min_samples:
             return QualityMetrics(collapse_by_verb, drift=self.drift)
         recalls = np.array(self._recalls)
-        return QualityMetrics(collapse_by_verb, float(recalls.mean()), percentile5(recalls), self.drift)
+        return QualityMetrics(collapse_by_verb, float(recalls.mean()), compute_p5(recalls), self.drift)
 
     def _add_to_window(self, window: OrderedDict[bytes, _Value], question: str, sample: _Value) -> None:
         question_digest = blake2b(question.encode(errors="replace"), digest_size=16).digest()

@@ -21,7 +21,7 @@ from rag_model.encoders.encoder import Vectors
 from rag_model.encoders.space import Space
 from rag_model.errors import UsageError
 from rag_model.evaluation.matching import AnswerMatcher
-from rag_model.retrieve.dense import inner_products
+from rag_model.retrieve.dense import compute_inner_products
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.retrieve.retriever import Queries, QuestionEncoder
@@ -136,7 +136,8 @@ class PassageMemory:
         hit_lists = self._retriever.search_queries(Queries.from_vectors(questions, self._encoder, query_vectors), k)
         hits = [self._pad_hits(query_hits, k) for query_hits in hit_lists]
         vectors = self.fetch_vectors(_list_hit_rows(hits))
-        products = inner_products(vectors, query_vectors).tolist()  # (b, k, d), (b, d) -> (b, k)
+        # (b, k, d), (b, d) -> (b, k)
+        products = compute_inner_products(vectors, query_vectors).tolist()
         return RetrievedBatch(
             [_add_products(*hits_and_products) for hits_and_products in zip(hits, products, strict=True)], vectors
         )

@@ -26,7 +26,7 @@ from rag_model.index.postings.impact import KIND
 from rag_model.index.postings.search import ImpactIndex
 from rag_model.index.recipe import IndexRecipe
 from rag_model.process import temporary_folder
-from rag_model.retrieve.indexes import open_index, representation_kind
+from rag_model.retrieve.indexes import get_representation_type, open_index
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.versions.manifest import TEXT
 from rag_model.store.versions.snapshot import Snapshot
@@ -84,7 +84,7 @@ def find_bag_index(snapshot: Snapshot, folder: Path) -> str | None:
     for name in content.indexes:
         space = (
             content.space_of(content.representation_of(name))
-            if representation_kind(snapshot, name) == "sparse"
+            if get_representation_type(snapshot, name) == "sparse"
             else None
         )
         if space and space["pooling"] == BAG_POOLING and Space.from_json(space).accepts_queries_of(expected_space):

@@ -350,7 +350,7 @@ class RagTask:
         """
         if self._recipe.weighed_by == "scores":
             return torch.tensor([[hit.score for hit in hits] for hits in retrieval.hits]).to(question_vectors)
-        # sums like `retrieve.dense.inner_products`
+        # sums like `retrieve.dense.compute_inner_products`
         vectors = self._get_passage_vectors(retrieval).to(question_vectors)
         # (b, k, d) * (b, 1, d) -> (b, k)
         return (vectors * question_vectors[:, None]).sum(-1, dtype=torch.float64).to(question_vectors)

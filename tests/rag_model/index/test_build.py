@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rag_model.errors import ResourceError, UsageError
-from rag_model.index.build import build_index, install_index, kept_rows_path
+from rag_model.index.build import build_index, get_kept_rows_path, install_index
 from rag_model.index.recipe import IndexRecipe
 
 VECTORS = np.random.default_rng(3).standard_normal((600, 16)).astype(np.float32)
@@ -29,11 +29,11 @@ def test_rows_file_exists_only_if_rows_were_dropped(tmp_path: Path) -> None:
     holed[[3, 77]] = np.inf
     np.save(tmp_path / "holed.npy", holed)
     build_index([tmp_path / "holed.npy"], out, IndexRecipe("Flat", "l2"), invalid="drop")
-    rows = np.load(kept_rows_path(out))
+    rows = np.load(get_kept_rows_path(out))
     assert faiss.read_index(str(out)).ntotal == len(rows) == 598
     np.testing.assert_array_equal(rows, np.delete(np.arange(600), [3, 77]))
     build_index(VECTORS, out, IndexRecipe("Flat", "l2"))
-    assert not kept_rows_path(out).exists()
+    assert not get_kept_rows_path(out).exists()
 
 
 def test_refinement_by_outside_vectors_is_refused(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.index.factory import (
     check_dimensions,
-    largest_divisor,
+    find_largest_divisor,
+    get_structure,
     parse_factory,
-    structure_of,
     without_vector_refinement,
 )
 from rag_model.index.files.engine import faiss
@@ -31,7 +31,7 @@ from rag_model.index.files.engine import faiss
     ],
 )
 def test_kinds(text: str, kind: str) -> None:
-    assert structure_of(text) == kind
+    assert get_structure(text) == kind
 
 
 @pytest.mark.parametrize(
@@ -106,5 +106,5 @@ def test_vector_refinement_is_removed_for_faiss() -> None:
 
 
 def test_divisor_of_a_prime_is_one() -> None:
-    assert largest_divisor(97, 24) == 1
-    assert largest_divisor(4, 100) == 4
+    assert find_largest_divisor(97, 24) == 1
+    assert find_largest_divisor(4, 100) == 4

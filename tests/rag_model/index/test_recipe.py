@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rag_model.errors import InputError, UsageError
 from rag_model.index.factory import check_dimensions, parse_factory
 from rag_model.index.files.engine import faiss
-from rag_model.index.recipe import IndexRecipe, count_lists, default_search, resolve
+from rag_model.index.recipe import IndexRecipe, choose_search, count_lists, resolve
 
 TEMPLATES = [
     "HNSW",
@@ -67,7 +67,7 @@ def test_resolve_keeps_given_numbers() -> None:
 def test_refinement_has_a_search_parameter() -> None:
     plan = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)"), 5000, 384)
     assert plan.factory == "IVF128,PQ96np,Refine(SQfp16)"
-    assert plan.search == {"nprobe": 128, "refine": 10} == default_search(plan.factory)
+    assert plan.search == {"nprobe": 128, "refine": 10} == choose_search(plan.factory)
     asked = resolve(IndexRecipe("IVF,PQ,Refine(SQfp16)", search={"refine": 7}), 5000, 384)
     assert asked.search == {"nprobe": 128, "refine": 7}
     with pytest.raises(UsageError, match="refine is not a search parameter of this index: it takes nprobe"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.corpus.records import Passage
-from rag_model.retrieve.attribution import UNKNOWN, Attribution, find_licence, script_url
+from rag_model.retrieve.attribution import UNKNOWN, Attribution, find_licence, find_script_url
 
 PASSAGE = Passage("12-0", "12", 99, "Anarchism", "", "text", 0, 1, "ab")
 ENWIKI = {"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0"}
@@ -41,7 +41,7 @@ def test_wikipedia_gets_what_its_licence_asks_for() -> None:
     ],
 )
 def test_the_script_of_a_wiki_is_not_guessed(base: str, script: str) -> None:
-    assert script_url(base) == script
+    assert find_script_url(base) == script
 
 
 @pytest.mark.parametrize(
@@ -85,5 +85,5 @@ def test_other_sources_have_no_address() -> None:
 
 @given(st.sampled_from(["http", "https", "javascript", "data", "ftp", ""]), st.text())
 def test_only_web_addresses_come_out(scheme: str, rest: str) -> None:
-    script = script_url(f"{scheme}:{rest}")
+    script = find_script_url(f"{scheme}:{rest}")
     assert script == "" or script.startswith(("https://", "http://"))

@@ -32,10 +32,10 @@ def test_an_expression_is_read_and_spelt_in_one_way(text: str, spelt: str) -> No
 def test_depths_belong_to_legs() -> None:
     leg, call = parse("hnsw:100"), parse("rrf(a, b):7")
     assert isinstance(leg, Word)
-    assert leg.with_depth() == ("hnsw", 100)
+    assert leg.split_depth() == ("hnsw", 100)
     assert isinstance(call, Call)
     assert call.depth == 7
-    assert [argument.with_depth() for argument in call.arguments if isinstance(argument, Word)] == [
+    assert [argument.split_depth() for argument in call.arguments if isinstance(argument, Word)] == [
         ("a", None),
         ("b", None),
     ]
@@ -80,7 +80,7 @@ def test_a_depth_below_one_is_refused() -> None:
     word = parse("hnsw:-5")
     assert isinstance(word, Word)
     with pytest.raises(UsageError, match="the depth of 'hnsw' is -5 passages: give at least 1"):
-        word.with_depth()
+        word.split_depth()
 
 
 def test_calls_nest_as_deep_as_is_said() -> None:

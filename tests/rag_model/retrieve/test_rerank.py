@@ -37,7 +37,7 @@ class Ring:
 
     name = "ring"
 
-    def bottom(self, nodes: Rows) -> np.ndarray:
+    def read_links(self, nodes: Rows) -> np.ndarray:
         near = nodes[:, None] + np.arange(1, 5)
         return np.where(near < N, near, -1).astype(np.int32)
 

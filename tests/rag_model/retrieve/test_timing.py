@@ -34,7 +34,7 @@ def test_every_stage_is_seen_once_parts_before_the_whole(snapshot: Snapshot, enc
     for stage, step in zip(watch.stages, [*found.iter_lists()], strict=False):
         assert np.array_equal(stage.ranked.rows, step.rows)
     assert all(stage.encoders == (encoder,) for stage in watch.stages)
-    assert asked.seconds_of(encoder) == asked.encoding_seconds
+    assert asked.get_encoding_seconds(encoder) == asked.encoding_seconds
     assert list(whole.files) == sorted(str(path) for path in cross.iterdir())
     assert all(stage.seconds > 0 for stage in watch.stages)
     assert asked.encoding_seconds > 0

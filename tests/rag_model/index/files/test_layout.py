@@ -200,4 +200,4 @@ def test_node_outside_the_graph_is_refused(tmp_path: Path) -> None:
     graph = GraphFile.open(path)
     for node in (600, -1):
         with pytest.raises(InputError, match=f"node {node} is not in a graph of 600 nodes"):
-            graph.bottom(np.array([0, node]))
+            graph.read_links(np.array([0, node]))

@@ -29,7 +29,7 @@ from rag_model.index.graphs.graph import (
 from rag_model.index.graphs.graph_file import GraphFile
 from rag_model.index.graphs.kind import KIND
 from rag_model.index.graphs.reach import ReachabilityTree, link_unreachable_nodes
-from rag_model.index.graphs.stitch import Shard
+from rag_model.index.graphs.stitch import CellShard
 from rag_model.index.quality.sweep import VectorQuerySet, sweep_settings
 from rag_model.index.recipe import MERGE_THREADS, IndexRecipe, resolve
 from rag_model.index.search import open_index
@@ -124,9 +124,9 @@ def test_unreachable_nodes_are_linked_and_none_lost(make_vectors: Make, write_pa
     index.add(vectors)
     faiss.write_index(index, str(path))
     graph, everyone = GraphFile.open(path, writable=True), np.arange(800)
-    links = graph.bottom(everyone)
+    links = graph.read_links(everyone)
     links[np.isin(links, np.arange(100, 140))] = -1
-    graph.set_bottom(everyone, -np.sort(-links, axis=1))  # empty slots last, as faiss wants them
+    graph.write_links(everyone, -np.sort(-links, axis=1))  # empty slots last, as faiss wants them
     before = ReachabilityTree(graph).find_unreachable()
     assert set(range(100, 140)) <= set(before)
     assert link_unreachable_nodes(path, VectorFiles(write_parts(vectors))) == len(before)
@@ -313,7 +313,7 @@ def test_merged_cells_are_as_good_as_new_ones_at_equal_distances(
     (tmp_path / "work").mkdir()
     run_stages(old_plan, parts, tmp_path / "old", tmp_path / "work")
     trained = tmp_path / "work" / "trained"
-    cells, _ = hnsw._load_trained(old_plan, trained)
+    cells, _ = hnsw._load_trained_file(old_plan, trained)
     own = cells.assign("ip", vectors)[0]
     sizes = np.bincount(own)
     left = vectors[(own != sizes.argmax()) & (own != 0) & (np.random.default_rng(1).random(6000) < 0.5)]
@@ -478,7 +478,7 @@ def test_a_cell_whose_graph_is_worse_than_built_is_built_again(
     plan, old = one_cell
     vectors = np.vstack([old[5:], make_vectors(5, seed=3).astype(np.float16)])
     piece = scatter_and_write(plan, tmp_path, vectors, "changed")
-    shard = Shard.read(plan, path_opener(tmp_path / "shard"))
+    shard = CellShard.read(plan, path_opener(tmp_path / "shard"))
     for name, value, told in (
         ("degree", shard.history.built.degree * 2, "its vectors have fewer links"),
         ("unreachable", -1.0, "a search cannot reach"),
@@ -513,10 +513,10 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
     trained, redacted, rows = tmp_path / "trained", tmp_path / "redacted", tmp_path / "remaining.npy"
     np.save(tmp_path / "rows.npy", vectors)
     hnsw.KIND.train(plan, [tmp_path / "rows.npy"], trained)
-    cells, empty = hnsw._load_trained(plan, trained)
+    cells, empty = hnsw._load_trained_file(plan, trained)
     cells = replace(cells, centroids=cells.centroids.copy())
     cells.centroids[:2] = vectors[[1_200, 1_205]]  # as of cells whose sample had no other vector
-    hnsw._write_trained(plan, cells, empty, vectors.astype(np.float32), trained)
+    hnsw._write_trained_file(plan, cells, empty, vectors.astype(np.float32), trained)
     piece = scatter_and_write(plan, tmp_path, vectors, "piece")
     for number in range(24):
         hnsw.KIND.shard(plan, trained, iter_slices([piece], 24, number), number, tmp_path / f"old-{number}")
@@ -535,7 +535,7 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
             stats = hnsw.KIND.update(plan, redacted, slices, number, old, out)
         assert (tmp_path / f"shard-{number}").read_bytes() == out.read_bytes()
         generations.append(stats["generation"])
-        shard = Shard.read(plan, path_opener(out))
+        shard = CellShard.read(plan, path_opener(out))
         slices = iter_slices([tmp_path / "new-piece"], 24, number)
         members, sources = unpack_slices(slices, 32)
         check_similarities(shard.lists, members.vectors, members.vectors, metric)
@@ -555,13 +555,13 @@ def test_a_redacted_index_has_no_trace_of_removed_vectors(metric: Metric, make_v
     assert any(trace in old_file for trace in traces)
     for file in (redacted, tmp_path / "new-piece", *shards, tmp_path / "index"):
         assert not [1 for trace in traces if trace in file.read_bytes()]
-    new_cells, quantiser = hnsw._load_trained(plan, redacted)
+    new_cells, quantiser = hnsw._load_trained_file(plan, redacted)
     largest = faiss.vector_to_array(faiss.downcast_index(quantiser.storage).sq.trained).max()
     assert largest <= 2 * np.abs(remaining).max()
     is_same = (new_cells.centroids == cells.centroids).all(axis=1)
     assert not is_same[:2].any()
     assert is_same.any()
-    index = faiss.IndexFlat(32, engine.faiss_metric(metric))
+    index = faiss.IndexFlat(32, engine.to_faiss_metric(metric))
     index.add(cells.centroids)
     nearest, near = index.search(remaining.astype(np.float32), 1)[1][:, 0], index.search(removed, 4)[1]
     np.testing.assert_array_equal(np.flatnonzero(~is_same), np.unique(near))
@@ -577,7 +577,7 @@ def test_cells_are_learnt_again_if_one_held_only_removed_vectors(make_vectors: M
     np.save(tmp_path / "rows.npy", vectors)
     cells = learn_cells(plan, vectors)
     cells.centroids[4] = far
-    hnsw._write_trained(plan, cells, hnsw._create_index(plan), vectors, tmp_path / "trained")
+    hnsw._write_trained_file(plan, cells, hnsw._create_index(plan), vectors, tmp_path / "trained")
     stats = hnsw.KIND.redact(plan, tmp_path / "trained", [tmp_path / "rows.npy"], [far], tmp_path / "out")
     assert stats["reason"] == "a cell held only vectors that were removed"
     hnsw.KIND.train(plan, [tmp_path / "rows.npy"], tmp_path / "trained")

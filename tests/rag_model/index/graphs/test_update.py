@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rag_model.index.files.engine import Metric, Rows, Vectors, faiss, faiss_metric, use_threads
+from rag_model.index.files.engine import Metric, Rows, Vectors, faiss, to_faiss_metric, use_threads
 from rag_model.index.graphs import update
-from rag_model.index.graphs.graph import NO_LINK, CellGraph, Links, ScoredLinks, similarities, unpack_links
+from rag_model.index.graphs.graph import NO_LINK, CellGraph, Links, ScoredLinks, score_targets, unpack_links
 from rag_model.index.graphs.stitch import CrossLinks, link_across_border
 from rag_model.index.graphs.update import SEARCH_TURNS, update_cell_graph, update_cross_links
 from rag_model.index.recipe import IndexRecipe, VectorPlan, resolve
@@ -35,7 +35,7 @@ def fill(old_members: Rows, vectors: Vectors, new: Vectors) -> Vectors:
 
 
 def find_nearest(vectors: Vectors, queries: Vectors, k: int, metric: Metric) -> Rows:
-    exact = faiss.IndexFlat(vectors.shape[1], faiss_metric(metric))
+    exact = faiss.IndexFlat(vectors.shape[1], to_faiss_metric(metric))
     exact.add(vectors)
     rows: Rows = exact.search(queries, k)[1]
     return rows
@@ -59,7 +59,7 @@ def check_links(lists: ScoredLinks, vectors: Vectors, metric: Metric) -> None:
     assert targets[present].max(initial=-1) < len(vectors)
     assert not (targets == np.arange(len(vectors))[:, None]).any()
     assert all(len(set(row[row >= 0])) == (row >= 0).sum() for row in targets)
-    expected = similarities(vectors, vectors, targets, metric)
+    expected = score_targets(vectors, vectors, targets, metric)
     bits = (~(lists >> np.uint64(32)).astype(np.uint32)).astype(np.uint32)
     stored = np.where(bits >> 31, bits ^ np.uint32(1 << 31), ~bits).view(np.float32)
     np.testing.assert_array_equal(stored[present], expected[present])
@@ -228,7 +228,7 @@ def check_crossing(
         nearest = find_nearest(vectors, sources, 1, plan.metric)
         fresh = link_across_border(CellGraph.build(plan, vectors), vectors, sources, plan.metric)
         scores, fresh_scores, best = (
-            similarities(sources, vectors, rows, plan.metric)
+            score_targets(sources, vectors, rows, plan.metric)
             for rows in (targets[:, :1], unpack_links(fresh.out)[:, :1], nearest)
         )
         assert (scores == best).mean() >= (fresh_scores == best).mean() - tolerance

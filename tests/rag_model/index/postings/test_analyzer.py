@@ -49,7 +49,7 @@ def test_every_text_has_terms_that_are_utf8_short_and_the_same_again(text: str) 
 def test_a_word_of_which_a_stemmer_leaves_nothing_stays_whole(language: str, word: str) -> None:
     assert terms(word, language) == [word]
     analyzer = Analyzer(language)
-    assert analyzer.terms_of_tokens([b"first", word.encode()]) == (analyzer.terms(f"first {word}"), [1, 1])
+    assert analyzer.analyze_tokens([b"first", word.encode()]) == (analyzer.terms(f"first {word}"), [1, 1])
 
 
 def test_a_word_of_two_megabytes_is_one_short_term() -> None:

@@ -19,7 +19,7 @@ from rag_model.index.plan import IndexStats
 from rag_model.index.postings import derive as derive_module
 from rag_model.index.postings.analyzer import Analyzer
 from rag_model.index.postings.counting import count_texts, gather_batches, iter_texts
-from rag_model.index.postings.derive import derive_index, longest_rising_subsequence
+from rag_model.index.postings.derive import derive_index, find_longest_rising_subsequence
 from rag_model.index.postings.file import PostingsFile
 from rag_model.index.postings.impact import KIND as IMPACT_KIND
 from rag_model.index.postings.kind import KIND
@@ -57,7 +57,7 @@ def edited(passages: list[Passage], edits: list[tuple[str, int, int]]) -> list[P
     return after
 
 
-def index_files(path: Path, passages: Sequence[Passage]) -> IndexFiles:
+def get_index_files(path: Path, passages: Sequence[Passage]) -> IndexFiles:
     return IndexFiles(path, list, len(passages))
 
 
@@ -125,15 +125,15 @@ def test_only_new_passages_are_analysed(before: Path, tmp_path: Path) -> None:
     """Another analyzer than that of the file shows who made a term."""
     after = [*BEFORE[:50], build_passage("", "Walking"), BEFORE[60], BEFORE[55], *BEFORE[61:]]
     assert derive(before, BEFORE, after, tmp_path / "derived", "none")
-    index = KIND.open(index_files(tmp_path / "derived", after), ENTRY)
+    index = KIND.open(get_index_files(tmp_path / "derived", after), ENTRY)
     assert index.find_missing_terms("walk") == ["walk"]
     assert derive(before, BEFORE, after, tmp_path / "derived")
-    assert KIND.open(index_files(tmp_path / "derived", after), ENTRY).find_missing_terms("walk") == []
+    assert KIND.open(get_index_files(tmp_path / "derived", after), ENTRY).find_missing_terms("walk") == []
 
 
 @given(st.lists(st.integers(-1, 12), max_size=14))
 def test_the_most_rows_that_rise_are_chosen(rows: list[int]) -> None:
-    chosen = longest_rising_subsequence(np.array(rows, np.int64))
+    chosen = find_longest_rising_subsequence(np.array(rows, np.int64))
     found = [row for row, its in zip(rows, chosen.tolist(), strict=True) if its]
     assert found == sorted({*found} - {-1})
     best = [0] * len(rows)

@@ -16,8 +16,8 @@ from rag_model.index.postings.carry import (
     NO_COMMON_SHIFT,
     REMOVED,
     ROW_SHIFT,
-    common_shift,
     copy_block,
+    find_common_shift,
     move_block,
     write_block,
 )
@@ -84,14 +84,14 @@ def test_rows_that_rise_by_the_same_are_noticed(gaps: list[int], shift: int, dat
     shift = max(shift, -rows[0])
     moved[rows] = [word(row + shift) for row in rows]
     held = np.array(gaps, np.uint32)
-    assert common_shift(held, len(gaps), moved) == shift
-    assert common_shift(held, len(gaps), moved[:-1]) == NO_COMMON_SHIFT, "a row that the file has not"
+    assert find_common_shift(held, len(gaps), moved) == shift
+    assert find_common_shift(held, len(gaps), moved[:-1]) == NO_COMMON_SHIFT, "a row that the file has not"
     row = data.draw(st.sampled_from(rows))
     for other in (REMOVED, word(row + shift + 1)):
         if len(rows) > 1 or other == REMOVED:
             changed = moved.copy()
             changed[row] = other
-            assert common_shift(held, len(gaps), changed) == NO_COMMON_SHIFT
+            assert find_common_shift(held, len(gaps), changed) == NO_COMMON_SHIFT
 
 
 @given(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rag_model.index.quality.results import compute_recall, percentile5
+from rag_model.index.quality.results import compute_p5, compute_recall
 
 
 def ranked(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,4 +63,4 @@ def test_exact_search_has_recall_one_with_ties(vectors: np.ndarray, k: int, data
 
 
 def test_fifth_percentile_shows_the_worst_queries() -> None:
-    assert percentile5(np.array([0.0] * 6 + [1.0] * 94)) < 0.5 < percentile5(np.array([0.0] * 4 + [1.0] * 96))
+    assert compute_p5(np.array([0.0] * 6 + [1.0] * 94)) < 0.5 < compute_p5(np.array([0.0] * 4 + [1.0] * 96))

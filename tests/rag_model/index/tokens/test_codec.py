@@ -8,7 +8,7 @@ import pytest
 from rag_model.errors import InputError, UsageError
 from rag_model.index.tokens import codec as centroids
 from rag_model.index.tokens.codec import ResidualBits, ResidualProducts, parse_codec_factory, read_codec, write_codec
-from rag_model.index.tokens.kind import reconstruction_loss
+from rag_model.index.tokens.kind import compute_reconstruction_loss
 
 D = 32
 
@@ -61,10 +61,10 @@ def test_colberts_codec_is_the_restatement_byte_for_byte(vectors: np.ndarray, bi
 
 
 def test_centroids_are_unit_vectors_and_as_many_as_the_paper_says() -> None:
-    assert [centroids.ideal_centroid_count(n) for n in (1, 200_000, 2_500_000_000)] == [16, 4096, 1 << 19]
-    assert centroids.centroid_count(200_000, 200_000) == 4096
-    assert centroids.centroid_count(200_000, 1000) == 16
-    assert centroids.centroid_count(3, 3) == 1
+    assert [centroids.compute_ideal_centroid_count(n) for n in (1, 200_000, 2_500_000_000)] == [16, 4096, 1 << 19]
+    assert centroids.choose_centroid_count(200_000, 200_000) == 4096
+    assert centroids.choose_centroid_count(200_000, 1000) == 16
+    assert centroids.choose_centroid_count(3, 3) == 1
     learnt = centroids.train_centroids(unit(np.random.default_rng(0).normal(size=(400, D))), 8, seed=0)
     assert np.linalg.norm(learnt, axis=1) == pytest.approx(np.ones(8), abs=1e-5)
 
@@ -75,7 +75,7 @@ def test_at_equal_bytes_a_product_quantizer_loses_less(vectors: np.ndarray) -> N
     for factory in ("MaxSim,Bits2", "MaxSim,PQ8", "MaxSim,PQ16x4"):
         codec = parse_codec_factory(factory, D).train(vectors, cells)
         assert codec.width == 8
-        lost[factory] = reconstruction_loss(codec, vectors)
+        lost[factory] = compute_reconstruction_loss(codec, vectors)
     assert max(lost["MaxSim,PQ8"], lost["MaxSim,PQ16x4"]) < lost["MaxSim,Bits2"]
 
 
@@ -96,7 +96,7 @@ def test_a_codec_is_read_back(vectors: np.ndarray, tmp_path: Path, factory: str)
 
 def test_few_tokens_train_a_codec(vectors: np.ndarray) -> None:
     codec = ResidualProducts.train(vectors[:20], centroids.train_centroids(vectors[:20], 1, seed=0), 8, 8)
-    assert reconstruction_loss(codec, vectors[:20]) < 0.05
+    assert compute_reconstruction_loss(codec, vectors[:20]) < 0.05
 
 
 def test_the_default_is_a_byte_for_four_components() -> None:
