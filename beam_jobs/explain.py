@@ -51,7 +51,7 @@ class StageReuse:
     """The results that one stage would reuse."""
 
     stage: str  # plan, chunk, embed, or for an index train/hnsw, shard/hnsw, index/hnsw
-    # what is counted: parts, articles, passages or indexes; `if it fits` for a trained file, `to
+    # unit of the counts: parts, articles, passages or indexes; `if it fits` for a trained file, `to
     # update` for the graphs of cells
     unit: str
     reused: int  # units that would be reused

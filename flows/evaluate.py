@@ -171,7 +171,7 @@ def prepare_answer_run(
 ) -> AnswerRun:
     """Read the questions; pin the snapshot and the model, and load the model."""
     question_set = read_questions(questions)
-    # checked before a model is fetched and loaded
+    # This check comes before the model is fetched and loaded.
     check_gold_answers(question_set.questions, settings.kind)
     RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)

@@ -162,7 +162,7 @@ def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> lis
         return [parent.content]
     base_contents: list[Content] = []
     for base_id in parent.parents:
-        with suppress(StoreError):  # it has expired
+        with suppress(StoreError):  # the parent has expired
             base_contents.append(store.snapshots.get(base_id).content)
     return base_contents
 

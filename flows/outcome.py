@@ -89,8 +89,8 @@ class EvaluateOutcome:
     ranks: dict[str, float]  # ranks of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
     judged_by: str  # how relevance was judged: answers, pages or passages
-    refusal: str  # one sentence about the collapse; empty: there is none
-    # one per condition, the open book first
+    refusal: str  # the collapse of retrieval, in one sentence; empty: none
+    # results of each condition, the open book first
     ablations: list[dict[str, Any]] = field(default_factory=list)
     # milliseconds per question, by stage of retrieval
     search: dict[str, float] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class EvaluateOutcome:
     stages: dict[str, float] = field(default_factory=dict)
     # the threshold with its effect, and the areas under the risk curves
     abstaining: dict[str, Any] | None = None
-    abstained: str = ""  # one sentence: the effect of the threshold, or that there is none
+    abstained: str = ""  # the threshold's effect in one sentence, or that there is none
     # the route of the reader `auto`, with its effect; None without that reader
     routing: dict[str, Any] | None = None
     # sentences about the ablations: their reader, and omitted ones with the reason
     notes: tuple[str, ...] = ()
-    # one sentence: whether retrieval is worth its cost; empty: closed book was not measured
+    # whether retrieval is worth its cost, in one sentence; empty: closed book was not measured
     worth: str = ""
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
@@ -132,7 +132,7 @@ class CompareOutcome:
     measure: str  # the measure that decides between retrievers
     # results by expression, in the given order: metrics, differences, stages, groups
     standings: dict[str, dict[str, Any]]
-    advice: str  # one sentence that recommends a retriever
+    advice: str  # recommendation of a retriever, in one sentence
     notes: tuple[str, ...] = ()  # sentences about the questions
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
@@ -183,7 +183,7 @@ class ReleaseOutcome:
     model: str | None
     figures: dict[str, str]  # metrics of the candidate, with their intervals
     gate: dict[str, Any]  # whether the gate was passed, and each check
-    done: dict[str, bool]  # by step, whether it ran; False: its inputs were unchanged
+    done: dict[str, bool]  # whether each step ran; False: its inputs were unchanged
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
     @property
@@ -215,7 +215,7 @@ class ReproduceOutcome:
     reproduction: str
     snapshots: dict[str, str]  # full id of each library's snapshot
     lines: list[dict[str, Any]]  # one line per value, in percent, with row, data, measure and verdict
-    summary: str  # one clause: the number of values with each verdict
+    summary: str  # the number of values with each verdict, as one clause
     notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
     new: int  # number of evaluations that this run made; the others were recorded
     seconds: dict[str, float] = field(default_factory=dict)  # by stage

@@ -73,7 +73,7 @@ def rebuild_index(task: RebuildTask) -> RebuildResult:
     start_time = time.monotonic()
     model_id = publish_encoders(task)
     outcome = run_flow(reencode, task.snapshot, task.store, f"{MODEL_PREFIX}{model_id}", task.ref, task.beam_options)
-    assert outcome.snapshot is not None  # only a dry run has no snapshot
+    assert outcome.snapshot is not None  # None only after a dry run
     return RebuildResult(task.step, outcome.snapshot, outcome.seconds["embed"], round(time.monotonic() - start_time, 3))
 
 
@@ -206,7 +206,7 @@ def open_rebuild_launcher(
 def delete_rebuild_refs(store: Store, ref: str) -> None:
     """Delete the refs of a training's rebuilds, so that `expire` may delete their versions."""
     for refs in (store.refs, store.models.refs):
-        # raised while another training with the same inputs moves the ref
+        # Another training with the same inputs may be moving the ref.
         with suppress(RefConflictError):
             if (current_move := refs.find_current(ref)) is not None:
                 refs.delete(ref, current_move.number, "the training has ended")

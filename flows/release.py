@@ -119,7 +119,7 @@ def release(
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
-    # checked before hours of building
+    # This check comes before a build that may take hours.
     evaluator.check(acceptance, answers=model is not None or training is not None)
     # keeps `gc` from deleting new and reused files
     with opened_store.intents.hold(f"release-{secrets.token_hex(8)}"):
@@ -144,7 +144,7 @@ def release(
             snapshot = reindex.fn(*reindex_arguments).snapshot
             if inputs is not None and snapshot is not None:
                 record_snapshot(opened_store, inputs, present_snapshot, snapshot)
-        assert snapshot is not None  # only a dry run has none
+        assert snapshot is not None  # None only after a dry run
         if training is not None:
             candidate_model, done["finetune"] = train_candidate(training, store, snapshot, beam_options)
         candidate_evaluation = evaluator(snapshot, candidate_model)

@@ -354,15 +354,15 @@ class ReproductionRun:
 
     store: Store
     plan: ReproductionPlan
-    paths: Mapping[str, str]  # path or glob by data set
+    paths: Mapping[str, str]  # path or glob of each data set
     beam_options: Sequence[str]
-    snapshots: dict[str, str] = field(default_factory=dict)  # by library
-    # by row and data set
+    snapshots: dict[str, str] = field(default_factory=dict)  # snapshot id of each library
+    # keys: (name of the row, name of the data set)
     evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)
-    # by row and data set
+    # keys: (name of the row, name of the data set)
     failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
     library_failures: dict[str, BookwheelError] = field(default_factory=dict)
-    # by library and index
+    # keys: (name of the library, name of the index)
     index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
 
     def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
@@ -699,7 +699,7 @@ def _find_or_build(store: Store, inputs: Inputs | None, build: Callable[[], str 
     snapshot = None if inputs is None else find_snapshot(store, inputs, None)
     if snapshot is None:
         snapshot = build()
-        assert snapshot is not None  # only a dry run builds no snapshot
+        assert snapshot is not None  # None only after a dry run
         if inputs is not None:
             record_snapshot(store, inputs, None, snapshot)
     return snapshot

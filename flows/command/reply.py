@@ -170,7 +170,7 @@ class Reply:
 
     document: Any
     text: str
-    refusal: str = ""  # one sentence; empty if nothing failed
+    refusal: str = ""  # why the verb failed, in one sentence; empty if it did not
     refusal_code: int = RefusedError.exit_code
 
 

@@ -57,7 +57,7 @@ class Finding:
     what: str
     ok: bool
     found: str
-    todo: str = ""  # what to do if it is not ok
+    todo: str = ""  # advice if the check failed
 
 
 def fetch_json(url: str) -> Any:

@@ -43,7 +43,7 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
     temporary_folder = work_folder / "tmp"
     store = Store.open(str(work_folder), create=True)
     with lock_folder(work_folder):
-        shutil.rmtree(temporary_folder, ignore_errors=True)  # left by a run that was killed
+        shutil.rmtree(temporary_folder, ignore_errors=True)  # a killed run left it behind
         temporary_folder.mkdir()
         with _set_environment({"TMPDIR": str(temporary_folder), "BOOKWHEEL_CACHE": str(work_folder / "cache")}):
             yield store

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _UNUSED = re.compile(r"\[unused\d+\]")
-_MIN_TOKENS = 3  # two special tokens and one token of text
+_MIN_TOKENS = 3  # minimum of max_length: two special tokens and one of text
 Flags = npt.NDArray[np.bool_]
 
 

@@ -66,7 +66,7 @@ TermPooling = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu", "elu1p"]
 SIDR: Final = "elu1p"
 _HEAD_SUFFIX = "ForMaskedLM"  # suffix of architectures with logits over the vocabulary
-_MIN_TERM_TOKENS = 3  # two special tokens and one token of text
+_MIN_TERM_TOKENS = 3  # minimum of max_length: two special tokens and one of text
 _MAX_TERMS = 10_000  # maximum number of terms per text
 _MAX_SCALE = 1 << 16
 

@@ -61,7 +61,7 @@ JOINED: Layout = "joined"  # the text of a passage is `title text`
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # maximum tokens; `sequence_length` in github.com/facebookresearch/DPR
 _NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that records of older versions lack
-_MIN_TOKENS = 3  # two special tokens and one token of text
+_MIN_TOKENS = 3  # minimum of max_length: two special tokens and one of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
 # Settings that the folders of some models lack, by patterns of hub names: prompts from the model
 # cards, and dot-product similarity of models that were saved before a folder could declare it.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transformers import Cache
 
 _AnyCache = TypeVar("_AnyCache", bound="Cache")
-# in transformers 5.24 and later, and in earlier releases
+# names in transformers 5.24 and later, and in earlier releases
 _ARGUMENT_NAMES = ("cache", "past_key_values")
 Mode = Literal["thorough", "fast"]
 DEFAULT_NEW_TOKENS = 50  # maximum tokens of an answer, as in transformers' eval_rag.py

@@ -212,7 +212,7 @@ class AnswerProblem:
     # the endpoint's filter stopped it; `tool_call`: the model called a tool instead; `empty`: the
     # model wrote nothing; `prompt_truncated`: the endpoint truncated the prompt.
     kind: str
-    message: str  # one sentence, without a full stop
+    message: str  # explanation in one sentence, without a full stop
 
 
 @dataclass(frozen=True, slots=True)

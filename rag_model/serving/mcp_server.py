@@ -40,7 +40,7 @@ _POLL_SECONDS = 0.05  # time between two checks whether a snapshot is loaded
 _MAX_PAGE_DIGITS = 20  # a longer number is not a page id
 _MAX_QUOTED = 80  # characters of an id that an error message repeats
 _MAX_ID_LENGTH = 1_000  # characters; no corpus has longer ids
-_ADVICE_BY_TYPE = {  # by pydantic's type of error
+_ADVICE_BY_TYPE = {  # text for each type of pydantic's errors
     "missing": "is missing: give it",
     "extra_forbidden": "is not an argument of this tool: leave it out",
     "string_type": "is not a text: give one",

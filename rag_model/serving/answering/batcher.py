@@ -130,7 +130,7 @@ class RequestQueue(Generic[_Reply]):
     def __init__(self) -> None:
         self.question_count = 0  # number of questions in all requests
         self._request_count = 0
-        # in the order of their turns
+        # clients in the order of their turns
         self._requests_by_client: dict[str, deque[QueuedRequest[_Reply]]] = {}
 
     def __len__(self) -> int:

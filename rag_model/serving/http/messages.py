@@ -31,7 +31,7 @@ from rag_model.serving.settings import ServiceSettings
 _MAX_WHOLE_FLOAT = 2.0**53  # larger floats do not represent every integer
 _MAX_FIELD_NAME = 80  # characters of a field name in error messages
 _NOT_AN_INTEGER = "is not a whole number: write it without quotes, such as 5"
-_ADVICE_BY_TYPE = {  # by pydantic's type of error
+_ADVICE_BY_TYPE = {  # text for each type of pydantic's errors
     "missing": "is missing: give it, as /openapi.json says",
     "extra_forbidden": "is not a field of this request: correct its name, or leave it out; /openapi.json lists them",
     "too_short": "is empty: give at least one",
@@ -60,7 +60,7 @@ _DESCRIPTIONS: dict[type, dict[str, str]] = {
     replies.ReadHit: _HIT_DESCRIPTIONS,
     LegHit: {"rank": "Position in its list, from 1.", "score": "The child retriever's score."},
 }
-_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # where they differ from the records' names
+_SCHEMA_NAME_BY_RECORD: dict[type, str] = {  # schema names that differ from the records' names
     replies.QueryResult: "Result",
     replies.ReadHit: "ReadPassage",
     replies.AnswerToken: "Token",

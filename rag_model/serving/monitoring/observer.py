@@ -39,7 +39,7 @@ class Refusal:
     ref: str
     number: int  # number of the ref's move; 0 if the ref record is unreadable
     snapshot: str  # id; "" if unknown
-    reason: str  # one sentence
+    reason: str  # why it was refused, in one sentence
     refused_at: str  # time of the last refusal; ISO 8601, UTC
     tries: int  # number of attempts to load the version
     final: bool  # whether it is not tried again before the ref moves

@@ -177,7 +177,7 @@ class ProbeMonitor:
         """
         self._questions = choose_probes(questions) if questions else []
         self._folder, self._seconds, self.on_usage = folder, seconds, on_usage
-        # by digest of probes and settings
+        # keys: digests of the probes and the settings
         self._recorded_answers: dict[str, list[ProbeAnswer]] = {}
         self._changed = threading.Condition()
         self._model: ServedModel | None = None

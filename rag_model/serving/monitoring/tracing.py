@@ -20,7 +20,7 @@ from typing import Any, Protocol, Self
 _LOG = logging.getLogger(__name__)
 _ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _SERVER_ERROR = 500
-_LOG_SECONDS = 300.0  # between two warnings about traces that cannot be sent
+_LOG_SECONDS = 300.0  # seconds between two warnings about unsent traces
 _NANOSECONDS = 1_000_000_000
 
 
