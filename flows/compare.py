@@ -45,7 +45,7 @@ from rag_model.evaluation.retrieval.staged import (
     measure_stages,
     time_stages,
 )
-from rag_model.evaluation.subject import retrieval_subject
+from rag_model.evaluation.subject import describe_retrieval_subject
 from rag_model.retrieve.factory import open_retrievers
 from rag_model.retrieve.retriever import SnapshotRetriever
 from rag_model.store.store import Store
@@ -165,7 +165,7 @@ def open_retrievers_on_questions(
     for retriever in opened_retrievers:
         retriever.check_depth(depth)  # check all of them before the first search
     question_groups = group_questions(snapshot, question_set, judge, partial(corpus.run, launch=Launch.new(target.url)))
-    subject = retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
+    subject = describe_retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
     batches = QueryBatches(question_set.questions)
     return ComparisonRun(
         target, snapshot, expressions, opened_retrievers, depth, subject, question_set, batches, judge, question_groups
@@ -225,7 +225,7 @@ def compare_and_report(
 ) -> CompareOutcome:
     """Compare the retrievers, recommend one, and write the report."""
     run.standings = standings = comparison.compare_retrievers(timed_metrics, run.judge, run.k, run.groups)
-    headline_measure = run.judge.headline(run.k)
+    headline_measure = run.judge.get_headline_measure(run.k)
     advice = advise_retriever(run.snapshot, timed_metrics, headline_measure)
     if report:
         write_report(render_retrieval_report(_build_report(run, standings, advice)), Path(report))
@@ -274,7 +274,7 @@ def _build_report(run: ComparisonRun, standings: Sequence[RetrieverComparison], 
         questions=len(run.question_set.questions),
         k=run.k,
         judged_by=run.judge.judged_by,
-        measure=run.judge.headline(run.k),
+        measure=run.judge.get_headline_measure(run.k),
         retrievers=standings,
         advice=advice,
         notes=run.groups.notes,

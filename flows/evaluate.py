@@ -41,7 +41,7 @@ from rag_model.evaluation.reports.answers import AnswerReport, render_answer_rep
 from rag_model.evaluation.reports.run_files import check_paths, write_answers, write_kilt, write_report
 from rag_model.evaluation.reports.training import TrainingCurves, read_training_curves
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
-from rag_model.evaluation.subject import answers_subject
+from rag_model.evaluation.subject import describe_answers_subject
 from rag_model.reading.marginal import MarginalReader
 from rag_model.reading.model import (
     ReadingModel,
@@ -221,7 +221,7 @@ def prepare_answer_run(
         other_retrievers,
         whole_corpus,
     )
-    subject = answers_subject(store, snapshot, model_id, question_set, settings, asks)
+    subject = describe_answers_subject(store, snapshot, model_id, question_set, settings, asks)
     folder = find_model_folder(store, model_id)
     return AnswerRun(store, snapshot, model_id, next(iter(reader_settings)), folder, examination, subject)
 

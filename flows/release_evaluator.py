@@ -14,12 +14,12 @@ from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
 from rag_model.errors import StoreError
 from rag_model.evaluation.answers.scores import deciding_measure, list_measures
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import Acceptance, MetricMap
+from rag_model.evaluation.gate import MetricMap, ReleaseRequirements
 from rag_model.evaluation.matching import compile_pattern
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
 from rag_model.evaluation.retrieval.staged import DEFAULT_TIMING
-from rag_model.evaluation.subject import answers_subject, retrieval_subject
+from rag_model.evaluation.subject import describe_answers_subject, describe_retrieval_subject
 from rag_model.store.store import Store
 from rag_model.store.versions.evaluation_manifest import EvaluationManifest, EvaluationSubject
 from rag_model.store.versions.evaluations import find_evaluation
@@ -69,7 +69,7 @@ class ReleaseEvaluator:
         """Return the deciding measure: of answers if there is a model, else of retrieval."""
         return deciding_measure(self.settings.kind) if model else self.judge.headline(self.settings.depth)
 
-    def check(self, acceptance: Acceptance, *, answers: bool) -> None:
+    def check(self, acceptance: ReleaseRequirements, *, answers: bool) -> None:
         """Check before the build that the measures of the acceptance are available.
 
         `answers` says that a model answers the questions.
@@ -108,9 +108,11 @@ class ReleaseEvaluator:
     def _build_subject(self, snapshot: str, model: str | None) -> EvaluationSubject:
         with Snapshot.from_store(self.store, snapshot) as opened_snapshot:
             if model:
-                return answers_subject(self.store, opened_snapshot, model, self.question_set, self.settings, self.asks)
+                return describe_answers_subject(
+                    self.store, opened_snapshot, model, self.question_set, self.settings, self.asks
+                )
             expressions = [self.settings.expression] if self.settings.expression else []
-            return retrieval_subject(
+            return describe_retrieval_subject(
                 self.store, opened_snapshot, self.question_set, expressions, self.settings.depth, self.judge
             )
 

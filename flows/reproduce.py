@@ -41,11 +41,11 @@ from rag_model.encoders.files import read_dim, resolve_folder
 from rag_model.encoders.spec import DIM
 from rag_model.errors import BookwheelError, InputError, StoreError, UsageError, format_count
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import Acceptance
+from rag_model.evaluation.gate import ReleaseRequirements
 from rag_model.evaluation.records import MeasureValues
 from rag_model.evaluation.reports.reproduction import (
     ReproductionReport,
-    TableLine,
+    ReproductionRow,
     render_reproduction_markdown,
     render_reproduction_page,
     summarize_verdicts,
@@ -382,7 +382,7 @@ class ReproductionRun:
                 labels=row.labels,
             )
             evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
-            evaluator.check(Acceptance(measures, None), answers=row.command == "answer")
+            evaluator.check(ReleaseRequirements(measures, None), answers=row.command == "answer")
         except (InputError, UsageError) as error:
             raise type(error)(f"row {row.name!r} on {data}: {error}") from error
         return evaluator
@@ -402,7 +402,7 @@ class ReproductionRun:
         suffix = f"-sample-{self.plan.fraction:g}" if self.plan.fraction else ""
         return f"{self.plan.reproduction.name}-{library}{suffix}"
 
-    def list_lines(self) -> list[TableLine]:
+    def list_lines(self) -> list[ReproductionRow]:
         """Return the lines of the table, in the order of the rows."""
         return [
             self._build_line(row, data, measure)
@@ -411,10 +411,10 @@ class ReproductionRun:
             for measure in row.list_measures(data)
         ]
 
-    def _build_line(self, row: Row, data_name: str, measure: str) -> TableLine:
+    def _build_line(self, row: Row, data_name: str, measure: str) -> ReproductionRow:
         evaluation = self.evaluations.get((row.name, data_name))
         metric = None if evaluation is None else evaluation.metrics[measure]
-        return TableLine(
+        return ReproductionRow(
             row.name,
             data_name,
             measure,
@@ -722,7 +722,7 @@ def evaluate_row(run: ReproductionRun, row: Row, data: str, evaluator: ReleaseEv
 
 
 @stage
-def record_table(run: ReproductionRun, lines: Sequence[TableLine], outcome: ReproduceOutcome) -> ReproduceOutcome:
+def record_table(run: ReproductionRun, lines: Sequence[ReproductionRow], outcome: ReproduceOutcome) -> ReproduceOutcome:
     """Record the table as an evaluation, unless it is recorded already; see `store_evaluation`."""
     evaluations = {f"{line.row}, {line.data}": line.evaluation for line in lines if not line.failure}
     settings = {

@@ -82,10 +82,10 @@ def estimate_means(
         row_offsets = np.arange(len(block))[:, None] * n
         multiplicities = np.bincount((block + row_offsets).ravel(), minlength=block.size).reshape(block.shape)
         mean_blocks.append(multiplicities @ samples / n)  # (r, n) @ (n, m) -> (r, m)
-    means = np.concatenate(mean_blocks)
-    bounds = [_compute_bounds(means[:, column], resampling.level) for column in range(samples.shape[1])]
-    values = samples.mean(axis=0)
-    return {name: Estimate(float(values[i]), *bounds[i], n) for i, name in enumerate(columns)}
+    resampled_means = np.concatenate(mean_blocks)
+    bounds = [_compute_bounds(resampled_means[:, column], resampling.level) for column in range(samples.shape[1])]
+    column_means = samples.mean(axis=0)
+    return {name: Estimate(float(column_means[i]), *bounds[i], n) for i, name in enumerate(columns)}
 
 
 def estimate_difference(
@@ -145,10 +145,10 @@ def _iter_resamples(n: int, resampling: Resampling, n_columns: int = 1) -> Itera
 
     Equal `n` and seed give equal blocks.
     """
-    random = np.random.default_rng(resampling.seed)
+    rng = np.random.default_rng(resampling.seed)
     n_rows = max(1, _BLOCK_SIZE // (n * n_columns))
     for first_draw in range(0, resampling.draws, n_rows):
-        yield random.integers(0, n, (min(n_rows, resampling.draws - first_draw), n))
+        yield rng.integers(0, n, (min(n_rows, resampling.draws - first_draw), n))
 
 
 def _compute_bounds(resampled_values: Numbers, level: float) -> tuple[float, float]:

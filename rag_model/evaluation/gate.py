@@ -218,7 +218,7 @@ def _short_digest(space: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class ReleaseRequirements:
     """The requirements for a release: minimum metrics, and no loss compared with the served
     snapshot.
 
@@ -253,7 +253,7 @@ class Acceptance:
 
 
 def check_release(
-    acceptance: Acceptance,
+    acceptance: ReleaseRequirements,
     metrics: MetricMap,
     comparisons: Mapping[str, MeasureComparison] | None,
     headline: str,
@@ -284,7 +284,7 @@ def check_release(
     return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
 
-def _check_floors(acceptance: Acceptance, metrics: MetricMap) -> Iterator[Check]:
+def _check_floors(acceptance: ReleaseRequirements, metrics: MetricMap) -> Iterator[Check]:
     for name, floor in acceptance.floors.items():
         metric = _get_measure(metrics, name)
         yield Check(
@@ -297,7 +297,7 @@ def _check_floors(acceptance: Acceptance, metrics: MetricMap) -> Iterator[Check]
 
 
 def _check_no_loss(
-    acceptance: Acceptance, comparisons: Mapping[str, MeasureComparison] | None, headline: str
+    acceptance: ReleaseRequirements, comparisons: Mapping[str, MeasureComparison] | None, headline: str
 ) -> Iterator[Check]:
     if comparisons is None or acceptance.tolerance is None:
         return

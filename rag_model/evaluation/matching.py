@@ -42,15 +42,17 @@ def _build_token_pattern() -> re.Pattern[str]:
     return re.compile(f"[{word_class}]+|[^{blank_class}]")
 
 
-def _build_character_class(majors: str) -> str:
+def _build_character_class(major_categories: str) -> str:
     """Return the characters of some major categories, such as "L" and "N", as ranges of a `re`
     class.
     """
-    codes = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in majors)
+    code_points = (
+        code_point for code_point in range(0x110000) if unicodedata.category(chr(code_point))[0] in major_categories
+    )
     ranges = []
-    for _, run in groupby(enumerate(codes), key=lambda pair: pair[1] - pair[0]):
-        members = [code for _, code in run]
-        ranges.append(f"\\U{members[0]:08x}-\\U{members[-1]:08x}")
+    for _, code_run in groupby(enumerate(code_points), key=lambda pair: pair[1] - pair[0]):
+        run_code_points = [code for _, code in code_run]
+        ranges.append(f"\\U{run_code_points[0]:08x}-\\U{run_code_points[-1]:08x}")
     return "".join(ranges)
 
 
@@ -111,7 +113,7 @@ def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
         InputError: a pattern is malformed, or takes seconds on one text by excessive backtracking.
         MissingExtraError: `regex` is not installed (`re` has no timeout).
     """
-    return float(any(_matches(pattern, "match", prediction) for pattern in patterns))
+    return float(any(_matches_pattern(pattern, "match", prediction) for pattern in patterns))
 
 
 def pattern_search(text: str, patterns: Iterable[str]) -> bool:
@@ -121,10 +123,10 @@ def pattern_search(text: str, patterns: Iterable[str]) -> bool:
     Raises:
         InputError, MissingExtraError: as for `pattern_match`.
     """
-    return any(_matches(pattern, "search", text) for pattern in patterns)
+    return any(_matches_pattern(pattern, "search", text) for pattern in patterns)
 
 
-def _matches(pattern: str, method: str, text: str) -> bool:
+def _matches_pattern(pattern: str, method: str, text: str) -> bool:
     compiled_pattern = compile_pattern(pattern)
     try:
         return getattr(compiled_pattern, method)(text, timeout=_TIMEOUT_SECONDS) is not None
@@ -157,17 +159,17 @@ def compile_pattern(pattern: str) -> Any:
         ) from error
 
 
-def key_tokens(statement: str, question: str = "") -> list[str]:
+def extract_key_tokens(statement: str, question: str = "") -> list[str]:
     """Return the distinct tokens of letters and digits that are not stop words or in the question.
 
-    >>> key_tokens("It was published in 1945 by Secker.", "Who published it?")
+    >>> extract_key_tokens("It was published in 1945 by Secker.", "Who published it?")
     ['1945', 'secker']
     """
     ignored_words = _STOP_WORD_SET.union(tokenize(question))
     return [token for token in dict.fromkeys(tokenize(statement)) if token not in ignored_words and token.isalnum()]
 
 
-def supports(texts: Sequence[str], statement: str, question: str = "", golds: Iterable[str] = ()) -> bool:
+def supports_statement(texts: Sequence[str], statement: str, question: str = "", golds: Iterable[str] = ()) -> bool:
     """Return whether texts together support a statement; False without texts.
 
     ALCE (Gao et al. 2023, "Enabling Large Language Models to Generate Text with Citations") uses an
@@ -181,7 +183,7 @@ def supports(texts: Sequence[str], statement: str, question: str = "", golds: It
 
     Therefore a text that denies the statement also supports it, and a paraphrase may not.
 
-    >>> supports(["In 1945 it was first published."], "It was published in 1945.", "When?")
+    >>> supports_statement(["In 1945 it was first published."], "It was published in 1945.", "When?")
         True
     """
     if not texts:
@@ -190,7 +192,7 @@ def supports(texts: Sequence[str], statement: str, question: str = "", golds: It
     statement_matcher = AnswerMatcher(contained_golds or [statement])
     if any(statement_matcher.match(text) for text in texts):
         return True
-    return not contained_golds and _contain_keys(texts, key_tokens(statement, question))
+    return not contained_golds and _contain_keys(texts, extract_key_tokens(statement, question))
 
 
 def _contain_keys(texts: Sequence[str], keys: Sequence[str]) -> bool:

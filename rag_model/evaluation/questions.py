@@ -105,21 +105,21 @@ def _read_file(url: str) -> tuple[Question, ...]:
 
 def _read_beir(folder: Path, split: str) -> QuestionSet:
     path = folder / "qrels" / f"{split}.tsv"
-    grades: dict[str, dict[str, int]] = {}
+    grades_by_question: dict[str, dict[str, int]] = {}
     for line_number, line in enumerate(_read_lines(path), start=1):
         if line.strip() and (line_number > 1 or not line.startswith("query-id")):
-            question, document, grade = _parse_judgement(line, f"{path}, line {line_number}")
-            grades.setdefault(question, {})[document] = grade
-    questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades)
+            question_id, document_id, grade = _parse_judgement(line, f"{path}, line {line_number}")
+            grades_by_question.setdefault(question_id, {})[document_id] = grade
+    questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades_by_question)
     if not questions:
         raise InputError(f"{path} has no judgement for a question of queries.jsonl: use the qrels of the same data set")
     return QuestionSet(
-        tuple(_name_own_document(question, grades[question.id]) for question in questions),
-        {question.id: grades[question.id] for question in questions},
+        tuple(_set_own_document(question, grades_by_question[question.id]) for question in questions),
+        {question.id: grades_by_question[question.id] for question in questions},
     )
 
 
-def _name_own_document(question: Question, grades: Mapping[str, int]) -> Question:
+def _set_own_document(question: Question, grades: Mapping[str, int]) -> Question:
     """Set `own_document` to the question's id, because BEIR's evaluator removes this document.
 
     In ArguAna and Quora this document is the question itself. A document that is graded as relevant
@@ -149,8 +149,8 @@ def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
     try:
         # byte order mark, which some editors write
         first_line = next(lines, "").removeprefix("\ufeff")
-        parse = _PARSERS.get(_format_suffix(name)) or _guess_parser(first_line)
-        questions = tuple(parse(chain([first_line], lines), name))
+        parse_lines = _PARSERS.get(_get_format_suffix(name)) or _guess_parser(first_line)
+        questions = tuple(parse_lines(chain([first_line], lines), name))
     except UnicodeDecodeError as error:  # a stream that was read from before
         raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
     if not questions:
@@ -177,7 +177,7 @@ def _check_lines(file: TextIO, name: str) -> Iterator[str]:
         yield line
 
 
-def _format_suffix(name: str) -> str:
+def _get_format_suffix(name: str) -> str:
     suffixes = Path(name).suffixes
     known_suffixes = [suffix for suffix in suffixes[-2:] if suffix in _PARSERS]
     return known_suffixes[-1] if known_suffixes else ""
@@ -213,9 +213,9 @@ def _check_encodable(questions: Iterable[Question], name: str) -> None:
 
 
 def _parse_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
-    texts = (line.strip() for line in lines)
-    for question_number, text in enumerate(text for text in texts if text):
-        yield Question(str(question_number), text)
+    stripped_lines = (line.strip() for line in lines)
+    for question_number, stripped_line in enumerate(stripped_line for stripped_line in stripped_lines if stripped_line):
+        yield Question(str(question_number), stripped_line)
 
 
 def _parse_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
@@ -240,10 +240,10 @@ def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
     """Parse DPR's list of answers as a literal of bounded length, which is never evaluated."""
     try:
         with warnings.catch_warnings(action="ignore"):  # for patterns such as `['\\d+']`
-            literal = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
+            python_value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        literal = None
-    return _check_answers(literal, location)
+        python_value = None
+    return _check_answers(python_value, location)
 
 
 def _check_answers(value: Any, location: str) -> tuple[str, ...]:
@@ -271,15 +271,15 @@ def _parse_json_line(line: str, line_number: int, location: str) -> Question:
     text = fields["input"] if is_kilt else fields.get("question", fields.get("text"))
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"{location}: write `question` (BEIR's `text`, KILT's `input`) as a non-empty string")
-    identity = str(fields.get("id", fields.get("_id", line_number - 1)))
-    common: dict[str, Any] = {
+    question_id = str(fields.get("id", fields.get("_id", line_number - 1)))
+    kwargs: dict[str, Any] = {
         "passages": _parse_passage_ids(fields.get("passages", []), location),
         "source": _parse_source(fields, location),
     }
     if is_kilt:
-        return Question(identity, text.strip(), *_parse_kilt_outputs(fields.get("output", []), location), **common)
+        return Question(question_id, text.strip(), *_parse_kilt_outputs(fields.get("output", []), location), **kwargs)
     return Question(
-        identity, text.strip(), _check_answers(fields.get("answers", fields.get("answer", [])), location), **common
+        question_id, text.strip(), _check_answers(fields.get("answers", fields.get("answer", [])), location), **kwargs
     )
 
 
@@ -303,14 +303,14 @@ def _parse_kilt_outputs(outputs: Any, location: str) -> tuple[tuple[str, ...], t
     """
     try:
         answers = [output["answer"] for output in outputs if output.get("answer")]
-        page_sets = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
+        page_id_sets = [{str(page["wikipedia_id"]) for page in output.get("provenance", ())} for output in outputs]
     except (TypeError, KeyError, AttributeError):
         raise InputError(
             f"{location}: write KILT's `output` as a list of objects with `answer`, and "
             "`provenance` with `wikipedia_id`"
         ) from None
     return tuple(dict.fromkeys(_check_answers(answers, location))), tuple(
-        frozenset(page_set) for page_set in page_sets if page_set
+        frozenset(page_ids) for page_ids in page_id_sets if page_ids
     )
 
 
@@ -348,7 +348,7 @@ def digest_questions(question_set: QuestionSet) -> str:
 
 
 def _convert_question_to_json(question: Question) -> dict[str, Any]:
-    fields = {**asdict(question), "evidence": [sorted(pages) for pages in question.evidence]}
+    fields = {**asdict(question), "evidence": [sorted(page_ids) for page_ids in question.evidence]}
     if not question.own_document:  # keeps the identity of evaluations without this field
         del fields["own_document"]
     return fields

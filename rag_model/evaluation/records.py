@@ -30,8 +30,8 @@ class MeasureValues:
 
     def write(self, path: Path) -> None:
         """Write the values to a file."""
-        fields = {"questions": self.questions, "retrievers": self.retrievers}
-        path.write_text(json.dumps(fields, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        json_fields = {"questions": self.questions, "retrievers": self.retrievers}
+        path.write_text(json.dumps(json_fields, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
     @classmethod
     def from_json(cls, value: Any) -> Self:

@@ -10,7 +10,7 @@ from typing import Any
 from rag_model.digest import digest_json
 from rag_model.encoders.files import ENDPOINT_PREFIX, pin_name
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.measures.measure import installed_versions
+from rag_model.evaluation.measures.measure import list_measure_versions
 from rag_model.evaluation.questions import QuestionSet, digest_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
 from rag_model.reading.routing import identify_model
@@ -24,7 +24,7 @@ _ROUTE_SETTINGS = ("route", "choose_route")
 _LIBRARIES = ("torch", "transformers")  # releases round differently and may change answers
 
 
-def retrieval_subject(
+def describe_retrieval_subject(
     store: Store,
     snapshot: Snapshot,
     question_set: QuestionSet,
@@ -49,7 +49,7 @@ def retrieval_subject(
         UsageError: An expression is invalid.
     """
     expressions = list(retrievers) or [snapshot.manifest.content.default_retriever]
-    settings = {
+    settings_json = {
         "retrievers": expressions,
         "k": k,
         "judged_by": judge.judged_by,
@@ -59,10 +59,10 @@ def retrieval_subject(
         "version": VERSION,
         **_describe_measures(),
     }
-    return EvaluationSubject(snapshot.id, "", digest_questions(question_set), settings)
+    return EvaluationSubject(snapshot.id, "", digest_questions(question_set), settings_json)
 
 
-def answers_subject(
+def describe_answers_subject(
     store: Store,
     snapshot: Snapshot,
     model: str,
@@ -107,8 +107,8 @@ def answers_subject(
 
 def _describe_measures() -> dict[str, Any]:
     """Return the versions of plugin measures; {} without any, so that ids do not change."""
-    versions = installed_versions()
-    return {"measures": versions} if versions else {}
+    version_by_measure = list_measure_versions()
+    return {"measures": version_by_measure} if version_by_measure else {}
 
 
 def _describe_endpoint(model: str) -> dict[str, Any]:

@@ -124,22 +124,22 @@ class CheckpointUploader:
                 shutil.rmtree(upload.folder, ignore_errors=True)
 
     def _upload(self, upload: _PendingUpload) -> None:
-        files = {}
+        refs_by_name = {}
         for path in sorted(path for path in upload.folder.rglob("*") if path.is_file()):
             if self._aborting:
                 return
             name = path.relative_to(upload.folder).as_posix()
-            files[name] = path, self._find_blob_ref(path, upload.digests.get(name))
+            refs_by_name[name] = path, self._find_blob_ref(path, upload.digests.get(name))
         self._identity.store.trainings.save_checkpoint(
-            self._identity.key, upload.progress, files, lambda: not self._aborting
+            self._identity.key, upload.progress, refs_by_name, lambda: not self._aborting
         )
 
     def _find_blob_ref(self, path: Path, digest: str | None) -> BlobRef:
         stat = path.stat()
-        file_state = stat.st_ino, stat.st_size, stat.st_mtime_ns
-        if file_state not in self._blob_refs:
-            self._blob_refs[file_state] = BlobRef(digest or digest_file(path), stat.st_size)
-        return self._blob_refs[file_state]
+        file_identity = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        if file_identity not in self._blob_refs:
+            self._blob_refs[file_identity] = BlobRef(digest or digest_file(path), stat.st_size)
+        return self._blob_refs[file_identity]
 
     def _report_failure(self) -> None:
         """Report a failed upload; do not repeat it until an upload has succeeded again."""
@@ -159,10 +159,10 @@ class CheckpointUploader:
             _link_or_copy(path, folder / name, is_immutable=is_immutable)
         for path in _list_newest_checkpoints(identity.folder):
             name = path.relative_to(identity.folder)
-            digests |= {f"{name.as_posix()}/{file}": digest for file, digest in read_state(path)[0].items()}
-        created = timestamp.isoformat(timespec="seconds")
+            digests |= {f"{name.as_posix()}/{file_name}": digest for file_name, digest in read_state(path)[0].items()}
+        created_at = timestamp.isoformat(timespec="seconds")
         return _PendingUpload(
-            folder, TrainingProgress(identity.kind, identity.snapshot, stage, step, n_steps, created), digests
+            folder, TrainingProgress(identity.kind, identity.snapshot, stage, step, n_steps, created_at), digests
         )
 
 
@@ -221,12 +221,12 @@ def _iter_valid_states(folder: Path) -> Iterator[TrainerState]:
 def _list_newest_checkpoints(folder: Path) -> list[Path]:
     """Return the newest checkpoint of every stage."""
     checkpoint_lists = (list_checkpoints(record.parent / "checkpoints") for record in _list_records(folder))
-    return [newest_first[0] for newest_first in checkpoint_lists if newest_first]
+    return [checkpoints[0] for checkpoints in checkpoint_lists if checkpoints]
 
 
 def _list_records(folder: Path) -> list[Path]:
-    paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
-    return [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
+    record_paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
+    return [path for path in record_paths if path.is_file() and not path.parent.name.startswith(".")]
 
 
 def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
@@ -239,12 +239,12 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
         yield from (
             (path, True) for subfolder in (checkpoint, best_folder) for path in subfolder.rglob("*") if path.is_file()
         )
-    journals = {path.parent / METRICS for path in _list_records(folder)}
+    journal_paths = {path.parent / METRICS for path in _list_records(folder)}
     # The other JSON-lines files are caches of scores.
-    yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journals)
-    refreshes = folder / "refreshes"
-    yield from ((path, True) for path in refreshes.glob("step-*.json"))
-    yield from ((path, True) for path in refreshes.glob("step-*/encoders/**/*") if path.is_file())
+    yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journal_paths)
+    refresh_folder = folder / "refreshes"
+    yield from ((path, True) for path in refresh_folder.glob("step-*.json"))
+    yield from ((path, True) for path in refresh_folder.glob("step-*/encoders/**/*") if path.is_file())
 
 
 def _describe_failure(step: int, error: Exception) -> str:

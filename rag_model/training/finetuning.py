@@ -63,7 +63,7 @@ class StageSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class ModelCard:
     """The contents of a model card."""
 
     result: ModelDescription
@@ -75,19 +75,19 @@ class Card:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-def write_card(card: Card) -> str:
+def render_card(card: ModelCard) -> str:
     """Return the card as Markdown with a YAML head; equal cards give equal texts."""
     kind, language = card.inputs["kind"], str(card.corpus.get("language") or "")
-    head = {
+    front_matter = {
         "library_name": "bookwheel",
         "pipeline_tag": card.result.hub_task,
         "tags": ["bookwheel", "retrieval-augmented-generation", kind],
         **({"language": language} if language else {}),
     }
-    lines = [
+    card_lines = [
         "---",
         # A JSON value is a YAML value.
-        *(f"{name}: {json.dumps(setting, ensure_ascii=False)}" for name, setting in head.items()),
+        *(f"{name}: {json.dumps(setting, ensure_ascii=False)}" for name, setting in front_matter.items()),
         "---",
         f"# {kind}, trained by bookwheel",
         "",
@@ -112,10 +112,10 @@ def write_card(card: Card) -> str:
         json.dumps(card.inputs["recipe"], indent=2, ensure_ascii=False),
         "```",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(card_lines) + "\n"
 
 
-def _list_origin_rows(card: Card) -> list[Sequence[str]]:
+def _list_origin_rows(card: ModelCard) -> list[Sequence[str]]:
     licence = describe_licence(str(card.corpus.get("licence") or ""))
     corpus = card.corpus.get("base") or card.corpus.get("dbname") or card.corpus.get("kind") or "unknown"
     return [
@@ -127,17 +127,17 @@ def _list_origin_rows(card: Card) -> list[Sequence[str]]:
         ("snapshot", card.inputs["snapshot"]),
         ("its text", ", ".join(part for part in (corpus, licence) if part)),
         *(
-            (f"asked from step {searched.step:,}", searched.snapshot)
-            for searched in card.trained.searched_snapshots
-            if searched.step
+            (f"asked from step {searched_snapshot.step:,}", searched_snapshot.snapshot)
+            for searched_snapshot in card.trained.searched_snapshots
+            if searched_snapshot.step
         ),
         *((f"examples ({name})", digest) for name, digest in card.inputs["examples"].items()),
     ]
 
 
 def _render_stage(stage: StageSummary) -> list[str]:
-    steps = f"{stage.trained.steps:,} steps; the best weights are those of step {stage.trained.best_step:,}."
-    description = f"{stage.trained_on} {steps}".lstrip()
+    steps_text = f"{stage.trained.steps:,} steps; the best weights are those of step {stage.trained.best_step:,}."
+    description = f"{stage.trained_on} {steps_text}".lstrip()
     return [f"### Stage {stage.name}", "", description, "", _format_measures(stage.trained), ""]
 
 
@@ -176,7 +176,7 @@ class Finetuning:
     @cached_property
     def inputs(self) -> dict[str, Any]:
         """All inputs that determine the model, as JSON values; reads the models' files once."""
-        settings, processes = self.job.settings, find_processes().count
+        settings, n_processes = self.job.settings, find_processes().count
         return {
             "kind": self.objective.name,
             "snapshot": self.snapshot.id,
@@ -192,7 +192,7 @@ class Finetuning:
             **self.objective.inputs(self.job),
             "version": VERSION,
             # `batch_size` counts per process, so the number of processes changes the model.
-            **({"processes": processes} if processes > 1 else {}),
+            **({"processes": n_processes} if n_processes > 1 else {}),
             **({"code": self.objective.version} if self.objective.version else {}),
         }
 
@@ -247,7 +247,7 @@ class Finetuning:
             BookwheelError: raised by the objective, its tasks or the loop; the checkpoints stay.
         """
         processes = find_processes()
-        stage_results, summaries = list[TrainingResult](), list[StageSummary]()
+        stage_results, stage_summaries = list[TrainingResult](), list[StageSummary]()
 
         def report_scoring(done: int, total: int) -> None:
             if report is not None:
@@ -258,8 +258,8 @@ class Finetuning:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
             # The seed determines weights that the folder lacks, such as a pooler's.
             torch.manual_seed(stage.loop.seed)
-            previous_best = stage_results[-1].best_folder if stage_results else None
-            task = processes.run_after_first(partial(stage.task, previous_best, report_scoring))
+            previous_best_folder = stage_results[-1].best_folder if stage_results else None
+            task = processes.run_after_first(partial(stage.task, previous_best_folder, report_scoring))
             try:
                 on_stage_checkpoint = (
                     partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
@@ -267,22 +267,22 @@ class Finetuning:
                 result = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
             finally:
                 if processes.is_first:
-                    self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
+                    self._write_curves_page(work, [*(summary.name for summary in stage_summaries), stage.name])
             self.objective.check(task, result.best_measures)
             stage_results.append(result)
-            summaries.append(StageSummary(stage.name, result, getattr(task, "trained_on", "")))
-        self._stage_summaries = summaries
+            stage_summaries.append(StageSummary(stage.name, result, getattr(task, "trained_on", "")))
+        self._stage_summaries = stage_summaries
         return _combine_stages(stage_results)
 
     def _write_curves_page(self, work: Path, stages: Sequence[str]) -> None:
         """Write the page with the curves so far, also when the training was refused."""
         curves_by_stage = {stage: read_training_curves(work / stage / METRICS) for stage in stages}
-        page = render_training_report(f"{self.objective.name}: the training", curves_by_stage)
+        page_html = render_training_report(f"{self.objective.name}: the training", curves_by_stage)
         with (
             suppress(OSError),
-            atomic_write(work / CURVES_PAGE) as temporary,
+            atomic_write(work / CURVES_PAGE) as temp_path,
         ):  # a failure here must not end the training
-            temporary.write_text(page, encoding="utf-8")
+            temp_path.write_text(page_html, encoding="utf-8")
 
     def publish(
         self, trained: TrainingResult, work: Path, name: str, seconds: Mapping[str, float]
@@ -293,25 +293,25 @@ class Finetuning:
             StoreError: the store cannot be written.
             UsageError: the task did not save all parts that its objective declares.
         """
-        folder = trained.best_folder
-        self._check_parts(folder)
+        best_folder = trained.best_folder
+        self._check_parts(best_folder)
         stages = self._stage_summaries if len(self._stage_summaries) > 1 else ()
         corpus, sources = self.snapshot.manifest.content.corpus, self.job.origins.list_sources()
-        card = Card(self.objective.result, self.inputs, corpus, trained, stages, sources)
-        (folder / "README.md").write_text(write_card(card), encoding="utf-8")
+        card = ModelCard(self.objective.result, self.inputs, corpus, trained, stages, sources)
+        (best_folder / "README.md").write_text(render_card(card), encoding="utf-8")
         for stage in self._stage_summaries:
-            shutil.copyfile(work / stage.name / METRICS, folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
-        before, after = dict(trained.initial_measures), dict(trained.best_measures)
-        space = self.objective.space(self.job, folder)
+            shutil.copyfile(work / stage.name / METRICS, best_folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
+        initial_measures, best_measures = dict(trained.initial_measures), dict(trained.best_measures)
+        space = self.objective.space(self.job, best_folder)
         trained_model = ModelMetadata(
             self.objective.name,
             space.to_json() if space else None,
             {name: input_value for name, input_value in self.inputs.items() if name != "kind"},
-            {"before": before, "after": after},
+            {"before": initial_measures, "after": best_measures},
             self._build_provenance(seconds, trained),
         )
-        stored_model = put_model(self.store, folder, trained_model, name)
-        result = FinetuningResult(stored_model.model, trained.steps, trained.best_step, before, after)
+        stored_model = put_model(self.store, best_folder, trained_model, name)
+        result = FinetuningResult(stored_model.model, trained.steps, trained.best_step, initial_measures, best_measures)
         files = self.store.models.get(stored_model.model).content.files
         self.store.memo.write_record(STAGE, self.key, files, asdict(result), self.inputs)
         return result, stored_model
@@ -354,18 +354,18 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     models = {model_part: read_architecture(resolve_folder(name)) for model_part, name in job.origins.names.items()}
     costs, weight_bytes = objective.costs(job, models), estimate_weight_bytes(*models.values())
     memory_by_stage: dict[str, int] = {}
-    n_steps, operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
+    n_steps, n_operations, disk_bytes = 0, costs.rebuilds * costs.rebuild_operations, 0
     for stage_costs in (*costs.previous_stages, costs):
         loop = stage_costs.loop or job.settings.loop
         stage_steps = loop.count_steps(stage_costs.batches, 1)
-        evaluations = 2 + stage_steps // loop.evaluate_every
+        n_evaluations = 2 + stage_steps // loop.evaluate_every
         n_steps += stage_steps
-        operations += (
+        n_operations += (
             stage_costs.preparation_operations
             + stage_steps * loop.accumulation * stage_costs.step_operations
-            + evaluations * stage_costs.evaluation_operations
+            + n_evaluations * stage_costs.evaluation_operations
         )
-        disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
+        disk_bytes += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
         memory_by_stage |= stage_costs.stage_bytes
     unit, n_items = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
     work_sizes = {"steps": f"{n_steps:,}", unit: f"{n_items:,}"}
@@ -376,10 +376,10 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     if costs.preparation_operations:
         work_sizes["scores of the generator"] = f"{costs.preparation_operations / CORE_FLOPS:,.0f} s of a core"
     if rebuild is not None:
-        peak_bytes, disk = max(rebuild.compute_stage_memory(1).values()), disk + rebuild.disk
+        peak_bytes, disk_bytes = max(rebuild.compute_stage_memory(1).values()), disk_bytes + rebuild.disk
         memory_by_stage["rebuild"] = max(costs.stage_bytes.values()) + peak_bytes
         work_sizes["a rebuild takes"] = f"{format_bytes(peak_bytes)} of memory, {format_bytes(rebuild.disk)} of disk"
-    return WorkEstimate(work_sizes, memory_by_stage, operations, disk=disk)
+    return WorkEstimate(work_sizes, memory_by_stage, n_operations, disk=disk_bytes)
 
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:

@@ -1,6 +1,6 @@
 """Rebuild the index every n steps while its passage encoder is trained, and move to it.
 
-A task owns a `MovingIndex` and delegates `asked`, `move` and `ask` to it (`SearchingTask`). After n
+A task owns a `MovingIndex` and delegates the methods of `SearchingTask` to it. After n
 steps the encoders of that step are saved in the training's folder, and a rebuild encodes the
 snapshot's passages with them while the training goes on. At a step boundary the trainer opens the
 new snapshot next to the current one and moves to it. Unlike a service that follows a name, it pulls
@@ -60,11 +60,14 @@ _log = logging.getLogger(__name__)
 class MovingSettings:
     """Settings of a moving index, the table `[moving]` of trainings of a passage encoder."""
 
-    # training steps between two rebuilds; 0: never. Siriwardhana et al. 2023: 500
+    # number of training steps between two rebuilds of the index; 0 means none; Siriwardhana et al.
+    # 2023: 500
     every: int = 500
-    # synchronous: wait for each rebuild, so that runs are repeatable; asynchronous: go on (paper)
+    # whether the training waits for a rebuild, which makes runs repeatable (`synchronous`), or goes
+    # on meanwhile, as in the paper (`asynchronous`)
     mode: RebuildMode = "synchronous"
-    # GPUs of the rebuild on this machine, as in CUDA_VISIBLE_DEVICES; empty: those of the trainer
+    # GPUs of the rebuild on this machine, in the form of CUDA_VISIBLE_DEVICES; empty means the GPUs
+    # of the training
     devices: str = ""
 
     def __post_init__(self) -> None:
@@ -248,12 +251,12 @@ class MovingIndex:
         self._lease.hold(snapshot.id)
 
     @property
-    def asked(self) -> str:
+    def searched_snapshot(self) -> str:
         """Id of the snapshot that is searched now."""
         return self._snapshot_id
 
-    def ask(self, snapshot: str) -> None:
-        """Search the snapshot of a checkpoint again; see `SearchingTask.ask`.
+    def search_snapshot(self, snapshot: str) -> None:
+        """Search the snapshot of a checkpoint again; see `SearchingTask.search_snapshot`.
 
         Raises:
             BookwheelError: the snapshot no longer exists, or cannot be searched.
@@ -263,8 +266,8 @@ class MovingIndex:
             self._switch_to(snapshot)
         self._current_rebuild = self._rebuild_folder.find_result(snapshot)
 
-    def move(self, step: int) -> Measures:
-        """Start a rebuild if one is due, and move to a finished one; see `SearchingTask.move`.
+    def move_index(self, step: int) -> Measures:
+        """Start a rebuild if one is due, and move to a finished one; see `SearchingTask.move_index`.
 
         Returns `snapshot_age`, the steps since the encoder of the searched snapshot;
         `encoding_seconds` and `rebuild_seconds` of its rebuild and `swap_seconds` of the move to
@@ -273,8 +276,8 @@ class MovingIndex:
         """
         start_time, n_steps = time.perf_counter(), step - 1
         is_main_process = PartialState().is_main_process
-        decision = [(self._choose_rebuild(n_steps), self._n_failures) if is_main_process else None]
-        rebuild_result, self._n_failures = broadcast_object_list(decision)[0]
+        decisions = [(self._choose_rebuild(n_steps), self._n_failures) if is_main_process else None]
+        rebuild_result, self._n_failures = broadcast_object_list(decisions)[0]
         if rebuild_result is not None:
             self._switch_to_rebuild(rebuild_result)
         return {

@@ -93,28 +93,28 @@ def choose_models(
         UsageError: the named encoder, or the snapshot's, encodes only questions; a generator or a
             teacher is missing; or the named model of the store has no such part.
     """
-    encoder, names = named_models.encoder, dict[str, str]()
+    encoder, name_by_part = named_models.encoder, dict[str, str]()
     for model_part in sorted({CROSS_ENCODER, COLBERT} & {*parts}):
-        names[model_part] = str(
+        name_by_part[model_part] = str(
             snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, model_part)
         )
     if PASSAGE in parts:
-        names |= _choose_bi_encoder(store, snapshot, encoder)
+        name_by_part |= _choose_bi_encoder(store, snapshot, encoder)
     elif QUESTION in parts:
-        names[QUESTION] = (
+        name_by_part[QUESTION] = (
             str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
         )
     if MASKED_LM in parts:
-        names[MASKED_LM] = resolve_part(store, named_models.generator or names[PASSAGE], MASKED_LM)
+        name_by_part[MASKED_LM] = resolve_part(store, named_models.generator or name_by_part[PASSAGE], MASKED_LM)
     elif GENERATOR in options:
         if named_models.generator is None:
             raise UsageError("there is no generator: name one with --generator, a folder, a hub name or model:NAME")
-        names[GENERATOR] = resolve_part(store, named_models.generator, GENERATOR)
+        name_by_part[GENERATOR] = resolve_part(store, named_models.generator, GENERATOR)
     if TEACHER in options:
         if named_models.teacher is None:
             raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
-        names[TEACHER] = str(resolve_part_folder(store, named_models.teacher, CROSS_ENCODER))
-    return InitialModels(names)
+        name_by_part[TEACHER] = str(resolve_part_folder(store, named_models.teacher, CROSS_ENCODER))
+    return InitialModels(name_by_part)
 
 
 def _choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> dict[str, str]:
@@ -135,8 +135,8 @@ def _choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) ->
 
 def digest_folder(folder: Path) -> str:
     """Return the digest of a folder's files by name; hidden files and the card are left out."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
-    paths_by_name = {path.relative_to(folder).as_posix(): path for path in files}
+    file_paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "README.md")
+    paths_by_name = {path.relative_to(folder).as_posix(): path for path in file_paths}
     visible_paths = {
         name: path for name, path in paths_by_name.items() if not any(part.startswith(".") for part in name.split("/"))
     }

@@ -59,8 +59,8 @@ def parse_settings(kind: str, tables: Tables, max_steps: int | None, *, unit_vec
         recipe[name] = {**recipe.get(name, {}), **table}
     settings: Any = from_table(objective.settings, recipe, f"the recipe of finetune {objective.name}")
     if max_steps is not None:
-        loops = find_loop_settings(settings)
-        settings = replace(settings, **{name: replace(loop, max_steps=max_steps) for name, loop in loops.items()})
+        loop_tables = find_loop_settings(settings)
+        settings = replace(settings, **{name: replace(loop, max_steps=max_steps) for name, loop in loop_tables.items()})
     return settings  # type: ignore[no-any-return]
 
 
@@ -79,7 +79,7 @@ def _check_tables(objective: Objective[Any], tables: Mapping[str, Any]) -> None:
         else:
             locations = {name: "no table"}
         for key, location in locations.items():
-            table_names = " or ".join(f"[{owner}]" for owner, names in names_by_table.items() if key in names)
+            table_names = " or ".join(f"[{table_name}]" for table_name, names in names_by_table.items() if key in names)
             advice = (
                 f"put it below {table_names}"
                 if table_names
@@ -98,8 +98,8 @@ def _list_setting_names(table: Any) -> frozenset[str]:
 def render_settings(objective: Objective[Any]) -> str:
     """Return the settings file of an objective, in TOML, with all defaults."""
     unit_defaults = objective.defaults(unit_vectors=True)
-    head = f"# Settings of `bookwheel finetune {objective.name}`, with their defaults and the sources of these."
-    return "\n".join([head, *_render_tables(objective.settings(), (), unit_defaults)]) + "\n"
+    heading = f"# Settings of `bookwheel finetune {objective.name}`, with their defaults and the sources of these."
+    return "\n".join([heading, *_render_tables(objective.settings(), (), unit_defaults)]) + "\n"
 
 
 def parse_field_comments(settings_type: type[Any]) -> dict[str, str]:
@@ -122,9 +122,9 @@ def _parse_own_comments(record_type: type[Any]) -> dict[str, str]:
         return {}
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
-    (body,) = ast.parse(source).body
+    (class_node,) = ast.parse(source).body
     comments_by_field: dict[str, str] = {}
-    for node in getattr(body, "body", ()):
+    for node in getattr(class_node, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             lines = [node.end_lineno] if node.end_lineno in comments else _find_comments_above(node.lineno, comments)
             comments_by_field[node.target.id] = " ".join(comments[line].string.lstrip("# ") for line in lines)
@@ -142,7 +142,7 @@ def _find_comments_above(line: int, comments: Mapping[int, tokenize.TokenInfo]) 
 def _render_tables(settings: Any, path: tuple[str, ...], unit_defaults: Mapping[str, Any]) -> Iterator[str]:
     """Yield the TOML lines of a settings record: plain settings first, then nested tables."""
     comments, defaults = parse_field_comments(type(settings)), type(settings)()
-    choices = {name: get_args(kind) for name, kind in get_type_hints(type(settings)).items() if _is_choice(kind)}
+    choices = {name: get_args(hint) for name, hint in get_type_hints(type(settings)).items() if _is_choice(hint)}
     setting_values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     subtables = {name: setting for name, setting in setting_values.items() if is_dataclass(setting)}
     for name, setting in setting_values.items():

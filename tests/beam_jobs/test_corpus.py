@@ -37,11 +37,11 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.answer_scores import BLOCK, ScoringExample, score_answers, score_example
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.judging import (
-    Judge,
     JudgeBlock,
     JudgeSettings,
+    PassageJudge,
     collect_gold_answers,
-    iter_judged,
+    iter_judged_examples,
     judge_passages,
 )
 from rag_model.training.data.memory import read_passages
@@ -126,15 +126,15 @@ def test_workers_judge_as_one_process_does(store: Store, generator: Any, choices
     gold = collect_gold_answers(examples, settings)
     runner = partial(corpus.run, launch=Launch.new(store.url, ["--runner=FnApiRunner"]))
     pairs = [*zip(examples, retrieved, strict=True)]
-    judged = [*iter_judged(store, pairs, gold, settings, lambda: generator, block, runner)]
-    judge = Judge(generator, examples, settings)
+    judged = [*iter_judged_examples(store, pairs, gold, settings, lambda: generator, block, runner)]
+    judge = PassageJudge(generator, examples, settings)
     assert [(example, passages) for example, passages, _ in judged] == pairs
     for (example, passages), (_, _, verdicts) in zip(pairs, judged, strict=True):
         batches = passages[:8], passages[8:]
         assert verdicts == [one for batch in batches for one in judge_passages(judge, example.question, batch)]
     assert len([*store.files.list_names("memo/judge")]) == 2
     store.memo = replace(store.memo, can_produce=False)
-    assert [*iter_judged(store, pairs, gold, settings, lambda: generator, block)] == judged
+    assert [*iter_judged_examples(store, pairs, gold, settings, lambda: generator, block)] == judged
 
 
 @pytest.mark.parametrize(("cpu", "workers"), [(False, ("--direct_num_workers=1",)), (True, ())])

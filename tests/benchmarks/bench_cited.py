@@ -45,7 +45,7 @@ from rag_model.evaluation.answers.scores import ScoredAnswer
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.bootstrap import Estimate, estimate_mean
 from rag_model.evaluation.questions import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import answer_matcher
+from rag_model.evaluation.retrieval.judging import build_answer_matcher
 from rag_model.generate.decoding import DecodingSettings
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag import Rag, RagSettings
@@ -161,7 +161,7 @@ def measure(options: argparse.Namespace, questions: SplitQuestions, folder: Path
 def add_holds(row: AblationResult) -> list[ScoredAnswer]:
     """Add to each answer of a condition whether it holds a gold answer by DPR's token match."""
     return [
-        replace(a, measures={**a.measures, HOLDS: float(answer_matcher(a.question)(a.reading.answer))})
+        replace(a, measures={**a.measures, HOLDS: float(build_answer_matcher(a.question)(a.reading.answer))})
         for a in row.scored
     ]
 

@@ -50,7 +50,7 @@ from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.dpr import DprRecipe, DprTask
-from rag_model.training.objectives.task_bases import CUTOFFS, BiEncoder, RankingEvaluator, rank_of_first_answer
+from rag_model.training.objectives.task_bases import CUTOFFS, BiEncoder, RankingEvaluator, find_first_answer_rank
 
 WARM_UP = 1  # steps that are not timed
 
@@ -117,13 +117,13 @@ def find_hits(
     reading = Encoder.load(passage, overrides=limits, threads=torch.get_num_threads())
     passage_vectors = reading.encode_passages([p.title for p in ranking.pool], [p.text for p in ranking.pool])
     vectors = Encoder.load(question, "question", limits).encode_questions([example.question for example in data.test])
-    return {k: ranking.successes(vectors, passage_vectors, k) for k in CUTOFFS}
+    return {k: ranking.compute_successes(vectors, passage_vectors, k) for k in CUTOFFS}
 
 
 def find_bm25_hits(data: DprData) -> dict[int, npt.NDArray[np.bool_]]:
     """Return for each k whether each test question has an answer in BM25's first k passages."""
     hits = data.search_words([example.question for example in data.test], CUTOFFS[-1])
-    firsts = [rank_of_first_answer(example, passages) for example, passages in zip(data.test, hits, strict=True)]
+    firsts = [find_first_answer_rank(example, passages) for example, passages in zip(data.test, hits, strict=True)]
     return {k: np.array([first is not None and first <= k for first in firsts]) for k in CUTOFFS}
 
 

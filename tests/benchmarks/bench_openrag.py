@@ -42,11 +42,11 @@ from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.generate.load import load_generator
 from rag_model.index.postings.search import ImpactIndex
 from rag_model.training.data.examples import Example, build_passage
-from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, build_pools, judge_passages
+from rag_model.training.data.judging import ExamplePools, JudgeSettings, PassageJudge, build_pools, judge_passages
 from rag_model.training.data.pair_scores import CachedPairScorer
 from rag_model.training.objectives.openrag import OnlineJudging, OpenRagRecipe, OpenRagTask
 from rag_model.training.objectives.sidr import SidrPair
-from rag_model.training.objectives.task_bases import rank_of_first_answer
+from rag_model.training.objectives.task_bases import find_first_answer_rank
 
 Columns = dict[str, list[float]]  # by measure, one value a question
 
@@ -106,7 +106,7 @@ def rank(pair: SidrPair, memory: Proposals, dev: Sequence[Example], recipe: Open
 
 def measure_arm(readers: dict[str, Any], dev: Sequence[Example], ranked: Sequence[list[Passage]]) -> Columns:
     """Return for each question Success@k, and how each generator answers from the first passage."""
-    firsts = [rank_of_first_answer(*pair) for pair in zip(dev, ranked, strict=True)]
+    firsts = [find_first_answer_rank(*pair) for pair in zip(dev, ranked, strict=True)]
     values = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in (1, 5)}
     for name, judge in readers.items():
         judgements = [judge_passages(judge, e.question, [top[0]])[0] for e, top in zip(dev, ranked, strict=True)]
@@ -236,7 +236,9 @@ def measure(options: argparse.Namespace, work: Path, seed: int) -> tuple[dict[st
     settings = JudgeSettings(max_new_tokens=options.tokens)
     folders = {"generator": options.generator, **({"transfer": options.transfer} if options.transfer else {})}
     readers: dict[str, Any] = {
-        name: CachedPairScorer(Judge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block=1)
+        name: CachedPairScorer(
+            PassageJudge(load_generator(folder, device="cpu"), bare, settings), name, work / name, block=1
+        )
         for name, folder in folders.items()
     }
     judge = readers["generator"]

@@ -55,7 +55,7 @@ from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.objective import Job
 from rag_model.training.objectives.ra_dit import RA_DIT
 from rag_model.training.objectives.ra_dit_tasks import LmRecipe, RaDitRecipe, RaDitTraining, RetrieverRecipe
-from rag_model.training.objectives.task_bases import rank_of_first_answer
+from rag_model.training.objectives.task_bases import find_first_answer_rank
 from rag_model.training.origins import InitialModels
 
 TEMPERATURE = 0.05  # MiniLM's vectors have unit length
@@ -144,7 +144,7 @@ class Examiner:
             .hits
         )
         firsts = [
-            rank_of_first_answer(e, [hit.passage for hit in top]) for e, top in zip(self._test, hits, strict=True)
+            find_first_answer_rank(e, [hit.passage for hit in top]) for e, top in zip(self._test, hits, strict=True)
         ]
         success = {f"Success@{k}": [float(first is not None and first <= k) for first in firsts] for k in DEPTHS}
         return [[(hit.row, hit.score) for hit in question_hits[: self._options.k]] for question_hits in hits], success

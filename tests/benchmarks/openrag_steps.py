@@ -30,7 +30,7 @@ from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import PaperTemplate
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
-from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, PooledExample, judge_passages
+from rag_model.training.data.judging import ExamplePools, JudgeSettings, PassageJudge, PooledExample, judge_passages
 from rag_model.training.objectives.openrag import OnlineJudging, OpenRagRecipe, OpenRagTask
 from rag_model.training.objectives.sidr import SidrPair
 
@@ -58,7 +58,9 @@ def prepare(
         Example(str(number), *question_and_answers, (), ())
         for number, question_and_answers in enumerate((q, (a,)) for q, a in question_answers)
     ]
-    judge = Judge(load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1))
+    judge = PassageJudge(
+        load_generator(folder / "reader", FORM, device="cpu"), examples, JudgeSettings(max_new_tokens=1)
+    )
     dice = np.random.default_rng(0)
     pools = list[PooledExample]()
     for example in examples:
@@ -102,7 +104,7 @@ def ours(inputs: TrainingInputs) -> tuple[nn.Module, Loss]:
         with tempfile.TemporaryDirectory() as work:
             memory = Proposals(inputs.corpus, by_bags(pair, inputs.corpus, Path(work)), terms=KEPT)
         settings = JudgeSettings()
-        judge = Judge(
+        judge = PassageJudge(
             load_generator(inputs.reader, FORM, device="cpu"), inputs.pools, settings, generates_answers=False
         )
         asking = OnlineJudging(memory, judge, settings, judge)  # type: ignore[arg-type]

@@ -198,7 +198,7 @@ def test_a_training_rebuilds_its_index_there_and_moves_to_what_this_machine_make
             task, done = trained(given, given / "run", retriever="exact", rebuild=lambda _, made=made: made, url=url)
         assert [searched_snapshot.step for searched_snapshot in done.searched_snapshots] == [0, EVERY + 1]
         losses = [row["loss"] for row in read_metrics(given / "run") if row["kind"] == "train"]
-        found.append((task.asked, losses, store.snapshots.get(task.asked).content.files))
+        found.append((task.searched_snapshot, losses, store.snapshots.get(task.searched_snapshot).content.files))
     assert found[0] == found[1], "the same vectors and losses"
     jobs = {job.split("-")[1]: state for job, state in cluster.jobs().items() if job not in before}
     assert jobs == dict.fromkeys(("embed", "sample", "passage", "gate"), "FINISHED")

@@ -82,7 +82,7 @@ class Brute(PassageMemory):
 class Naive(End2EndTask):
     """Encodes all passages again when that is due, before the next step."""
 
-    def move(self, step: int) -> Measures:
+    def move_index(self, step: int) -> Measures:
         if self._settings.moving.is_due(step - 1):
             passages = self._snapshot.passages(range(self._snapshot.n))
             with tempfile.TemporaryDirectory() as folder:
@@ -143,7 +143,7 @@ def test_a_refresh_that_the_gate_refuses_or_that_finds_the_store_full_leaves_the
     rows = [row for row in read_metrics(tmp_path / "run") if row["kind"] == "train"]
     first = store.snapshots.resolve("first")
     assert [(row["snapshot"], row["refreshes_failed"]) for row in rows] == [(first, n) for n in (0, 0, 1, 1, 2)]
-    assert (done.steps, task.asked, store.refs.find_current(REF)) == (5, first, None)
+    assert (done.steps, task.searched_snapshot, store.refs.find_current(REF)) == (5, first, None)
     refused, full = (record.message for record in caplog.records if "the training stays at" in record.message)
     (other,) = {*store.snapshots.list_ids()} - {first}
     assert f"rebuild of step 2 was refused by the gate; the training stays at snapshot {first[:12]}: " in refused

@@ -23,7 +23,7 @@ from flows.reproduction import list_built_in, read_reproduction
 from rag_model.encoders.encoder import Encoder
 from rag_model.evaluation.reports.reproduction import (
     ReproductionReport,
-    TableLine,
+    ReproductionRow,
     Verdict,
     render_reproduction_page,
 )
@@ -538,7 +538,7 @@ def test_every_built_in_row_is_measured_from_local_copies(
 def test_a_verdict_follows_from_tolerance_and_interval(
     value: float, published: float | None, half: float, is_sample: bool, verdict: Verdict
 ) -> None:
-    line = TableLine("r", "d", "m", published, 0.2, value, value - half, value + half, "", "", "", 9, is_sample)
+    line = ReproductionRow("r", "d", "m", published, 0.2, value, value - half, value + half, "", "", "", 9, is_sample)
     assert line.verdict == verdict
     page = render_reproduction_page(ReproductionReport("t", "2026", [line], [], {}))
     assert ('class="verdict"' in page, 'class="verdict no"' in page) == (

@@ -12,7 +12,7 @@
 * *whole corpus*: every passage in one prompt, if all of them fit, which needs no retrieval.
 * *another reader*: the same passages, read by another reader.
 
-`describe_retrieval_worth` describes in one sentence whether retrieval is worth its cost.
+`describe_retrieval_benefit` describes in one sentence whether retrieval is worth its cost.
 """
 
 import random
@@ -56,7 +56,7 @@ class AblationSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class EvalCondition:
     """A condition of an evaluation: questions, and the passages from which each is answered."""
 
     name: str
@@ -80,45 +80,45 @@ class AblationResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics as JSON values, without values per question."""
-        metrics = {name: asdict(estimate) for name, estimate in self.metrics.items()}
-        differences = {name: asdict(estimate) for name, estimate in self.differences.items()}
-        summary = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": metrics}
-        stages = {name: 1000 * seconds for name, seconds in self.stages.items()}
-        return {**summary, "against_open": differences, "costs": self.costs, "stages": stages}
+        metrics_json = {name: asdict(estimate) for name, estimate in self.metrics.items()}
+        differences_json = {name: asdict(estimate) for name, estimate in self.differences.items()}
+        summary_json = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": metrics_json}
+        stage_milliseconds = {name: 1000 * seconds for name, seconds in self.stages.items()}
+        return {**summary_json, "against_open": differences_json, "costs": self.costs, "stages": stage_milliseconds}
 
     @property
     def costs(self) -> dict[str, float]:
         """The known means per question: `seconds` to answer, tokens `read` and tokens `written`."""
         readings = [scored_answer.reading for scored_answer in self.scored]
-        usages = [reading.usage for reading in readings if reading.usage is not None]
-        columns: dict[str, list[float]] = {
+        token_usages = [reading.usage for reading in readings if reading.usage is not None]
+        values_by_cost: dict[str, list[float]] = {
             "seconds": [reading.seconds for reading in readings if reading.seconds is not None],
-            "read": [usage.prompt_tokens for usage in usages],
-            "written": [usage.new_tokens for usage in usages],
+            "read": [token_usage.prompt_tokens for token_usage in token_usages],
+            "written": [usage.new_tokens for usage in token_usages],
         }
-        return {name: sum(column) / len(column) for name, column in columns.items() if column}
+        return {name: sum(column) / len(column) for name, column in values_by_cost.items() if column}
 
     @property
     def stages(self) -> dict[str, float]:
         """The mean seconds per question of each stage of answering; empty if an answer has none."""
         stage_seconds = [scored_answer.reading.stages for scored_answer in self.scored]
-        names = dict.fromkeys(name for seconds in stage_seconds for name in seconds) if all(stage_seconds) else {}
-        return {name: sum(seconds.get(name, 0.0) for seconds in stage_seconds) / len(stage_seconds) for name in names}
+        stages = dict.fromkeys(name for seconds in stage_seconds for name in seconds) if all(stage_seconds) else {}
+        return {name: sum(seconds.get(name, 0.0) for seconds in stage_seconds) / len(stage_seconds) for name in stages}
 
 
-def open_book(outcomes: Sequence[RetrievalResult], k: int) -> Condition:
+def build_open_book(outcomes: Sequence[RetrievalResult], k: int) -> EvalCondition:
     """Return the questions with their first `k` retrieved passages, or fewer if fewer were
     retrieved.
     """
     return _build_condition(OPEN_BOOK, [(outcome.question, outcome.hits[:k]) for outcome in outcomes])
 
 
-def closed_book(outcomes: Sequence[RetrievalResult]) -> Condition:
+def build_closed_book(outcomes: Sequence[RetrievalResult]) -> EvalCondition:
     """Return the questions without passages."""
     return _build_condition(CLOSED_BOOK, [(outcome.question, ()) for outcome in outcomes])
 
 
-def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[Condition]:
+def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[EvalCondition]:
     """Yield the conditions other than the open book at `k`, except those without questions.
 
     Args:
@@ -126,43 +126,45 @@ def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: Ablat
         k: number of passages in the open book and of shuffled passages.
         settings: the settings of the sweep, the gold passages and the shuffling.
     """
-    yield closed_book(outcomes)
+    yield build_closed_book(outcomes)
     gold_hits = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
     if gold_pairs := [(question, (gold,)) for question, gold in gold_hits if gold is not None]:
         yield _build_condition(GOLD_PASSAGE, gold_pairs)
-    book = open_book(outcomes, k)
+    book = build_open_book(outcomes, k)
     if len(outcomes) > 1:
-        yield Condition(SHUFFLED_PASSAGES, book.k, book.questions, tuple(shuffle_hits(book.hits, settings.seed)))
+        yield EvalCondition(SHUFFLED_PASSAGES, book.k, book.questions, tuple(shuffle_hits(book.hits, settings.seed)))
     for depth in settings.sweep:
-        swept_book = open_book(outcomes, depth)
+        swept_book = build_open_book(outcomes, depth)
         if swept_book.k == depth != book.k:
-            yield Condition(f"{OPEN_BOOK}, k = {depth}", depth, swept_book.questions, swept_book.hits)
+            yield EvalCondition(f"{OPEN_BOOK}, k = {depth}", depth, swept_book.questions, swept_book.hits)
 
 
-def other_retriever_book(name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int) -> Condition:
+def build_retriever_book(
+    name: str, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], k: int
+) -> EvalCondition:
     """Return the questions with the first `k` passages of another retriever."""
     pairs = [(question, tuple(question_hits[:k])) for question, question_hits in zip(questions, hits, strict=True)]
     return replace(_build_condition(name, pairs), other_retriever=name)
 
 
-def whole_corpus_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> Condition:
+def build_corpus_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> EvalCondition:
     """Return the questions, each with all passages; `reader` is empty for the first reader."""
     book = _build_condition(WHOLE_CORPUS, [(question, tuple(corpus)) for question in questions])
     return replace(book, name=f"{reader}, {WHOLE_CORPUS}", reader=reader) if reader else book
 
 
-def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> Condition:
+def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]]) -> EvalCondition:
     questions, hits = tuple(question for question, _ in pairs), tuple(hits for _, hits in pairs)
-    return Condition(name, max(map(len, hits), default=0), questions, hits)
+    return EvalCondition(name, max(map(len, hits), default=0), questions, hits)
 
 
 def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
     """Return the best passage of an evidence page, or, without evidence, the best one with an
     answer.
     """
-    pages = frozenset[str]().union(*outcome.question.evidence)
+    evidence_page_ids = frozenset[str]().union(*outcome.question.evidence)
     for hit, has_answer in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
-        if hit.passage.page_id in pages if pages else has_answer:
+        if hit.passage.page_id in evidence_page_ids if evidence_page_ids else has_answer:
             return hit
     return None
 
@@ -173,13 +175,13 @@ def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
     The order is random because neighbours in a file are often about one article and share passages.
     """
     permutation = random.Random(seed).sample(range(len(hits)), len(hits))
-    next_by_question = dict(zip(permutation, [*permutation[1:], permutation[0]], strict=True))
-    return [hits[next_by_question[position]] for position in range(len(hits))]
+    next_position_by_position = dict(zip(permutation, [*permutation[1:], permutation[0]], strict=True))
+    return [hits[next_position_by_position[position]] for position in range(len(hits))]
 
 
 def measure_condition(
-    condition: Condition,
-    answer_questions: Callable[[Condition], Sequence[Reading]],
+    condition: EvalCondition,
+    answer_questions: Callable[[EvalCondition], Sequence[Reading]],
     kind: AnswerKind = "spans",
     open_book_result: AblationResult | None = None,
     resampling: Resampling = DEFAULT_RESAMPLING,
@@ -198,19 +200,17 @@ def measure_condition(
     scored_answers = tuple(
         score_answer(question, reading, kind) for question, reading in zip(condition.questions, readings, strict=True)
     )
-    differences_from_open_book = (
-        compare_answers(scored_answers, open_book_result.scored, resampling) if open_book_result else {}
-    )
+    differences = compare_answers(scored_answers, open_book_result.scored, resampling) if open_book_result else {}
     return AblationResult(
         condition.name,
         condition.k,
         scored_answers,
         estimate_measures(scored_answers, kind, resampling),
-        differences_from_open_book,
+        differences,
     )
 
 
-def describe_retrieval_worth(
+def describe_retrieval_benefit(
     all_results: Sequence[AblationResult], measure: str, search_milliseconds: Mapping[str, float]
 ) -> str:
     """Return a sentence about whether retrieval is worth its cost; empty without the closed book.
@@ -224,25 +224,25 @@ def describe_retrieval_worth(
     if CLOSED_BOOK not in result_by_name or measure not in result_by_name[CLOSED_BOOK].differences:
         return ""
     gain_over_closed_book = _negate_difference(result_by_name[CLOSED_BOOK].differences[measure])
-    ranges = [_describe_range(gain_over_closed_book, "closed book")]
+    phrases = [_describe_range(gain_over_closed_book, "closed book")]
     if BM25 in result_by_name and measure in result_by_name[BM25].differences:
-        ranges.append(_describe_range(_negate_difference(result_by_name[BM25].differences[measure]), f"with {BM25}"))
+        phrases.append(_describe_range(_negate_difference(result_by_name[BM25].differences[measure]), f"with {BM25}"))
     extra_costs = list(
         _iter_extra_costs(
             result_by_name[OPEN_BOOK].costs, result_by_name[CLOSED_BOOK].costs, sum(search_milliseconds.values())
         )
     )
-    cost = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
-    return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(ranges)}{cost}"
+    cost_text = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
+    return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(phrases)}{cost_text}"
 
 
-def _negate_difference(differences_from_open_book: Estimate) -> Estimate:
+def _negate_difference(difference: Estimate) -> Estimate:
     """Return the open book minus a condition, from the condition's difference to the open book."""
     return Estimate(
-        0.0 - differences_from_open_book.value,
-        0.0 - differences_from_open_book.high,
-        0.0 - differences_from_open_book.low,
-        differences_from_open_book.n,
+        0.0 - difference.value,
+        0.0 - difference.high,
+        0.0 - difference.low,
+        difference.n,
     )
 
 

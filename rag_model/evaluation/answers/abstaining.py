@@ -53,26 +53,26 @@ class AbstentionReport:
         }
 
 
-def risk_coverage_curve(scores: Sequence[float], is_correct: Sequence[float]) -> list[CoveragePoint]:
+def compute_risk_coverage_curve(scores: Sequence[float], correctness: Sequence[float]) -> list[CoveragePoint]:
     """Return coverage and risk at each threshold, in descending order of the threshold.
 
     `is_correct` is 1 for a correct answer. Equal scores share one point. An answer with a score of
     -inf is below every threshold.
 
-    >>> risk_coverage_curve([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0])[1]
+    >>> compute_risk_coverage_curve([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0])[1]
     CoveragePoint(minimum_score=0.5, coverage=0.75, risk=0.33333333333333337)
     """
-    pairs = sorted(zip(scores, is_correct, strict=True), key=lambda pair: -pair[0])
+    pairs = sorted(zip(scores, correctness, strict=True), key=lambda pair: -pair[0])
     points: list[CoveragePoint] = []
     n_correct = 0.0
-    for n_answered, (score, is_right) in enumerate(pairs, start=1):
-        n_correct += is_right
+    for n_answered, (score, correct_share) in enumerate(pairs, start=1):
+        n_correct += correct_share
         if score > -math.inf and (n_answered == len(pairs) or pairs[n_answered][0] < score):
             points.append(CoveragePoint(score, n_answered / len(pairs), 1 - n_correct / n_answered))
     return points
 
 
-def area_under_curve(points: Sequence[CoveragePoint]) -> float:
+def compute_area_under_curve(points: Sequence[CoveragePoint]) -> float:
     """Return the mean risk over the coverage by the trapezoidal rule.
 
     Below the first coverage, the first risk is used.
@@ -90,14 +90,14 @@ def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk:
     """Choose a signal and a threshold with at most this risk, over the questions that have
     `measure`.
     """
-    curves, areas = _compute_curves(scored_answers, measure)
+    points_by_signal, areas = _compute_curves(scored_answers, measure)
     for signal in sorted(areas, key=areas.__getitem__):
-        if allowed_points := [point for point in curves[signal] if point.risk <= risk]:
+        if allowed_points := [point for point in points_by_signal[signal] if point.risk <= risk]:
             operating_point = max(allowed_points, key=lambda point: point.coverage)
             return AbstentionReport(
-                curves, areas, Threshold(signal, operating_point.minimum_score), operating_point, risk
+                points_by_signal, areas, Threshold(signal, operating_point.minimum_score), operating_point, risk
             )
-    return AbstentionReport(curves, areas, None, None, risk)
+    return AbstentionReport(points_by_signal, areas, None, None, risk)
 
 
 def measure_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, threshold: Threshold) -> AbstentionReport:
@@ -108,7 +108,7 @@ def measure_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, thre
     return AbstentionReport(curves, areas, threshold, operating_point, None)
 
 
-def reading_score(reading: Reading, signal: Signal) -> float | None:
+def compute_confidence(reading: Reading, signal: Signal) -> float | None:
     """Return the score of an answer as `confidence.get_score` does; None if it is unknown."""
     if signal == "retrieval":
         return max((passage.score for passage in reading.passages if passage.id), default=-math.inf)
@@ -121,23 +121,23 @@ def describe_abstention(report: AbstentionReport) -> str:
     """Return a sentence about the coverage and the risk of the threshold."""
     if report.threshold is None:
         return f"No threshold keeps the risk at {report.risk_limit:g} or below"
-    below = f"below {report.threshold.least:.4g} by {report.threshold.signal}"
+    threshold_text = f"below {report.threshold.least:.4g} by {report.threshold.signal}"
     if report.operating_point is None:
-        return f"With no answer {below}, no question is answered"
+        return f"With no answer {threshold_text}, no question is answered"
     coverage_text = f"{report.operating_point.coverage:.0%} of the questions are answered"
     risk_text = f"{report.operating_point.risk:.1%} of these wrong"
-    return f"With no answer {below}, {coverage_text}, and {risk_text}"
+    return f"With no answer {threshold_text}, {coverage_text}, and {risk_text}"
 
 
 def _compute_curves(
     scored_answers: Sequence[ScoredAnswer], measure: str
 ) -> tuple[dict[Signal, list[CoveragePoint]], dict[Signal, float]]:
     answers = [answer for answer in scored_answers if measure in answer.measures]
-    is_correct = [answer.measures[measure] for answer in answers]
+    correctness = [answer.measures[measure] for answer in answers]
     curves: dict[Signal, list[CoveragePoint]] = {}
     for signal in SIGNALS:
-        scores = [reading_score(answer.reading, signal) for answer in answers]
+        scores = [compute_confidence(answer.reading, signal) for answer in answers]
         known_scores = [score for score in scores if score is not None]
         if answers and len(known_scores) == len(scores):
-            curves[signal] = risk_coverage_curve(known_scores, is_correct)
-    return curves, {signal: area_under_curve(points) for signal, points in curves.items()}
+            curves[signal] = compute_risk_coverage_curve(known_scores, correctness)
+    return curves, {signal: compute_area_under_curve(points) for signal, points in curves.items()}

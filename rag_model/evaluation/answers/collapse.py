@@ -57,7 +57,7 @@ class CollapseStats:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name, for journals and reports."""
-        return {name: measure for name, measure in asdict(self).items() if measure is not None}
+        return {name: statistic for name, statistic in asdict(self).items() if statistic is not None}
 
     def reason(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
         """Return a sentence about the collapse and its remedy; empty if nothing has collapsed."""
@@ -97,7 +97,7 @@ def measure_collapse(
     Args:
         passage_ids: the ids of each question's passages, without duplicates per question.
         corpus_size: number of passages in the corpus.
-        unchanged: the result of `unchanged_share`, if measured.
+        unchanged: the result of `compute_unchanged_share`, if measured.
 
     The spread is (H - log k) / (log min(n k, corpus_size) - log k). H is the entropy
     -Σ_d p_d log p_d, where p_d is the share of passage d among the n k passages. For n questions
@@ -105,27 +105,27 @@ def measure_collapse(
     The spread is 1.0 if only one value is possible (a single question, or k is the size of the
     corpus).
     """
-    n_by_id = Counter(passage for question_passages in passage_ids for passage in question_passages)
-    n_hits = n_by_id.total()
+    hit_counts = Counter(passage_id for question_passage_ids in passage_ids for passage_id in question_passage_ids)
+    n_hits = hit_counts.total()
     k = n_hits / len(passage_ids) if passage_ids else 0.0
     return CollapseStats(
-        len(passage_ids), k, len(n_by_id), _compute_spread(n_by_id, k, min(n_hits, corpus_size)), unchanged
+        len(passage_ids), k, len(hit_counts), _compute_spread(hit_counts, k, min(n_hits, corpus_size)), unchanged
     )
 
 
-def _compute_spread(n_by_id: Counter[str], k: float, max_distinct: int) -> float:
-    n_hits = n_by_id.total()
+def _compute_spread(hit_counts: Counter[str], k: float, max_distinct: int) -> float:
+    n_hits = hit_counts.total()
     if not n_hits or max_distinct <= k:
         return 1.0
-    entropy = -math.fsum(n / n_hits * math.log(n / n_hits) for n in n_by_id.values())
+    entropy = -math.fsum(n / n_hits * math.log(n / n_hits) for n in hit_counts.values())
     return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(max_distinct) - math.log(k))))
 
 
-def unchanged_share(answers: Sequence[str], shuffled: Sequence[str]) -> float:
+def compute_unchanged_share(answers: Sequence[str], shuffled: Sequence[str]) -> float:
     """Return the share of answers whose normalized text is the same with another question's
     passages.
 
-    >>> unchanged_share(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
+    >>> compute_unchanged_share(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
     0.5
     """
     pairs = list(zip(answers, shuffled, strict=True))

@@ -24,17 +24,17 @@ from rag_model.evaluation.answers.ablation import (
     OPEN_BOOK,
     SHUFFLED_PASSAGES,
     AblationResult,
-    Condition,
-    closed_book,
-    describe_retrieval_worth,
+    EvalCondition,
+    build_closed_book,
+    build_corpus_book,
+    build_open_book,
+    build_retriever_book,
+    describe_retrieval_benefit,
     iter_conditions,
     measure_condition,
-    open_book,
-    other_retriever_book,
-    whole_corpus_book,
 )
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
-from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, unchanged_share
+from rag_model.evaluation.answers.collapse import CollapseStats, compute_unchanged_share, measure_collapse
 from rag_model.evaluation.answers.readings import Reading, describe_problems, produce_readings
 from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers, RoutingReport
 from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
@@ -89,32 +89,34 @@ class AnswerCache:
     reader: Reader  # called for every batch that is not cached
     inputs: Mapping[str, Any]  # part of the cache key: snapshot, model and decoding settings
 
-    def __call__(self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None) -> list[Reading]:
+    def __call__(
+        self, condition: EvalCondition, on_progress: ProgressCallback = lambda done, total: None
+    ) -> list[Reading]:
         """Return the answers to all questions of a condition, in order."""
-        batches: list[list[Reading]] = []
+        reading_batches: list[list[Reading]] = []
         n = len(condition.questions)
-        for first_question in range(0, n, _BATCH_SIZE):
-            batch = slice(first_question, first_question + _BATCH_SIZE)
-            batches.append(
-                self._answer_batch(condition.questions[batch], condition.hits[batch], condition.other_retriever)
+        for batch_start in range(0, n, _BATCH_SIZE):
+            window = slice(batch_start, batch_start + _BATCH_SIZE)
+            reading_batches.append(
+                self._answer_batch(condition.questions[window], condition.hits[window], condition.other_retriever)
             )
-            on_progress(min(first_question + _BATCH_SIZE, n), n)
-        return list(chain.from_iterable(batches))
+            on_progress(min(batch_start + _BATCH_SIZE, n), n)
+        return list(chain.from_iterable(reading_batches))
 
     def _answer_batch(
         self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
     ) -> list[Reading]:
         def produce(folder: Path) -> StageResult:
             readings = produce_readings(self.reader, questions, hits)
-            lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
+            json_lines = (json.dumps(asdict(reading), ensure_ascii=False, allow_nan=False) for reading in readings)
             path = folder / _READINGS_FILE
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            path.write_text("".join(f"{json_line}\n" for json_line in json_lines), encoding="utf-8")
             return StageResult({_READINGS_FILE: path}, {"answers": len(readings)})
 
-        record, _ = self.store.memo.get_or_create(
+        memo_record, _ = self.store.memo.get_or_create(
             ANSWER_STAGE, self._build_memo_key(questions, hits, retriever), produce
         )
-        return self._load_readings(record)
+        return self._load_readings(memo_record)
 
     def _build_memo_key(
         self, questions: Sequence[Question], hits: Sequence[Sequence[Hit]], retriever: str
@@ -157,7 +159,7 @@ class WholeCorpus:
 
 
 def open_other_retrievers(
-    snapshot: Snapshot, store: Store, own: str | None, encoder: QuestionEncoder | None
+    snapshot: Snapshot, store: Store, own_expression: str | None, encoder: QuestionEncoder | None
 ) -> dict[str, SnapshotRetriever]:
     """Return, by condition, the retrievers with which the reader's own retriever is compared.
 
@@ -174,15 +176,15 @@ def open_other_retrievers(
         encoder: question encoder of a model that weights passages by inner products; None: the
             model does not weight passages.
     """
-    reader_expression = own or snapshot.manifest.content.default_retriever
-    weighs_passages = encoder is not None
+    reader_expression = own_expression or snapshot.manifest.content.default_retriever
+    has_encoder = encoder is not None
     retrievers: dict[str, SnapshotRetriever] = {}
     bm25_index = next(
         (name for name in list_index_names(snapshot) if get_index_kind(snapshot, name) == _BM25_KIND), None
     )
     if bm25_index is not None and bm25_index != reader_expression:
-        retrievers[BM25] = open_retriever(snapshot, bm25_index, encoder=encoder, store=store, products=weighs_passages)
-    if weighs_passages and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):
+        retrievers[BM25] = open_retriever(snapshot, bm25_index, encoder=encoder, store=store, products=has_encoder)
+    if has_encoder and any(path.startswith(f"{QUESTION_ENCODER}/") for path in snapshot.manifest.content.files):
         retrievers[FROZEN_RETRIEVER] = open_retriever(snapshot, reader_expression, store=store, products=True)
     return retrievers
 
@@ -276,41 +278,43 @@ class AnswerEvaluation:
     def retrieve(self, on_progress: ProgressCallback = lambda done, total: None) -> None:
         """Retrieve the passages of every question for all conditions, and time the stages."""
         questions = self.question_set.questions
-        outcomes = retrieve(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
-        for outcome in outcomes:
-            self.outcomes.append(outcome)
+        retrieval_results = retrieve(self._retriever, questions, self.depth, patterns=self.settings.kind == "patterns")
+        for retrieval_result in retrieval_results:
+            self.outcomes.append(retrieval_result)
             on_progress(len(self.outcomes), len(questions))
         texts = [question.text for question in questions]
         self._other_hits = {
             name: search_questions(retriever, questions, self.k) for name, retriever in self._other_retrievers.items()
         }
         if isinstance(self._retriever, SnapshotRetriever):
-            costs = time_stages([self._retriever], texts, self.k, _TIMING_SETTINGS)[0]
-            encoding = {ENCODER: sum(costs.encoders.values())} if costs.encoders else {}
-            self.search_milliseconds = {**encoding, **costs.stages, PASSAGES: costs.passages}
+            timings = time_stages([self._retriever], texts, self.k, _TIMING_SETTINGS)[0]
+            encoder_cost = {ENCODER: sum(timings.encoders.values())} if timings.encoders else {}
+            self.search_milliseconds = {**encoder_cost, **timings.stages, PASSAGES: timings.passages}
 
-    def conditions(self) -> list[Condition]:
+    def conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
-        book, ablations = open_book(self.outcomes, self.k), self.settings.ablations
-        readers = [replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name]
-        other_retriever_books = [
-            other_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
+        book, ablations = build_open_book(self.outcomes, self.k), self.settings.ablations
+        reader_books = [
+            replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
+        ]
+        retriever_books = [
+            build_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
         ]
         reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
-        whole_corpus_books = (
-            [whole_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
+        corpus_books = (
+            [build_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
         )
         ablation_books = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
         if not ablations and self._routed_answers is not None:
-            ablation_books = [closed_book(self.outcomes)]
-        return [book, *readers, *ablation_books, *other_retriever_books, *whole_corpus_books]
+            ablation_books = [build_closed_book(self.outcomes)]
+        return [book, *reader_books, *ablation_books, *retriever_books, *corpus_books]
 
     def answer_condition(
-        self, condition: Condition, on_progress: ProgressCallback = lambda done, total: None
+        self, condition: EvalCondition, on_progress: ProgressCallback = lambda done, total: None
     ) -> AblationResult:
         """Answer a condition's questions, measure the answers, and append them to `results`."""
 
-        def answer_questions(condition: Condition) -> list[Reading]:
+        def answer_questions(condition: EvalCondition) -> list[Reading]:
             return self._answer_functions[condition.reader](condition, on_progress)
 
         book = self.results[0] if self.results else None
@@ -346,11 +350,11 @@ class AnswerEvaluation:
 
         A value is None if the measure does not apply to the question.
         """
-        names = [*self.judge.measures(self._measured_depth), *self.judge.rank_measures(self._measured_depth)]
-        retrieval = {} if self._has_no_retrieval else self.judge.values(self.outcomes, names)
-        scored = self.results[0].scored
-        measure_names = dict.fromkeys(name for answer in scored for name in answer.measures)
-        return {**retrieval, **{name: [answer.measures.get(name) for answer in scored] for name in measure_names}}
+        measures = [*self.judge.measures(self._measured_depth), *self.judge.rank_measures(self._measured_depth)]
+        retrieval = {} if self._has_no_retrieval else self.judge.values(self.outcomes, measures)
+        answers = self.results[0].scored
+        measure_names = dict.fromkeys(name for answer in answers for name in answer.measures)
+        return {**retrieval, **{name: [answer.measures.get(name) for answer in answers] for name in measure_names}}
 
     @property
     def ranks(self) -> dict[str, float]:
@@ -373,14 +377,16 @@ class AnswerEvaluation:
         """
         problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
         other_readers = [name for name in self._answer_functions if name]
-        template = "the ablations and the sweep over k use the first reader; the others ({}) answer the open book{}"
-        corpus_reader = (
+        note_template = (
+            "the ablations and the sweep over k use the first reader; the others ({}) answer the open book{}"
+        )
+        whole_corpus_phrase = (
             f", and {self._whole_corpus.reader} the whole corpus too"
             if self._whole_corpus.reader in other_readers
             else ""
         )
         ablation_note = (
-            template.format(", ".join(other_readers), corpus_reader)
+            note_template.format(", ".join(other_readers), whole_corpus_phrase)
             if other_readers and self.settings.ablations
             else ""
         )
@@ -390,8 +396,8 @@ class AnswerEvaluation:
 
     @property
     def retrieval_worth(self) -> str:
-        """A sentence about whether retrieval is worth its cost (see `describe_retrieval_worth`)."""
-        return describe_retrieval_worth(self.results, deciding_measure(self.settings.kind), self.search_milliseconds)
+        """A sentence about whether retrieval is worth its cost (see `describe_retrieval_benefit`)."""
+        return describe_retrieval_benefit(self.results, deciding_measure(self.settings.kind), self.search_milliseconds)
 
     @property
     def abstention(self) -> AbstentionReport | None:
@@ -420,7 +426,7 @@ class AnswerEvaluation:
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
         shuffled_answers = (
-            unchanged_share(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
+            compute_unchanged_share(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
             if SHUFFLED_PASSAGES in answers_by_condition
             else None
         )

@@ -70,7 +70,7 @@ class Reading:
         read_texts = [entry.text for entry in self.context] or [passage.text for passage in self.passages if passage.id]
         return name_memory(self.answer, read_texts)
 
-    def context_entry(self, number: int) -> ReadContextEntry:
+    def get_context_entry(self, number: int) -> ReadContextEntry:
         """Return the entry to which a citation with this number refers."""
         return self.context[number - 1]
 
@@ -83,9 +83,11 @@ def produce_readings(reader: Reader, questions: Sequence[Question], hits: Sequen
     """
     start_time = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
-    seconds = (time.perf_counter() - start_time) / max(1, len(questions))
+    mean_seconds = (time.perf_counter() - start_time) / max(1, len(questions))
     answers = _add_closed_book(reader, answers)
-    return [_build_reading(question.id, answer, seconds) for question, answer in zip(questions, answers, strict=True)]
+    return [
+        _build_reading(question.id, answer, mean_seconds) for question, answer in zip(questions, answers, strict=True)
+    ]
 
 
 def describe_problems(readings: Sequence[Reading]) -> list[str]:
@@ -97,8 +99,8 @@ def describe_problems(readings: Sequence[Reading]) -> list[str]:
         if reading.problem is not None:
             messages_by_kind.setdefault(reading.problem.kind, []).append(reading.problem.message)
     return [
-        f"{len(texts):,} of {len(readings):,} answers have the problem `{kind}`; the first: {texts[0]}"
-        for kind, texts in messages_by_kind.items()
+        f"{len(messages):,} of {len(readings):,} answers have the problem `{kind}`; the first: {messages[0]}"
+        for kind, messages in messages_by_kind.items()
     ]
 
 

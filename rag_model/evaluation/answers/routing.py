@@ -24,7 +24,7 @@ from itertools import compress
 from typing import Any
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.ablation import CLOSED_BOOK, Condition
+from rag_model.evaluation.answers.ablation import CLOSED_BOOK, EvalCondition
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.answers.scores import deciding_measure, score_answer
 from rag_model.evaluation.bootstrap import DEFAULT_RESAMPLING, Resampling, estimate_difference
@@ -90,7 +90,7 @@ class RoutingReport:
 
 
 def list_route_points(
-    scores: Sequence[float], weights_values: Sequence[float], passages_values: Sequence[float]
+    scores: Sequence[float], closed_book_values: Sequence[float], open_book_values: Sequence[float]
 ) -> list[RoutePoint]:
     """Return the effect of each threshold, in descending order of the threshold.
 
@@ -100,34 +100,34 @@ def list_route_points(
     >>> list_route_points([-0.1, -2.0], [1, 0], [0, 1])[1]
     RoutePoint(least=-0.1, weights_share=0.5, value=1.0)
     """
-    n, total = len(scores), math.fsum(passages_values)
+    n, total = len(scores), math.fsum(open_book_values)
     points = [RoutePoint(None, 0.0, total / n)]
-    ranked_questions = sorted(zip(scores, weights_values, passages_values, strict=True), key=lambda row: -row[0])
-    for n_weights, (score, weights_value, passages_value) in enumerate(ranked_questions, start=1):
-        total += weights_value - passages_value
-        if math.isfinite(score) and (n_weights == n or ranked_questions[n_weights][0] < score):
-            points.append(RoutePoint(score, n_weights / n, total / n))
+    ranked_questions = sorted(zip(scores, closed_book_values, open_book_values, strict=True), key=lambda row: -row[0])
+    for n_from_weights, (score, closed_book_value, open_book_value) in enumerate(ranked_questions, start=1):
+        total += closed_book_value - open_book_value
+        if math.isfinite(score) and (n_from_weights == n or ranked_questions[n_from_weights][0] < score):
+            points.append(RoutePoint(score, n_from_weights / n, total / n))
     return points
 
 
 def choose_route(
     scores_by_signal: Mapping[RouteSignal, Sequence[float]],
-    weights_values: Sequence[float],
-    passages_values: Sequence[float],
+    closed_book_values: Sequence[float],
+    open_book_values: Sequence[float],
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> tuple[RouteSignal, RoutePoint]:
     """Return (signal, its best point), chosen as the module docstring describes."""
     best_point_by_signal: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
-        correct_scores = {score for score, weight in zip(scores, weights_values, strict=True) if weight > 0}
-        points = list_route_points(scores, weights_values, passages_values)
+        correct_scores = {score for score, value in zip(scores, closed_book_values, strict=True) if value > 0}
+        points = list_route_points(scores, closed_book_values, open_book_values)
         allowed_points = [point for point in points if point.least is None or point.least in correct_scores]
         best_point_by_signal[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
     routed_values_by_signal = {
         signal: [
             weights_value if point.least is not None and score >= point.least else passages_value
             for score, weights_value, passages_value in zip(
-                scores_by_signal[signal], weights_values, passages_values, strict=True
+                scores_by_signal[signal], closed_book_values, open_book_values, strict=True
             )
         ]
         for signal, point in best_point_by_signal.items()
@@ -164,7 +164,7 @@ class RoutedAnswers:
         self._kind, self._resampling = kind, resampling
         self.report: RoutingReport | None = None  # report on the first condition
 
-    def __call__(self, condition: Condition, on_progress: Callable[[int, int], None]) -> list[Reading]:
+    def __call__(self, condition: EvalCondition, on_progress: Callable[[int, int], None]) -> list[Reading]:
         """Return the routed answers to all questions of a condition, in order.
 
         Raises:
@@ -172,28 +172,28 @@ class RoutedAnswers:
                 chosen and no question has passages.
         """
         n = len(condition.questions)
-        no_passages = Condition(CLOSED_BOOK, 0, condition.questions, ((),) * n)
-        closed_book = self._answer_questions(no_passages, lambda done, total: on_progress(done // 2, n))
+        closed_condition = EvalCondition(CLOSED_BOOK, 0, condition.questions, ((),) * n)
+        closed_readings = self._answer_questions(closed_condition, lambda done, total: on_progress(done // 2, n))
         if not any(condition.hits):
             if condition.k and self.report is None and self._route is None:
                 raise UsageError(
                     "no passage was found for any question, so no route can be chosen: choose another --retriever"
                 )
-            return closed_book
-        open_book = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
-        if all(mean_log_likelihood(reading) is None for reading in closed_book if reading.answer):
+            return closed_readings
+        open_readings = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
+        if all(mean_log_likelihood(reading) is None for reading in closed_readings if reading.answer):
             raise UsageError(NO_LIKELIHOOD)
         if self.report is None:
-            self.report = self._measure(condition, closed_book, open_book)
+            self.report = self._measure(condition, closed_readings, open_readings)
         route = self.report.route
-        scores = _score_questions(route.signal, closed_book, open_book)
+        scores = _score_questions(route.signal, closed_readings, open_readings)
         return [
             _choose_reading(route, score, *readings)
-            for score, *readings in zip(scores, closed_book, open_book, strict=True)
+            for score, *readings in zip(scores, closed_readings, open_readings, strict=True)
         ]
 
     def _measure(
-        self, condition: Condition, closed_book: Sequence[Reading], open_book: Sequence[Reading]
+        self, condition: EvalCondition, closed_readings: Sequence[Reading], open_readings: Sequence[Reading]
     ) -> RoutingReport:
         """Measure the route, or choose one, on the questions to which the deciding measure
         applies.
@@ -201,29 +201,34 @@ class RoutedAnswers:
         measure = deciding_measure(self._kind)
         value_pairs = [
             [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
-            for question, *readings in zip(condition.questions, closed_book, open_book, strict=True)
+            for question, *readings in zip(condition.questions, closed_readings, open_readings, strict=True)
         ]
-        is_measured = [None not in value_pair for value_pair in value_pairs]
-        weights_values, passages_values = (
+        has_both_values = [None not in value_pair for value_pair in value_pairs]
+        closed_book_values, open_book_values = (
             [measure_value for measure_value in column if measure_value is not None]
             for column in zip(*(pair for pair in value_pairs if None not in pair), strict=True)
         )
         scores_by_signal = {
-            signal: list(compress(_score_questions(signal, closed_book, open_book), is_measured))
+            signal: list(compress(_score_questions(signal, closed_readings, open_readings), has_both_values))
             for signal in ROUTE_SIGNALS
         }
         if self._route is None:
-            signal, point = choose_route(scores_by_signal, weights_values, passages_values, self._resampling)
+            signal, point = choose_route(scores_by_signal, closed_book_values, open_book_values, self._resampling)
             route = Route(signal, point.least, *self._subject)
         else:
             route = self._route
-            points = list_route_points(scores_by_signal[route.signal], weights_values, passages_values)
+            points = list_route_points(scores_by_signal[route.signal], closed_book_values, open_book_values)
             # The points are in descending order of the threshold.
-            reached_points = [p for p in points if p.least is None or route.chooses_weights(p.least)]
-            point = replace(reached_points[-1], least=route.least)
-        n = len(weights_values)
+            points_above_threshold = [p for p in points if p.least is None or route.chooses_weights(p.least)]
+            point = replace(points_above_threshold[-1], least=route.least)
+        n = len(closed_book_values)
         return RoutingReport(
-            route, self._route is None, measure, point, math.fsum(weights_values) / n, math.fsum(passages_values) / n
+            route,
+            self._route is None,
+            measure,
+            point,
+            math.fsum(closed_book_values) / n,
+            math.fsum(open_book_values) / n,
         )
 
 

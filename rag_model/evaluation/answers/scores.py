@@ -19,7 +19,7 @@ The citation measures are ALCE's (Gao et al. 2023, section 3):
   best evidence set, if there are several).
 
 Statements are sentences, as in ALCE. ALCE judges support with an entailment model; this module uses
-`supports`, which compares words.
+`supports_statement`, which compares words.
 
 Grounding measures apply to spans and patterns. A passage *contains* an answer by DPR's token
 match over its text without the title, or if a pattern matches in its text.
@@ -29,7 +29,7 @@ match over its text without the title, or if a pattern matches in its text.
   where an extractive reader would have 0.
 * `override`: the share of answers that neither equal nor contain a gold answer, over the questions
   with a passage that contains one. The model has read the answer but given another one.
-* `supported`: the share of answers that a passage supports (`supports`), over the non-empty
+* `supported`: the share of answers that a passage supports (`supports_statement`), over the non-empty
   answers. This measure needs no gold answers, so a service can monitor it.
 * `from-passages`: the share of answers that are more likely with the passages than without,
   log p(y|x) > log p(y|question), if the model computes likelihoods. The other answers come from the
@@ -54,12 +54,12 @@ from rag_model.evaluation.bootstrap import (
     estimate_difference,
     estimate_mean,
 )
-from rag_model.evaluation.matching import compile_pattern, supports
+from rag_model.evaluation.matching import compile_pattern, supports_statement
 from rag_model.evaluation.measures.answers import FEVER_3WAY, label_match
-from rag_model.evaluation.measures.measure import AnswerKind, answer_functions, corpus_functions
+from rag_model.evaluation.measures.measure import AnswerKind, list_answer_functions, list_corpus_functions
 from rag_model.evaluation.measures.retrieval import r_precision, recall_at
 from rag_model.evaluation.questions import Question
-from rag_model.evaluation.retrieval.judging import answer_matcher
+from rag_model.evaluation.retrieval.judging import build_answer_matcher
 from rag_model.reading.answer import Statement
 
 CITES_ANY, CITATION_RECALL, CITATION_PRECISION = "cited", "citation-recall", "citation-precision"
@@ -80,13 +80,13 @@ def measure_citations(question: Question, reading: Reading) -> Mapping[str, floa
     statements = [statement for statement in reading.statements if statement.text.strip()]
     if not reading.context or not statements:
         return {}
-    verdicts = [_check_citations(statement, reading, question) for statement in statements]
+    verdicts_by_statement = [_check_citations(statement, reading, question) for statement in statements]
     citation_measures = {CITES_ANY: float(any(statement.cited for statement in statements))}
     citation_measures[CITATION_RECALL] = sum(
         _is_supported(statement, statement.cited, reading, question) for statement in statements
     ) / len(statements)
-    if citations := [is_right for citation_verdicts in verdicts for is_right in citation_verdicts]:
-        citation_measures[CITATION_PRECISION] = sum(citations) / len(citations)
+    if all_verdicts := [is_correct for citation_verdicts in verdicts_by_statement for is_correct in citation_verdicts]:
+        citation_measures[CITATION_PRECISION] = sum(all_verdicts) / len(all_verdicts)
     return {**citation_measures, **_measure_gold_citations(question, reading, statements)}
 
 
@@ -110,23 +110,23 @@ def _check_citations(statement: Statement, reading: Reading, question: Question)
 
 
 def _is_supported(statement: Statement, cited_numbers: Sequence[int], reading: Reading, question: Question) -> bool:
-    texts = [f"{entry.title} {entry.text}" for entry in map(reading.context_entry, cited_numbers)]
-    return supports(texts, statement.text, question.text, question.answers)
+    texts = [f"{entry.title} {entry.text}" for entry in map(reading.get_context_entry, cited_numbers)]
+    return supports_statement(texts, statement.text, question.text, question.answers)
 
 
 def _measure_gold_citations(question: Question, reading: Reading, statements: Iterable[Statement]) -> dict[str, float]:
     gold_sets = [set(question.passages)] if question.passages else [set(pages) for pages in question.evidence]
     cited_entries = [
-        reading.context_entry(cited_number)
+        reading.get_context_entry(cited_number)
         for cited_number in dict.fromkeys(cited_number for statement in statements for cited_number in statement.cited)
     ]
     if not gold_sets or not cited_entries:
         return dict.fromkeys([GOLD_CITATION_RECALL], 0.0) if gold_sets else {}
-    entry_names = [_list_entry_ids(entry, reading, pages=not question.passages) for entry in cited_entries]
-    all_gold = set().union(*gold_sets)
+    entry_ids = [_list_entry_ids(entry, reading, pages=not question.passages) for entry in cited_entries]
+    all_gold_ids = set().union(*gold_sets)
     return {
-        GOLD_CITATION_PRECISION: sum(not all_gold.isdisjoint(names) for names in entry_names) / len(entry_names),
-        GOLD_CITATION_RECALL: max(len(gold_set & set().union(*entry_names)) / len(gold_set) for gold_set in gold_sets),
+        GOLD_CITATION_PRECISION: sum(not all_gold_ids.isdisjoint(ids) for ids in entry_ids) / len(entry_ids),
+        GOLD_CITATION_RECALL: max(len(gold_set & set().union(*entry_ids)) / len(gold_set) for gold_set in gold_sets),
     }
 
 
@@ -146,14 +146,14 @@ def measure_grounding(
     if not reading.passages:
         return {}
     measures: dict[str, float] = {}
-    matches = answer_matcher(question, patterns=patterns)
-    if question.answers and any(matches(passage.text) for passage in reading.passages):
-        measures[OVERRIDE] = float(not em and not matches(reading.answer))
+    has_gold_answer = build_answer_matcher(question, patterns=patterns)
+    if question.answers and any(has_gold_answer(passage.text) for passage in reading.passages):
+        measures[OVERRIDE] = float(not em and not has_gold_answer(reading.answer))
     elif question.answers:
         measures[EM_UNHELD] = em
     if reading.answer.strip():
         measures[SUPPORTED] = float(
-            any(supports([passage.text], reading.answer, question.text) for passage in reading.passages)
+            any(supports_statement([passage.text], reading.answer, question.text) for passage in reading.passages)
         )
     has_citations = any(statement.cited or statement.unknown for statement in reading.statements)
     if reading.log_likelihood is not None and reading.closed_book is not None and not has_citations:
@@ -180,7 +180,7 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
         InputError: a pattern is malformed, or exceeds the time limit of a match.
         MissingExtraError: a package that a measure of this kind needs is not installed.
     """
-    values = {name: compute(reading.answer, question.answers) for name, compute in answer_functions(kind).items()}
+    values = {name: compute(reading.answer, question.answers) for name, compute in list_answer_functions(kind).items()}
     measures = {name: measure for name, measure in values.items() if measure is not None}
     passage_measures = {**_compute_kilt_measures(question, reading, measures), **measure_citations(question, reading)}
     if kind in _EXTRACTIVE_KINDS:
@@ -201,7 +201,7 @@ def _compute_kilt_measures(question: Question, reading: Reading, measures: Mappi
 
 def deciding_measure(kind: AnswerKind) -> str:
     """Return the measure that decides whether an answer of a kind is correct."""
-    return next(iter(answer_functions(kind)))
+    return next(iter(list_answer_functions(kind)))
 
 
 def list_measures(kind: AnswerKind, *, evidence: bool) -> list[str]:
@@ -211,12 +211,12 @@ def list_measures(kind: AnswerKind, *, evidence: bool) -> list[str]:
         kind: the kind of the answers.
         evidence: whether a question names evidence.
     """
-    answer_names = list(answer_functions(kind))
+    answer_names = list(list_answer_functions(kind))
     kilt_names = (
         ["R-precision", f"recall@{_KILT_DEPTH}", *(f"KILT-{name}" for name in answer_names)] if evidence else []
     )
     grounding_names = GROUNDING_MEASURES if kind in _EXTRACTIVE_KINDS else ()
-    return [*answer_names, *kilt_names, *CITATION_MEASURES, *grounding_names, *corpus_functions(kind)]
+    return [*answer_names, *kilt_names, *CITATION_MEASURES, *grounding_names, *list_corpus_functions(kind)]
 
 
 def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
@@ -227,17 +227,17 @@ def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
         InputError: a pattern is malformed.
         MissingExtraError: a package that a measure of this kind needs is not installed.
     """
-    golds = [gold for question in questions for gold in question.answers]
-    if not golds:
+    gold_answers = [gold for question in questions for gold in question.answers]
+    if not gold_answers:
         raise UsageError("no question has a gold answer: give a file with answers")
     if kind == "patterns":
-        for gold in golds:
+        for gold in gold_answers:
             compile_pattern(gold)
-    if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in golds):
+    if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in gold_answers):
         raise UsageError(f"no question has one of the labels {', '.join(FEVER_3WAY)}: measure its answers as spans")
-    for measure_answer in answer_functions(kind).values():
+    for measure_answer in list_answer_functions(kind).values():
         measure_answer("a", ["a"])
-    for measure_corpus in corpus_functions(kind).values():
+    for measure_corpus in list_corpus_functions(kind).values():
         measure_corpus(["a"], [["a"]], Resampling(draws=1))
 
 
@@ -256,14 +256,14 @@ def estimate_measures(
     """
     if not scored:
         raise UsageError("there are no answers to measure: give at least one question")
-    columns: dict[str, list[float]] = {}
+    values_by_measure: dict[str, list[float]] = {}
     for answer in scored:
         for name, measure in answer.measures.items():
-            columns.setdefault(name, []).append(measure)
-    means = {name: estimate_mean(column, resampling) for name, column in columns.items()}
+            values_by_measure.setdefault(name, []).append(measure)
+    mean_by_measure = {name: estimate_mean(column, resampling) for name, column in values_by_measure.items()}
     predictions, golds = [answer.reading.answer for answer in scored], [answer.question.answers for answer in scored]
-    estimates = {name: compute(predictions, golds, resampling) for name, compute in corpus_functions(kind).items()}
-    return {**means, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}
+    estimates = {name: compute(predictions, golds, resampling) for name, compute in list_corpus_functions(kind).items()}
+    return {**mean_by_measure, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}
 
 
 def compare_answers(
@@ -282,12 +282,14 @@ def compare_answers(
         if answer.question.id in measures_before_by_question
     ]
     names = dict.fromkeys(name for after_measures, old in measure_pairs for name in after_measures if name in old)
-    differences = {}
+    difference_by_measure = {}
     for name in names:
-        pairs = [(after_values, old) for after_values, old in measure_pairs if name in after_values and name in old]
+        pairs = [
+            (after_measures, old) for after_measures, old in measure_pairs if name in after_measures and name in old
+        ]
         after_column, before_column = (
-            [after_value[name] for after_value, _ in pairs],
+            [after_measures[name] for after_measures, _ in pairs],
             [old[name] for _, old in pairs],
         )
-        differences[name] = estimate_difference(after_column, before_column, resampling)
-    return differences
+        difference_by_measure[name] = estimate_difference(after_column, before_column, resampling)
+    return difference_by_measure

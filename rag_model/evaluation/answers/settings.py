@@ -75,19 +75,19 @@ class EvaluationSettings(RetrieverChoice):
             UsageError: a reader cannot use the model with this name.
         """
         # The reader `auto` compares likelihoods, which an endpoint returns only on request.
-        signal: Signal | None = "likelihood" if "auto" in self.readers else None
-        signal = signal if self.threshold is None else self.threshold.signal
+        confidence_signal: Signal | None = "likelihood" if "auto" in self.readers else None
+        confidence_signal = confidence_signal if self.threshold is None else self.threshold.signal
         reader_settings = [
-            ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=signal)
+            ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=confidence_signal)
             for reader in self.readers or (None,)
         ]
-        settings_by_name: dict[ReaderName, ReaderSettings] = {}
-        for settings in reader_settings:
-            name = settings.reader_for(model)
-            if settings.reader == "auto":
-                settings_by_name["auto"] = replace(settings, route=self.route)
-            settings_by_name.setdefault(name, replace(settings, reader=name))
-        return settings_by_name
+        settings_by_reader: dict[ReaderName, ReaderSettings] = {}
+        for one_reader_settings in reader_settings:
+            name = one_reader_settings.reader_for(model)
+            if one_reader_settings.reader == "auto":
+                settings_by_reader["auto"] = replace(one_reader_settings, route=self.route)
+            settings_by_reader.setdefault(name, replace(one_reader_settings, reader=name))
+        return settings_by_reader
 
     def search_depth(self, k: int) -> int:
         """Return the number of passages to retrieve per question, if answers use `k` passages."""

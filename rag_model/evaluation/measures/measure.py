@@ -146,7 +146,7 @@ def _check_installed(name: str, measure: Any) -> Measure:
     if not isinstance(measure.version, str) or not measure.version:
         raise MEASURES.wrong_plugin_error(name, f"has the version {measure.version!r:.60}", 'use text such as "1"')
     if isinstance(measure, RankingMeasure):
-        _check_members(name, measure.listed_apart, JUDGED_BY, "listed_apart")
+        _check_allowed_values(name, measure.listed_apart, JUDGED_BY, "listed_apart")
         _check_callables(name, compute=measure.compute, report_cutoffs=measure.report_cutoffs)
         return replace(
             measure,
@@ -154,20 +154,20 @@ def _check_installed(name: str, measure: Any) -> Measure:
             report_cutoffs=partial(_report_cutoffs, name, measure.report_cutoffs),
         )
     if isinstance(measure, AnswerMeasure):
-        _check_members(name, measure.functions, ANSWER_KINDS, "functions")
+        _check_allowed_values(name, measure.functions, ANSWER_KINDS, "functions")
         functions = dict(measure.functions)
         _check_callables(name, **functions)
         return replace(
             measure, functions={kind: partial(_measure_answer, name, compute) for kind, compute in functions.items()}
         )
-    _check_members(name, measure.kinds, ANSWER_KINDS, "kinds")
+    _check_allowed_values(name, measure.kinds, ANSWER_KINDS, "kinds")
     _check_callables(name, compute=measure.compute)
     return replace(measure, compute=partial(_measure_corpus, name, measure.compute))
 
 
-def _check_members(name: str, members: Any, allowed: Sequence[str], member: str) -> None:
-    if isinstance(members, str) or not isinstance(members, Iterable) or not set(members) <= set(allowed):
-        raise MEASURES.wrong_plugin_error(name, f"has {member} {members!r:.80}", f"use some of {', '.join(allowed)}")
+def _check_allowed_values(name: str, values: Any, allowed: Sequence[str], field_name: str) -> None:
+    if isinstance(values, str) or not isinstance(values, Iterable) or not set(values) <= set(allowed):
+        raise MEASURES.wrong_plugin_error(name, f"has {field_name} {values!r:.80}", f"use some of {', '.join(allowed)}")
 
 
 def _check_callables(name: str, **functions: Any) -> None:
@@ -238,7 +238,7 @@ def _check_value(name: str, plugin_value: Any) -> float:
     return min(1.0, max(0.0, number))
 
 
-def ranking_measures(judged_by: JudgedBy) -> dict[str, RankingMeasure]:
+def list_ranking_measures(judged_by: JudgedBy) -> dict[str, RankingMeasure]:
     """Return the ranking measures that apply to a kind of judgement, by name."""
     return {
         name: measure
@@ -250,12 +250,12 @@ def ranking_measures(judged_by: JudgedBy) -> dict[str, RankingMeasure]:
 def parse_ranking_measure(text: str, judged_by: JudgedBy) -> tuple[RankingMeasure, int] | None:
     """Return (measure, cutoff) of a name such as `Success@20`; None if it does not apply."""
     match = _NAME_AT_CUTOFF.fullmatch(text)
-    measure = None if match is None else ranking_measures(judged_by).get(match[1])
+    measure = None if match is None else list_ranking_measures(judged_by).get(match[1])
     return None if match is None or measure is None else (measure, int(match[2]))
 
 
 @cache
-def answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
+def list_answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
     """Return the functions of the answer measures of a kind by name, with the deciding measure
     first.
     """
@@ -266,7 +266,7 @@ def answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
     }
 
 
-def corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
+def list_corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
     """Return the functions of the corpus measures of a kind of answer, by name."""
     return {
         name: measure.compute
@@ -275,7 +275,7 @@ def corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
     }
 
 
-def installed_versions() -> dict[str, str]:
+def list_measure_versions() -> dict[str, str]:
     """Return the version of each measure of an installed package, for the identity of
     evaluations.
     """

@@ -21,7 +21,7 @@ Evidence = Sequence[frozenset[str]]  # alternative sets of page ids; no set is e
 DPR_CUTOFFS = (1, 5, 20, 100)  # cutoffs in DPR's tables
 
 
-def distinct_pages(pages: Iterable[str]) -> list[str]:
+def list_distinct_pages(pages: Iterable[str]) -> list[str]:
     """Return the distinct pages in order of their first occurrence."""
     return list(dict.fromkeys(pages))
 
@@ -34,7 +34,7 @@ def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
     >>> r_precision(["7", "9", "8"], [frozenset({"7", "8"}), frozenset({"1"})])
     0.5
     """
-    ranked_pages = distinct_pages(pages)
+    ranked_pages = list_distinct_pages(pages)
     return max(
         (len(evidence_set & set(ranked_pages[: len(evidence_set)])) / len(evidence_set) for evidence_set in evidence),
         default=0.0,
@@ -48,29 +48,29 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
     An evidence set has one rank, the rank of its last page. A page that is in no set has its own
     rank. Equal sets count once.
     """
-    sets = list(dict.fromkeys(evidence))
-    ranking = _rank_evidence(distinct_pages(pages), sets)
-    return ranking[:k].count(True) / len(sets) if sets else 0.0
+    evidence_sets = list(dict.fromkeys(evidence))
+    completed_ranks = _rank_evidence(list_distinct_pages(pages), evidence_sets)
+    return completed_ranks[:k].count(True) / len(evidence_sets) if evidence_sets else 0.0
 
 
-def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
+def _rank_evidence(ranked_pages: Sequence[str], evidence_sets: Sequence[frozenset[str]]) -> list[bool | int]:
     """Return the item at each rank.
 
     The item is True for a complete set, False for a page outside of all sets, and n for the
     incomplete set number n - 2.
     """
     ranking: list[bool | int] = []
-    missing_pages = [set(evidence_set) for evidence_set in sets]
+    missing_pages = [set(evidence_pages) for evidence_pages in evidence_sets]
     for page in ranked_pages:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
-        incomplete_sets = [n for n, missing in enumerate(missing_pages, start=2) if page in missing]
-        for n in incomplete_sets:
+        set_numbers = [n for n, missing in enumerate(missing_pages, start=2) if page in missing]
+        for n in set_numbers:
             if n in ranking:
                 ranking.remove(n)
             missing_pages[n - 2].remove(page)
             ranking.append(n if missing_pages[n - 2] else True)
-        if not incomplete_sets:
+        if not set_numbers:
             ranking.append(False)
     return ranking
 
@@ -84,9 +84,11 @@ def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:
     return sorted({cutoff for cutoff in DPR_CUTOFFS if cutoff <= depth} | {depth})
 
 
-def first_relevant_rank(ranking: Ranking) -> int | None:
+def find_first_relevant_rank(ranking: Ranking) -> int | None:
     """Return the rank, from 1, of the first relevant result; None without one."""
-    return next((rank for rank, name in enumerate(ranking.results, start=1) if ranking.grades.get(name, 0) > 0), None)
+    return next(
+        (rank for rank, result in enumerate(ranking.results, start=1) if ranking.grades.get(result, 0) > 0), None
+    )
 
 
 def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
@@ -94,14 +96,14 @@ def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
 
     The mean is top-k retrieval accuracy (Karpukhin et al. 2020).
     """
-    return [float((first_relevant_rank(ranking) or cutoff + 1) <= cutoff) for ranking in rankings]
+    return [float((find_first_relevant_rank(ranking) or cutoff + 1) <= cutoff) for ranking in rankings]
 
 
 def compute_reciprocal_rank(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
     """Return 1 / rank of the first relevant result of each ranking; 0.0 if it is beyond the
     cutoff.
     """
-    ranks = [first_relevant_rank(ranking) for ranking in rankings]
+    ranks = [find_first_relevant_rank(ranking) for ranking in rankings]
     return [1 / rank if rank is not None and rank <= cutoff else 0.0 for rank in ranks]
 
 
@@ -111,31 +113,31 @@ def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) 
     Raises:
         MissingExtraError: `ir_measures` is not installed.
     """
-    package = require("ir_measures", "pipeline")
+    ir_measures = require("ir_measures", "pipeline")
     qrels = {str(query): dict(ranking.grades) for query, ranking in enumerate(rankings)}
-    run = {
+    scores_by_query = {
         str(query): {result: -float(rank) for rank, result in enumerate(ranking.results)}
         for query, ranking in enumerate(rankings)
     }
     ranking_values = [0.0] * len(rankings)
-    for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):
+    for result in ir_measures.iter_calc([ir_measures.parse_measure(f"{name}@{cutoff}")], qrels, scores_by_query):
         ranking_values[int(result.query_id)] = float(result.value)
     return ranking_values
 
 
-def _report_ten(depth: int, judged_by: JudgedBy) -> list[int]:
+def _report_cutoff_ten(depth: int, judged_by: JudgedBy) -> list[int]:
     return [10]
 
 
-def _report_depth(depth: int, judged_by: JudgedBy) -> list[int]:
+def _report_depth_cutoff(depth: int, judged_by: JudgedBy) -> list[int]:
     return [depth]
 
 
-def _report_reciprocal_rank(depth: int, judged_by: JudgedBy) -> list[int]:
+def _report_reciprocal_rank_cutoff(depth: int, judged_by: JudgedBy) -> list[int]:
     return [depth] if judged_by == "answers" else [10]
 
 
 SUCCESS = RankingMeasure(compute_success, report_cutoffs)
-NDCG = RankingMeasure(partial(compute_by_ir_measures, "nDCG"), _report_ten, needs_qrels=True)
-RECALL = RankingMeasure(partial(compute_by_ir_measures, "R"), _report_depth, needs_qrels=True)
-RECIPROCAL_RANK = RankingMeasure(compute_reciprocal_rank, _report_reciprocal_rank, listed_apart=("answers",))
+NDCG = RankingMeasure(partial(compute_by_ir_measures, "nDCG"), _report_cutoff_ten, needs_qrels=True)
+RECALL = RankingMeasure(partial(compute_by_ir_measures, "R"), _report_depth_cutoff, needs_qrels=True)
+RECIPROCAL_RANK = RankingMeasure(compute_reciprocal_rank, _report_reciprocal_rank_cutoff, listed_apart=("answers",))

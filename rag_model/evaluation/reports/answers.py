@@ -21,21 +21,21 @@ from rag_model.evaluation.reports.page import (
     Child,
     Node,
     header,
-    join,
+    iter_lineage_sections,
+    join_nodes,
     legend,
     line_chart,
-    lineage_section,
     note,
-    pair,
+    put_in_row,
     render_document,
+    render_tiles,
     run_summary,
     section,
     table,
     tag,
-    tiles,
     to_sentence,
 )
-from rag_model.evaluation.reports.training import TrainingCurves, training_sections
+from rag_model.evaluation.reports.training import TrainingCurves, iter_training_sections
 
 _TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # time from the question to its answer
 _MAX_SHOWN_TEXT = 400  # characters of a passage
@@ -71,47 +71,47 @@ def render_answer_report(report: AnswerReport) -> str:
 
 
 def _iter_sections(report: AnswerReport) -> Iterator[Node]:
-    open_book = report.results[0]
-    ids = {"model": report.model, "snapshot": report.snapshot}
-    yield header("How the model answers", run_summary(len(open_book.scored), report.created_at, **ids))
+    open_book_result = report.results[0]
+    run_ids = {"model": report.model, "snapshot": report.snapshot}
+    yield header("How the model answers", run_summary(len(open_book_result.scored), report.created_at, **run_ids))
     yield section(*_describe_collapse(report), class_="verdict no" if report.collapsed else "verdict")
-    yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_book.metrics.items())
-    yield _render_measures(report, open_book)
+    yield render_tiles((name, f"{estimate.value:.3f}") for name, estimate in open_book_result.metrics.items())
+    yield _render_measures(report, open_book_result)
     yield from _render_costs(report)
     if report.abstention is not None:
         yield _render_abstention(report.abstention)
     if len(report.results) > 1:
         yield _render_ablations(report)
-    yield from training_sections(report.curves)
+    yield from iter_training_sections(report.curves)
     wrong_answers = [
-        answer for answer in open_book.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1
+        answer for answer in open_book_result.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1
     ]
     if wrong_answers:
-        yield _render_wrong_answers(wrong_answers, len(open_book.scored), report.max_wrong)
-    yield from lineage_section(report.lineage)
+        yield _render_wrong_answers(wrong_answers, len(open_book_result.scored), report.max_wrong)
+    yield from iter_lineage_sections(report.lineage)
 
 
 def _describe_collapse(report: AnswerReport) -> tuple[str, Node]:
     collapse = report.collapse
-    summary = (
+    collapse_summary = (
         f"{collapse.distinct:,} distinct passages for {format_count(collapse.questions, 'question')}, spread "
         f"{collapse.spread:.2f} (0: all questions have the same, 1: evenly spread)"
     )
     if collapse.unchanged is not None:
-        summary += f"; {collapse.unchanged:.0%} of the answers do not change with another question's passages"
-    return to_sentence(report.collapsed or "no collapse was found"), note(f"{summary}.")
+        collapse_summary += f"; {collapse.unchanged:.0%} of the answers do not change with another question's passages"
+    return to_sentence(report.collapsed or "no collapse was found"), note(f"{collapse_summary}.")
 
 
 def _render_measures(report: AnswerReport, open_book: AblationResult) -> Node:
-    estimates = {**report.retrieval_intervals, **open_book.metrics}
-    metric_values = {**report.retrieval, **{name: estimate.value for name, estimate in open_book.metrics.items()}}
+    intervals = {**report.retrieval_intervals, **open_book.metrics}
+    value_by_measure = {**report.retrieval, **{name: estimate.value for name, estimate in open_book.metrics.items()}}
     table_rows = [
         (
             name,
             f"{metric:.3f}",
-            *((_format_range(estimates[name]), f"{estimates[name].n:,}") if name in estimates else ("", "")),
+            *((_format_range(intervals[name]), f"{intervals[name].n:,}") if name in intervals else ("", "")),
         )
-        for name, metric in metric_values.items()
+        for name, metric in value_by_measure.items()
     ]
     titles = ("measure", f"{OPEN_BOOK}, k = {open_book.k}", "95 % interval", "questions")
     return section("Figures", table(titles, table_rows))
@@ -141,17 +141,17 @@ def _render_ablations(report: AnswerReport) -> Node:
 
 
 def _render_ablation_row(result: AblationResult, measures: Sequence[str]) -> tuple[Child, ...]:
-    cells: list[Child] = []
+    measure_cells: list[Child] = []
     for measure in measures:
         estimate, difference = result.metrics.get(measure), result.differences.get(measure)
-        cells.append(_format_estimate(estimate, "") if estimate else "–")
-        cells.append(_format_estimate(difference, "+") if difference else "")
-    return result.name, result.k, f"{len(result.scored):,}", *cells
+        measure_cells.append(_format_estimate(estimate, "") if estimate else "–")
+        measure_cells.append(_format_estimate(difference, "+") if difference else "")
+    return result.name, result.k, f"{len(result.scored):,}", *measure_cells
 
 
 def _format_estimate(estimate: Estimate, sign: str) -> Node:
-    interval = f" [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
-    return join(f"{estimate.value:{sign}.3f}", tag("span", interval, class_="ends"))
+    interval_text = f" [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+    return join_nodes(f"{estimate.value:{sign}.3f}", tag("span", interval_text, class_="ends"))
 
 
 def _render_costs(report: AnswerReport) -> Iterator[Node]:
@@ -175,24 +175,24 @@ def _render_costs(report: AnswerReport) -> Iterator[Node]:
                 "–",
             )
         )
-    explanation = (
+    timing_note = (
         "Search: the median over queries that were run one by one. Reading: the mean over the "
         "questions, with an equal share of the batch's time for each; assembly and generation are "
         "its stages."
     )
-    curve = [
+    curve_points = [
         ChartPoint(row.k, ms, ms, ms)
         for row in _list_sweep_results(report.results)
         if (ms := _get_answer_milliseconds(row.costs)) is not None
     ]
-    points_by_series = {"reading": curve}
-    charts = (
-        (pair(line_chart(points_by_series, "milliseconds", "passages per question", log=True)),)
-        if len(curve) > 1
+    points_by_series = {"reading": curve_points}
+    cost_charts = (
+        (put_in_row(line_chart(points_by_series, "milliseconds", "passages per question", log=True)),)
+        if len(curve_points) > 1
         else ()
     )
     yield section(
-        title, table(titles, [*cost_rows, *_iter_reading_rows(costs_by_condition)]), note(explanation), *charts
+        title, table(titles, [*cost_rows, *_iter_reading_rows(costs_by_condition)]), note(timing_note), *cost_charts
     )
 
 
@@ -201,8 +201,8 @@ def _iter_reading_rows(costs: Mapping[str, Mapping[str, float]]) -> Iterator[tup
         yield (
             f"reading, {name}",
             *(
-                _format_number(cell_number, 1)
-                for cell_number in (
+                _format_number(cost, 1)
+                for cost in (
                     _get_answer_milliseconds(condition_costs),
                     condition_costs.get("read"),
                     condition_costs.get("written"),
@@ -220,15 +220,15 @@ def _render_abstention(report: AbstentionReport) -> Node:
         signal: [ChartPoint(point.coverage, point.risk, point.risk, point.risk) for point in points]
         for signal, points in report.curves.items()
     }
-    areas = ", ".join(f"{signal} {area:.3f}" for signal, area in report.areas.items())
+    area_text = ", ".join(f"{signal} {area:.3f}" for signal, area in report.areas.items())
     explanation = (
-        f"Risk: the share of wrong answers among those given. Area under each curve, smaller is better: {areas}."
+        f"Risk: the share of wrong answers among those given. Area under each curve, smaller is better: {area_text}."
     )
     return section(
         describe_abstention(report),
         note(explanation),
         legend(points_by_series),
-        pair(line_chart(points_by_series, "risk", "coverage")),
+        put_in_row(line_chart(points_by_series, "risk", "coverage")),
     )
 
 
@@ -246,36 +246,38 @@ def _render_sweep_chart(results: Sequence[AblationResult]) -> tuple[Node, Node]:
         ]
         for name in measures
     }
-    return legend(points_by_series), pair(line_chart(points_by_series, "measures", "passages per question", log=True))
+    return legend(points_by_series), put_in_row(
+        line_chart(points_by_series, "measures", "passages per question", log=True)
+    )
 
 
 def _render_wrong_answers(wrong_answers: Sequence[ScoredAnswer], n_questions: int, max_shown: int) -> Node:
-    sections = [_render_wrong_answer(answer) for answer in wrong_answers[:max_shown]]
+    answer_nodes = [_render_wrong_answer(answer) for answer in wrong_answers[:max_shown]]
     title = f"{len(wrong_answers):,} of {n_questions:,} answers are not right"
-    return section(title if len(wrong_answers) <= max_shown else f"{title}; the first {max_shown}", *sections)
+    return section(title if len(wrong_answers) <= max_shown else f"{title}; the first {max_shown}", *answer_nodes)
 
 
 def _render_wrong_answer(answer: ScoredAnswer) -> Node:
-    measures = ", ".join(f"{measure} {value:.2f}" for measure, value in answer.measures.items())
+    measure_text = ", ".join(f"{measure} {value:.2f}" for measure, value in answer.measures.items())
     problem = answer.reading.problem
     empty_text = "(nothing)" if problem is None else f"({problem.message})"
-    prediction = tag("b", (answer.reading.answer or empty_text) + ("" if answer.reading.ended else " …"))
-    gold = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
-    summary = tag("summary", answer.question.text, tag("span", "said: ", prediction, class_="said"), gold)
-    passages = [_render_passage_row(passage) for passage in answer.reading.passages]
+    prediction_node = tag("b", (answer.reading.answer or empty_text) + ("" if answer.reading.ended else " …"))
+    gold_node = tag("span", "wanted: ", " / ".join(answer.question.answers) or "–", class_="wanted")
+    summary = tag("summary", answer.question.text, tag("span", "said: ", prediction_node, class_="said"), gold_node)
+    passage_rows = [_render_passage_row(passage) for passage in answer.reading.passages]
     titles = ("weight p(z|x)", "posterior p(z|x,y)", "score", "passage")
     return tag(
         "details",
         summary,
-        note(f"{measures}; log p {_format_number(answer.reading.log_likelihood, 2)}"),
-        table(titles, passages),
+        note(f"{measure_text}; log p {_format_number(answer.reading.log_likelihood, 2)}"),
+        table(titles, passage_rows),
     )
 
 
 def _render_passage_row(passage: AnswerPassage) -> tuple[Child, ...]:
     text = passage.text if len(passage.text) <= _MAX_SHOWN_TEXT else f"{passage.text[:_MAX_SHOWN_TEXT]}…"
-    content = join(tag("b", passage.title), " ", text)
-    return _format_number(passage.weight), _format_number(passage.posterior), _format_number(passage.score), content
+    cell = join_nodes(tag("b", passage.title), " ", text)
+    return _format_number(passage.weight), _format_number(passage.posterior), _format_number(passage.score), cell
 
 
 def _format_number(number: float | None, n_decimals: int = 3) -> str:

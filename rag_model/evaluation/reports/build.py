@@ -3,27 +3,27 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rag_model.evaluation.gate import Check, GateVerdict
+from rag_model.evaluation.gate import GateCheck, GateVerdict
 from rag_model.evaluation.reports.page import (
     ChartPoint,
     Child,
     Node,
     bar_chart,
-    columns,
     doubling_histogram,
     format_bytes,
     header,
     histogram,
+    iter_lineage_sections,
     legend,
     line_chart,
-    lineage_section,
     note,
-    pair,
+    place_in_columns,
+    put_in_row,
     render_document,
+    render_tiles,
     section,
     table,
     tag,
-    tiles,
     trade_off_chart,
 )
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
@@ -100,12 +100,12 @@ def render_build_report(report: BuildReport) -> str:
 def _iter_sections(report: BuildReport) -> Iterator[Node]:
     yield _render_header(report)
     yield _render_gate(report.verdict)
-    yield tiles((name, f"{n:,}") for name, n in report.counts.items())
+    yield render_tiles((name, f"{n:,}") for name, n in report.counts.items())
     if report.curves:
         yield _render_recalls(report.curves, report.settings, report.k)
     if report.health:
         yield _render_health(report.health, report.build_metrics)
-    yield columns(
+    yield place_in_columns(
         _render_lengths(report.lengths),
         _render_stages(report.stages),
         _render_sizes(report.sizes),
@@ -117,25 +117,25 @@ def _iter_sections(report: BuildReport) -> Iterator[Node]:
     if report.quarantined:
         titles = ("page", "title", "reason")
         yield section("Pages that could not be parsed", table(titles, report.quarantined))
-    yield from lineage_section(report.lineage)
+    yield from iter_lineage_sections(report.lineage)
 
 
 def _render_header(report: BuildReport) -> Node:
-    summary = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
-    return header(report.title, summary)
+    summary_node = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
+    return header(report.title, summary_node)
 
 
 def _render_gate(verdict: GateVerdict) -> Node:
     title = "The gate passed it." if verdict.passed else f"The gate refused it: {verdict.reason}."
-    explanations = (note(check.name, ": ", check.why) for check in verdict.checks if not check.passed)
-    checks = table(("check", "", "observed", "wanted"), [_render_check_row(check) for check in verdict.checks])
-    return section(title, *explanations, checks, class_="verdict" if verdict.passed else "verdict no")
+    failure_notes = (note(check.name, ": ", check.why) for check in verdict.checks if not check.passed)
+    checks_table = table(("check", "", "observed", "wanted"), [_render_check_row(check) for check in verdict.checks])
+    return section(title, *failure_notes, checks_table, class_="verdict" if verdict.passed else "verdict no")
 
 
-def _render_check_row(check: Check) -> tuple[Child, ...]:
-    mark, word, style = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
-    result = tag("span", mark, tag("span", word, class_="word"), class_=style)
-    return check.name, result, check.observed, check.wanted
+def _render_check_row(check: GateCheck) -> tuple[Child, ...]:
+    check_mark, verdict_word, css_class = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
+    result_node = tag("span", check_mark, tag("span", verdict_word, class_="word"), class_=css_class)
+    return check.name, result_node, check.observed, check.wanted
 
 
 def _render_recalls(
@@ -151,7 +151,9 @@ def _render_recalls(
     return section(
         "Recall of each index against exact search, and its cost",
         legend(curves),
-        pair(trade_off_chart(curves, k, "distances", settings), trade_off_chart(curves, k, "milliseconds", settings)),
+        put_in_row(
+            trade_off_chart(curves, k, "distances", settings), trade_off_chart(curves, k, "milliseconds", settings)
+        ),
         note(
             f"A point is the mean recall@{k} of the sampled queries, its whisker their 5th "
             f"percentile.{ring_note} Distance computations are the same on every machine; for lists "
@@ -164,13 +166,13 @@ def _render_recalls(
 def _render_health(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
     """Show the statistics of each index file, then the distribution of its links or lists."""
     statistics_by_index = {name: {**stats.metrics(), **build_metrics.get(name, {})} for name, stats in health.items()}
-    rows = [
+    statistic_rows = [
         (title, *(_format_statistic(statistics.get(statistic_name)) for statistics in statistics_by_index.values()))
         for statistic_name, title in _STATISTICS.items()
         if any(statistic_name in statistics for statistics in statistics_by_index.values())
     ]
     charts = [chart for name, index_health in health.items() for chart in _render_distributions(name, index_health)]
-    return section("Inside each index", table(("", *statistics_by_index), rows), pair(*charts))
+    return section("Inside each index", table(("", *statistics_by_index), statistic_rows), put_in_row(*charts))
 
 
 def _format_statistic(statistic: float | int | None) -> str:
@@ -192,26 +194,26 @@ def _render_distributions(name: str, health: IndexHealth) -> Iterator[Node]:
 def _render_history(history: Sequence[PastBuild]) -> Node:
     """Draw cost and quality of the last builds as curves, with warnings and a table of numbers."""
     has_cpu = all(build.cpu for build in history)
-    costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
+    build_costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
     unit = "CPU seconds" if has_cpu else "seconds"
     # On the scale of a full build, all other builds would look alike, so it is left out.
     plotted_costs = [
         cost if build.changed is None or 2 * build.changed <= build.passages else None
-        for build, cost in zip(history, costs, strict=True)
+        for build, cost in zip(history, build_costs, strict=True)
     ]
-    names = dict.fromkeys(name for build in history for name in build.indexes)
-    charts = [_render_history_chart(unit, {"cost": plotted_costs})] if any(plotted_costs) else []
-    columns_by_title = {unit: [f"{cost:,.1f}" for cost in costs]}
+    index_names = dict.fromkeys(name for build in history for name in build.indexes)
+    history_charts = [_render_history_chart(unit, {"cost": plotted_costs})] if any(plotted_costs) else []
+    columns_by_title = {unit: [f"{cost:,.1f}" for cost in build_costs]}
     for metric, title in _HISTORY_METRICS.items():
-        values_by_index = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in names}
-        known_values_by_index = {
+        values_by_index = {name: [build.indexes.get(name, {}).get(metric) for build in history] for name in index_names}
+        plotted_values_by_index = {
             name: numbers for name, numbers in values_by_index.items() if any(n is not None for n in numbers)
         }
-        if known_values_by_index:
-            charts.append(_render_history_chart(title, known_values_by_index))
+        if plotted_values_by_index:
+            history_charts.append(_render_history_chart(title, plotted_values_by_index))
         columns_by_title |= {
             f"{name}: {title}": [_format_statistic(number) for number in numbers]
-            for name, numbers in known_values_by_index.items()
+            for name, numbers in plotted_values_by_index.items()
         }
     titles = ("build", "built", "snapshot", "passages", "changed", *columns_by_title)
     table_rows: list[Sequence[Child]] = [
@@ -228,7 +230,7 @@ def _render_history(history: Sequence[PastBuild]) -> Node:
     return section(
         "The last builds",
         *(note("Warning: ", warning, ".") for warning in list_warnings(history)),
-        pair(*charts),
+        put_in_row(*history_charts),
         note("Builds that changed more than half of the passages are not in the line of the cost."),
         tag("details", tag("summary", "the numbers"), table(titles, table_rows)),
     )
@@ -259,8 +261,8 @@ def _render_unknown_templates(report: BuildReport) -> Node | None:
 
 
 def _render_stages(stages: Sequence[BuildStage]) -> Node | None:
-    bars = [(stage.name, stage.seconds, _format_stage(stage)) for stage in stages]
-    return section("Time by stage", bar_chart(bars)) if bars else None
+    stage_bars = [(stage.name, stage.seconds, _format_stage(stage)) for stage in stages]
+    return section("Time by stage", bar_chart(stage_bars)) if stage_bars else None
 
 
 def _format_stage(stage: BuildStage) -> str:

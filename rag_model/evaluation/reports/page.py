@@ -1,6 +1,6 @@
 """The HTML elements of all reports: a self-contained page of sections, tables and tiles.
 
-All text is escaped, because it becomes a `Node` only through `tag` and `join`. A page has no script
+All text is escaped, because it becomes a `Node` only through `tag` and `join_nodes`. A page has no script
 and no font and fetches nothing, which its content policy also forbids.
 
 Charts are inline SVG and plain bars, without scripts and fonts, in the colours of the page. Every
@@ -36,7 +36,7 @@ Projection = Callable[[OperatingPoint], tuple[float, float, float]]
 
 
 class Node:
-    """Escaped markup; text becomes a node only through `tag` and `join`."""
+    """Escaped markup; text becomes a node only through `tag` and `join_nodes`."""
 
     __slots__ = ("html",)
 
@@ -62,10 +62,10 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
         for key, attribute in attributes.items()
         if attribute is not None
     )
-    return Node(f"<{name}{attribute_text}>{join(*children).html}</{name}>")
+    return Node(f"<{name}{attribute_text}>{join_nodes(*children).html}</{name}>")
 
 
-def join(*children: Child) -> Node:
+def join_nodes(*children: Child) -> Node:
     """Return the concatenated children."""
     return Node("".join(child.html if isinstance(child, Node) else escape(str(child)) for child in children))
 
@@ -76,17 +76,17 @@ def _format_attribute(attribute: str | float) -> str:
 
 def render_document(title: str, content: Iterable[Node]) -> str:
     """Return the whole HTML document."""
-    style = Node((files("rag_model.evaluation.reports") / "report.css").read_text(encoding="utf-8"))
-    head = tag(
+    style_sheet = Node((files("rag_model.evaluation.reports") / "report.css").read_text(encoding="utf-8"))
+    head_node = tag(
         "head",
         Node('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Node(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
         tag("title", title),
-        tag("style", style),
+        tag("style", style_sheet),
     )
-    page = tag("html", head, tag("body", tag("main", *content)), lang="en")
+    html_node = tag("html", head_node, tag("body", tag("main", *content)), lang="en")
     # Titles may hold lone surrogates.
-    return f"<!doctype html>\n{page.html}\n".encode(errors="replace").decode()
+    return f"<!doctype html>\n{html_node.html}\n".encode(errors="replace").decode()
 
 
 def section(title: str, *content: Child, class_: str | None = None) -> Node:
@@ -101,8 +101,8 @@ def header(title: str, *content: Child) -> Node:
 
 def run_summary(n_questions: int, created_at: str, **ids: str) -> Node:
     """Return the line below a title: the questions, the models and snapshots by name, the time."""
-    children = [child for name, identity in ids.items() for child in (f", {name} ", tag("code", identity))]
-    return tag("p", format_count(n_questions, "question"), *children, f", {created_at}")
+    id_nodes = [child for name, identity in ids.items() for child in (f", {name} ", tag("code", identity))]
+    return tag("p", format_count(n_questions, "question"), *id_nodes, f", {created_at}")
 
 
 def note(*content: Child) -> Node:
@@ -115,23 +115,23 @@ def to_sentence(clause: str) -> str:
     return f"{clause[0].upper()}{clause[1:]}."
 
 
-def lineage_section(lineage: Mapping[str, str]) -> Iterator[Node]:
+def iter_lineage_sections(lineage: Mapping[str, str]) -> Iterator[Node]:
     """Yield the section with the ids and versions of a report's inputs, if there are any."""
     if lineage:
         yield section("Lineage", table(("", ""), [(name, tag("code", value)) for name, value in lineage.items()]))
 
 
-def pair(*pictures: Node) -> Node:
+def put_in_row(*pictures: Node) -> Node:
     """Return charts side by side, if the page is wide enough."""
     return tag("div", *pictures, class_="pair")
 
 
-def columns(*sections: Node | None) -> Node:
+def place_in_columns(*sections: Node | None) -> Node:
     """Return sections in two columns, if the page is wide enough; a None is left out."""
     return tag("div", *(section_node for section_node in sections if section_node is not None), class_="columns")
 
 
-def tiles(values: Iterable[tuple[str, str]]) -> Node:
+def render_tiles(values: Iterable[tuple[str, str]]) -> Node:
     """Return tiles with the main numbers, given as (name, value)."""
     return tag("div", *(_render_tile(name, value) for name, value in values), class_="tiles")
 
@@ -142,10 +142,10 @@ def _render_tile(name: str, tile_value: str) -> Node:
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Child]]) -> Node:
     """Return a table; without any titles it has no header row."""
-    head = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
-    body = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
+    header_rows = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
+    body_rows = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
     # A narrow screen scrolls the table, not the page.
-    return tag("div", tag("table", *head, *body), class_="scroll")
+    return tag("div", tag("table", *header_rows, *body_rows), class_="scroll")
 
 
 def format_bytes(n: int) -> str:
@@ -174,16 +174,16 @@ class Scale:
 
 def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
     """Return horizontal bars of (label, value, value as text); the longest bar fills the width."""
-    longest = max((bar_value for _, bar_value, _ in rows), default=0) or 1
-    return tag("div", *(_render_bar(label, value / longest, text) for label, value, text in rows), class_="bars")
+    max_value = max((bar_value for _, bar_value, _ in rows), default=0) or 1
+    return tag("div", *(_render_bar(label, value / max_value, text) for label, value, text in rows), class_="bars")
 
 
 def _render_bar(label: str, share: float, text: str) -> Node:
-    fill = tag("span", class_="fill", style=f"width:{max(share, 0.002):.2%}")
+    filled_bar = tag("span", class_="fill", style=f"width:{max(share, 0.002):.2%}")
     return tag(
         "div",
         tag("span", label, class_="label"),
-        tag("span", fill, class_="track"),
+        tag("span", filled_bar, class_="track"),
         tag("span", text, class_="value"),
         class_="bar",
     )
@@ -199,10 +199,12 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     width = min((b - a for a, b in pairwise(bounds)), default=max(1, bounds[-1] if bounds else 1))
     minimum, maximum = (bounds[0], bounds[-1] + width) if bounds else (0, width)
     x = Scale(minimum, maximum, _X0, _X1)
-    names = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in bounds}
-    bars = [(x(low), x(low + width), buckets[low], f"{names[low]} {unit}: {buckets[low]:,} {things}") for low in bounds]
-    labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(minimum, maximum, _MAX_LABELS)]
-    return _render_column_chart(bars, labels, f"{things} by {unit}", unit)
+    ranges = {low: f"{low} to {low + width - 1}" if width > 1 else f"{low}" for low in bounds}
+    bucket_bars = [
+        (x(low), x(low + width), buckets[low], f"{ranges[low]} {unit}: {buckets[low]:,} {things}") for low in bounds
+    ]
+    axis_labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(minimum, maximum, _MAX_LABELS)]
+    return _render_column_chart(bucket_bars, axis_labels, f"{things} by {unit}", unit)
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
@@ -224,9 +226,9 @@ def _render_column_chart(
     bars: Sequence[tuple[float, float, int, str]], labels: Sequence[Node], label: str, caption: str
 ) -> Node:
     """Return a chart of vertical bars, given as (left, right, count, title)."""
-    top = max((n_things for _, _, n_things, _ in bars), default=0) or 1
-    y = Scale(0, top, _Y0, _Y1)
-    marks = (
+    max_count = max((n_things for _, _, n_things, _ in bars), default=0) or 1
+    y = Scale(0, max_count, _Y0, _Y1)
+    bar_nodes = (
         tag(
             "rect",
             tag("title", title),
@@ -238,8 +240,8 @@ def _render_column_chart(
         )
         for x0, x1, n_things, title in bars
     )
-    level_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, top)]
-    return _render_svg(label, join(*level_lines, *marks, *labels, _render_caption(caption)))
+    grid_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, max_count)]
+    return _render_svg(label, join_nodes(*grid_lines, *bar_nodes, *labels, _render_caption(caption)))
 
 
 def trade_off_chart(
@@ -254,32 +256,34 @@ def trade_off_chart(
     axis is 1 - recall, so that .99 and .999 are as far apart as .9 and .99. A ring marks the
     default setting of an index.
     """
-    points = [point for efforts in curves.values() for point in efforts] + list((settings or {}).values())
-    costs = [_get_cost(point, unit) for point in points] or [1.0]
-    low, high = min(costs) / 1.3, max(costs) * 1.3
-    minimum_recall = min((min(point.recall_p5, point.recall_mean) for point in points), default=0.0)
-    floor = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
+    all_points = [point for curve_points in curves.values() for point in curve_points] + list((settings or {}).values())
+    point_costs = [_get_cost(point, unit) for point in all_points] or [1.0]
+    low, high = min(point_costs) / 1.3, max(point_costs) * 1.3
+    minimum_recall = min((min(point.recall_p5, point.recall_mean) for point in all_points), default=0.0)
+    minimum_tick = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
     x = Scale(low, high, _X0, _X1, log=True)
-    miss_scale = Scale(1 - floor, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
+    miss_scale = Scale(1 - minimum_tick, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
 
     def project(point: OperatingPoint) -> tuple[float, float, float]:
-        y, end = (miss_scale(max(1 - recall, 1 - _RECALLS[-1])) for recall in (point.recall_mean, point.recall_p5))
-        return x(_get_cost(point, unit)), y, end
+        y, tip = (miss_scale(max(1 - recall, 1 - _RECALLS[-1])) for recall in (point.recall_mean, point.recall_p5))
+        return x(_get_cost(point, unit)), y, tip
 
-    ticks = [tick for tick in _RECALLS if tick >= floor]
-    levels = [_render_level_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
-    labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
+    ticks = [tick for tick in _RECALLS if tick >= minimum_tick]
+    grid_lines = [_render_level_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
+    cost_labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
     lines = [
         _render_effort_curve(n, name, efforts, unit, project)
         for n, (name, efforts) in enumerate(curves.items(), start=1)
     ]
-    rings = [
+    default_rings = [
         _render_ring(n, settings[name], project)
         for n, name in enumerate(curves, start=1)
         if settings and name in settings
     ]
     label = f"recall@{k} by {_COST_LABELS[unit]}"
-    return _render_svg(label, join(*levels, *labels, _render_caption(_COST_LABELS[unit]), *lines, *rings))
+    return _render_svg(
+        label, join_nodes(*grid_lines, *cost_labels, _render_caption(_COST_LABELS[unit]), *lines, *default_rings)
+    )
 
 
 def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
@@ -300,8 +304,8 @@ def _render_effort_curve(
 
 def _render_line(series: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
     """Return a line with whiskers; a point is (x, y, start of the whisker, end of the whisker)."""
-    line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
-    marks = [
+    polyline = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
+    whisker_nodes = [
         tag(
             "g",
             tag("title", title),
@@ -310,15 +314,15 @@ def _render_line(series: int, titles: Sequence[str], points: Sequence[tuple[floa
         )
         for title, (x, y, whisker_start, whisker_end) in zip(titles, points, strict=True)
     ]
-    return tag("g", line, *marks, class_=f"s{_color_number(series)}")
+    return tag("g", polyline, *whisker_nodes, class_=f"s{_get_color_number(series)}")
 
 
 def _render_ring(series: int, point: OperatingPoint, project: Projection) -> Node:
     x, y, _ = project(point)
-    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_color_number(series)}")
+    return tag("g", tag("circle", cx=x, cy=y, r=8, class_="ring"), class_=f"s{_get_color_number(series)}")
 
 
-def _color_number(series: int) -> int:
+def _get_color_number(series: int) -> int:
     return (series - 1) % _N_COLOURS + 1
 
 
@@ -356,28 +360,30 @@ def line_chart(
     margin = (top - bottom or abs(top) or 1.0) / 20
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
     label_values = _choose_labels(sorted({point.x for point in all_points}), log=log)
-    levels = [_render_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
-    labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
-    dashes = [
-        _dash(x(mark), f"{mark:,g}") for mark in marks if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
+    grid_lines = [_render_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
+    axis_labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
+    dashed_lines = [
+        _draw_dash(x(mark), f"{mark:,g}")
+        for mark in marks
+        if minimum_x <= mark <= maximum_x and len(marks) <= _MAX_MARKS
     ]
-    lines = [
+    series_lines = [
         _render_line_with_intervals(n, name, series_points, x, y)
         for n, (name, series_points) in enumerate(series.items(), start=1)
     ]
     ordered_points_by_series = {
         name: sorted(series_points, key=lambda point: point.x) for name, series_points in series.items()
     }
-    changes = [
+    change_texts = [
         f"{name} from {points[0].y:g} to {points[-1].y:g}"
         for name, points in ordered_points_by_series.items()
         if points
     ]
-    content = join(*levels, *labels, *dashes, _render_caption(x_label), *lines)
-    return _render_svg(f"{y_label} by {x_label}", content, "; ".join(changes))
+    chart_nodes = join_nodes(*grid_lines, *axis_labels, *dashed_lines, _render_caption(x_label), *series_lines)
+    return _render_svg(f"{y_label} by {x_label}", chart_nodes, "; ".join(change_texts))
 
 
-def _dash(x: float, title: str) -> Node:
+def _draw_dash(x: float, title: str) -> Node:
     return tag("line", tag("title", title), x1=x, x2=x, y1=_Y0, y2=_Y1, class_="dash")
 
 
@@ -401,24 +407,24 @@ def _render_line_with_intervals(series: int, name: str, points: Sequence[ChartPo
 def _get_ticks(low: float, high: float, n_ticks: int = 5) -> list[float]:
     """Return round values in [low, high] with a step of 1, 2 or 5 times a power of ten."""
     rough_step = (high - low) / n_ticks or 1.0
-    power = 10.0 ** math.floor(math.log10(rough_step))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough_step * 0.999)
-    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    magnitude = 10.0 ** math.floor(math.log10(rough_step))
+    tick_step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= rough_step * 0.999)
+    return [n * tick_step for n in range(math.ceil(low / tick_step - 1e-9), math.floor(high / tick_step + 1e-9) + 1)]
 
 
 def _get_log_ticks(low: float, high: float) -> list[float]:
     """Return evenly spread round values in [low, high], at most three per power of ten."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for steps in ((1, 2, 5), (1, 3), (1,)):
-        ticks = [m * 10.0**p for p in powers for m in steps if low <= m * 10.0**p <= high]
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for mantissas in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [m * 10.0**p for p in exponents for m in mantissas if low <= m * 10.0**p <= high]
         if len(ticks) <= _MAX_LABELS:
             break
     return ticks
 
 
 def _render_level_line(y: float, label: str) -> Node:
-    grid = tag("line", x1=_X0, x2=_X1, y1=y, y2=y, class_="grid")
-    return join(grid, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
+    grid_line = tag("line", x1=_X0, x2=_X1, y1=y, y2=y, class_="grid")
+    return join_nodes(grid_line, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
 
 
 def _render_bottom_label(x: float, label: str) -> Node:
@@ -430,10 +436,10 @@ def _render_caption(text: str) -> Node:
 
 
 def _render_svg(label: str, content: Node, description: str = "") -> Node:
-    axis = tag("line", x1=_X0, x2=_X1, y1=_Y0, y2=_Y0, class_="axis")
-    names = [tag("title", label), *([tag("desc", description)] if description else [])]
-    view = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
-    return tag("svg", *names, content, axis, viewBox=view, role="img", aria_label=label)
+    axis_line = tag("line", x1=_X0, x2=_X1, y1=_Y0, y2=_Y0, class_="axis")
+    text_nodes = [tag("title", label), *([tag("desc", description)] if description else [])]
+    view_box = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
+    return tag("svg", *text_nodes, content, axis_line, viewBox=view_box, role="img", aria_label=label)
 
 
 def legend(names: Iterable[str]) -> Node:
@@ -444,4 +450,4 @@ def legend(names: Iterable[str]) -> Node:
 
 
 def _render_legend_entry(series: int, name: str) -> Node:
-    return tag("span", tag("i", class_=f"swatch b{_color_number(series)}"), name, class_="key")
+    return tag("span", tag("i", class_=f"swatch b{_get_color_number(series)}"), name, class_="key")

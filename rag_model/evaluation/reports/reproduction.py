@@ -9,7 +9,7 @@ from rag_model.evaluation.reports.page import (
     Child,
     Node,
     header,
-    lineage_section,
+    iter_lineage_sections,
     note,
     render_document,
     run_summary,
@@ -29,7 +29,7 @@ _MEANINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class TableLine:
+class ReproductionRow:
     """A measured value and the published one, if there is one, in percent.
 
     A failed row has a reason instead of a value, an interval and an evaluation.
@@ -69,8 +69,8 @@ class TableLine:
         if abs(self.difference) <= self.tolerance + 1e-9:
             return "reproduced"
         if self.low is not None and self.high is not None:
-            band = self.published - self.tolerance, self.published + self.tolerance
-            if self.low <= band[1] and self.high >= band[0]:
+            tolerance_band = self.published - self.tolerance, self.published + self.tolerance
+            if self.low <= tolerance_band[1] and self.high >= tolerance_band[0]:
                 return "undecided"
         return "higher" if self.difference > 0 else "lower"
 
@@ -90,12 +90,12 @@ class ReproductionReport:
 
     title: str
     created_at: str  # ISO 8601 UTC
-    lines: Sequence[TableLine]
+    lines: Sequence[ReproductionRow]
     notes: Sequence[str]  # sentences, such as the number of passages of each library
     lineage: Mapping[str, str]
 
 
-def summarize_verdicts(lines: Sequence[TableLine]) -> str:
+def summarize_verdicts(lines: Sequence[ReproductionRow]) -> str:
     """Return the number of values with each verdict, as one clause."""
     verdicts = [line.verdict for line in lines]
     count_text = ", ".join(f"{verdicts.count(verdict):,} {verdict}" for verdict in dict.fromkeys(verdicts))
@@ -111,39 +111,41 @@ def _iter_sections(report: ReproductionReport) -> Iterator[Node]:
     n_questions = sum({line.data: line.questions for line in report.lines}.values())
     yield header(report.title, run_summary(n_questions, report.created_at))
     verdicts = {line.verdict for line in report.lines}
-    is_bad, is_good = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
-    colour = "verdict no" if is_bad else "verdict" if is_good else None
-    yield section(to_sentence(summarize_verdicts(report.lines)), class_=colour)
+    has_deviation, has_reproduction = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
+    css_class = "verdict no" if has_deviation else "verdict" if has_reproduction else None
+    yield section(to_sentence(summarize_verdicts(report.lines)), class_=css_class)
     # The path of a source has no spaces, so this class lets it break anywhere.
     cells = [line.cells() for line in report.lines]
-    rows: list[list[Child]] = [[*line_cells[:-1], tag("span", line_cells[-1], class_="label")] for line_cells in cells]
-    yield section("Table", table(_TITLES, rows), note(_MEANINGS))
+    table_rows: list[list[Child]] = [
+        [*line_cells[:-1], tag("span", line_cells[-1], class_="label")] for line_cells in cells
+    ]
+    yield section("Table", table(_TITLES, table_rows), note(_MEANINGS))
     yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
     yield section("Commands", table(("row", "command"), [(name, tag("code", command)) for name, command in commands]))
-    yield from lineage_section(report.lineage)
+    yield from iter_lineage_sections(report.lineage)
 
 
 def render_reproduction_markdown(report: ReproductionReport) -> str:
     """Return the table, its notes and its commands as Markdown."""
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
-    parts = [
+    markdown_sections = [
         f"# {report.title}",
         to_sentence(summarize_verdicts(report.lines)),
         format_markdown_table(_TITLES, [line.cells() for line in report.lines]),
         _MEANINGS,
-        "\n".join(f"* {_escape(sentence)}" for sentence in report.notes),
-        format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
+        "\n".join(f"* {_escape_table_cell(sentence)}" for sentence in report.notes),
+        format_markdown_table(("row", "command"), [(name, f"`{command}`") for name, command in commands]),
         format_markdown_table(("lineage", ""), list(report.lineage.items())),
     ]
-    return "\n\n".join(section_text for section_text in parts if section_text) + "\n"
+    return "\n\n".join(markdown_section for markdown_section in markdown_sections if markdown_section) + "\n"
 
 
 def format_markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table as Markdown."""
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(map(_escape, cells))} |" for cells in lines)
+    table_rows = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(map(_escape_table_cell, cells))} |" for cells in table_rows)
 
 
-def _escape(text: str) -> str:
+def _escape_table_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")

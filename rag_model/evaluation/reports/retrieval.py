@@ -16,18 +16,18 @@ from rag_model.evaluation.reports.page import (
     Node,
     format_bytes,
     header,
-    join,
+    iter_lineage_sections,
+    join_nodes,
     legend,
     line_chart,
-    lineage_section,
     note,
-    pair,
+    put_in_row,
     render_document,
+    render_tiles,
     run_summary,
     section,
     table,
     tag,
-    tiles,
     to_sentence,
 )
 from rag_model.evaluation.retrieval.comparison import GroupMetrics, RetrieverComparison
@@ -65,7 +65,7 @@ def _iter_sections(report: RetrievalReport) -> Iterator[Node]:
     yield _render_header(report)
     if report.advice:
         yield section(to_sentence(report.advice), class_="verdict")
-    yield tiles(
+    yield render_tiles(
         (retriever.expression, f"{retriever.overall.metrics[report.measure].value:.3f}")
         for retriever in report.retrievers
     )
@@ -75,13 +75,13 @@ def _iter_sections(report: RetrievalReport) -> Iterator[Node]:
         yield _render_stages(retriever)
     for name in dict.fromkeys(name for retriever in report.retrievers for name in retriever.groups):
         yield _render_group(name, {retriever.expression: retriever.groups[name] for retriever in report.retrievers})
-    yield from lineage_section(report.lineage)
+    yield from iter_lineage_sections(report.lineage)
 
 
 def _render_header(report: RetrievalReport) -> Node:
-    summary = run_summary(report.questions, report.created_at, snapshot=report.snapshot)
-    notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
-    return header("Retrieval", summary, *notes)
+    summary_node = run_summary(report.questions, report.created_at, snapshot=report.snapshot)
+    note_nodes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
+    return header("Retrieval", summary_node, *note_nodes)
 
 
 def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
@@ -95,20 +95,20 @@ def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
         )
         for retriever in retrievers
     ]
-    explanation = (
+    metric_explanation = (
         "Below a value: its 95 % interval; then the paired difference from the first retriever, with "
         f"its interval. Milliseconds: {retrievers[0].measured.timed:,} queries, run one by one. "
         "Bytes: the size of the files that a search reads, including the question encoder's."
     )
     titles = ("retriever", *measures, "ms a question", "bytes")
-    return section("Retrievers", table(titles, table_rows), note(explanation))
+    return section("Retrievers", table(titles, table_rows), note(metric_explanation))
 
 
 def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterator[Child]:
     for measure in measures:
         estimate = group.metrics[measure]
         difference = group.differences.get(measure)
-        yield join(
+        yield join_nodes(
             f"{estimate.value:.3f}",
             _format_interval(estimate, ""),
             *([_format_interval(difference, "+")] if difference else []),
@@ -116,14 +116,14 @@ def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterat
 
 
 def _format_interval(estimate: Estimate, sign: str) -> Node:
-    value_text = f"{estimate.value:+.3f} " if sign else ""
-    return tag("span", f"{value_text}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
+    difference_text = f"{estimate.value:+.3f} " if sign else ""
+    return tag("span", f"{difference_text}[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]", class_="ends")
 
 
 def _render_trade_off(report: RetrievalReport) -> Node:
     """Show the quality of each stage of each retriever against its time."""
     expressions = [retriever.expression for retriever in report.retrievers]
-    charts = [
+    trade_off_charts = [
         line_chart(
             {
                 retriever.expression: list(_iter_stage_points(retriever, report.measure, without_encoder))
@@ -139,7 +139,7 @@ def _render_trade_off(report: RetrievalReport) -> Node:
         "Each line is a retriever. Each point is the result list of a stage, at the time until it is "
         "known. A whisker is the interval."
     )
-    return section("Quality over time", legend(expressions), pair(*charts), note(explanation))
+    return section("Quality over time", legend(expressions), put_in_row(*trade_off_charts), note(explanation))
 
 
 def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
@@ -151,12 +151,14 @@ def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_enc
 
 def _render_stages(retriever: RetrieverComparison) -> Node:
     measures = list(retriever.overall.metrics)
-    rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
+    stage_rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
-        value_cells = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
-        costs = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
-        rows.append((stage.name, *value_cells, *costs))
-    return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
+        value_cells = (
+            join_nodes(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures
+        )
+        cost_cells = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
+        stage_rows.append((stage.name, *value_cells, *cost_cells))
+    return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), stage_rows))
 
 
 def _render_encoder_row(metrics: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
@@ -167,9 +169,9 @@ def _render_encoder_row(metrics: RetrieverMetrics, n_empty: int) -> Iterator[tup
 
 def _render_group(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
     measures = list(next(iter(groups.values())).metrics)
-    rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
+    group_rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
     n = next(iter(groups.values())).n
-    return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
+    return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), group_rows))
 
 
 def _format_milliseconds(milliseconds: float) -> str:

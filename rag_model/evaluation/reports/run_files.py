@@ -17,7 +17,7 @@ from urllib.parse import quote
 from rag_model.atomic_write import write_user_file
 from rag_model.errors import InputError, StoreError, UsageError
 from rag_model.evaluation.answers.scores import ScoredAnswer
-from rag_model.evaluation.measures.retrieval import distinct_pages
+from rag_model.evaluation.measures.retrieval import list_distinct_pages
 from rag_model.evaluation.retrieval.judging import RetrievalResult
 from rag_model.store.store import Store
 
@@ -29,16 +29,16 @@ def check_paths(*paths: str | None, questions: str = "") -> None:
         InputError: A path is a folder, or its folder cannot be written to.
         UsageError: Two paths are the same, or one is the file of `questions`.
     """
-    used_paths = {Path(questions).resolve(): "holds the questions"} if questions else {}
+    purpose_by_path = {Path(questions).resolve(): "holds the questions"} if questions else {}
     for path in paths:
         if path is None:
             continue
-        if problem := _find_write_problem(Path(path)):
-            raise InputError(f"{path} cannot be written ({problem}): choose another path")
+        if write_problem := _find_write_problem(Path(path)):
+            raise InputError(f"{path} cannot be written ({write_problem}): choose another path")
         resolved_path = Path(path).resolve()
-        if resolved_path in used_paths:
-            raise UsageError(f"{path} {used_paths[resolved_path]}: choose another path")
-        used_paths[resolved_path] = "is given twice"
+        if resolved_path in purpose_by_path:
+            raise UsageError(f"{path} {purpose_by_path[resolved_path]}: choose another path")
+        purpose_by_path[resolved_path] = "is given twice"
 
 
 def _find_write_problem(path: Path) -> str:
@@ -62,8 +62,8 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 
     `score` is a string, as in DPR's own files.
     """
-    json_outcomes = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
-    write_user_file(path, _iter_json_array(json_outcomes))
+    json_lines = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
+    write_user_file(path, _iter_json_array(json_lines))
 
 
 def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
@@ -89,7 +89,10 @@ def write_answers(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
 def write_kilt(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
     """Write KILT's prediction file: each answer with the pages of its passages, best page first."""
     kilt_rows = (
-        {"id": answer.question.id, "output": [{"answer": answer.reading.answer, "provenance": _kilt_pages(answer)}]}
+        {
+            "id": answer.question.id,
+            "output": [{"answer": answer.reading.answer, "provenance": _list_kilt_pages(answer)}],
+        }
         for answer in scored_answers
     )
     write_user_file(path, (json.dumps(row, ensure_ascii=False) + "\n" for row in kilt_rows))
@@ -113,32 +116,32 @@ def store_report(store: Store, page_id: str, html: str) -> str | None:
     return None
 
 
-def _kilt_pages(answer: ScoredAnswer) -> list[dict[str, str]]:
-    return [{"wikipedia_id": page} for page in distinct_pages(answer.reading.pages)]
+def _list_kilt_pages(answer: ScoredAnswer) -> list[dict[str, str]]:
+    return [{"wikipedia_id": page_id} for page_id in list_distinct_pages(answer.reading.pages)]
 
 
 def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
-    reading = asdict(answer.reading)
+    reading_json = asdict(answer.reading)
     return {
         "id": answer.question.id,
         "question": answer.question.text,
         "answers": list(answer.question.answers),
-        "prediction": reading["answer"],
+        "prediction": reading_json["answer"],
         "memory": answer.reading.memory,
-        "ended": reading["ended"],
-        "log_likelihood": reading["log_likelihood"],
-        "closed_book_log_likelihood": reading["closed_book"],
-        "statements": reading["statements"],
+        "ended": reading_json["ended"],
+        "log_likelihood": reading_json["log_likelihood"],
+        "closed_book_log_likelihood": reading_json["closed_book"],
+        "statements": reading_json["statements"],
         "metrics": dict(answer.measures),
-        "problem": reading["problem"],
-        "passages": [{"rank": rank, **passage} for rank, passage in enumerate(reading["passages"], start=1)],
+        "problem": reading_json["problem"],
+        "passages": [{"rank": rank, **passage} for rank, passage in enumerate(reading_json["passages"], start=1)],
     }
 
 
 def _iter_trec_lines(outcome: RetrievalResult, tag: str) -> Iterator[str]:
-    question = _encode_trec_id(outcome.question.id)
+    question_id = _encode_trec_id(outcome.question.id)
     for hit in outcome.hits:
-        yield f"{question} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
+        yield f"{question_id} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
 
 
 def _encode_trec_id(identity: str) -> str:
@@ -146,7 +149,7 @@ def _encode_trec_id(identity: str) -> str:
 
 
 def _convert_to_dpr_json(outcome: RetrievalResult) -> dict[str, Any]:
-    contexts = [
+    context_rows = [
         {
             "id": hit.passage.id,
             "title": hit.passage.title,
@@ -156,11 +159,11 @@ def _convert_to_dpr_json(outcome: RetrievalResult) -> dict[str, Any]:
         }
         for hit, has_answer in zip(outcome.hits, outcome.has_answer, strict=True)
     ]
-    return {"question": outcome.question.text, "answers": list(outcome.question.answers), "ctxs": contexts}
+    return {"question": outcome.question.text, "answers": list(outcome.question.answers), "ctxs": context_rows}
 
 
 def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
-    hits = [
+    hit_rows = [
         {
             "rank": hit.rank,
             "score": hit.score,
@@ -179,12 +182,12 @@ def _result_to_json(outcome: RetrievalResult) -> dict[str, Any]:
         "question": question.text,
         "answers": answers,
         "first": outcome.first_answer_rank,
-        "hits": hits,
+        "hits": hit_rows,
     }
 
 
 def _iter_json_array(json_items: Iterable[str]) -> Iterator[str]:
     yield "["
-    for i, json_item in enumerate(json_items):
-        yield (",\n" if i else "\n") + json_item
+    for i, item_json in enumerate(json_items):
+        yield (",\n" if i else "\n") + item_json
     yield "\n]\n"

@@ -14,7 +14,7 @@ from rag_model.evaluation.reports.page import (
     legend,
     line_chart,
     note,
-    pair,
+    put_in_row,
     render_document,
     section,
     tag,
@@ -45,19 +45,19 @@ def read_training_curves(path: Path) -> TrainingCurves:
     its index are summed up. Lines and values in another format are skipped, because the curves are
     only an illustration.
     """
-    points_by_curve, moves, snapshots = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
+    points_by_curve, move_steps, snapshot_ids = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
     for record in _iter_records(path):
         step, snapshot = float(record["step"]), record.get("snapshot")
-        if isinstance(snapshot, str) and snapshot not in snapshots[-1:]:
-            moves += [step] if snapshots else []
-            snapshots.append(snapshot)
-        for name, measure in record.items():
-            if name not in {"kind", "step"} and isinstance(measure, int | float) and math.isfinite(measure):
-                points_by_curve.setdefault(f"{record['kind']} {name}", []).append((step, float(measure)))
+        if isinstance(snapshot, str) and snapshot not in snapshot_ids[-1:]:
+            move_steps += [step] if snapshot_ids else []
+            snapshot_ids.append(snapshot)
+        for name, metric in record.items():
+            if name not in {"kind", "step"} and isinstance(metric, int | float) and math.isfinite(metric):
+                points_by_curve.setdefault(f"{record['kind']} {name}", []).append((step, float(metric)))
     if _WAITED_CURVE in points_by_curve:
-        points_by_curve[_WAITED_CURVE] = _cumulate(points_by_curve[_WAITED_CURVE])
+        points_by_curve[_WAITED_CURVE] = _accumulate_points(points_by_curve[_WAITED_CURVE])
     return TrainingCurves(
-        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in points_by_curve.items()}, tuple(moves)
+        {name: points[:: -(-len(points) // _MAX_POINTS)] for name, points in points_by_curve.items()}, tuple(move_steps)
     )
 
 
@@ -69,42 +69,44 @@ def _iter_records(path: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _cumulate(points: Series) -> list[tuple[float, float]]:
-    total, totals = 0.0, list[tuple[float, float]]()
+def _accumulate_points(points: Series) -> list[tuple[float, float]]:
+    running_total, running_totals = 0.0, list[tuple[float, float]]()
     for step, increment in points:
-        total += increment
-        totals.append((step, total))
-    return totals
+        running_total += increment
+        running_totals.append((step, running_total))
+    return running_totals
 
 
 def render_training_report(title: str, stages: Mapping[str, TrainingCurves]) -> str:
     """Return the HTML document of a training; the name of a single stage may be empty."""
-    content = [header(title)]
+    content_nodes = [header(title)]
     for name, curves in stages.items():
-        content += [*([tag("h1", name)] if name else []), *training_sections(curves)]
-    return render_document(title, content)
+        content_nodes += [*([tag("h1", name)] if name else []), *iter_training_sections(curves)]
+    return render_document(title, content_nodes)
 
 
-def training_sections(curves: TrainingCurves) -> Iterator[Node]:
+def iter_training_sections(curves: TrainingCurves) -> Iterator[Node]:
     """Yield the sections of the curves; index refreshes come first, if there are any."""
     if not any(curves.series.values()):
         return
     is_moving = _AGE_CURVE in curves.series
     index_curves = {name for name in curves.series if is_moving and (name in _INDEX_CURVES or name.startswith("dev "))}
     if is_moving:
-        yield section("The moving index", _render_refresh_note(curves), pair(*_render_index_charts(curves)))
+        yield section("The moving index", _render_refresh_note(curves), put_in_row(*_render_index_charts(curves)))
     other_curves = [name for name, points in curves.series.items() if points and name not in index_curves]
     if other_curves:
         yield section(
             "Training",
-            pair(*(_render_line_chart(name, {name: curves.series[name]}, curves.index_moves) for name in other_curves)),
+            put_in_row(
+                *(_render_line_chart(name, {name: curves.series[name]}, curves.index_moves) for name in other_curves)
+            ),
         )
 
 
 def _render_refresh_note(curves: TrainingCurves) -> Node:
     n_failed_refreshes = max((n_failed for _, n_failed in curves.series.get("train refreshes_failed", ())), default=0.0)
-    summary = f"The training moved to a rebuilt index {len(curves.index_moves):,} times, at the dashed lines"
-    return note(f"{summary}; {n_failed_refreshes:,.0f} rebuilds failed.")
+    refresh_summary = f"The training moved to a rebuilt index {len(curves.index_moves):,} times, at the dashed lines"
+    return note(f"{refresh_summary}; {n_failed_refreshes:,.0f} rebuilds failed.")
 
 
 def _render_index_charts(curves: TrainingCurves) -> Iterator[Node]:
@@ -120,5 +122,5 @@ def _render_index_charts(curves: TrainingCurves) -> Iterator[Node]:
 
 def _render_line_chart(title: str, series: Mapping[str, Series], moves: Sequence[float]) -> Node:
     points_by_series = {name: [ChartPoint(x, y, y, y) for x, y in points] for name, points in series.items()}
-    legends = [legend(series)] if len(series) > 1 else []
-    return tag("div", tag("h3", title), *legends, line_chart(points_by_series, title, "steps", marks=moves))
+    legend_nodes = [legend(series)] if len(series) > 1 else []
+    return tag("div", tag("h3", title), *legend_nodes, line_chart(points_by_series, title, "steps", marks=moves))

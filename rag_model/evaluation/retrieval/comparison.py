@@ -68,15 +68,15 @@ class GoldTextTask(PartTask):
 
 def _find_texts(passages: Path, column: str, ids: Sequence[str]) -> list[tuple[str, str]]:
     """Return the id with title and text of each passage that has one of the ids."""
-    relevant_ids, rows, first_row = pa.array(ids, pa.string()), list[int](), 0
+    relevant_ids, relevant_rows, first_row = pa.array(ids, pa.string()), list[int](), 0
     with PassageFile(passages) as file:
         for batch in file.iter_batches([column]):
-            rows += (np.flatnonzero(pc.is_in(batch[column], relevant_ids)) + first_row).tolist()
+            relevant_rows += (np.flatnonzero(pc.is_in(batch[column], relevant_ids)) + first_row).tolist()
             first_row += batch.num_rows
         return [
-            (document, f"{title} {text}")
-            for batch in file.iter_selected(rows, [column, "title", "text"])
-            for document, title, text in zip(*(values.to_pylist() for values in batch.columns), strict=True)
+            (doc_id, f"{title} {text}")
+            for batch in file.iter_selected(relevant_rows, [column, "title", "text"])
+            for doc_id, title, text in zip(*(values.to_pylist() for values in batch.columns), strict=True)
         ]
 
 
@@ -92,19 +92,19 @@ def read_gold_texts(
         InputError: The snapshot has none of the ids.
         StoreError: A passage file is damaged.
     """
-    relevant_ids = {name for grades in judge.qrels.values() for name, grade in grades.items() if grade > 0}
+    relevant_ids = {doc_id for grades in judge.qrels.values() for doc_id, grade in grades.items() if grade > 0}
     column = "page_id" if judge.judged_by == "pages" else "id"
     ids, files = sorted(relevant_ids), snapshot.manifest.content.files
     blobs = [files[passages_path(part.name)] for part in snapshot.parts if part.rows]
     store = snapshot.store
     try:
         ids_blob = store.blobs.put_bytes(json.dumps(ids).encode())
-        results = [*run_tasks(store, [GoldTextTask(blob, ids_blob, column) for blob in blobs], runner)]
+        id_text_lists = [*run_tasks(store, [GoldTextTask(blob, ids_blob, column) for blob in blobs], runner)]
     except StoreError:
-        results = [_find_texts(store.blobs.get_local_path(blob), column, ids) for blob in blobs]
+        id_text_lists = [_find_texts(store.blobs.get_local_path(blob), column, ids) for blob in blobs]
     text_by_document: dict[str, list[str]] = {}
-    for name, text in chain.from_iterable(results):
-        text_by_document.setdefault(name, []).append(text)
+    for doc_id, text in chain.from_iterable(id_text_lists):
+        text_by_document.setdefault(doc_id, []).append(text)
     if relevant_ids and not text_by_document:
         example_id = getattr(snapshot.passages([snapshot.n - 1])[0], column) if snapshot.n else ""
         raise InputError(
@@ -129,22 +129,22 @@ def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[s
     Raises:
         MissingExtraError: PyStemmer is not installed.
     """
-    stems = _build_stemmer()
+    extract_stems = _build_stemmer()
     stems_by_passage: dict[str, list[set[bytes]]] = {}
-    positions = []
+    low_overlap_positions = []
     for position, question in enumerate(questions):
-        question_stems = stems(question.text)
+        question_stems = extract_stems(question.text)
         relevant_ids = [name for name, grade in grades[question.id].items() if grade > 0 and name in texts]
         for name in relevant_ids:
             if name not in stems_by_passage:
-                stems_by_passage[name] = [stems(text) for text in texts[name]]
+                stems_by_passage[name] = [extract_stems(text) for text in texts[name]]
         if relevant_ids and all(
             len(question_stems & text_stems) <= MAX_SHARED_STEMS
             for name in relevant_ids
             for text_stems in stems_by_passage[name]
         ):
-            positions.append(position)
-    return positions
+            low_overlap_positions.append(position)
+    return low_overlap_positions
 
 
 def _build_stemmer() -> Callable[[str], set[bytes]]:
@@ -175,13 +175,13 @@ def group_questions(
             positions_by_group.setdefault(f"source {question.source}", []).append(position)
     if judge.judged_by == "answers":
         return QuestionGroups(positions_by_group)
-    texts, notes = read_gold_texts(snapshot, judge, runner), []
-    if n_unknown := count_unknown(judge, texts):
-        share = f"{n_unknown:,} of {len(question_set.questions):,} questions"
-        notes.append(f"{share} name no {judge.judged_by} of this snapshot; they count as missed")
+    texts_by_id, notes = read_gold_texts(snapshot, judge, runner), []
+    if n_unknown := count_unknown(judge, texts_by_id):
+        unknown_share = f"{n_unknown:,} of {len(question_set.questions):,} questions"
+        notes.append(f"{unknown_share} name no {judge.judged_by} of this snapshot; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
-            positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts)
+            positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts_by_id)
         except MissingExtraError as error:
             notes.append(f"questions with {LOW_OVERLAP} are not reported separately: {error}")
     return QuestionGroups(
@@ -252,18 +252,18 @@ class RetrieverComparison:
 
 
 def _stage_to_json(stage: StageMetrics, estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    costs = ("milliseconds", "total_milliseconds", "bytes", "total_bytes")
+    cost_names = ("milliseconds", "total_milliseconds", "bytes", "total_bytes")
     return {
         "stage": stage.name,
         **_convert_estimates_to_json(estimates),
-        **{name: getattr(stage, name) for name in costs},
+        **{name: getattr(stage, name) for name in cost_names},
     }
 
 
 def _convert_estimates_to_json(estimates: Mapping[str, Estimate]) -> dict[str, Any]:
-    metrics = {name: estimate.value for name, estimate in estimates.items()}
+    metric_values = {name: estimate.value for name, estimate in estimates.items()}
     return {
-        "metrics": metrics,
+        "metrics": metric_values,
         "intervals": {name: (estimate.low, estimate.high) for name, estimate in estimates.items()},
     }
 
@@ -279,20 +279,20 @@ def compare_retrievers(
     all_positions = range(n)
     comparisons = []
     for position, metrics in enumerate(measured):
-        baseline = first_values if position else None
-        values_by_retriever = metrics.final_stage.values
-        columns = {
+        baseline_values = first_values if position else None
+        values_by_measure = metrics.final_stage.values
+        values_by_stage_measure = {
             f"{i} {name}": column for i, stage in enumerate(metrics.stages) for name, column in stage.values.items()
         }
-        estimates = estimate_means(columns)
+        estimates = estimate_means(values_by_stage_measure)
         comparisons.append(
             RetrieverComparison(
                 metrics,
-                _estimate_group(values_by_retriever, baseline, all_positions),
+                _estimate_group(values_by_measure, baseline_values, all_positions),
                 rank_metrics(metrics.outcomes, k) if judge.judged_by == "answers" else {},
                 [{name: estimates[f"{i} {name}"] for name in stage.values} for i, stage in enumerate(metrics.stages)],
                 {
-                    name: _estimate_group(values_by_retriever, baseline, group_positions)
+                    name: _estimate_group(values_by_measure, baseline_values, group_positions)
                     for name, group_positions in groups.positions.items()
                 },
                 judge.shares_by_kind(metrics.outcomes, k),
@@ -310,15 +310,15 @@ def _estimate_group(
     estimates = estimate_means(group_values)
     if first_values is None:
         return GroupMetrics(len(positions), estimates, {})
-    differences = {
+    value_differences = {
         name: [value - first_values[name][position] for value, position in zip(column, positions, strict=True)]
         for name, column in group_values.items()
     }
-    return GroupMetrics(len(positions), estimates, estimate_means(differences))
+    return GroupMetrics(len(positions), estimates, estimate_means(value_differences))
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _RetrieverCandidate:
     name: str
     milliseconds: float
     values: Sequence[float]
@@ -359,8 +359,10 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     best = max(candidates, key=lambda candidate: candidate.quality.value)
     if len(candidates) == 1:
         return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
-    differences = {candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates}
-    acceptable_retrievers = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
+    difference_by_candidate = {
+        candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates
+    }
+    acceptable_retrievers = [candidate for candidate in candidates if difference_by_candidate[candidate.name].high >= 0]
     milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable_retrievers)
     chosen_retriever = max(
         (candidate for candidate in acceptable_retrievers if candidate.milliseconds <= milliseconds_limit),
@@ -374,11 +376,11 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
         is_cheapest = all(
             _COST_TOLERANCE * candidate.milliseconds >= chosen_retriever.milliseconds for candidate in candidates
         )
-        comparison = (
+        cheaper_note = (
             "no other is cheaper by a fifth" if is_cheapest else "every one that is cheaper by a fifth lies below it"
         )
-        return f"{summary} a question is the best, and {comparison}"
-    difference = differences[chosen_retriever.name]
+        return f"{summary} a question is the best, and {cheaper_note}"
+    difference = difference_by_candidate[chosen_retriever.name]
     return (
         f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at "
         f"{best.milliseconds:.3g} ms, and the interval of the difference, {difference.low:+.3f} to "
@@ -386,12 +388,12 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     )
 
 
-def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
-    stage_by_retriever: dict[str, StageMetrics] = {one.expression: one.final_stage for one in measured}
+def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_RetrieverCandidate]:
+    stage_by_retriever: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
     for metrics in measured:
         for stage in metrics.stages[:-1]:
             stage_by_retriever.setdefault(stage.name, stage)
     return [
-        _Candidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
+        _RetrieverCandidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
         for name, stage in stage_by_retriever.items()
     ]

@@ -24,10 +24,10 @@ from rag_model.evaluation.measures.measure import (
     JudgedBy,
     Ranking,
     RankingMeasure,
+    list_ranking_measures,
     parse_ranking_measure,
-    ranking_measures,
 )
-from rag_model.evaluation.measures.retrieval import NDCG, Evidence, distinct_pages, r_precision, recall_at
+from rag_model.evaluation.measures.retrieval import NDCG, Evidence, list_distinct_pages, r_precision, recall_at
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
@@ -51,7 +51,7 @@ class RetrievalResult:
         return next((rank for rank, has_answer in enumerate(self.has_answer, start=1) if has_answer), None)
 
 
-def answer_matcher(question: Question, *, patterns: bool = False) -> Callable[[str], bool]:
+def build_answer_matcher(question: Question, *, patterns: bool = False) -> Callable[[str], bool]:
     """Return a function that tests whether a text holds an answer of the question.
 
     Answers match by DPR's token match, or as regular expressions.
@@ -61,8 +61,8 @@ def answer_matcher(question: Question, *, patterns: bool = False) -> Callable[[s
 
 def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> RetrievalResult:
     """Match the question's answers in the text of each hit, without its title."""
-    matches = answer_matcher(question, patterns=patterns)
-    return RetrievalResult(question, tuple(hits), tuple(matches(hit.passage.text) for hit in hits))
+    matches_answer = build_answer_matcher(question, patterns=patterns)
+    return RetrievalResult(question, tuple(hits), tuple(matches_answer(hit.passage.text) for hit in hits))
 
 
 def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
@@ -156,21 +156,21 @@ class RetrievalJudge:
         Raises:
             UsageError: No question has an answer, or a question names no passage or page.
         """
-        judgement = judged_by or _choose_judgement(question_set)
-        if judgement == "answers":
+        judgement_kind = judged_by or _choose_judgement(question_set)
+        if judgement_kind == "answers":
             if not any(question.answers for question in question_set.questions):
                 raise UsageError("no question has an answer to look for: give a file with answers, or a BEIR folder")
-            return cls(judgement, patterns=patterns)
+            return cls(judgement_kind, patterns=patterns)
         if question_set.qrels:
-            return cls(judgement, question_set.qrels, patterns)
+            return cls(judgement_kind, question_set.qrels, patterns)
         grades_by_question = {
-            question.id: _list_relevant_ids(question, judgement) for question in question_set.questions
+            question.id: _list_relevant_ids(question, judgement_kind) for question in question_set.questions
         }
-        if question_id := next((name for name, ids in grades_by_question.items() if not ids), None):
+        if question_id := next((name for name, relevant_ids in grades_by_question.items() if not relevant_ids), None):
             raise UsageError(
-                f"question {question_id!r} names no {judgement}: name some for every question, or judge by answers"
+                f"question {question_id!r} names no {judgement_kind}: name some for every question, or judge by answers"
             )
-        return cls(judgement, grades_by_question, patterns)
+        return cls(judgement_kind, grades_by_question, patterns)
 
     def measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
@@ -183,7 +183,7 @@ class RetrievalJudge:
     def _list_measures(self, k: int, *, apart: bool) -> list[str]:
         return [
             f"{name}@{cutoff}"
-            for name, measure in ranking_measures(self.judged_by).items()
+            for name, measure in list_ranking_measures(self.judged_by).items()
             if (self.judged_by in measure.listed_apart) == apart
             for cutoff in measure.report_cutoffs(k, self.judged_by)
         ]
@@ -214,7 +214,7 @@ class RetrievalJudge:
     def _parse_measure(self, measure: str) -> tuple[RankingMeasure, int]:
         parsed_measure = parse_ranking_measure(measure, self.judged_by)
         if parsed_measure is None:
-            examples = ", ".join(f"{name}@20" for name in ranking_measures(self.judged_by))
+            examples = ", ".join(f"{name}@20" for name in list_ranking_measures(self.judged_by))
             raise UsageError(
                 f"{measure!r} is not a measure of questions judged by {self.judged_by}: choose one such as {examples}"
             )
@@ -222,9 +222,9 @@ class RetrievalJudge:
 
     def _rank_hits(self, outcome: RetrievalResult) -> Ranking:
         if self.judged_by == "answers":
-            grade_by_rank = {str(rank_hits): int(has_answer) for rank_hits, has_answer in enumerate(outcome.has_answer)}
-            return Ranking(tuple(grade_by_rank), grade_by_rank)
-        rank_hits = rank_pages if self.judged_by == "pages" else _rank_passages
+            grades = {str(rank_hits): int(has_answer) for rank_hits, has_answer in enumerate(outcome.has_answer)}
+            return Ranking(tuple(grades), grades)
+        rank_hits = score_pages_by_rank if self.judged_by == "pages" else _score_passages_by_rank
         return _create_ranking(rank_hits(outcome.hits), self.qrels[outcome.question.id])
 
     def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
@@ -233,15 +233,15 @@ class RetrievalJudge:
         Only the first relevant passage of a question counts, so the shares add up to Success@k. The
         result is empty if all hits are prose.
         """
-        n_by_kind: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
-        if not n_by_kind.keys() - {PROSE}:
+        kind_counts: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
+        if not kind_counts.keys() - {PROSE}:
             return {}
         for outcome in outcomes:
             hits = zip(outcome.hits[:k], outcome.has_answer, strict=False)
             kind = next((hit.kind for hit, has_answer in hits if self._is_relevant(outcome, hit, has_answer)), None)
             if kind is not None:
-                n_by_kind[kind] += 1
-        return {kind: n_by_kind[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in n_by_kind}
+                kind_counts[kind] += 1
+        return {kind: kind_counts[kind] / len(outcomes) for kind in PASSAGE_KINDS if kind in kind_counts}
 
     def _is_relevant(self, outcome: RetrievalResult, hit: Hit, has_answer: bool) -> bool:
         if self.judged_by == "answers":
@@ -251,8 +251,8 @@ class RetrievalJudge:
 
     def mean_values(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
         """Return the mean of each of `measures(k)`, in [0, 1]."""
-        columns = self.values(outcomes, self.measures(k))
-        return {name: sum(column) / len(column) for name, column in columns.items()}
+        values_by_measure = self.values(outcomes, self.measures(k))
+        return {name: sum(column) / len(column) for name, column in values_by_measure.items()}
 
     def intervals(
         self, outcomes: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING
@@ -274,8 +274,8 @@ def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float
     """
     evidence_outcomes = [outcome for outcome in outcomes if outcome.question.evidence]
     first_ranks = [outcome.first_answer_rank for outcome in outcomes]
-    reciprocal_rank = sum(1 / first for first in first_ranks if first and first <= k) / max(1, len(first_ranks))
-    return {f"RR@{k}": reciprocal_rank, **(_measure_evidence(evidence_outcomes, k) if evidence_outcomes else {})}
+    mean_reciprocal_rank = sum(1 / rank for rank in first_ranks if rank and rank <= k) / max(1, len(first_ranks))
+    return {f"RR@{k}": mean_reciprocal_rank, **(_measure_evidence(evidence_outcomes, k) if evidence_outcomes else {})}
 
 
 def list_evidence_measures() -> list[str]:
@@ -283,12 +283,12 @@ def list_evidence_measures() -> list[str]:
     return ["R-precision", "recall@5", "nDCG@10", *(f"Article@{depth}" for depth in _ARTICLE_DEPTHS)]
 
 
-def rank_pages(hits: Sequence[Hit]) -> dict[str, float]:
+def score_pages_by_rank(hits: Sequence[Hit]) -> dict[str, float]:
     """Score each page by minus its best rank, so that ties cannot reorder the pages."""
-    ranking: dict[str, float] = {}
+    score_by_page: dict[str, float] = {}
     for hit in hits:
-        ranking.setdefault(hit.passage.page_id, -float(hit.rank))
-    return ranking
+        score_by_page.setdefault(hit.passage.page_id, -float(hit.rank))
+    return score_by_page
 
 
 def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
@@ -298,22 +298,22 @@ def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, 
     grades_by_question = {
         outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes
     }
-    run = {outcome.question.id: rank_pages(outcome.hits) for outcome in cut_outcomes}
-    gains = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
+    run = {outcome.question.id: score_pages_by_rank(outcome.hits) for outcome in cut_outcomes}
+    ndcg_values = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
     precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
-    recall = sum(recall_at(pages, sets, 5) for pages, sets in zip(page_lists, evidence_sets, strict=True)) / len(
+    recall = sum(recall_at(page_ids, sets, 5) for page_ids, sets in zip(page_lists, evidence_sets, strict=True)) / len(
         outcomes
     )
     articles = {f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
-    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(ndcg_values) / len(ndcg_values), **articles}
 
 
 def _measure_articles(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:
-    is_retrieved = [
-        not frozenset().union(*sets).isdisjoint(distinct_pages(pages)[:depth])
+    has_evidence_page = [
+        not frozenset().union(*sets).isdisjoint(list_distinct_pages(pages)[:depth])
         for pages, sets in zip(page_lists, evidence_sets, strict=True)
     ]
-    return sum(is_retrieved) / len(is_retrieved)
+    return sum(has_evidence_page) / len(has_evidence_page)
 
 
 def _choose_judgement(question_set: QuestionSet) -> JudgedBy:
@@ -326,7 +326,7 @@ def _list_relevant_ids(question: Question, judged_by: JudgedBy) -> dict[str, int
     return dict.fromkeys(question.passages if judged_by == "passages" else chain(*question.evidence), 1)
 
 
-def _rank_passages(hits: Sequence[Hit]) -> dict[str, float]:
+def _score_passages_by_rank(hits: Sequence[Hit]) -> dict[str, float]:
     return {hit.passage.id: -float(hit.rank) for hit in hits}
 
 

@@ -18,7 +18,7 @@ from rag_model.evaluation.retrieval.judging import (
     QUERY_BATCH,
     RetrievalJudge,
     RetrievalResult,
-    answer_matcher,
+    build_answer_matcher,
     choose_search_depth,
     deepen_search,
     drop_own_document,
@@ -80,17 +80,17 @@ def time_stages(
     seconds_by_stage: list[dict[str, list[float]]] = [{} for _ in retrievers]
     passage_seconds: list[list[float]] = [[] for _ in retrievers]
     n_timed, end_time = 0, time.perf_counter() + timing.seconds * len(retrievers)
-    for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
-        for retriever, seconds, other_seconds in zip(retrievers, seconds_by_stage, passage_seconds, strict=True):
-            other_seconds.append(_time_query(retriever, texts[position], k, seconds_by_encoder, seconds))
+    for question_index in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
+        for retriever, stage_seconds, hit_seconds in zip(retrievers, seconds_by_stage, passage_seconds, strict=True):
+            hit_seconds.append(_time_query(retriever, texts[question_index], k, seconds_by_encoder, stage_seconds))
         n_timed += 1
         if time.perf_counter() > end_time:
             break
-    encoder_medians = _get_median_ms(seconds_by_encoder)
-    seconds_pairs = zip(seconds_by_stage, passage_seconds, strict=True)
+    median_by_encoder = _get_median_ms(seconds_by_encoder)
+    seconds_by_retriever = zip(seconds_by_stage, passage_seconds, strict=True)
     return [
-        StageTimings(n_timed, encoder_medians, _get_median_ms(seconds), 1000 * float(np.median(other_seconds)))
-        for seconds, other_seconds in seconds_pairs
+        StageTimings(n_timed, median_by_encoder, _get_median_ms(seconds), 1000 * float(np.median(other_seconds)))
+        for seconds, other_seconds in seconds_by_retriever
     ]
 
 
@@ -105,16 +105,16 @@ def _time_query(
     timer = StageTimer()
     queries, start_time = Queries([text], timer), time.perf_counter()
     retriever.build_hits(timer.time_batch(retriever, queries, k))
-    elapsed = time.perf_counter() - start_time
+    total_seconds = time.perf_counter() - start_time
     for encoder in {id(encoder): encoder for encoder in queries.used_encoders}.values():
         seconds_by_encoder.setdefault(id(encoder), []).append(queries.get_encoding_seconds(encoder))
     for label, stage in zip(label_stages(timer.stages), timer.stages, strict=True):
         seconds_by_stage.setdefault(label, []).append(stage.seconds)
-    return max(0.0, elapsed - queries.encoding_seconds - sum(stage.seconds for stage in timer.stages))
+    return max(0.0, total_seconds - queries.encoding_seconds - sum(stage.seconds for stage in timer.stages))
 
 
 def _get_median_ms(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]:
-    return {name: 1000 * float(np.median(samples)) for name, samples in seconds.items()}
+    return {timer_name: 1000 * float(np.median(timings)) for timer_name, timings in seconds.items()}
 
 
 class QueryBatches:
@@ -195,7 +195,7 @@ def measure_stages(
     """
     retriever.check_depth(k)
     measures = [*judge.measures(k), *judge.rank_measures(k)]
-    values: dict[str, dict[str, list[float]]] = {}
+    values_by_stage: dict[str, dict[str, list[float]]] = {}
     outcomes: list[RetrievalResult] = []
     for batch, queries in query_batches.batches:
         depth: int | None = choose_search_depth(batch, k, retriever.most)
@@ -205,13 +205,13 @@ def measure_stages(
                 retriever, candidates.truncate(depth), query_batches.timer.stages, batch, depth, k, judge
             )
             depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
-        for label, results in zip(label_stages(query_batches.timer.stages), stage_results, strict=True):
-            columns = values.setdefault(label, {name: [] for name in measures})
-            for name, measure_values in judge.values(results, measures).items():
-                columns[name].extend(measure_values)
+        for label, question_results in zip(label_stages(query_batches.timer.stages), stage_results, strict=True):
+            values_by_measure = values_by_stage.setdefault(label, {name: [] for name in measures})
+            for name, measure_values in judge.values(question_results, measures).items():
+                values_by_measure[name].extend(measure_values)
         outcomes += final_results
         on_progress(len(outcomes), query_batches.n)
-    return StageRankings(expression, retriever, values, query_batches.timer.stages, tuple(outcomes))
+    return StageRankings(expression, retriever, values_by_stage, query_batches.timer.stages, tuple(outcomes))
 
 
 def _build_stage_results(
@@ -230,22 +230,22 @@ def _build_stage_results(
     rankings = [stage.ranked.truncate(depth) for stage in stages]
     passage_by_row = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
     passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), passage_by_row)
-    stage_hits = [
+    hits_by_stage = [
         retriever.build_hits(replace(ranking, legs=(), products=None, passages=passages)) for ranking in rankings[:-1]
     ]
-    stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
-    results: list[list[RetrievalResult]] = [[] for _ in stage_hits]
+    hits_by_stage.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
+    results_by_stage: list[list[RetrievalResult]] = [[] for _ in hits_by_stage]
     for position, question in enumerate(batch):
-        matches, match_by_row = answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
-        for stage_results, hits in zip(results, stage_hits, strict=True):
+        matches_answer, match_by_row = build_answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
+        for stage_results, hits in zip(results_by_stage, hits_by_stage, strict=True):
             question_hits = drop_own_document(question, hits[position])[:k]
             for hit in question_hits:
                 if hit.row not in match_by_row:
-                    match_by_row[hit.row] = matches(hit.passage.text)
+                    match_by_row[hit.row] = matches_answer(hit.passage.text)
             stage_results.append(
                 RetrievalResult(question, tuple(question_hits), tuple(match_by_row[hit.row] for hit in question_hits))
             )
-    return results
+    return results_by_stage
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
@@ -263,16 +263,16 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
 
     def combine(stage: RetrieverStage) -> StageMetrics:
         stages = list(stage.iter_stages())
-        child_files = {path for substage in stages[:-1] for path in substage.files}
+        child_paths = {path for substage in stages[:-1] for path in substage.files}
         size_by_path = {path: size for substage in stages for path, size in substage.files.items()}
-        milliseconds = [costs.stages.get(label_by_id[id(substage)], 0.0) for substage in stages]
+        milliseconds_by_stage = [costs.stages.get(label_by_id[id(substage)], 0.0) for substage in stages]
         return StageMetrics(
             name=label_by_id[id(stage)],
             values=result.values[label_by_id[id(stage)]],
-            milliseconds=milliseconds[-1],
-            search_milliseconds=sum(milliseconds),
-            total_milliseconds=sum(milliseconds) + costs.encoding(stage),
-            bytes=sum(n_bytes for path, n_bytes in size_by_path.items() if path not in child_files),
+            milliseconds=milliseconds_by_stage[-1],
+            search_milliseconds=sum(milliseconds_by_stage),
+            total_milliseconds=sum(milliseconds_by_stage) + costs.encoding(stage),
+            bytes=sum(n_bytes for path, n_bytes in size_by_path.items() if path not in child_paths),
             total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )
 

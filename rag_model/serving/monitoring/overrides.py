@@ -2,7 +2,7 @@ r"""Check live answers for overrides: answers of the model's weights against the
 
 Two measures of an answer y to a question x with the passages z_1..k:
 
-    unsupported(x, y) = no z_i supports y                       (`evaluation.matching.supports`)
+    unsupported(x, y) = no z_i supports y                       (`evaluation.matching.supports_statement`)
     override(x, y)    = unsupported(x, y) and log p(y|x) >= log p(y|x, z_1..k)
 
 An evaluation counts an override if a passage holds a gold answer and the model gives another one.
@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rag_model.errors import BookwheelError, StoppedError
-from rag_model.evaluation.matching import supports
+from rag_model.evaluation.matching import supports_statement
 from rag_model.evaluation.measures.answers import normalise
 from rag_model.reading.answer import Answer, TokenUsage
 from rag_model.reading.confidence import LikelihoodReader
@@ -67,7 +67,7 @@ def list_texts_read(answer: Answer) -> list[str]:
 def is_unsupported(answer: Answer) -> bool:
     """Return whether none of the passages supports the answer; takes about a millisecond."""
     texts = list_texts_read(answer)
-    return bool(texts) and not any(supports([text], answer.plain, answer.question) for text in texts)
+    return bool(texts) and not any(supports_statement([text], answer.plain, answer.question) for text in texts)
 
 
 def is_repeated(answer: Answer, closed_book_answer: Answer) -> bool:

@@ -94,7 +94,7 @@ def score_answers(
         store, blocks, lambda: put_generator(store, generator()), runner, on_progress or (lambda _, __: None)
     )
     load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
-    return [AnswerScores(tuple(log_p), tokens) for scores in block_scores for log_p, tokens in scores]
+    return [AnswerScores(tuple(log_p), n_tokens) for scores in block_scores for log_p, n_tokens in scores]
 
 
 def put_generator(store: Store, generator: TransformersGenerator) -> Files:
@@ -143,10 +143,10 @@ def with_plain_text_prompt(generator: Any) -> Generator:
     if not isinstance(generator, CausalGenerator) or not isinstance(template, InstructionTemplate):
         unchanged_generator: Generator = generator
         return unchanged_generator
-    prompt = InstructionTemplate(
+    plain_prompt = InstructionTemplate(
         PLAIN_TEXT_PROMPT, answer_prefix="", max_length=template.max_length, max_answer=template.max_answer
     )
-    return replace(generator, prompt_template=prompt)
+    return replace(generator, prompt_template=plain_prompt)
 
 
 def _exclude_last_token(targets: Targets) -> torch.Tensor:
@@ -157,10 +157,10 @@ def _exclude_last_token(targets: Targets) -> torch.Tensor:
 
 
 def _put_block(store: Store, identity: str, dtype: str, examples: Sequence[ScoringExample]) -> AnswerBlock:
-    payload = [
+    example_rows = [
         [example.id, example.text, example.answer, example.passages, example.is_plain_text] for example in examples
     ]
-    block_ref = store.blobs.put_bytes(json.dumps(payload, ensure_ascii=False).encode())
+    block_ref = store.blobs.put_bytes(json.dumps(example_rows, ensure_ascii=False).encode())
     return AnswerBlock(block_ref, identity, sum(len(example.passages) for example in examples), dtype=dtype)
 
 

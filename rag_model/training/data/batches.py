@@ -39,8 +39,8 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
     An incomplete last group is dropped unless it is the only one.
     """
     permutation = rng.sample(range(len(examples)), len(examples))
-    ends = range(size, len(permutation) + 1, size) if size <= len(permutation) else [len(permutation)]
-    return [[examples[index] for index in permutation[max(0, end - size) : end]] for end in ends]
+    group_ends = range(size, len(permutation) + 1, size) if size <= len(permutation) else [len(permutation)]
+    return [[examples[index] for index in permutation[max(0, end - size) : end]] for end in group_ends]
 
 
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
@@ -61,11 +61,11 @@ def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: ran
         else example.negatives[:n_hard_negatives]
         for example in examples
     ]
-    passages, positions = index_passages((*positives, *(passage for group in negatives for passage in group)))
-    return DprBatch(tuple(examples), tuple(passages), tuple(positions[passage.hash] for passage in positives))
+    passages, position_by_hash = index_passages((*positives, *(passage for group in negatives for passage in group)))
+    return DprBatch(tuple(examples), tuple(passages), tuple(position_by_hash[passage.hash] for passage in positives))
 
 
-def passage_keys(passages: Sequence[Passage]) -> Tensor:
+def compute_passage_keys(passages: Sequence[Passage]) -> Tensor:
     """Return (m,) int64 keys of passages, equal for equal titles and texts."""
     return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
 
@@ -81,7 +81,9 @@ def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
     ]
     # b times (m,) -> (b, m)
-    is_excluded = torch.stack([torch.isin(keys, passage_keys(passages).to(keys.device)) for passages in known_passages])
+    is_excluded = torch.stack(
+        [torch.isin(keys, compute_passage_keys(passages).to(keys.device)) for passages in known_passages]
+    )
     return is_excluded.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
 
 
@@ -117,14 +119,14 @@ def build_list_batch(examples: Sequence[Example], n_negatives: int, rng: random.
 
     Negatives are drawn with `rng`; without it the first ones are taken.
     """
-    lists, scores = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
+    passage_lists, score_lists = list[tuple[Passage, ...]](), list[tuple[float, ...]]()
     for example in examples:
         n_drawn = min(n_negatives, len(example.negatives))
         negative_indexes = rng.sample(range(len(example.negatives)), n_drawn) if rng else range(n_drawn)
-        lists.append((example.positives[0], *(example.negatives[index] for index in negative_indexes)))
+        passage_lists.append((example.positives[0], *(example.negatives[index] for index in negative_indexes)))
         score_indexes = (0, *(index + 1 for index in negative_indexes)) if example.scores else ()
-        scores.append(tuple(example.scores[index] for index in score_indexes))
-    return ListBatch(tuple(examples), tuple(lists), tuple(scores))
+        score_lists.append(tuple(example.scores[index] for index in score_indexes))
+    return ListBatch(tuple(examples), tuple(passage_lists), tuple(score_lists))
 
 
 def keep_complete_examples(
@@ -156,16 +158,17 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
         InputError: a score is not finite.
     """
     short_examples = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
-    scorable = [example for example in short_examples if example.positives and example.negatives]
-    batch = build_list_batch(scorable, n_negatives, None)
+    scorable_examples = [example for example in short_examples if example.positives and example.negatives]
+    batch = build_list_batch(scorable_examples, n_negatives, None)
     questions, passages = batch.pairs()
     all_scores = teacher.scores(
         questions, [passage.title for passage in passages], [passage.text for passage in passages]
     )
     check_teacher_scores(all_scores)
-    offsets = np.cumsum([0, *batch.lengths])
+    score_offsets = np.cumsum([0, *batch.lengths])
     scores_by_example = {
-        example.id: tuple(all_scores[offsets[row] : offsets[row + 1]].tolist()) for row, example in enumerate(scorable)
+        example.id: tuple(all_scores[score_offsets[row] : score_offsets[row + 1]].tolist())
+        for row, example in enumerate(scorable_examples)
     }
     return [
         replace(example, scores=scores_by_example[example.id]) if example.id in scores_by_example else example

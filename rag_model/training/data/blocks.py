@@ -79,8 +79,8 @@ class ScoreBlock(RecordedTask):
 
     def estimate_seconds(self) -> float:
         """Return the estimated seconds of the model's operations on one core."""
-        tokens = self.contexts * _TOKENS_PER_CONTEXT
-        return tokens * _OPERATIONS_PER_TOKEN_BYTE * self.weight_bytes / CORE_FLOPS
+        n_tokens = self.contexts * _TOKENS_PER_CONTEXT
+        return n_tokens * _OPERATIONS_PER_TOKEN_BYTE * self.weight_bytes / CORE_FLOPS
 
     @abstractmethod
     def compute(self, store: Store) -> Sequence[Any]:
@@ -118,10 +118,10 @@ def score_blocks(
         InputError: see `ScoreBlock.compute`.
     """
     with ThreadPoolExecutor(_THREADS) as executor:
-        all_recorded = all(executor.map(partial(_is_recorded, store), blocks))
-    if not all_recorded:
-        files = put_model_files()
-        blocks = [replace(block, model=files) for block in blocks]
+        are_all_recorded = all(executor.map(partial(_is_recorded, store), blocks))
+    if not are_all_recorded:
+        model_files = put_model_files()
+        blocks = [replace(block, model=model_files) for block in blocks]
     return list(run_tasks(store, blocks, runner, on_progress))
 
 

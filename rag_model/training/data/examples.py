@@ -83,8 +83,8 @@ def _open_text(url: str, noun: str) -> Iterator[TextIO]:
 
 
 def _iter_lines(file: TextIO, name: str, n_blank_lines: int, first_character: str) -> Iterator[tuple[str, Any]]:
-    first_line = [first_character + file.readline(_MAX_VALUE_LENGTH)]
-    lines = chain(filter(None, first_line), iter(partial(file.readline, _MAX_VALUE_LENGTH), ""))
+    first_lines = [first_character + file.readline(_MAX_VALUE_LENGTH)]
+    lines = chain(filter(None, first_lines), iter(partial(file.readline, _MAX_VALUE_LENGTH), ""))
     for line_number, line in enumerate(limit_blank_lines(lines, name), start=1 + n_blank_lines):
         if line.strip():
             try:
@@ -226,14 +226,14 @@ def index_passages(passages: Iterable[Passage]) -> tuple[list[Passage], dict[str
 
 def _list_content(example: Example) -> list[Any]:
     passage_hashes = [[passage.hash for passage in passages] for passages in (example.positives, example.negatives)]
-    own_hashes = [example.own_document.hash] if example.own_document else []
-    return [example.id, example.question, example.answers, *passage_hashes, example.pages, *own_hashes]
+    own_document_hashes = [example.own_document.hash] if example.own_document else []
+    return [example.id, example.question, example.answers, *passage_hashes, example.pages, *own_document_hashes]
 
 
 def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
     first_character = _read_first_character(url)
     located_rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
-    parse_row = next((_detect_format(row) for _, row in located_rows), None)
+    parse_row = next((_find_row_parser(row) for _, row in located_rows), None)
     if parse_row is None:
         if first_character == "[":  # no question file is an array
             field_names = "; ".join(", ".join(names) for names in _FORMATS)
@@ -252,15 +252,15 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
             raise InputError(f"{location} holds half of a character: {error}; correct it") from error
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise InputError(
-                f"{location} does not match the first example's format ({_describe_mismatch(error)}): correct it"
+                f"{location} does not match the first example's format ({_describe_format_error(error)}): correct it"
             ) from error
         yield example
 
 
-def _detect_format(row: Any) -> RowParser | None:
+def _find_row_parser(row: Any) -> RowParser | None:
     """Return the parser for the format of a file's first object; None for question files."""
-    keys = row.keys() if isinstance(row, Mapping) else set()
-    return next((parse_row for required_keys, parse_row in _FORMATS.items() if keys >= set(required_keys)), None)
+    row_keys = row.keys() if isinstance(row, Mapping) else set()
+    return next((parse_row for required_keys, parse_row in _FORMATS.items() if row_keys >= set(required_keys)), None)
 
 
 def _read_first_character(url: str) -> str:
@@ -268,7 +268,7 @@ def _read_first_character(url: str) -> str:
         return str(file.read(1 << 12)).lstrip()[:1]
 
 
-def _describe_mismatch(error: Exception) -> str:
+def _describe_format_error(error: Exception) -> str:
     return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
@@ -296,21 +296,21 @@ def _parse_dpr(row: Mapping[str, Any], row_number: str, n_negatives: int) -> Exa
 
 
 def _parse_triple(row: Mapping[str, Any], row_number: str, _: int) -> Example:
-    identity, title = str(row.get("id", row_number)), _check_string(row.get("title", ""))
+    example_id, title = str(row.get("id", row_number)), _check_string(row.get("title", ""))
     positive = build_passage(title, _check_string(row["context"]))
-    return Example(identity, _parse_question(row["question"]), _check_strings(row.get("answers", [])), (positive,))
+    return Example(example_id, _parse_question(row["question"]), _check_strings(row.get("answers", [])), (positive,))
 
 
 def _parse_kilt(row: Mapping[str, Any], _: str, __: int) -> Example:
     """Parse KILT's format, whose provenance names pages of KILT's knowledge source without text."""
     outputs = row["output"]
     answers = [_check_string(output["answer"]) for output in outputs if output.get("answer") is not None]
-    pages = [str(provenance["wikipedia_id"]) for output in outputs for provenance in output.get("provenance") or []]
+    page_ids = [str(provenance["wikipedia_id"]) for output in outputs for provenance in output.get("provenance") or []]
     return Example(
         str(row["id"]),
         _parse_question(row["input"]),
         tuple(dict.fromkeys(answers)),
-        pages=tuple(dict.fromkeys(pages)),
+        pages=tuple(dict.fromkeys(page_ids)),
     )
 
 
@@ -331,8 +331,8 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
     relevant_ids = {doc for grades in question_set.qrels.values() for doc, grade in grades.items() if grade > 0}
     needed_ids = relevant_ids | {question.own_document for question in question_set.questions}
     document_by_id: dict[str, Passage] = {}
-    corpus = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
-    for location, row in iter_json_file(corpus):
+    corpus_path = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
+    for location, row in iter_json_file(corpus_path):
         try:
             if (identity := str(row["_id"])) in needed_ids:
                 document_by_id[identity] = build_passage(
@@ -340,23 +340,23 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(
-                f"{location} is not a document in BEIR's format ({_describe_mismatch(error)}): correct it"
+                f"{location} is not a document in BEIR's format ({_describe_format_error(error)}): correct it"
             ) from error
     if absent_ids := sorted(relevant_ids - document_by_id.keys()):
-        raise InputError(f"{corpus} lacks document {absent_ids[0]!r}, which {split}.tsv lists: fetch it again")
+        raise InputError(f"{corpus_path} lacks document {absent_ids[0]!r}, which {split}.tsv lists: fetch it again")
     return [
         Example(
             question.id,
             question.text,
             question.answers,
-            tuple(document_by_id[doc] for doc in _list_relevant(question_set.qrels[question.id])),
+            tuple(document_by_id[doc] for doc in _list_relevant_ids(question_set.qrels[question.id])),
             own_document=document_by_id.get(question.own_document),
         )
         for question in question_set.questions
     ]
 
 
-def _list_relevant(grades: Mapping[str, int]) -> list[str]:
+def _list_relevant_ids(grades: Mapping[str, int]) -> list[str]:
     """Return the ids of the documents graded above 0, best first."""
     return sorted((doc for doc, grade in grades.items() if grade > 0), key=lambda doc: -grades[doc])
 

@@ -2,7 +2,7 @@
 
 A verdict consists of OpenRAG's RAG label (whether the generator answers right with the passage) and
 RAG score (how likely the gold answer is). Judging dominates the cost of the training. Before the
-training, workers judge blocks of questions (`iter_judged`), and the store records each block. A
+training, workers judge blocks of questions (`iter_judged_examples`), and the store records each block. A
 judge is also a `PairScorer` that returns two numbers per pair, so that `CachedPairScorer` can cache
 its scores during the training. The pools are
 the offline half of Zhou and Chen 2025, "OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval
@@ -49,9 +49,9 @@ _MIN_QUESTIONS = 5  # a confidence interval over fewer questions is meaningless
 class JudgeSettings:
     """Settings of the judge: how a generator answers a question with one passage."""
 
-    # the closed set of answers, such as labels; empty: free-form answers
+    # closed set of possible answers, such as labels; empty means free-form answers
     choices: tuple[str, ...] = ()
-    max_new_tokens: int = 25  # limit of a free-form answer
+    max_new_tokens: int = 25  # maximum number of tokens of a free-form answer
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or len(set(self.choices)) != len(self.choices) or len(self.choices) == 1:
@@ -63,16 +63,16 @@ class JudgeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PassageVerdict:
     """A generator's RAG label and RAG score of a question with one passage."""
 
-    # whether the generated answer holds a gold answer; with choices: the likeliest choice is gold
+    # whether the generated answer contains a gold answer or, with choices, the likeliest is gold
     right: bool
-    # log p(y|x,z) in nats of the first gold answer; with choices: of the likeliest gold choice
+    # log p(y|x,z) in nats of the first gold answer or, with choices, of the likeliest gold choice
     log_p: float
 
 
-class Judge:
+class PassageJudge:
     """Judges questions with passages by a generator; a `PairScorer` with two numbers per pair."""
 
     def __init__(
@@ -99,10 +99,10 @@ class Judge:
 
         `digest` identifies the generator. Each dtype other than float32 has its own digest.
         """
-        mode = [] if self._generates_answers else ["log p alone"]
+        mode_parts = [] if self._generates_answers else ["log p alone"]
         dtype = getattr(getattr(self._generator, "module", None), "dtype", torch.float32)
-        mode += [] if dtype == torch.float32 else [str(dtype)]
-        return digest_json([VERSION, digest, asdict(self._settings), sorted(self._gold_answers.items()), *mode])
+        mode_parts += [] if dtype == torch.float32 else [str(dtype)]
+        return digest_json([VERSION, digest, asdict(self._settings), sorted(self._gold_answers.items()), *mode_parts])
 
     @torch.inference_mode()
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -192,7 +192,7 @@ class JudgeBlock(ScoreBlock):
         content = json.loads(store.blobs.read(self.content))
         examples = [Example("", question, tuple(answers)) for question, answers, _ in content["questions"]]
         settings = JudgeSettings(**{**content["settings"], "choices": tuple(content["settings"]["choices"])})
-        judge = Judge(load_stored_generator(store.url, self.model, self.dtype, self.cpu), examples, settings)
+        judge = PassageJudge(load_stored_generator(store.url, self.model, self.dtype, self.cpu), examples, settings)
         passage_lists = [[Passage(**fields) for fields in passages] for _, _, passages in content["questions"]]
         return [
             [(verdict.right, verdict.log_p) for verdict in judge_passages(judge, example.question, passages)]
@@ -200,7 +200,7 @@ class JudgeBlock(ScoreBlock):
         ]
 
 
-def iter_judged(
+def iter_judged_examples(
     store: Store,
     passage_lists: Iterable[tuple[Example, Sequence[Passage]]],
     gold_answers: Mapping[str, tuple[str, ...]],
@@ -209,7 +209,7 @@ def iter_judged(
     block: Callable[..., JudgeBlock],
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
-) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
+) -> Iterator[tuple[Example, Sequence[Passage], Sequence[PassageVerdict]]]:
     """Yield each example with its passages and a generator's verdicts on them.
 
     At most the passages of one block are in memory.
@@ -229,13 +229,13 @@ def iter_judged(
     """
     examples, blocks, remaining_pairs = list[Example](), list[JudgeBlock](), iter(passage_lists)
     while pairs := list(islice(remaining_pairs, _BLOCK_SIZE)):
-        questions = [
+        question_rows = [
             [example.question, gold_answers[example.question], [*map(asdict, passages)]] for example, passages in pairs
         ]
-        content = {"settings": asdict(settings), "questions": questions}
-        blob = store.blobs.put_bytes(json.dumps(content, ensure_ascii=False).encode())
+        block_content = {"settings": asdict(settings), "questions": question_rows}
+        content_ref = store.blobs.put_bytes(json.dumps(block_content, ensure_ascii=False).encode())
         # The generator reads each passage twice: it generates an answer, and scores the gold one.
-        blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
+        blocks.append(block(content=content_ref, contexts=2 * sum(len(passages) for _, passages in pairs)))
         examples += [example for example, _ in pairs]
 
     def report(n_finished: int, _: int) -> None:
@@ -245,13 +245,13 @@ def iter_judged(
     load_stored_generator.cache_clear()  # frees the generator if this process ran blocks itself
     remaining_examples = iter(examples)
     for task, block_verdicts in zip(blocks, verdicts_by_block, strict=True):
-        questions = json.loads(store.blobs.read(task.content))["questions"]
-        for (_, _, passages), verdicts in zip(questions, block_verdicts, strict=True):
+        question_rows = json.loads(store.blobs.read(task.content))["questions"]
+        for (_, _, passages), verdicts in zip(question_rows, block_verdicts, strict=True):
             judged_passages = [Passage(**passage_fields) for passage_fields in passages]
-            yield next(remaining_examples), judged_passages, [Verdict(*verdict) for verdict in verdicts]
+            yield next(remaining_examples), judged_passages, [PassageVerdict(*verdict) for verdict in verdicts]
 
 
-def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[Verdict]:
+def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[PassageVerdict]:
     """Return the judge's verdicts on a question with each of the passages.
 
     Raises:
@@ -260,13 +260,13 @@ def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]
     return judge_pairs(judge, [(question, passage) for passage in passages], _BATCH_SIZE)
 
 
-def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_size: int) -> list[Verdict]:
+def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_size: int) -> list[PassageVerdict]:
     """Return the judge's verdicts on pairs of a question and a passage, `batch_size` at a time.
 
     Raises:
         InputError: a score is not finite.
     """
-    verdicts = list[Verdict]()
+    verdicts = list[PassageVerdict]()
     for first_pair in range(0, len(pairs), batch_size):
         questions, passages = zip(*pairs[first_pair : first_pair + batch_size], strict=True)
         scores = judge.scores(
@@ -275,7 +275,7 @@ def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_s
         for question, score in zip(questions, scores, strict=True):
             if not np.isfinite(score).all():
                 raise InputError(f"the generator's score of question {question!r} is not finite: fetch the model again")
-        verdicts += [Verdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
+        verdicts += [PassageVerdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
     return verdicts
 
 
@@ -310,7 +310,7 @@ class ExamplePools(Sequence[Example]):
 
 
 def build_pooled_example(
-    example: Example, passages: Sequence[Passage], verdicts: Sequence[Verdict], size: int
+    example: Example, passages: Sequence[Passage], verdicts: Sequence[PassageVerdict], size: int
 ) -> PooledExample | None:
     """Return an example with its pools, each cut to `size` passages; None if a pool is empty."""
     ranked_indexes = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
@@ -320,18 +320,18 @@ def build_pooled_example(
     if not right_indexes or not wrong_indexes:
         return None
     base_fields = {base_field.name: getattr(example, base_field.name) for base_field in fields(Example)}
-    pools = {
+    passage_pools = {
         name: tuple(passages[index] for index in indexes[:size])
         for name, indexes in (("positives", right_indexes), ("negatives", wrong_indexes))
     }
     return PooledExample(
-        **{**base_fields, **pools},
+        **{**base_fields, **passage_pools},
         best_negative_log_p=verdicts[wrong_indexes[0]].log_p,
         worst_positive_log_p=verdicts[right_indexes[-1]].log_p,
     )
 
 
-def compute_agreement(verdicts: Sequence[Verdict]) -> float:
+def compute_agreement(verdicts: Sequence[PassageVerdict]) -> float:
     """Return the fraction of (right, wrong) passage pairs whose right passage scores higher.
 
     Equal scores count half, so this is the area under the ROC curve, 0.5 by chance. There must be
@@ -340,34 +340,36 @@ def compute_agreement(verdicts: Sequence[Verdict]) -> float:
     right_scores, wrong_scores = (
         np.array([verdict.log_p for verdict in verdicts if verdict.right is is_right]) for is_right in (True, False)
     )
-    area = (right_scores[:, None] > wrong_scores).mean() + (right_scores[:, None] == wrong_scores).mean() / 2
-    return float(area)
+    roc_area = (right_scores[:, None] > wrong_scores).mean() + (right_scores[:, None] == wrong_scores).mean() / 2
+    return float(roc_area)
 
 
-def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[Verdict]]], size: int) -> ExamplePools:
+def build_pools(
+    judged: Iterable[tuple[Example, Sequence[Passage], Sequence[PassageVerdict]]], size: int
+) -> ExamplePools:
     """Build the pools of judged examples, in order, with up to `size` passages each.
 
     Raises:
         InputError: no question has both pools.
     """
-    pooled_examples, agreements, all_right, all_wrong = list[PooledExample](), list[float](), 0, 0
+    pooled_examples, agreements, n_all_right, n_all_wrong = list[PooledExample](), list[float](), 0, 0
     for example, passages, verdicts in judged:
         pooled_example = build_pooled_example(example, passages, verdicts, size)
         if pooled_example is not None:
             pooled_examples.append(pooled_example)
             agreements.append(compute_agreement(verdicts))
         elif verdicts and verdicts[0].right:
-            all_right += 1
+            n_all_right += 1
         else:
-            all_wrong += 1
+            n_all_wrong += 1
     if not pooled_examples:
         raise InputError(
-            f"none of {all_right + all_wrong:,} questions has a passage with which the generator "
-            f"answers right and one with which it answers wrong ({all_right:,} are all right, "
-            f"{all_wrong:,} all wrong): use another generator, more passages per question, or "
+            f"none of {n_all_right + n_all_wrong:,} questions has a passage with which the generator "
+            f"answers right and one with which it answers wrong ({n_all_right:,} are all right, "
+            f"{n_all_wrong:,} all wrong): use another generator, more passages per question, or "
             "other examples"
         )
-    return ExamplePools(tuple(pooled_examples), all_right, all_wrong, estimate_mean(agreements))
+    return ExamplePools(tuple(pooled_examples), n_all_right, n_all_wrong, estimate_mean(agreements))
 
 
 def check_agreement(pools: ExamplePools) -> None:

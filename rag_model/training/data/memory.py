@@ -74,9 +74,9 @@ def read_passages(
     """
     store, files, tasks = snapshot.store, snapshot.manifest.content.files, list[PassageTask]()
     for part_index, _, local_rows in Partition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
-        np.save(part_rows := io.BytesIO(), local_rows.astype(np.int32), allow_pickle=False)
+        np.save(rows_buffer := io.BytesIO(), local_rows.astype(np.int32), allow_pickle=False)
         file = files[passages_path(snapshot.parts[part_index].name)]
-        tasks.append(PassageTask(file, store.blobs.put_bytes(part_rows.getvalue())))
+        tasks.append(PassageTask(file, store.blobs.put_bytes(rows_buffer.getvalue())))
     passages = chain.from_iterable(run_tasks(store, tasks, runner, on_progress))
     return {row: Passage(**fields) for row, fields in zip(rows, passages, strict=True)}
 
@@ -209,19 +209,19 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     `query_vectors` is (b, d) float32. Each passage is encoded once; ties keep the order of
     `candidates`. The result has the vectors from `encode` and the scores by them, best first.
     """
-    passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
+    passages, position_by_hash = index_passages(hit.passage for hits in candidates.hits for hit in hits)
     # (b, c)
-    rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])
-    vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
+    vector_rows = np.array([[position_by_hash[hit.passage.hash] for hit in hits] for hits in candidates.hits])
+    vectors = encode(passages)[vector_rows]  # (m, d) -> (b, c, d)
     scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
     best_columns = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
     reranked_rows = zip(candidates.hits, best_columns.tolist(), scores.tolist(), strict=True)
     hits = [
         [
             replace(hits[index], rank=rank, score=query_scores[index], inner_product=query_scores[index])
-            for rank, index in enumerate(order_row, start=1)
+            for rank, index in enumerate(columns, start=1)
         ]
-        for hits, order_row, query_scores in reranked_rows
+        for hits, columns, query_scores in reranked_rows
     ]
     return RetrievedBatch(hits, np.take_along_axis(vectors, best_columns[:, :, None], axis=1))
 
@@ -232,12 +232,12 @@ def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) 
     Returns the positions of the statements that still have a candidate, and their candidates, cut
     to equally many per statement.
     """
-    kept_positions = [
+    remaining_positions = [
         [position for position, hit in enumerate(hits) if not AnswerMatcher((text,)).match(hit.passage.text)]
         for hits, text in zip(candidates.hits, statements, strict=True)
     ]
-    indexes = [index for index, positions in enumerate(kept_positions) if positions]
-    n_kept = min((len(kept_positions[index]) for index in indexes), default=0)
-    hits = [[candidates.hits[index][position] for position in kept_positions[index][:n_kept]] for index in indexes]
-    vectors = [candidates.vectors[index][kept_positions[index][:n_kept]] for index in indexes]
+    indexes = [index for index, positions in enumerate(remaining_positions) if positions]
+    n_kept = min((len(remaining_positions[index]) for index in indexes), default=0)
+    hits = [[candidates.hits[index][position] for position in remaining_positions[index][:n_kept]] for index in indexes]
+    vectors = [candidates.vectors[index][remaining_positions[index][:n_kept]] for index in indexes]
     return indexes, RetrievedBatch(hits, np.stack(vectors) if vectors else candidates.vectors[:0])

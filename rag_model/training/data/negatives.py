@@ -63,12 +63,13 @@ Checks = npt.NDArray[Any]  # structured array of dtype `CHECKS`
 class MiningSettings:
     """Settings of mining negatives and positives."""
 
-    depth: int = 100  # retrieved passages per question; DPR, section 4.2: 100
-    # hard negatives per example, hardest first; DPR code: its sets have up to 30 for evaluation
+    depth: int = 100  # number of retrieved passages per question; DPR, section 4.2: 100
+    # maximum number of hard negatives per example; DPR's published sets have up to 30
     negatives: int = 30
-    # number of first passages to skip, because they may answer in other words; DPR: 0
+    # number of top passages that are not negatives, because they may answer in other words; DPR: 0
     skip: int = 0
-    # mine a positive for an example without one; DPR, section 4.2: the first passage with an answer
+    # whether an example without a positive gets the first passage with an answer, as in DPR,
+    # section 4.2
     find_positives: bool = True
 
     def __post_init__(self) -> None:
@@ -128,10 +129,10 @@ def select_candidates(example: Example, checks: Checks, settings: MiningSettings
     """
     candidates = np.flatnonzero(~checks["is_own"])
     checks, positives = checks[candidates], list[int]()
-    is_named, has_answer = checks["is_on_named_page"], checks["text_answers"]
-    is_excluded = is_named | has_answer | checks["title_answers"] | checks["is_positive"]
+    is_on_page, has_answer = checks["is_on_named_page"], checks["text_answers"]
+    is_excluded = is_on_page | has_answer | checks["title_answers"] | checks["is_positive"]
     if not example.positives and settings.find_positives:
-        criteria = (criterion for criterion in (is_named & has_answer, is_named, has_answer) if criterion.any())
+        criteria = (criterion for criterion in (is_on_page & has_answer, is_on_page, has_answer) if criterion.any())
         positives = [int(criterion.argmax()) for criterion in criteria][:1]
         is_excluded |= np.isin(checks["hash"], checks["hash"][positives])
     negatives = settings.skip + np.flatnonzero(~is_excluded[settings.skip :])[: settings.negatives]
@@ -186,10 +187,10 @@ class CheckTask(PartTask):
 
     def compute(self, store: Store) -> str:
         """Return the checks of each candidate, as hex digits."""
-        arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
+        checker_arguments = json.loads(store.blobs.get_local_path(self.checkers).read_bytes())
         questions, rows = np.load(io.BytesIO(store.blobs.read(self.candidates)), allow_pickle=False)
         distinct_rows, row_starts = np.unique(rows, return_index=True)
-        checker_by_question = {q: CandidateChecker(*arguments[q]) for q in np.unique(questions).tolist()}
+        checker_by_question = {q: CandidateChecker(*checker_arguments[q]) for q in np.unique(questions).tolist()}
         with open_passages(store, self.file) as file:
             batches = file.iter_selected(distinct_rows.tolist(), ["page_id", "title", "text", "hash"])
             passages = chain.from_iterable(
@@ -253,18 +254,18 @@ def _check_candidates(
 ) -> Checks:
     """Return the (q, k) checks of the retrieved passages; the checks of row -1 are undefined."""
     store, files = snapshot.store, snapshot.manifest.content.files
-    checkers = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
-    positions = np.argsort(rows, axis=None, kind="stable")
-    positions = positions[np.count_nonzero(rows < 0) :]
-    questions, tasks, spans = positions // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
-    for part_index, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[positions]):
-        np.save(candidates := io.BytesIO(), np.array([questions[span], local_rows], np.int32), allow_pickle=False)
+    checkers_ref = store.blobs.put_bytes(json.dumps([*map(CandidateChecker.list_arguments, examples)]).encode())
+    order = np.argsort(rows, axis=None, kind="stable")
+    order = order[np.count_nonzero(rows < 0) :]
+    questions, tasks, spans = order // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
+    for part_index, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[order]):
+        np.save(buffer := io.BytesIO(), np.array([questions[span], local_rows], np.int32), allow_pickle=False)
         file = files[passages_path(snapshot.parts[part_index].name)]
-        tasks.append(CheckTask(file, checkers, store.blobs.put_bytes(candidates.getvalue())))
+        tasks.append(CheckTask(file, checkers_ref, store.blobs.put_bytes(buffer.getvalue())))
         spans.append(span)
     checks = np.zeros(rows.shape, CHECKS)
     for span, part_checks in zip(spans, run_tasks(store, tasks, runner, on_progress), strict=True):
-        checks.ravel()[positions[span]] = np.frombuffer(bytes.fromhex(part_checks), CHECKS)
+        checks.ravel()[order[span]] = np.frombuffer(bytes.fromhex(part_checks), CHECKS)
     return checks
 
 
@@ -272,12 +273,14 @@ def _check_candidates(
 class NegativesRecipe:
     """Settings of mining negatives; examples that already have negatives keep them."""
 
-    # bm25: as in DPR, section 5; snapshot: with `retriever`; own: only the negatives in the file
+    # source of the negatives: `bm25` searches with BM25 as in DPR, section 5; `snapshot` searches
+    # with `retriever`; `own` takes only those in the file
     search: SearchName = "bm25"
-    # retriever expression of the search `snapshot`; not set: the snapshot's default
+    # retriever expression for `snapshot`; if not set, the snapshot's default is used
     retriever: str | None = None
     mining: MiningSettings = field(default_factory=MiningSettings)
-    # passages of the snapshot that are ranked for dev questions, besides the dev set's passages
+    # number of passages of the snapshot that are ranked for dev questions, in addition to the
+    # passages of the dev set
     ranked: int = 10_000
 
     def __post_init__(self) -> None:
@@ -308,18 +311,18 @@ def add_mined_passages(
         ResourceError: the snapshot has no BM25 index, and the disk has no space to build one.
         UsageError: the retriever expression is wrong.
     """
-    completed_sets = {name: list(group) for name, group in examples.items()}
+    examples_by_set = {name: list(group) for name, group in examples.items()}
     minable_keys = [
         (name, index)
-        for name, group in completed_sets.items()
+        for name, group in examples_by_set.items()
         for index, example in enumerate(group)
         if not (example.positives and example.negatives)
         and example.question.strip()
         and (example.answers or example.positives or example.pages)
     ]
     if recipe.search == "own" or not minable_keys:
-        return completed_sets
-    minable_examples = [completed_sets[name][index] for name, index in minable_keys]
+        return examples_by_set
+    minable_examples = [examples_by_set[name][index] for name, index in minable_keys]
     questions = [example.question for example in minable_examples]
     check_queries(questions)
     if recipe.search == "bm25":
@@ -328,8 +331,8 @@ def add_mined_passages(
         hit_rows = _search_snapshot(questions, snapshot, recipe, on_progress)
     mined_examples = mine_passages(minable_examples, hit_rows, snapshot, recipe.mining, runner, on_progress)
     for (name, index), example in zip(minable_keys, mined_examples, strict=True):
-        completed_sets[name][index] = example
-    return completed_sets
+        examples_by_set[name][index] = example
+    return examples_by_set
 
 
 def sample_passages(snapshot: Snapshot, count: int, runner: TaskRunner | None = None) -> list[Passage]:
@@ -365,13 +368,13 @@ def _search_bm25(
     if name is not None:
         index_ref, entry = content.files[content.index_file(name)], content.indexes[name]
     else:
-        plan = _plan_bm25(snapshot)
-        index_ref, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
+        index_plan = _plan_bm25(snapshot)
+        index_ref, entry = build_temporary_index(snapshot, index_plan, indexer=indexer), index_plan.entry()
     k, block_starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
-    blocks = [questions[start : start + _TASK_QUESTIONS] for start in block_starts]
+    question_blocks = [questions[start : start + _TASK_QUESTIONS] for start in block_starts]
     tasks = [
         SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index_ref, dict(entry), snapshot.n, k)
-        for block in blocks
+        for block in question_blocks
     ]
     return np.concatenate([np.array(rows, np.int64) for rows in run_tasks(store, tasks, runner)])
 
@@ -395,5 +398,5 @@ def _plan_bm25(snapshot: Snapshot) -> IndexPlan:
 
 def _find_bm25_index(snapshot: Snapshot) -> str | None:
     """Return the name of the snapshot's first BM25 index, or None."""
-    entries = snapshot.manifest.content.indexes.items()
-    return next((name for name, entry in entries if get_kind_of_entry(entry).name == _BM25), None)
+    index_entries = snapshot.manifest.content.indexes.items()
+    return next((name for name, entry in index_entries if get_kind_of_entry(entry).name == _BM25), None)

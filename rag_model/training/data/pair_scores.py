@@ -66,8 +66,8 @@ class CachedPairScorer:
         lines = self._path.read_bytes().splitlines(keepends=True) if self._path.is_file() else []
         valid_lines = [line for line in lines if _parse_line(line)]
         if len(valid_lines) < len(lines):
-            with atomic_write(self._path) as temporary:
-                temporary.write_bytes(b"".join(valid_lines))
+            with atomic_write(self._path) as temp_path:
+                temp_path.write_bytes(b"".join(valid_lines))
         self._scores_by_key = dict(key_and_scores for line in valid_lines for key_and_scores in _parse_line(line))
 
     def scores(self, questions: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> npt.NDArray[np.float32]:
@@ -96,10 +96,10 @@ class CachedPairScorer:
         scores = iter(self._teacher.scores(questions, titles, texts).tolist())
         for key, block_pairs in new_pairs.items():
             self._scores_by_key[key] = list(islice(scores, len(block_pairs[0])))
-        return [_to_line(key, self._scores_by_key[key]) for key in new_pairs]
+        return [_format_line(key, self._scores_by_key[key]) for key in new_pairs]
 
 
-def _to_line(key: str, scores: list[float]) -> str:
+def _format_line(key: str, scores: list[float]) -> str:
     return json.dumps({"key": key, "scores": scores, "digest": _digest_scores(key, scores)}) + "\n"
 
 

@@ -102,11 +102,11 @@ class PassageLister:
         for start in range(0, len(examples), _READ_BATCH):
             group = examples[start : start + _READ_BATCH]
             batches = [group[i : i + _SEARCH_BATCH] for i in range(0, len(group), _SEARCH_BATCH)]
-            candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
-            pairs = zip(group, candidates, strict=True)
+            candidate_rows = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
+            pairs = zip(group, candidate_rows, strict=True)
             needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}
             passages = read_passages(self.memory.snapshot, sorted(needed_rows), self.runner)
-            for index, (example, example_rows) in enumerate(zip(group, candidates, strict=True), start=start):
+            for index, (example, example_rows) in enumerate(zip(group, candidate_rows, strict=True), start=start):
                 list_rows = [
                     row
                     for row in example_rows

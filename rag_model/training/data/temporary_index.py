@@ -57,8 +57,8 @@ class BagMemory:
         name = find_bag_index(snapshot, folder)
         self.is_temporary = name is None
         if name is None:
-            plan = KIND.plan(IndexRecipe("Impact1"), snapshot.n, read_vocabulary_size(folder))
-            self._index: ImpactIndex = open_temporary_index(snapshot, plan, folder, indexer)
+            index_plan = KIND.plan(IndexRecipe("Impact1"), snapshot.n, read_vocabulary_size(folder))
+            self._index: ImpactIndex = open_temporary_index(snapshot, index_plan, folder, indexer)
         else:
             self._index = open_index(snapshot, name)
 
@@ -117,8 +117,8 @@ def build_temporary_index(
     if indexer is not None:
         return indexer(plan, bags)
     with temporary_folder("index") as workdir:
-        index_path, texts = workdir / f"index.{get_kind(plan.kind).suffix}", snapshot.row_files(TEXT)
-        run_stages(plan, texts if bags is None else _encode_bags(bags, texts, workdir), index_path, workdir)
+        index_path, text_paths = workdir / f"index.{get_kind(plan.kind).suffix}", snapshot.row_files(TEXT)
+        run_stages(plan, text_paths if bags is None else _encode_bags(bags, text_paths, workdir), index_path, workdir)
         return snapshot.store.blobs.put_file(index_path)
 
 

@@ -2,7 +2,7 @@
 
 * `TextSplit`, `EpochBatches`: held-out texts, and the batches of an epoch
 * `draw_text_examples`: the beginning of a passage and its continuation (RA-DIT)
-* `inverse_cloze`: a sentence of a passage as the question (Lee et al. 2019, ORQA)
+* `sample_inverse_cloze`: a sentence of a passage as the question (Lee et al. 2019, ORQA)
 * `SalientSpans`: names and dates in the passages (REALM)
 """
 
@@ -79,26 +79,28 @@ class EpochBatches(Sequence[TextBatch]):
         return TextBatch(self._epoch, tuple(self._order[index * self._size : (index + 1) * self._size].tolist()))
 
 
-def sentences_in(text: str) -> list[tuple[int, int]]:
+def find_sentences(text: str) -> list[tuple[int, int]]:
     """Return the character spans of a text's sentences, ascending; they cover all words."""
     words = list(_WORD.finditer(text))
-    spans: list[tuple[int, int]] = []
+    sentence_spans: list[tuple[int, int]] = []
     first_word = 0
     for index, word in enumerate(words):
         is_last = index + 1 == len(words)
         if is_last or ends_sentence(word[0], words[index + 1][0]):
-            spans.append((words[first_word].start(), word.end()))
+            sentence_spans.append((words[first_word].start(), word.end()))
             first_word = index + 1
-    return spans
+    return sentence_spans
 
 
-def inverse_cloze(passage: Passage, removal_probability: float, rng: random.Random) -> tuple[str, Passage] | None:
+def sample_inverse_cloze(
+    passage: Passage, removal_probability: float, rng: random.Random
+) -> tuple[str, Passage] | None:
     """Return (a random sentence as the question, the passage); None for a single sentence.
 
     With probability `removal_probability` the sentence is removed from the passage, so that
     matching words alone does not suffice; otherwise it stays, so that matching is learned, too.
     """
-    spans = sentences_in(passage.text)
+    spans = find_sentences(passage.text)
     if len(spans) < 2:
         return None
     start, end = rng.choice(spans)
@@ -122,9 +124,9 @@ def draw_text_examples(
     None, this process reads them. Equal arguments give equal examples.
     """
     examples = list[tuple[Passage, str, str]]()
-    order = np.random.default_rng(seed).permutation(snapshot.n)
-    while len(order) and len(examples) < count:
-        rows, order = np.split(order, [min(_MAX_BATCH, max(_MIN_BATCH, count - len(examples)))])
+    row_order = np.random.default_rng(seed).permutation(snapshot.n)
+    while len(row_order) and len(examples) < count:
+        rows, row_order = np.split(row_order, [min(_MAX_BATCH, max(_MIN_BATCH, count - len(examples)))])
         passages = read_passages(snapshot, np.sort(rows).tolist(), runner)
         examples += _iter_splits([passages[row] for row in rows.tolist()], tokenizer, n_tokens)
     return examples[:count]
@@ -134,17 +136,17 @@ def _iter_splits(passages: Sequence[Passage], tokenizer: Any, n_tokens: int) -> 
     texts = [passage.text for passage in passages]
     encoding = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
     for passage, text, offsets in zip(passages, texts, encoding["offset_mapping"], strict=True):
-        ends = [token_end for _, token_end in offsets[: 2 * n_tokens]]
-        if len(ends) > n_tokens and text[ends[n_tokens - 1] : ends[-1]].strip():
-            yield passage, text[: ends[n_tokens - 1]], text[ends[n_tokens - 1] : ends[-1]]
+        token_ends = [token_end for _, token_end in offsets[: 2 * n_tokens]]
+        if len(token_ends) > n_tokens and text[token_ends[n_tokens - 1] : token_ends[-1]].strip():
+            yield passage, text[: token_ends[n_tokens - 1]], text[token_ends[n_tokens - 1] : token_ends[-1]]
 
 
 def passages_overlap(first: Passage, second: Passage) -> bool:
     """Return whether two passages are equal or are overlapping windows of one page."""
     if first.hash == second.hash:
         return True
-    end_words = first.start_word + first.n_words, second.start_word + second.n_words
-    shares_words = first.start_word < end_words[1] and second.start_word < end_words[0]
+    end_word_indexes = first.start_word + first.n_words, second.start_word + second.n_words
+    shares_words = first.start_word < end_word_indexes[1] and second.start_word < end_word_indexes[0]
     return (first.page_id, first.kind) == (second.page_id, second.kind) and shares_words
 
 

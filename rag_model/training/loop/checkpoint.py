@@ -9,7 +9,7 @@ detected before it is loaded, and the previous one is loaded instead.
 kept checkpoint refers to stay as long as that checkpoint, so that the training can resume from
 any kept checkpoint.
 
-`Journal` is the log of a training: `metrics.jsonl` with a row per step or evaluation, and
+`TrainingJournal` is the log of a training: `metrics.jsonl` with a row per step or evaluation, and
 TensorBoard. A run that resumes from a checkpoint first removes the rows after it, because it will
 write them again with equal values.
 """
@@ -150,11 +150,11 @@ def read_checkpoint(folder: Path) -> TrainerState:
     """
     digests, state = read_state(folder)
     try:
-        damaged_names = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
+        damaged_files = [name for name, digest in digests.items() if digest_file(folder / name) != digest]
     except (OSError, ValueError, TypeError) as error:
         raise _create_corrupt_error(folder, str(error)) from error
-    if damaged_names:
-        raise _create_corrupt_error(folder, f"{damaged_names[0]} is damaged")
+    if damaged_files:
+        raise _create_corrupt_error(folder, f"{damaged_files[0]} is damaged")
     return state
 
 
@@ -265,19 +265,19 @@ class TrainingFolder:
             UsageError: the folder holds another training; the message names the first field that
                 differs.
         """
-        training = {"settings": dict(settings), "recipe": dict(recipe)}
+        training_record = {"settings": dict(settings), "recipe": dict(recipe)}
         # the inputs in the form that JSON gives back: tuples become lists
-        training = json.loads(json.dumps(training))
+        training_record = json.loads(json.dumps(training_record))
         record_path = self.path / RECORD
         if not record_path.exists():
-            with atomic_write(record_path) as temporary:
-                temporary.write_text(json.dumps(training, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            with atomic_write(record_path) as temp_path:
+                temp_path.write_text(json.dumps(training_record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
             return
         try:
             recorded_training = parse_json(record_path.read_bytes())
         except (OSError, ValueError) as error:
             raise InputError(f"{record_path} is corrupt ({error}): train in another folder") from error
-        if difference := next(_iter_differences(recorded_training, training), None):
+        if difference := next(_iter_differences(recorded_training, training_record), None):
             raise UsageError(f"{self.path} holds another training, whose {difference}: train in another folder")
 
     def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> TrainerState | None:
@@ -329,7 +329,7 @@ def _iter_differences(recorded: Any, current: Any, path: str = "") -> Iterator[s
         yield f"{path} is {recorded!r}, not {current!r}"
 
 
-class Journal:
+class TrainingJournal:
     """The log of one training folder, `metrics.jsonl` and TensorBoard, open for writing."""
 
     def __init__(self, folder: Path, step: int) -> None:

@@ -37,10 +37,10 @@ from rag_model.errors import RefusedError, ResourceError, UsageError
 from rag_model.process import release_freed_memory
 from rag_model.training.loop.checkpoint import (
     BestWeights,
-    Journal,
     SearchedSnapshot,
     TrainerState,
     TrainingFolder,
+    TrainingJournal,
     atomic_folder,
     list_checkpoints,
 )
@@ -66,8 +66,8 @@ def _is_transformers_model(model: nn.Module) -> bool:
     Importing transformers takes seconds. If transformers has not been imported, the module is none
     of its models.
     """
-    modeling = sys.modules.get("transformers.modeling_utils")
-    return modeling is not None and isinstance(model, modeling.PreTrainedModel)
+    modeling_utils = sys.modules.get("transformers.modeling_utils")
+    return modeling_utils is not None and isinstance(model, modeling_utils.PreTrainedModel)
 
 
 class ForwardSplitter:
@@ -104,11 +104,12 @@ class ForwardSplitter:
             if n_rows == 1 or self._is_running_part or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             self._largest_batch = max(self._largest_batch, n_rows)
-            part_rows = ceil(n_rows / self._n_parts)
+            n_part_rows = ceil(n_rows / self._n_parts)
             run_part = partial(self._run_part, forward)
-            parts = [slice(i, i + part_rows) for i in range(0, n_rows, part_rows)]
+            part_slices = [slice(i, i + n_part_rows) for i in range(0, n_rows, n_part_rows)]
             outputs = [
-                checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part), use_reentrant=False) for part in parts
+                checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part_slice), use_reentrant=False)
+                for part_slice in part_slices
             ]
             return _concatenate(outputs)
 
@@ -151,8 +152,8 @@ def _concatenate(outputs: list[Any]) -> Any:
     if isinstance(first_output, Tensor):
         return torch.cat(outputs)
     if isinstance(first_output, Mapping):  # a transformers `ModelOutput`
-        fields = {name: _concatenate([output[name] for output in outputs]) for name in first_output}
-        return type(first_output)(**fields)
+        output_fields = {name: _concatenate([output[name] for output in outputs]) for name in first_output}
+        return type(first_output)(**output_fields)
     if isinstance(first_output, tuple):
         return tuple(_concatenate(list(elements)) for elements in zip(*outputs, strict=True))
     return None
@@ -187,7 +188,7 @@ def train(
     steps.
 
     Kinds of reports: `train` after a step; `evaluate`, without measures, before an evaluation;
-    `dev` after it; `move`, without measures, before a step at which a task that searches a snapshot
+    `dev` after it; `move_index`, without measures, before a step at which a task that searches a snapshot
     may move to another one.
 
     The call makes this process return freed memory at once (`process.release_freed_memory`).
@@ -239,7 +240,7 @@ def train(
         for step in range(state.step + 1, trainer.steps + 1):
             if report is not None and trainer.is_main_process and trainer.searched_snapshots:
                 report("move", step, trainer.steps, {})
-            move_measures = trainer.move(step)
+            move_measures = trainer.move_index(step)
             write("train", step, {**trainer.step(step), **move_measures})
             best = state.best
             if is_evaluation_step := step % settings.evaluate_every == 0 or step == trainer.steps:
@@ -301,17 +302,17 @@ class _Trainer(Generic[Batch]):
             self.folder.claim({**self.settings.loss_settings(), "processes": n_processes}, self.task.recipe())
         self.searched_snapshots = self.list_searched_snapshots(0)
 
-    def move(self, step: int) -> Measures:
+    def move_index(self, step: int) -> Measures:
         """Let a task that searches a snapshot move to another one; return the measures."""
         if not isinstance(self.task, SearchingTask):
             return {}
-        measures = self.task.move(step)
+        measures = self.task.move_index(step)
         self.searched_snapshots = self.list_searched_snapshots(step)
         return measures
 
     def list_searched_snapshots(self, step: int) -> tuple[SearchedSnapshot, ...]:
         """Return the snapshots searched so far; append the current one with `step` if it is new."""
-        snapshot = self.task.asked if isinstance(self.task, SearchingTask) else None
+        snapshot = self.task.searched_snapshot if isinstance(self.task, SearchingTask) else None
         if snapshot is None or (self.searched_snapshots and self.searched_snapshots[-1].snapshot == snapshot):
             return self.searched_snapshots
         return (*self.searched_snapshots, SearchedSnapshot(step, snapshot))
@@ -327,7 +328,7 @@ class _Trainer(Generic[Batch]):
             # alive.
             self.prepared_optimizer.zero_grad()
             torch.cuda.empty_cache()
-        own_values, names = values_and_names
+        own_values, measure_names = values_and_names
         max_norm = self.settings.max_gradient_norm or _NO_CLIPPING
         gradient_norm = self.accelerator.clip_grad_norm_(self.task.module.parameters(), max_norm)
         # (batches of all processes, 1 + measures)
@@ -335,8 +336,8 @@ class _Trainer(Generic[Batch]):
         self.check_finite_step(step, batches, gathered_measures[:, 0], gradient_norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()
-        means = dict(zip(names, gathered_measures.mean(0).tolist(), strict=True))
-        return {**means, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
+        mean_measures = dict(zip(measure_names, gathered_measures.mean(0).tolist(), strict=True))
+        return {**mean_measures, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
 
     def try_compute_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
         """Add the gradients of a step's batches; return their measures and the measures' names.
@@ -349,13 +350,13 @@ class _Trainer(Generic[Batch]):
         """
         torch.manual_seed(_mix_seed(self.settings.seed, step, self.accelerator.process_index))
         self.loss_module.train()
-        measure_rows, names = list[Tensor](), list[str]()
+        measure_rows, measure_names = list[Tensor](), list[str]()
         can_repeat, n_parts = None, self.splitter.n_parts
         try:
             for batch in batches:
                 loss, measures = self.loss_module(batch)
                 self.accelerator.backward(loss / len(batches))
-                names = ["loss", *measures]
+                measure_names = ["loss", *measures]
                 # (1 + measures,)
                 step_measures = [torch.as_tensor(measure).to(loss).detach() for measure in (loss, *measures.values())]
                 measure_rows.append(torch.stack(step_measures))
@@ -366,7 +367,7 @@ class _Trainer(Generic[Batch]):
             can_repeat = error.can_repeat
         if can_repeat is None:
             average_gradients(self.task.module)
-            return torch.stack(measure_rows), names
+            return torch.stack(measure_rows), measure_names
         if not can_repeat:
             raise ResourceError(
                 f"the GPU's memory does not hold step {step}: use a smaller batch_size with a larger "
@@ -409,7 +410,7 @@ class _Trainer(Generic[Batch]):
         reported_ids = [
             ids for ids, is_nonfinite in zip(batch_ids, nonfinite_mask.tolist(), strict=True) if is_nonfinite
         ] or batch_ids
-        description = (
+        loss_description = (
             f"loss of step {step} is {losses[nonfinite_mask][0]:g}"
             if nonfinite_mask.any()
             else f"gradient of step {step} is {norm:g}"
@@ -417,7 +418,7 @@ class _Trainer(Generic[Batch]):
         example_ids = [example_id for ids in reported_ids for example_id in ids]
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
+            f"the {loss_description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
             f"the last good checkpoint is {last_checkpoint}; leave these examples out or lower the "
             "learning rate, and train in another folder"
         )
@@ -450,13 +451,13 @@ class _Trainer(Generic[Batch]):
         if state is not None and self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(dict(state.scaler))
         if state is not None and state.searched_snapshots and isinstance(self.task, SearchingTask):
-            self.task.ask(state.searched_snapshots[-1].snapshot)
+            self.task.search_snapshot(state.searched_snapshots[-1].snapshot)
             self.searched_snapshots = state.searched_snapshots
         self.accelerator.wait_for_everyone()
         return state
 
-    def journal(self, step: int) -> AbstractContextManager[Journal | None]:
-        return Journal(self.folder.path, step) if self.is_main_process else nullcontext()
+    def journal(self, step: int) -> AbstractContextManager[TrainingJournal | None]:
+        return TrainingJournal(self.folder.path, step) if self.is_main_process else nullcontext()
 
 
 def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device) -> torch.optim.Optimizer:
@@ -474,9 +475,9 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
     vectors = [parameter for parameter in trained_parameters if parameter.ndim <= 1]
     can_fuse = device.type in ("cpu", "cuda") and settings.precision != "fp16"
     is_fused = can_fuse and all(parameter.is_contiguous() for parameter in trained_parameters)
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    parameter_groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [group for group in parameter_groups if group["params"]],
         lr=settings.learning_rate,
         betas=(settings.adam_beta1, settings.adam_beta2),
         eps=settings.adam_epsilon,

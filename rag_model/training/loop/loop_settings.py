@@ -22,30 +22,34 @@ Precision = Literal["auto", "no", "bf16", "fp16"]
 class LoopSettings:
     """Settings of the training loop; one step is one update of the weights."""
 
-    epochs: int = 40  # passes over the examples; DPR: 40, and 100 for small sets
-    max_steps: int = 0  # number of steps; 0: computed from the epochs
-    accumulation: int = 1  # batches per process and step; DPR code: gradient_accumulation_steps 1
-    learning_rate: float = 2e-5  # peak rate; DPR code: 2e-5 (the paper says 1e-5)
+    epochs: int = 40  # number of passes over the examples; DPR: 40, and 100 for small sets
+    max_steps: int = 0  # number of steps; 0 means that it follows from the epochs
+    # number of batches per process and step; DPR code: gradient_accumulation_steps 1
+    accumulation: int = 1
+    learning_rate: float = 2e-5  # peak learning rate; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # course of the learning rate after the warm-up; DPR: linear
-    # share of all steps; DPR code: 1,237 of about 18,400 steps; a share of all steps instead of a
-    # number of steps, because a number fits one data set
+    # length of the warm-up as a share of all steps; DPR code: 1,237 of about 18,400 steps. It is a
+    # share instead of a number of steps, because a number suits only one data set.
     warmup_share: float = 0.067
-    adam_beta1: float = 0.9  # DPR code: 0.9
-    adam_beta2: float = 0.999  # DPR code: 0.999
-    adam_epsilon: float = 1e-8  # DPR code: 1e-8
-    weight_decay: float = 0.0  # applies to matrices, not to biases and norms; DPR code: 0.0
-    max_gradient_norm: float = 2.0  # 0: no clipping; DPR code: max_grad_norm 2.0
-    # precision of the forward pass; weights and moments are float32; auto is bf16 on a GPU that
-    # supports it, else no (float32), instead of fp16, because bf16 needs no scaling of the loss and
-    # half precision is slower on most CPUs
+    adam_beta1: float = 0.9  # decay rate of Adam's mean of gradients; DPR code: 0.9
+    adam_beta2: float = 0.999  # decay rate of Adam's mean of squared gradients; DPR code: 0.999
+    adam_epsilon: float = 1e-8  # term added to Adam's denominator; DPR code: 1e-8
+    weight_decay: float = 0.0  # weight decay of matrices, not of biases and norms; DPR code: 0.0
+    # gradient norm above which gradients are clipped; 0 disables clipping; DPR code: 2.0
+    max_gradient_norm: float = 2.0
+    # precision of the forward pass; weights and moments are always float32. `auto` is bf16 on a GPU
+    # that supports it, because bf16 needs no loss scaling, and otherwise `no` (float32), because
+    # half precision is slower on most CPUs.
     precision: Precision = "auto"
-    seed: int = 12345  # seeds dropout; DPR code: 12345
-    cpu: bool = False  # use the CPU even if there is a GPU
-    evaluate_every: int = 500  # steps between evaluations; the last step is always evaluated
-    dev_examples: int = 0  # number of dev examples to draw by the seed; 0: all
-    checkpoint_every: int = 500  # steps between checkpoints; each evaluation also writes one
+    seed: int = 12345  # random seed of dropout; DPR code: 12345
+    cpu: bool = False  # whether to train on the CPU even if there is a GPU
+    # number of steps between evaluations; the last step is always evaluated
+    evaluate_every: int = 500
+    dev_examples: int = 0  # number of dev examples, drawn with the seed; 0 means all
+    # number of steps between checkpoints; each evaluation also writes one
+    checkpoint_every: int = 500
     keep: int = 2  # number of newest checkpoints to keep; older ones are deleted
-    # also put the newest checkpoint into the store, so that another machine can resume
+    # whether to upload the newest checkpoint to the store, so that another machine can resume
     stored: bool = True
 
     def __post_init__(self) -> None:
@@ -80,8 +84,8 @@ def compute_learning_rate(settings: LoopSettings, step: int, n_steps: int) -> fl
     if step <= n_warmup_steps:
         return settings.learning_rate * (step / n_warmup_steps)
     progress = (step - 1 - n_warmup_steps) / max(1, n_steps - n_warmup_steps)
-    factors = {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}
-    return settings.learning_rate * factors[settings.schedule]
+    decay_factors = {"linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2, "constant": 1.0}
+    return settings.learning_rate * decay_factors[settings.schedule]
 
 
 def check_bounds(settings: object, owner: str, minimums: Mapping[str, int], above_zero: Sequence[str] = ()) -> None:

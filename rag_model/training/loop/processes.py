@@ -56,15 +56,15 @@ class TrainingProcesses:
         """
         if self.count == 1:
             return compute()
-        outcome: list[Any] = [False, None]
+        shared_outcome: list[Any] = [False, None]
         try:
             if self.is_first:
-                outcome = [True, compute()]
+                shared_outcome = [True, compute()]
         finally:
-            distributed.broadcast_object_list(outcome)
-        if not outcome[0]:
+            distributed.broadcast_object_list(shared_outcome)
+        if not shared_outcome[0]:
             raise BookwheelError("the first process of this training failed: see the error message of that process")
-        return outcome[1]  # type: ignore[no-any-return]
+        return shared_outcome[1]  # type: ignore[no-any-return]
 
     def run_after_first(self, compute: Callable[[], _Value]) -> _Value:
         """Call `compute` in the first process, and then in all others.
@@ -87,8 +87,8 @@ class TrainingProcesses:
 def is_launched_together() -> bool:
     """Return whether a launcher started this process as one of several."""
     environment = os.environ
-    is_described = all(environment.get(name) for name in _LAUNCHER_VARIABLES)
-    return is_described and int(environment["WORLD_SIZE"]) > 1
+    is_launched = all(environment.get(name) for name in _LAUNCHER_VARIABLES)
+    return is_launched and int(environment["WORLD_SIZE"]) > 1
 
 
 def find_processes() -> TrainingProcesses:

@@ -21,7 +21,7 @@ class Goal:
     larger: bool = True  # whether larger is better
 
     @classmethod
-    def of(cls, measure: str) -> "Goal":
+    def for_measure(cls, measure: str) -> "Goal":
         """Return the goal for a measure of the built-in objectives."""
         return cls(measure, larger=measure.removeprefix("bag_") not in _LOWER_IS_BETTER)
 
@@ -96,11 +96,11 @@ class SearchingTask(Protocol):
     """
 
     @property
-    def asked(self) -> str:
+    def searched_snapshot(self) -> str:
         """Return the id of the snapshot that the task searches now."""
         ...
 
-    def move(self, step: int) -> Measures:
+    def move_index(self, step: int) -> Measures:
         """Move to another snapshot from `step` on, or do nothing; return measures to log.
 
         The loop calls it before it takes the batches of the step, with the weights of the previous
@@ -110,7 +110,7 @@ class SearchingTask(Protocol):
         """
         ...
 
-    def ask(self, snapshot: str) -> None:
+    def search_snapshot(self, snapshot: str) -> None:
         """Search the snapshot with this id, which the loaded checkpoint searched.
 
         Raises:

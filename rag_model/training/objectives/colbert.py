@@ -76,23 +76,27 @@ LOOP = LoopSettings(epochs=1, learning_rate=1e-5, warmup_share=0.05)
 class ColbertRecipe(GroupRecipe):
     """Settings of ColBERT; the defaults are the papers' where they give a value."""
 
-    dim: int = DIM  # dimension of token vectors, for a new projection; ColBERT, section 4.1: 128
-    question_length: int = 32  # tokens, for a new projection; ColBERT, section 4.1: 32
-    passage_length: int = 180  # tokens, for a new projection; ColBERT's code: 180
-    batch_size: int = 32  # questions per batch and process; ColBERT, section 4.1: 32
-    # passages per question, with the positive; 0: 64 with a teacher (ColBERTv2), else 2 (triples)
+    # dimension of the token vectors if the encoder has no projection yet; ColBERT, section 4.1: 128
+    dim: int = DIM
+    # maximum tokens of a question, if the encoder has no projection yet; ColBERT, section 4.1: 32
+    question_length: int = 32
+    # maximum tokens of a passage, if the encoder has no projection yet; ColBERT's code: 180
+    passage_length: int = 180
+    batch_size: int = 32  # number of questions per batch and process; ColBERT, section 4.1: 32
+    # number of passages per question, including the positive; 0 means 64 with a teacher, as in
+    # ColBERTv2, and 2 without one
     ways: int = 0
-    # number of passages whose activations are in memory at a time; if a batch has more, they are
-    # computed twice, with the same gradient, as in GradCache (Gao et al. 2021)
+    # maximum number of passages whose activations are in memory at a time; a larger batch is
+    # computed twice with an equal gradient, as in GradCache (Gao et al. 2021)
     passages_at_once: int = 256
-    # cross-entropy over all passages of the batch; ColBERTv2 adds it to the distillation
+    # whether to add the cross-entropy over all passages of the batch, as ColBERTv2 does
     in_batch: bool = True
-    # what to do with an example without a positive or a negative passage
+    # treatment of examples without a positive or a negative passage: drop them, or refuse the file
     missing: Missing = "drop"
-    # measure on the dev set that selects the best weights; the benchmark's measure would need the
-    # encoded corpus, which the evaluations of a training lack
+    # dev measure that selects the best weights; the benchmark's measure is not a choice, because it
+    # would need the whole corpus encoded at each evaluation
     goal: GoalName = "average_rank"
-    seed: int = 12345  # seeds the new projection, the order and the negatives
+    seed: int = 12345  # random seed of a new projection, the example order and the negatives
 
     def __post_init__(self) -> None:
         check_bounds(self, "[colbert]", {"dim": 8, "batch_size": 1, "ways": 0, "passages_at_once": 1})
@@ -110,8 +114,8 @@ class ColbertRecipe(GroupRecipe):
 class ColbertTraining:
     """Settings of a ColBERT's training."""
 
-    # ColBERTv2, section 3.2: 20,000 of 400,000 steps are warm-up; epochs = 1 instead of 400,000
-    # steps, because the length follows the data
+    # ColBERTv2, section 3.2: 20,000 of 400,000 steps are warm-up. The default is one epoch instead
+    # of 400,000 steps, because the number of steps should follow the number of examples.
     loop: LoopSettings = LOOP
     colbert: ColbertRecipe = field(default_factory=ColbertRecipe)
     negatives: NegativesRecipe = field(default_factory=lambda: NegativesRecipe(ranked=1_000))
@@ -185,7 +189,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         gathered, and the vectors of passages can be computed in parts.
         """
         passages = batch.pairs()[1]
-        questions, start = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
+        questions, first_row = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
         own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
         # a list starts with its positive
@@ -200,11 +204,13 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         total_loss = in_batch_loss if self._recipe.in_batch else own_scores.new_zeros(())
         if self._has_teacher:
             # b times (w,)
-            list_scores = [own_scores[start + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))]
-            distillation = distillation_loss(
+            list_scores = [
+                own_scores[first_row + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))
+            ]
+            teacher_loss = distillation_loss(
                 pad_lists(torch.cat(list_scores), batch.lengths), batch.teacher_scores(own_scores.device)
             )
-            total_loss, measures["distillation"] = total_loss + distillation, distillation.detach()
+            total_loss, measures["distillation"] = total_loss + teacher_loss, teacher_loss.detach()
         return total_loss, measures
 
     def evaluate(self) -> Measures:
@@ -245,7 +251,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         chunk_size = self._recipe.passages_at_once
         if len(passages) <= chunk_size:
             return self._score_part(question_vectors, *self._tokenize_passages(passages))
-        parts = [
+        score_parts = [
             checkpoint(
                 self._score_part,
                 question_vectors,
@@ -254,7 +260,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
             )
             for first_passage in range(0, len(passages), chunk_size)
         ]
-        return torch.cat(parts, 1)  # (b, s) of each part -> (b, m)
+        return torch.cat(score_parts, 1)  # (b, s) of each part -> (b, m)
 
     def _score_part(self, question_vectors: Tensor, token_mask: Tensor, *tensors: Tensor) -> Tensor:
         return compute_maxsim(question_vectors, self.module(*tensors), token_mask)
@@ -287,13 +293,13 @@ class Colbert(Objective[ColbertTraining]):
 
     def origins(self, store: Store, snapshot: Snapshot, named_models: NamedModels) -> InitialModels:
         """Return the named encoder, else the snapshot's, and the teacher if one is named."""
-        options = self.options if named_models.teacher is not None else {"encoder"}
-        return choose_models(store, snapshot, named_models, self.result.parts, options)
+        model_options = self.options if named_models.teacher is not None else {"encoder"}
+        return choose_models(store, snapshot, named_models, self.result.parts, model_options)
 
     def prepare(self, job: Job[ColbertTraining]) -> Examples:
         """Return the examples with mined negatives and positives, and with the teacher's scores."""
-        names, settings = job.origins.names, job.settings
-        teacher = load_teacher(job) if TEACHER in names else None
+        model_names, settings = job.origins.names, job.settings
+        teacher = load_teacher(job) if TEACHER in model_names else None
         examples = mine_passages(job)
         if teacher is None:
             return examples
@@ -312,10 +318,10 @@ class Colbert(Objective[ColbertTraining]):
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
         n_passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
         n_similarities = 4 * recipe.batch_size * recipe.question_length * n_passages * recipe.passage_length
-        n_at_once = min(n_passages, recipe.passages_at_once)
+        n_passages_at_once = min(n_passages, recipe.passages_at_once)
         activation_bytes = model.estimate_activation_bytes(recipe.batch_size, recipe.question_length)
-        activation_bytes += model.estimate_activation_bytes(n_at_once, recipe.passage_length)
-        activation_bytes += 2 * n_similarities * n_at_once // n_passages
+        activation_bytes += model.estimate_activation_bytes(n_passages_at_once, recipe.passage_length)
+        activation_bytes += 2 * n_similarities * n_passages_at_once // n_passages
         stage_bytes = {
             "train": TRAINED_COPIES * estimate_weight_bytes(model) + activation_bytes,
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),

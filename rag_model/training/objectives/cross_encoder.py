@@ -36,15 +36,17 @@ LOOP = LoopSettings(epochs=2, learning_rate=1e-5, warmup_share=0.1, weight_decay
 class CrossEncoderRecipe(GroupRecipe):
     """Settings of a cross-encoder. "Code" is github.com/luyug/Reranker, of Gao et al. 2021."""
 
-    # questions per batch and process; 4 in one process instead of 1 on each of 4 GPUs, because a
-    # step then has equally many questions
+    # number of questions per batch and process; 4 in one process instead of 1 on each of 4 GPUs,
+    # because a step then has equally many questions
     batch_size: int = 4
-    # per question, drawn in each epoch; code: train_group_size 8, with the positive
+    # number of negatives per question, drawn anew in each epoch; code: train_group_size 8, which
+    # includes the positive
     negatives: int = 7
-    ranked: int = 30  # hardest negatives ranked with a dev question's positive; mining keeps 30
-    # what to do with an example without a positive or a negative passage
+    # number of hard negatives that are ranked with a dev question's positive; mining keeps 30
+    ranked: int = 30
+    # treatment of examples without a positive or a negative passage: drop them, or refuse the file
     missing: Missing = "drop"
-    goal: GoalName = "MRR"  # selects the best weights, on the dev set
+    goal: GoalName = "MRR"  # dev measure that selects the best weights
 
     def __post_init__(self) -> None:
         check_bounds(self, "[cross_encoder]", {"batch_size": 1, "negatives": 1, "ranked": 1})
@@ -77,10 +79,10 @@ class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.ranked, None)
         # (n,) -> (b, l)
         scores = pad_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)
-        loss, is_first = listwise_loss(scores)
+        loss, accuracy = listwise_loss(scores)
         # (b,) ranks from 1, because >= counts the positive itself
         ranks = (scores >= scores[:, :1]).sum(1).numpy()
-        return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": is_first.item()}
+        return {"loss": loss.item(), "MRR": float(np.mean(1 / ranks)), "Success@1": accuracy.item()}
 
     def save(self, folder: Path) -> None:
         """Write `cross-encoder/`, which `CrossEncoder.load` opens."""
@@ -103,9 +105,9 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""
-        encoder = TrainableCrossEncoder.load(job.origins.names[PART])
+        cross_encoder = TrainableCrossEncoder.load(job.origins.names[PART])
         examples = job.examples["train"], job.examples["dev"]
-        return CrossEncoderTask(encoder, *examples, job.settings.cross_encoder, digests=job.digests)
+        return CrossEncoderTask(cross_encoder, *examples, job.settings.cross_encoder, digests=job.digests)
 
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of scoring the pairs of a batch, and of mining."""
@@ -117,8 +119,10 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         }
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         n_evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
-        per_pair = n_tokens * model.operations_per_token
-        return TrainingCosts(stage_bytes, n_batches, TRAINING_PASSES * n_pairs * per_pair, n_evaluated_pairs * per_pair)
+        pair_operations = n_tokens * model.operations_per_token
+        return TrainingCosts(
+            stage_bytes, n_batches, TRAINING_PASSES * n_pairs * pair_operations, n_evaluated_pairs * pair_operations
+        )
 
 
 CROSS_ENCODER = CrossEncoderObjective()

@@ -13,15 +13,21 @@ from rag_model.training.data.batches import (
     DprBatch,
     Missing,
     build_dpr_batch,
+    compute_passage_keys,
     mask_other_positives,
-    passage_keys,
 )
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, locate_positives
 from rag_model.training.objectives.objective import Job, ModelDescription, TrainingCosts
-from rag_model.training.objectives.task_bases import BiEncoder, ContrastTask, MiningObjective, PairRecipe, pair_costs
+from rag_model.training.objectives.task_bases import (
+    BiEncoder,
+    ContrastTask,
+    MiningObjective,
+    PairRecipe,
+    estimate_pair_costs,
+)
 
 GoalName = Literal["average_rank", "loss", "Success@20"]
 
@@ -30,13 +36,15 @@ GoalName = Literal["average_rank", "loss", "Success@20"]
 class DprRecipe(PairRecipe):
     """Settings of DPR; those of the optimizer are in `LoopSettings`, whose defaults are DPR's."""
 
-    # questions per batch and process; 128 for each process instead of 128 over 8 GPUs (section 5),
-    # because the published size must fit one process
+    # number of questions per batch and process; 128 in each process instead of 128 over 8 GPUs
+    # (section 5), because one process must be able to train with the published batch
     batch_size: int = 128
-    hard_negatives: int = 1  # per question; DPR, section 5: one from BM25
-    # what to do with an example without a positive passage; DPR, section 4.2: discarded
+    # number of hard negatives per question; DPR, section 5: one from BM25
+    hard_negatives: int = 1
+    # treatment of examples without a positive passage: drop them, or refuse the file; DPR, section
+    # 4.2, drops them
     without_positive: Missing = "drop"
-    # selects the best weights; DPR code: average rank on the dev set
+    # dev measure that selects the best weights; DPR code: average rank
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
@@ -47,8 +55,8 @@ class DprRecipe(PairRecipe):
 class DprTraining:
     """Settings of a DPR training."""
 
-    # learning_rate = 2e-5 instead of 1e-5 in the paper, because the published checkpoints were
-    # trained with the code, which has 2e-5
+    # The learning rate is 2e-5 as in the code, with which the published checkpoints were trained,
+    # instead of the paper's 1e-5.
     loop: LoopSettings = field(default_factory=LoopSettings)
     dpr: DprRecipe = field(default_factory=DprRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
@@ -78,14 +86,14 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
         passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
         measures = self._ranking_evaluator.evaluate(question_vectors, passage_vectors)
-        losses = [
+        dev_losses = [
             in_batch_loss(
                 *self._build_dev_batch(positions, question_vectors, passage_vectors),
                 temperature=self._recipe.temperature,
             )[0].item()
             for positions in _split_positions(self._ranking_evaluator.with_positives, self._recipe.batch_size)
         ]
-        return {**({"loss": sum(losses) / len(losses)} if losses else {}), **measures}
+        return {**({"loss": sum(dev_losses) / len(dev_losses)} if dev_losses else {}), **measures}
 
     def _build_dev_batch(
         self, positions: Sequence[int], question_vectors: Vectors, passage_vectors: Vectors
@@ -94,7 +102,7 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
         pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.passages]
-        ignored = mask_other_positives(examples, passage_keys(batch.passages), gold)
+        ignored = mask_other_positives(examples, compute_passage_keys(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return (
             torch.from_numpy(question_vectors[list(positions)]),
@@ -125,15 +133,15 @@ class Dpr(MiningObjective[DprTraining]):
 
     def task(self, job: Job[DprTraining]) -> DprTask:
         """Load the encoders; passages of the snapshot are also ranked for dev questions."""
-        names, recipe = job.origins.names, job.settings.dpr
-        encoders = recipe.load_encoders(names["question"], names["passage"])
+        model_names, recipe = job.origins.names, job.settings.dpr
+        encoders = recipe.load_encoders(model_names["question"], model_names["passage"])
         corpus = sample_passages(job.snapshot, job.settings.negatives.ranked, job.runner)
         return DprTask(encoders, job.examples["train"], job.examples["dev"], recipe, corpus)
 
     def costs(self, job: Job[DprTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding the questions and passages of a batch, and of mining."""
         recipe = job.settings.dpr
-        return pair_costs(job, job.settings.negatives, recipe, recipe.hard_negatives, models)
+        return estimate_pair_costs(job, job.settings.negatives, recipe, recipe.hard_negatives, models)
 
 
 DPR = Dpr()

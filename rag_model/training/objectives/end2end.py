@@ -62,13 +62,15 @@ LOOP = LoopSettings(
     epochs=10,  # paper: 10
     accumulation=8,  # paper: batches of 4, 8 times
     learning_rate=3e-5,  # paper: 3e-5
-    # paper: 500 steps; of SQuAD's 27,400 (87,599 examples, 10 epochs, batches of 32)
+    # The paper's 500 warm-up steps are 2 % of the 27,400 steps on SQuAD (87,599 examples, 10 epochs
+    # and batches of 32).
     warmup_share=0.02,
     weight_decay=0.001,  # code: as the authors of RAG
     max_gradient_norm=0.1,  # code: as the authors of RAG
 )
 LEADS, NONE = "leads", "none"
-_EXTRA_CANDIDATES = 2  # in addition, because candidates with the statement are dropped
+# further candidates per statement, because those that contain the statement are dropped
+_EXTRA_CANDIDATES = 2
 _STATEMENT_TOKENS = 40  # estimated tokens per statement
 
 
@@ -137,13 +139,13 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
     Sentences of fewer than 5 words are left out. `runner` reads the parts on workers, which count
     the leads and then read the drawn ones; if None, this process does both.
     """
-    files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
+    passage_files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
     lead_counts, skipped_counts, previous_page = list[int](), list[int](), ""
-    for result in run_tasks(snapshot.store, [LeadCountTask(file) for file in files], runner):
+    for part_result in run_tasks(snapshot.store, [LeadCountTask(file) for file in passage_files], runner):
         # Row 0 holds no lead if its page began in the previous part.
-        skipped_counts.append(int(result["starts_with_lead"] and result["first"] == previous_page))
-        lead_counts.append(result["leads"] - skipped_counts[-1])
-        previous_page = result["last"]
+        skipped_counts.append(int(part_result["starts_with_lead"] and part_result["first"] == previous_page))
+        lead_counts.append(part_result["leads"] - skipped_counts[-1])
+        previous_page = part_result["last"]
     rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(lead_counts)
     # reservoir sampling (Vitter's algorithm R)
     for lead_number in range(partition.n):
@@ -152,7 +154,7 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
             reservoir[slot] = lead_number
     lead_numbers = np.sort(np.array([*reservoir.values()], np.int64))
     tasks = [
-        LeadTask(files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
+        LeadTask(passage_files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
         for part_index, _, local_numbers in partition.split(lead_numbers)
     ]
     passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
@@ -180,22 +182,25 @@ def first_sentence(text: str) -> str:
 
 def _iter_leads(passages: Path) -> Iterator[tuple[int, str, str]]:
     """Yield the row, the page and the sentence of each lead of a part."""
-    page, row = None, 0
+    last_page_id, row = None, 0
     with PassageFile(passages) as file:
         for batch in file.iter_batches(["page_id", "text"]):
             for page_id, text in zip(batch["page_id"].to_pylist(), batch["text"].to_pylist(), strict=True):
-                sentence = first_sentence(text) if page_id != page else ""
+                sentence = first_sentence(text) if page_id != last_page_id else ""
                 if len(sentence.split()) >= _MIN_WORDS:
                     yield row, page_id, sentence
-                page, row = page_id, row + 1
+                last_page_id, row = page_id, row + 1
 
 
 @dataclass(frozen=True, slots=True)
 class End2EndRecipe:
     """Settings of end-to-end RAG besides RAG's settings."""
 
-    marginal: Variant = "token"  # RAG-Token or RAG-Sequence; code: rag_token
-    # retrieved passages that the current encoder reranks to k; 0: k, as in the paper
+    # whether the passages are marginalized per token (RAG-Token) or per answer (RAG-Sequence);
+    # code: rag_token
+    marginal: Variant = "token"
+    # number of retrieved passages per question, of which the current encoder keeps the best k; 0
+    # means k, as in the paper
     candidates: int = 0
 
     def __post_init__(self) -> None:
@@ -206,14 +211,15 @@ class End2EndRecipe:
 class ReconstructionSettings:
     """Settings of the auxiliary task, generating a statement from passages; paper, section 3.2."""
 
-    # Where the statements come from: "leads", the first sentences of the corpus's articles; "none";
-    # or a JSON-lines file with a `statement` per line. The paper uses summaries, which a snapshot
-    # does not have.
+    # Source of the statements: `leads` takes the first sentences of the corpus's pages, `none`
+    # switches the task off, and anything else is a JSON-lines file with a `statement` per line. The
+    # paper uses summaries, which a snapshot does not have.
     statements: str = LEADS
-    most: int = 20_000  # maximum number of leads
-    batch_size: int = 1  # statements per batch and process
-    weight: float = 1.0  # of the auxiliary loss; paper: the two losses are added
-    # precedes the statement in the query, and replaces the question in the generator's input
+    most: int = 20_000  # maximum number of leads that are sampled from the corpus
+    batch_size: int = 1  # number of statements per batch and process
+    weight: float = 1.0  # factor of the auxiliary loss; the paper adds both losses (factor 1)
+    # token that marks a statement: it precedes the statement in the query, and stands for the
+    # question in the generator's input
     marker: str = "<p>"
 
     def __post_init__(self) -> None:
@@ -233,7 +239,9 @@ def _create_rag_recipe() -> RagRecipe:
 class End2EndTraining:
     """Settings of an end-to-end RAG training."""
 
-    loop: LoopSettings = LOOP  # paper, section 4.2, and code; the paper warms up for 500 steps
+    # The values are those of the paper, section 4.2, and of its code. The warm-up is a share of all
+    # steps instead of the paper's 500 steps.
+    loop: LoopSettings = LOOP
     rag: RagRecipe = field(default_factory=_create_rag_recipe)
     end2end: End2EndRecipe = field(default_factory=End2EndRecipe)
     reconstruction: ReconstructionSettings = field(default_factory=ReconstructionSettings)
@@ -295,8 +303,8 @@ class End2EndTask(RagTask):
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, and the digests of data and models."""
-        tables = asdict(self._settings)
-        own_tables = {name: tables[name] for name in ("end2end", "reconstruction", "moving")}
+        settings_tables = asdict(self._settings)
+        own_tables = {name: settings_tables[name] for name in ("end2end", "reconstruction", "moving")}
         return {
             **super().recipe(),
             **own_tables,
@@ -305,22 +313,22 @@ class End2EndTask(RagTask):
         }
 
     @property
-    def asked(self) -> str:
+    def searched_snapshot(self) -> str:
         """Id of the snapshot that is searched now."""
-        return self._moving.asked
+        return self._moving.searched_snapshot
 
-    def move(self, step: int) -> Measures:
+    def move_index(self, step: int) -> Measures:
         """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
-        return self._moving.move(step)
+        return self._moving.move_index(step)
 
-    def ask(self, snapshot: str) -> None:
+    def search_snapshot(self, snapshot: str) -> None:
         """Search the snapshot of a checkpoint again."""
-        self._moving.ask(snapshot)
+        self._moving.search_snapshot(snapshot)
 
     def save_encoders(self, folder: Path) -> None:
         """Write the current encoders, with which a rebuild encodes the passages."""
-        space = self._passage.save_passage_encoder(folder / "passage")
-        self._question.save(folder / "question", target_space=space)
+        passage_space = self._passage.save_passage_encoder(folder / "passage")
+        self._question.save(folder / "question", target_space=passage_space)
 
     def batches(self, epoch: int) -> Sequence[RagBatch]:
         """Return an epoch's batches: RAG's questions, then statements in rounds over all."""
@@ -428,11 +436,11 @@ class End2EndObjective(Objective[End2EndTraining]):
         """Load the encoders and the generator."""
         if job.work is None:
             raise UsageError("end-to-end RAG needs a work folder for its rebuilds: set `work` of the job")
-        names, settings = job.origins.names, job.settings
-        question = TrainableEncoder.load(names["question"], "question", device="cpu")
-        passage = TrainableEncoder.load(names["passage"], "passage", device="cpu")
-        generator = load_generator(names["generator"], device="cpu")
-        rag = Rag(question, generator, settings.rag.model_settings(settings.end2end.marginal), passage)
+        model_names, settings = job.origins.names, job.settings
+        question_encoder = TrainableEncoder.load(model_names["question"], "question", device="cpu")
+        passage = TrainableEncoder.load(model_names["passage"], "passage", device="cpu")
+        generator = load_generator(model_names["generator"], device="cpu")
+        rag = Rag(question_encoder, generator, settings.rag.model_settings(settings.end2end.marginal), passage)
         index = partial(MovingIndex, job.store, job.snapshot, settings.moving, job.rebuild, job.work)
         return End2EndTask(rag, passage, job.snapshot, job.examples, load_statements(job), settings, index, job.digests)
 

@@ -18,10 +18,10 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.errors import UsageError
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import passage_keys
+from rag_model.training.data.batches import compute_passage_keys
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import sample_passages
-from rag_model.training.data.texts import TextBatch, inverse_cloze
+from rag_model.training.data.texts import TextBatch, sample_inverse_cloze
 from rag_model.training.loop.loop_settings import LoopSettings, check_bounds
 from rag_model.training.loop.task import Goal, Measures
 from rag_model.training.objectives.losses import gather_all_processes, in_batch_loss, mean_over_processes
@@ -45,16 +45,19 @@ _DEV_EPOCH = -1  # replaces the epoch, so that each evaluation draws the same se
 class IctRecipe(GroupRecipe):
     """Settings of the inverse cloze task. "Paper" is Lee et al. 2019."""
 
-    # sentences per batch and process, each with its passage; instead of 4,096, because it fits one
-    # machine
+    # number of sentences per batch and process, each with its passage; 128 instead of the paper's
+    # 4,096, because one machine must be able to hold the batch
     batch_size: int = 128
-    removed: float = 0.9  # share of passages from which the sentence is removed; paper: 90 %
-    # divides the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too
-    # little
+    # share of the passages from which the query sentence is removed; paper: 90 %
+    removed: float = 0.9
+    # divisor of the scores before the softmax; 0.05 instead of 1 if the encoder's vectors have
+    # length 1, because a softmax over scores in [-1, 1] is almost uniform
     temperature: float = 1.0
-    dev_texts: int = 256  # held-out passages for the evaluation
-    ranked: int = 1_000  # other passages that are ranked for held-out sentences
-    goal: GoalName = "average_rank"  # selects the best weights, on the held-out texts
+    dev_texts: int = 256  # number of passages that are held out for the evaluation
+    # number of further passages among which the passage of a held-out sentence is ranked
+    ranked: int = 1_000
+    # measure on the held-out passages that selects the best weights
+    goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
         check_bounds(self, "[ict]", {"batch_size": 1, "dev_texts": 1, "ranked": 0}, ["temperature"])
@@ -66,7 +69,8 @@ class IctRecipe(GroupRecipe):
 class IctTraining:
     """Settings of a training on the inverse cloze task."""
 
-    # epochs = 1 instead of 100,000 steps, because the length follows the data
+    # The default is one epoch instead of the paper's 100,000 steps, because the number of steps
+    # should follow the size of the corpus.
     loop: LoopSettings = LOOP
     ict: IctRecipe = field(default_factory=IctRecipe)
 
@@ -83,9 +87,9 @@ class IctTask(TextTask):
         """Choose the texts; `digests` are the digests of the initial encoders' files."""
         super().__init__(snapshot, np.arange(snapshot.n), recipe, digests)
         self.module = encoders
-        self.goal = Goal.of(recipe.goal)
+        self.goal = Goal.for_measure(recipe.goal)
         sentences, passages = self.draw_pairs(TextBatch(_DEV_EPOCH, tuple(self._split.dev.tolist())))
-        examples = [
+        dev_examples = [
             Example(passage.id, sentence, positives=(passage,))
             for sentence, passage in zip(sentences, passages, strict=True)
         ]
@@ -93,7 +97,7 @@ class IctTask(TextTask):
         sampled_passages = sample_passages(snapshot, recipe.ranked)
         dev_ids = {passage.id for passage in snapshot.passages(sorted(dev_rows))}
         self._ranking_evaluator = RankingEvaluator(
-            examples, [passage for passage in sampled_passages if passage.id not in dev_ids]
+            dev_examples, [passage for passage in sampled_passages if passage.id not in dev_ids]
         )
 
     def draw_pairs(self, batch: TextBatch) -> tuple[list[str], list[Passage]]:
@@ -104,7 +108,9 @@ class IctTask(TextTask):
         """
         passages = self._snapshot.passages(batch.rows)
         cloze_pairs = [
-            inverse_cloze(passage, self._recipe.removed, random.Random(f"{self._recipe.seed} {batch.epoch} {row}"))
+            sample_inverse_cloze(
+                passage, self._recipe.removed, random.Random(f"{self._recipe.seed} {batch.epoch} {row}")
+            )
             for row, passage in zip(batch.rows, passages, strict=True)
         ]
         pairs = [pair for pair in cloze_pairs if pair is not None] or [(passages[0].text, passages[0])]
@@ -115,7 +121,7 @@ class IctTask(TextTask):
         sentences, sentence_passages = self.draw_pairs(batch)
         # (b, d) -> (m of all, d)
         passage_vectors, first_row = gather_all_processes(self.module.embed_passages(sentence_passages))
-        keys, _ = gather_all_processes(passage_keys(sentence_passages).to(passage_vectors.device))
+        keys, _ = gather_all_processes(compute_passage_keys(sentence_passages).to(passage_vectors.device))
         # (b,)
         gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + first_row
         # (b, m): copies of the positive, which must not be negatives
@@ -152,8 +158,8 @@ class IctObjective(Objective[IctTraining]):
 
     def task(self, job: Job[IctTraining]) -> IctTask:
         """Load the encoders."""
-        names = job.origins.names
-        encoders = BiEncoder.load(names["question"], names["passage"])
+        model_names = job.origins.names
+        encoders = BiEncoder.load(model_names["question"], model_names["passage"])
         return IctTask(encoders, job.snapshot, job.settings.ict, job.digests)
 
     def costs(self, job: Job[IctTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
@@ -167,9 +173,11 @@ class IctObjective(Objective[IctTraining]):
             QUESTION_TOKENS * question.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
         )
         n_dev = min(recipe.dev_texts, max(1, n // 2))
-        evaluation = n_dev * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
+        dev_operations = n_dev * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
         stage_bytes = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
-        return TrainingCosts(stage_bytes, max(1, (n - n_dev) // b), TRAINING_PASSES * b * pair_operations, evaluation)
+        return TrainingCosts(
+            stage_bytes, max(1, (n - n_dev) // b), TRAINING_PASSES * b * pair_operations, dev_operations
+        )
 
 
 ICT = IctObjective()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from rag_model.corpus.records import Passage
-from rag_model.training.data.batches import mask_other_positives, passage_keys
+from rag_model.training.data.batches import compute_passage_keys, mask_other_positives
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.processes import exchange_counts, find_processes
 
@@ -52,9 +52,9 @@ def gather_all_processes(rows: Tensor) -> tuple[Tensor, int]:
     # (n, ...) -> (max n, ...)
     padded_rows = torch.cat([rows, rows.new_zeros(max(row_counts) - len(rows), *rows.shape[1:])])
     # (processes, max n, ...)
-    gathered = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]
+    rows_by_process = _AllGather.apply(padded_rows)  # type: ignore[no-untyped-call]
     # (sum of n, ...)
-    gathered_rows = torch.cat([gathered[process, :n_rows] for process, n_rows in enumerate(row_counts)])
+    gathered_rows = torch.cat([rows_by_process[process, :n_rows] for process, n_rows in enumerate(row_counts)])
     return gathered_rows, sum(row_counts[: processes.index])
 
 
@@ -73,16 +73,16 @@ def locate_positives(
     in a `DprBatch`, which holds each passage once. `passages` are this process's passages, and
     `gold` are the positions of the positives in them.
     """
-    keys, first_row = gather_all_processes(passage_keys(passages).to(device))
-    rows = torch.tensor(gold, device=device) + first_row
+    keys, first_row = gather_all_processes(compute_passage_keys(passages).to(device))
+    positive_rows = torch.tensor(gold, device=device) + first_row
     if not counts_once:
-        return rows, mask_other_positives(examples, keys, rows)
+        return positive_rows, mask_other_positives(examples, keys, positive_rows)
     positions = torch.arange(len(keys), device=device)
     distinct_keys, group_ids = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     # (distinct,) -> (m,): position of the first equal passage
     first_rows = torch.full_like(distinct_keys, len(keys)).scatter_reduce(0, group_ids, positions, "amin")[group_ids]
-    rows = first_rows[rows]
-    return rows, mask_other_positives(examples, keys, rows) | (first_rows != positions)
+    positive_rows = first_rows[positive_rows]
+    return positive_rows, mask_other_positives(examples, keys, positive_rows) | (first_rows != positions)
 
 
 def mean_over_processes(total: Tensor, count: int) -> Tensor:
@@ -165,9 +165,9 @@ def in_batch_cross_entropy(scores: Tensor, gold: Tensor, ignored: Tensor | None)
 
 def pad_lists(flat_scores: Tensor, lengths: Sequence[int]) -> Tensor:
     """Split (n,) concatenated scores into (b, l) scores of lists, padded with -inf."""
-    lists = list(torch.split(flat_scores, list(lengths)))
+    score_lists = list(torch.split(flat_scores, list(lengths)))
     # b times (l,) -> (b, l)
-    return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf)
+    return nn.utils.rnn.pad_sequence(score_lists, batch_first=True, padding_value=-torch.inf)
 
 
 def listwise_loss(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,9 +31,9 @@ from rag_model.training.objectives.task_bases import (
     ListTask,
     PairRecipe,
     count_teacher_operations,
+    estimate_pair_costs,
     load_teacher,
     mine_passages,
-    pair_costs,
 )
 from rag_model.training.origins import TEACHER
 
@@ -46,15 +46,16 @@ LOOP = LoopSettings(epochs=25, learning_rate=7e-6, schedule="constant", warmup_s
 class MarginMseRecipe(PairRecipe):
     """Settings of MarginMSE. "Code" is matchmaker, "paper" Hofstätter et al. 2020."""
 
-    batch_size: int = 32  # questions per batch and process; code: batch_size_train 32
-    # per question, drawn in each epoch from those with teacher scores; 1 of the `scored` ones in
-    # each epoch instead of one triple of a file, because negatives are mined
+    # number of questions per batch and process; code: batch_size_train 32
+    batch_size: int = 32
+    # number of negatives per question, drawn in each epoch from the `scored` ones instead of being
+    # read with the question as a triple, as in the code, because negatives are mined
     negatives: int = 1
-    scored: int = 8  # hardest negatives of a question that the teacher scores
-    # what to do with an example without a positive or a negative passage
+    scored: int = 8  # number of the hardest negatives per question that the teacher scores
+    # treatment of examples without a positive or a negative passage: drop them, or refuse the file
     missing: Missing = "drop"
-    # measure on the dev set that selects the best weights; the benchmark's measure would need the
-    # encoded corpus, which the evaluations of a training lack
+    # dev measure that selects the best weights; the benchmark's measure is not a choice, because it
+    # would need the whole corpus encoded at each evaluation
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
@@ -65,9 +66,10 @@ class MarginMseRecipe(PairRecipe):
 class MarginMseTraining:
     """Settings of a MarginMSE training."""
 
-    # code: github.com/sebastian-hofstaetter/matchmaker, config/train/defaults.yaml;
-    # schedule = "constant" instead of a rate that is lowered when the dev measure stagnates,
-    # because a rate that depends on the step alone lets a run resume exactly
+    # The values are those of the code, github.com/sebastian-hofstaetter/matchmaker,
+    # config/train/defaults.yaml. The learning rate is constant instead of being lowered when the
+    # dev measure stagnates, because a run can resume exactly only if the rate depends on the step
+    # alone.
     loop: LoopSettings = LOOP
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)
@@ -96,8 +98,10 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
             for position, example in enumerate(self._ranking_evaluator.examples)
             if example.positives and example.negatives
         ]
-        rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.pairs()[1]]
-        loss = self._loss(batch, torch.from_numpy(question_vectors[positions]), torch.from_numpy(passage_vectors[rows]))
+        pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.pairs()[1]]
+        loss = self._loss(
+            batch, torch.from_numpy(question_vectors[positions]), torch.from_numpy(passage_vectors[pool_rows])
+        )
         return {"loss": loss.item(), **self._ranking_evaluator.evaluate(question_vectors, passage_vectors)}
 
     def _loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
@@ -135,15 +139,15 @@ class MarginMse(Objective[MarginMseTraining]):
 
     def task(self, job: Job[MarginMseTraining]) -> MarginMseTask:
         """Load the encoders; passages of the snapshot are also ranked for dev questions."""
-        names, settings = job.origins.names, job.settings
+        model_names, settings = job.origins.names, job.settings
         recipe, corpus = settings.margin_mse, sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
-        encoders = recipe.load_encoders(names["question"], names["passage"])
+        encoders = recipe.load_encoders(model_names["question"], model_names["passage"])
         return MarginMseTask(encoders, job.examples["train"], job.examples["dev"], recipe, corpus, job.digests)
 
     def costs(self, job: Job[MarginMseTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding a batch, of mining, and of the teacher's scores."""
         recipe = job.settings.margin_mse
-        costs = pair_costs(job, job.settings.negatives, recipe, recipe.negatives, models)
+        costs = estimate_pair_costs(job, job.settings.negatives, recipe, recipe.negatives, models)
         teacher_operations = count_teacher_operations(
             sum(map(len, job.examples.values())), 1 + recipe.scored, models[TEACHER]
         )

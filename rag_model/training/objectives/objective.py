@@ -57,7 +57,7 @@ S = TypeVar("S", bound=TrainingSettings)
 
 def find_loop_settings(settings: TrainingSettings) -> dict[str, LoopSettings]:
     """Return the loop settings of all stages by the name of their table: `loop` and others."""
-    tables = {field_.name: getattr(settings, field_.name) for field_ in fields(settings)}  # type: ignore[arg-type]
+    tables = {settings_field.name: getattr(settings, settings_field.name) for settings_field in fields(settings)}  # type: ignore[arg-type]
     return {name: table for name, table in tables.items() if isinstance(table, LoopSettings)}
 
 
@@ -96,8 +96,8 @@ class ModelDescription:
     @property
     def hub_task(self) -> str:
         """The task of the Hugging Face hub."""
-        tags = {GENERATOR: "question-answering", CROSS_ENCODER: "text-ranking"}
-        part_tags = [tag for part, tag in tags.items() if part in self.parts]
+        tag_by_part = {GENERATOR: "question-answering", CROSS_ENCODER: "text-ranking"}
+        part_tags = [tag for part, tag in tag_by_part.items() if part in self.parts]
         return self.pipeline_tag or (part_tags or ["sentence-similarity"])[0]
 
 

@@ -43,15 +43,15 @@ from rag_model.training.data.batches import DprBatch, build_dpr_batch
 from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.judging import (
     ExamplePools,
-    Judge,
     JudgeBlock,
     JudgeSettings,
+    PassageJudge,
+    PassageVerdict,
     PooledExample,
-    Verdict,
     build_pools,
     check_agreement,
     collect_gold_answers,
-    iter_judged,
+    iter_judged_examples,
     judge_pairs,
 )
 from rag_model.training.data.memory import read_passages
@@ -68,7 +68,7 @@ from rag_model.training.objectives.sidr import (
     estimate_sidr_costs,
     sidr_loss,
 )
-from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, measure_success, rank_of_first_answer
+from rag_model.training.objectives.task_bases import GroupRecipe, GroupTask, find_first_answer_rank, measure_success
 from rag_model.training.origins import InitialModels, NamedModels
 
 GoalName = Literal["right", "nll"]
@@ -83,22 +83,33 @@ _ONLINE_BATCH = 32  # (question, passage) pairs that a generator judges in one b
 class OpenRagRecipe(GroupRecipe):
     """Settings of OpenRAG. "Paper" is arXiv 2503.08398; settings that it leaves open are SiDR's."""
 
-    depth: int = 100  # passages per question to judge before the training; paper: 100
-    # retriever expression for these passages; None: the bag index with the initial encoder
+    # number of passages per question that the generator judges before the training; paper: 100
+    depth: int = 100
+    # retriever expression that retrieves those passages; None uses the bag index with the initial
+    # encoder
     retriever: str | None = None
-    # passages of each pool to keep, those with the likeliest answers; instead of an unpublished
-    # number, because the paper leaves it open
+    # maximum number of passages per pool, of which those with the likeliest gold answer are kept;
+    # the paper does not give a number
     pooled: int = 30
-    online: bool = True  # judge the current encoder's passages; False: train on the pools alone
-    proposed: int = 20  # passages per question that the bag index proposes online; paper: 20
-    asked_terms: int = 768  # heaviest terms of a question that a search of the bag index looks up
-    batch_size: int = 32  # questions per batch and process; SiDR's code: 32
-    terms: int = 768  # heaviest terms of a text in the loss; SiDR's code: 768
-    temperature: float = 1.0  # divides the scores in the loss; SiDR's code: 1
-    both_ways: bool = True  # also find the question of each passage among all; SiDR's code: true
-    answered: int = 100  # dev questions to answer at each evaluation, from one passage; 0: all
-    refuse_disagreement: bool = True  # fail if label and score of free-form answers disagree
-    goal: GoalName = "right"  # selects the best weights, on the dev set
+    # whether to judge the current encoder's passages during the training; if false, only the pools
+    # are used
+    online: bool = True
+    # number of passages per question that the bag index proposes during the training; paper: 20
+    proposed: int = 20
+    # number of the heaviest terms of a question that are looked up in the bag index
+    asked_terms: int = 768
+    batch_size: int = 32  # number of questions per batch and process; SiDR's code: 32
+    # number of the heaviest terms of a text that count in the loss; SiDR's code: 768
+    terms: int = 768
+    # divisor of the scores before the softmax of the loss; SiDR's code: 1
+    temperature: float = 1.0
+    # whether the loss also contrasts the questions of the batch for each passage; SiDR's code: true
+    both_ways: bool = True
+    # number of dev questions that are answered from one passage at each evaluation; 0 means all
+    answered: int = 100
+    # whether to fail before the training if scores of free-form answers do not agree with labels
+    refuse_disagreement: bool = True
+    goal: GoalName = "right"  # dev measure that selects the best weights
 
     def __post_init__(self) -> None:
         minimums = {"depth": 2, "pooled": 1, "proposed": 1, "asked_terms": 1, "batch_size": 1, "terms": 1}
@@ -110,7 +121,7 @@ class OpenRagRecipe(GroupRecipe):
 class OpenRagTraining:
     """Settings of an OpenRAG training."""
 
-    # epochs = 10 instead of an unpublished number, because the paper leaves it open
+    # The paper does not give the number of epochs; the default is 10.
     loop: LoopSettings = LOOP
     openrag: OpenRagRecipe = field(default_factory=OpenRagRecipe)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
@@ -121,7 +132,7 @@ class OnlineJudging:
     """The retriever and the judge that training asks for passages and grades at each step."""
 
     memory: BagMemory
-    judge: PairScorer  # a `Judge`, perhaps with a cache
+    judge: PairScorer  # a `PassageJudge`, perhaps with a cache
     settings: JudgeSettings
     # a judge that computes log p alone, for free-form answers; None: `judge`
     scorer: PairScorer | None = None
@@ -164,14 +175,14 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, the digests of data and models, and the settings of the judge."""
         encoders = {"question": self.module.question, "passage": self.module.passage}
-        bounds = [[example.best_negative_log_p, example.worst_positive_log_p] for example in self._pools.examples]
+        log_p_bounds = [[example.best_negative_log_p, example.worst_positive_log_p] for example in self._pools.examples]
         return {
             **super().recipe(),
             "specs": {name: encoder.spec.to_json() for name, encoder in encoders.items()},
             "snapshot": self._online.memory.snapshot.id,
             "choices": list(self._online.settings.choices),
             "max_new_tokens": self._online.settings.max_new_tokens,
-            "bounds": digest_json(bounds),
+            "bounds": digest_json(log_p_bounds),
         }
 
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
@@ -189,17 +200,17 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         """
         online_measures: dict[str, float] = {}
         if self._recipe.online:
-            labels = self._label_online(batch.examples)
+            online_labels = self._label_online(batch.examples)
             online_measures = {
-                "judged": float(sum(example_labels.judged for example_labels in labels)),
-                "online_positives": float(sum(example_labels.positive is not None for example_labels in labels)),
-                "online_negatives": float(sum(example_labels.negative is not None for example_labels in labels)),
+                "judged": float(sum(example_labels.judged for example_labels in online_labels)),
+                "online_positives": float(sum(example_labels.positive is not None for example_labels in online_labels)),
+                "online_negatives": float(sum(example_labels.negative is not None for example_labels in online_labels)),
             }
-            examples = [
+            labelled_examples = [
                 _move_to_front(example, example_labels.positive, example_labels.negative)
-                for example, example_labels in zip(batch.examples, labels, strict=True)
+                for example, example_labels in zip(batch.examples, online_labels, strict=True)
             ]
-            batch = build_dpr_batch(examples, 1, None)
+            batch = build_dpr_batch(labelled_examples, 1, None)
         recipe = self._recipe
         loss, loss_measures = sidr_loss(
             self.module, batch, recipe.terms, recipe.temperature, both_ways=recipe.both_ways
@@ -218,7 +229,7 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
         answerable = [pair for pair in zip(examples, ranked_passages, strict=True) if pair[1]]
         verdicts = self._judge_pairs([(example.question, proposals[0]) for example, proposals in answerable])
         answer_ranks = [
-            rank_of_first_answer(*example_and_ranking)
+            find_first_answer_rank(*example_and_ranking)
             for example_and_ranking in zip(examples, ranked_passages, strict=True)
         ]
         return {
@@ -261,17 +272,17 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
         In each round the generator judges the next passage of every example that is not finished.
         """
-        searches = [
+        label_searches = [
             self._search_labels(*example_and_passages)
             for example_and_passages in zip(examples, ranked_passages, strict=True)
         ]
         labels_by_question: dict[int, OnlineLabels] = {}
-        verdicts_by_index: dict[int, Verdict | None] = dict.fromkeys(range(len(searches)))
+        verdicts_by_index: dict[int, PassageVerdict | None] = dict.fromkeys(range(len(label_searches)))
         while verdicts_by_index:
             passage_by_index: dict[int, Passage] = {}
             for index, verdict in verdicts_by_index.items():
                 try:
-                    passage_by_index[index] = searches[index].send(verdict)
+                    passage_by_index[index] = label_searches[index].send(verdict)
                 except StopIteration as stop:
                     labels_by_question[index] = stop.value
             verdicts = self._judge_pairs(
@@ -279,11 +290,11 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
                 self._online.scorer,
             )
             verdicts_by_index = dict(zip(passage_by_index, verdicts, strict=True))
-        return [labels_by_question[index] for index in range(len(searches))]
+        return [labels_by_question[index] for index in range(len(label_searches))]
 
     def _search_labels(
         self, example: Example, ranked_passages: Sequence[Passage]
-    ) -> abc.Generator[Passage, Verdict | None, "OnlineLabels"]:
+    ) -> abc.Generator[Passage, PassageVerdict | None, "OnlineLabels"]:
         """Yield each passage to judge, receive its verdict, and return the labels."""
         positive, n_judged = None, 0
         for passage in ranked_passages:
@@ -299,10 +310,12 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
                 positive = passage
         return OnlineLabels(positive, None, n_judged)
 
-    def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[Verdict]:
+    def _judge_pairs(
+        self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None
+    ) -> list[PassageVerdict]:
         return judge_pairs(scorer or self._online.judge, pairs, _ONLINE_BATCH)
 
-    def _is_helpful(self, example: Example, verdict: Verdict) -> bool | None:
+    def _is_helpful(self, example: Example, verdict: PassageVerdict) -> bool | None:
         if self._online.settings.choices:
             return verdict.right
         if not isinstance(example, PooledExample):
@@ -326,7 +339,7 @@ def _draw_from_pools(example: Example, rng: random.Random) -> Example:
 def _move_to_front(example: Example, positive: Passage | None, negative: Passage | None) -> Example:
     """Return the example with these passages at the front of its pools; None keeps the first."""
     positives, negatives = (
-        (passage or pool[0], *(other for other in pool if other.hash != (passage or pool[0]).hash))
+        (passage or pool[0], *(pool_passage for pool_passage in pool if pool_passage.hash != (passage or pool[0]).hash))
         for passage, pool in ((positive, example.positives), (negative, example.negatives))
     )
     return replace(example, positives=positives, negatives=negatives)
@@ -356,10 +369,10 @@ class OpenRag(Objective[OpenRagTraining]):
         """
         if named_models.encoder is None:
             raise UsageError("there is no SiDR to train: train one with `finetune sidr`, and name it with --encoder")
-        models = super().origins(store, snapshot, named_models)
-        if not is_sparse_encoder(resolve_folder(models.names[QUESTION])):
+        initial_models = super().origins(store, snapshot, named_models)
+        if not is_sparse_encoder(resolve_folder(initial_models.names[QUESTION])):
             raise UsageError(f"{named_models.encoder} is not a SiDR: train one with `finetune sidr`")
-        return models
+        return initial_models
 
     def prepare(self, job: Job[OpenRagTraining]) -> Examples:
         """Return the training examples with pools that the generator judged, and the dev examples.
@@ -368,10 +381,10 @@ class OpenRag(Objective[OpenRagTraining]):
             InputError: no example has an answer, or no question has both pools.
             RefusedError: the generator's score does not agree with its label.
         """
-        recipe, train = job.settings.openrag, [example for example in job.examples["train"] if example.answers]
-        if not train:
+        recipe, train_examples = job.settings.openrag, [example for example in job.examples["train"] if example.answers]
+        if not train_examples:
             raise InputError("no training example has an answer: give a file of questions with answers")
-        pools = build_pools(_iter_judged(job, train), recipe.pooled)
+        pools = build_pools(_iter_judged(job, train_examples), recipe.pooled)
         if recipe.refuse_disagreement and not job.settings.judge.choices:
             check_agreement(pools)
         return {**job.examples, "train": pools}
@@ -381,12 +394,12 @@ class OpenRag(Objective[OpenRagTraining]):
         settings, pools = job.settings, job.examples["train"]
         if not isinstance(pools, ExamplePools):
             raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` first")
-        pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
+        encoder_pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
         build_judge = partial(_build_online_judge, job, generator, all_examples)
         judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
-        memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms, job.indexer)
-        online = OnlineJudging(memory, judge, settings.judge, scorer)
-        return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
+        memory = BagMemory(job.snapshot, encoder_pair.passage.folder, settings.openrag.asked_terms, job.indexer)
+        online_judging = OnlineJudging(memory, judge, settings.judge, scorer)
+        return OpenRagTask(encoder_pair, pools, job.examples["dev"], settings.openrag, online_judging, job.digests)
 
     def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of training, and of judging passages online and offline."""
@@ -427,8 +440,8 @@ class OpenRag(Objective[OpenRagTraining]):
 
 
 def _load_pair(job: Job[OpenRagTraining]) -> SidrPair:
-    names = job.origins.names
-    return SidrPair.load(resolve_folder(names[QUESTION]), resolve_folder(names[PASSAGE]))
+    model_names = job.origins.names
+    return SidrPair.load(resolve_folder(model_names[QUESTION]), resolve_folder(model_names[PASSAGE]))
 
 
 def _load_generator(job: Job[OpenRagTraining]) -> Any:
@@ -445,31 +458,33 @@ def _build_online_judge(
     The verdicts are cached by pair, because a later step may judge the same pair together with
     other pairs.
     """
-    answerable = [example for example in examples if example.answers]
-    judge = Judge(generator, answerable, job.settings.judge, generates_answers=generates_answers)
+    answerable_examples = [example for example in examples if example.answers]
+    judge = PassageJudge(generator, answerable_examples, job.settings.judge, generates_answers=generates_answers)
     if not job.work:
         return judge
-    identity = judge.identity(job.digests.get(GENERATOR, ""))
-    return CachedPairScorer(judge, identity, job.work, block=1, joins_blocks=True)
+    judge_identity = judge.identity(job.digests.get(GENERATOR, ""))
+    return CachedPairScorer(judge, judge_identity, job.work, block=1, joins_blocks=True)
 
 
 def _iter_judged(
     job: Job[OpenRagTraining], train: Sequence[Example]
-) -> Iterator[tuple[Example, Sequence[Passage], Sequence[Verdict]]]:
+) -> Iterator[tuple[Example, Sequence[Passage], Sequence[PassageVerdict]]]:
     """Yield each example with its retrieved passages and their verdicts."""
     settings, loop = job.settings.judge, job.settings.loop
     digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
     block = partial(JudgeBlock, identity=digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
     gold_answers, passage_lists = collect_gold_answers(train, settings), _iter_retrieved(job, train)
     load = partial(_load_generator, job)
-    return iter_judged(job.store, passage_lists, gold_answers, settings, load, block, job.runner, job.on_progress)
+    return iter_judged_examples(
+        job.store, passage_lists, gold_answers, settings, load, block, job.runner, job.on_progress
+    )
 
 
 def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iterator[tuple[Example, Sequence[Passage]]]:
     """Yield each example with the passages that the retriever returns."""
-    recipe, pair = job.settings.openrag, _load_pair(job).eval()
+    recipe, encoder_pair = job.settings.openrag, _load_pair(job).eval()
     depth = min(recipe.depth, job.snapshot.n)
-    memory = BagMemory(job.snapshot, pair.passage.folder, recipe.asked_terms, job.indexer)
+    memory = BagMemory(job.snapshot, encoder_pair.passage.folder, recipe.asked_terms, job.indexer)
     retriever = None if recipe.retriever is None else open_retriever(job.snapshot, recipe.retriever)
     if retriever is not None:
         check_queries([example.question for example in train])
@@ -477,12 +492,12 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     def find_rows(first: int) -> Rows:
         questions = [example.question for example in train[first : first + _SEARCH_BATCH]]
         if retriever is None:
-            return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
+            return memory.find_rows(encoder_pair.question.encoder().encode_questions(questions), depth)
         return retriever.find(Queries(questions), min(depth, retriever.most)).rows
 
-    for first in range(0, len(train), _READ_BATCH):
-        batch = train[first : first + _READ_BATCH]
-        rows = np.concatenate([find_rows(i) for i in range(first, first + len(batch), _SEARCH_BATCH)])
+    for start in range(0, len(train), _READ_BATCH):
+        batch = train[start : start + _READ_BATCH]
+        rows = np.concatenate([find_rows(i) for i in range(start, start + len(batch), _SEARCH_BATCH)])
         passages = read_passages(job.snapshot, np.unique(rows[rows >= 0]).tolist(), job.runner)
         for example, example_rows in zip(batch, rows.tolist(), strict=True):
             yield example, [passages[row] for row in example_rows if row >= 0]

@@ -78,9 +78,11 @@ class RaDit(Objective[RaDitTraining]):
                 "snapshot of two passages "
                 'or more, or set stages = "lm"'
             )
-        lm = TrainingStage(LM, job.settings.lm_loop, lambda _, __: _build_lm_task(job))
-        retriever = TrainingStage(RETRIEVER, job.settings.loop, partial(_build_retriever_task, job))
-        return {"both": (lm, retriever), LM: (lm,), RETRIEVER: (retriever,)}[job.settings.ra_dit.stages]
+        lm_stage = TrainingStage(LM, job.settings.lm_loop, lambda _, __: _build_lm_task(job))
+        retriever_stage = TrainingStage(RETRIEVER, job.settings.loop, partial(_build_retriever_task, job))
+        return {"both": (lm_stage, retriever_stage), LM: (lm_stage,), RETRIEVER: (retriever_stage,)}[
+            job.settings.ra_dit.stages
+        ]
 
     def costs(self, job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of the last stage, including the costs of LM-ft before it and of the
@@ -109,8 +111,8 @@ def _list_answered(examples: Sequence[Example]) -> list[PassageList]:
 
 
 def _build_data_identity(job: Job[RaDitTraining]) -> dict[str, Any]:
-    digests = {name: digest_examples(examples) for name, examples in job.examples.items()}
-    return {"snapshot": job.snapshot.id, "models": dict(job.digests), **digests}
+    digest_by_set = {name: digest_examples(examples) for name, examples in job.examples.items()}
+    return {"snapshot": job.snapshot.id, "models": dict(job.digests), **digest_by_set}
 
 
 def _build_lm_task(job: Job[RaDitTraining]) -> LmTask:
@@ -158,7 +160,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     )
     scored_lists = [replace(example, scores=scores) for example, scores in zip(all_lists, all_scores, strict=True)]
     n_train = len(labelled_lists) + len(text_lists)
-    train = [scored_list for scored_list in scored_lists[:n_train] if len(scored_list.rows) > 1]
+    train_lists = [scored_list for scored_list in scored_lists[:n_train] if len(scored_list.rows) > 1]
     scores_digest = digest_json(
         [[scored_list.rows, scored_list.scores.log_p, scored_list.scores.tokens] for scored_list in scored_lists]
     )
@@ -167,7 +169,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
         question,
         load_answering_generator,
         lister.memory,
-        train,
+        train_lists,
         (dev, scored_lists[n_train:]),
         recipe,
         shared_recipe,
@@ -222,23 +224,29 @@ def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Arch
     n_labelled, k = len(_list_answered(job.examples["train"])), min(job.settings.ra_dit.k, job.snapshot.n)
     n_examples = n_labelled + min(job.settings.count_texts(n_labelled), job.snapshot.n)
     n_scored, n_tokens = (n_examples + len(job.examples["dev"])) * k, PROMPT_TOKENS + 2 * recipe.text_tokens
-    activations = question.estimate_activation_bytes(recipe.batch_size, max(QUESTION_TOKENS, 2 * recipe.text_tokens))
+    activation_bytes = question.estimate_activation_bytes(
+        recipe.batch_size, max(QUESTION_TOKENS, 2 * recipe.text_tokens)
+    )
     weight_bytes = (
         estimate_weight_bytes(generator)
         + TRAINED_COPIES * estimate_weight_bytes(question)
         + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
-    stages = {
+    memory = {
         "score": 2 * estimate_weight_bytes(generator) + FLOAT32_BYTES * k * recipe.text_tokens * generator.vocabulary,
-        "retriever": weight_bytes + activations,
+        "retriever": weight_bytes + activation_bytes,
     }
-    step = (
+    step_operations = (
         TRAINING_PASSES * recipe.batch_size * max(QUESTION_TOKENS, recipe.text_tokens) * question.operations_per_token
     )
     scoring_operations = n_scored * n_tokens * generator.operations_per_token
     n_batches = max(1, -(-n_examples // recipe.batch_size))
     return TrainingCosts(
-        stages, n_batches, step, _count_evaluation_operations(job, generator), preparation_operations=scoring_operations
+        memory,
+        n_batches,
+        step_operations,
+        _count_evaluation_operations(job, generator),
+        preparation_operations=scoring_operations,
     )
 
 

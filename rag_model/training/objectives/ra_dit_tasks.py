@@ -68,8 +68,11 @@ _log = logging.getLogger(__name__)
 class LmRecipe:
     """Settings of LM-ft, the first stage."""
 
-    k: int = 3  # passages per question, each in an input of its own; paper: 3
-    batch_size: int = 64  # questions per batch and process; paper, table 8: 64 for 7B, 128 for 65B
+    # number of passages per question, each in a separate input of the generator; paper: 3
+    k: int = 3
+    # number of questions per batch and process; paper, table 8: 64 for the model with 7 billion
+    # weights, 128 for the one with 65 billion
+    batch_size: int = 64
 
     def __post_init__(self) -> None:
         check_bounds(self, "[lm]", {"k": 1, "batch_size": 1})
@@ -79,18 +82,23 @@ class LmRecipe:
 class RetrieverRecipe:
     """Settings of R-ft, the second stage."""
 
-    # examples per batch and process; 32 in one process instead of 32 on each of 16 GPUs, because
-    # the defaults fit one machine
+    # number of examples per batch and process; 32 in one process instead of 32 on each of 16 GPUs,
+    # because the defaults must suit one machine
     batch_size: int = 32
-    # the generator's score of a passage; paper: probability, which underflows for long answers
+    # function of the answer's probability by which the generator scores a passage; the paper's
+    # `probability` underflows for long answers
     preference: Preference = "probability"
-    preference_temperature: float = 0.01  # τ of p_LSR; paper: .01
-    # the scoring generator; paper, section 5.2: the tuned one gave no further gain
+    # divisor of the generator's scores before the softmax that gives the target p_LSR; paper: .01
+    preference_temperature: float = 0.01
+    # generator that scores the passages: the initial or the tuned one; paper, section 5.2: scores
+    # of the tuned one gave no further gain
     scored_by: Scoring = "initial"
-    text_share: float = 0.95  # share of examples that are plain text of the snapshot; paper: .95
-    text_tokens: int = 50  # tokens of the beginning, and at most of the continuation; paper: 50
-    # measure on the dev set that selects the best weights; the rank of gold passages would need dev
-    # examples with passages
+    # share of the examples that are plain texts of the snapshot, not questions; paper: .95
+    text_share: float = 0.95
+    # number of tokens of a plain text's beginning, and maximum of its continuation; paper: 50
+    text_tokens: int = 50
+    # dev measure that selects the best weights; the rank of gold passages is not a choice, because
+    # it would need dev examples with passages
     goal: RetrieverGoal = "nll"
 
     def __post_init__(self) -> None:
@@ -105,16 +113,18 @@ class RetrieverRecipe:
 class RaDitRecipe(RetrieverChoice):
     """Settings of both stages."""
 
-    stages: Stages = "both"  # paper: both; table 6 has either alone
-    k: int = 10  # passages per example of R-ft, and per answered question; paper: 10
-    # divides the scores of p_R; 0.05 for vectors of unit length instead of 1, because cosines
-    # differ too little
+    # stages to run: LM-ft, R-ft or both; the paper runs both, and each alone in table 6
+    stages: Stages = "both"
+    # number of passages per example in R-ft, and per question that the model answers; paper: 10
+    k: int = 10
+    # divisor of the inner products before the softmax that gives p_R; 0.05 instead of 1 if the
+    # encoder's vectors have length 1, because a softmax over products in [-1, 1] is almost uniform
     temperature: float = 1.0
-    retriever: str | None = None  # a retriever expression; None: the snapshot's default
-    index: str | None = None  # an index of the snapshot: the short form of `retriever`
-    refuse_collapse: bool = True  # fail if all questions get the same passages
-    limits: CollapseLimits = COLLAPSE_LIMITS  # limits for `refuse_collapse`
-    seed: int = 12345  # seeds the order and the choice of plain texts
+    retriever: str | None = None  # retriever expression; None uses the snapshot's default
+    index: str | None = None  # name of an index, as a short form of `retriever`
+    refuse_collapse: bool = True  # whether to fail if retrieval collapses, as `limits` define it
+    limits: CollapseLimits = COLLAPSE_LIMITS  # limits beyond which retrieval has collapsed
+    seed: int = 12345  # random seed of the example order and of the choice of plain texts
 
     def __post_init__(self) -> None:
         self.model_settings()  # checks k and temperature
@@ -128,18 +138,18 @@ class RaDitRecipe(RetrieverChoice):
 class RaDitTraining:
     """Settings of an RA-DIT training."""
 
-    # of R-ft; dev_examples = 500 of both stages instead of up to 2,500 of each task, because the
-    # generator scores all at each evaluation
+    # Training loop of R-ft. Both stages use 500 dev examples instead of up to 2,500 per task,
+    # because the generator scores all of them at each evaluation.
     loop: LoopSettings = LOOP
-    lm_loop: LoopSettings = LM_LOOP  # of LM-ft
+    lm_loop: LoopSettings = LM_LOOP  # training loop of LM-ft
     ra_dit: RaDitRecipe = field(default_factory=RaDitRecipe)
     lm: LmRecipe = field(default_factory=LmRecipe)
     retriever: RetrieverRecipe = field(default_factory=RetrieverRecipe)
 
     def count_texts(self, n_labelled: int) -> int:
         """Return the number of plain texts for a number of questions with answers."""
-        share = self.retriever.text_share
-        return round(n_labelled * share / (1 - share))
+        text_share = self.retriever.text_share
+        return round(n_labelled * text_share / (1 - text_share))
 
 
 class DevSet:
@@ -168,8 +178,8 @@ class DevSet:
         """
         questions = [example.question for example in self.examples]
         retrieval = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
-        limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
+        collapse_limits = self._recipe.limits if self._recipe.refuse_collapse else None
+        success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, collapse_limits)
         return {"nll": sum(self.losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
 
     @torch.no_grad()
@@ -208,8 +218,8 @@ class StageTask:
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, and the digests of data and models."""
-        settings = [asdict(self._shared_recipe), asdict(self._recipe)]
-        return {"kind": self.kind, "settings": settings, **self._data_identity}
+        settings_json = [asdict(self._shared_recipe), asdict(self._recipe)]
+        return {"kind": self.kind, "settings": settings_json, **self._data_identity}
 
     def batches(self, epoch: int) -> Sequence[PassageLists]:
         """Return an epoch's batches, shuffled by seed and epoch; the last one may be smaller."""
@@ -254,14 +264,14 @@ class LmTask(StageTask):
         if not train:
             raise InputError("no training example has an answer: give a file of questions with answers")
         super().__init__(generator.module, train, recipe, shared_recipe, data_identity)
-        self.goal = Goal.of("nll")
+        self.goal = Goal.for_measure("nll")
         self._question, self._generator, self._snapshot, self._dev = question, generator, snapshot, dev
 
     @property
     def trained_on(self) -> str:
         """Sentence for the model card."""
-        questions, snapshot = f"{len(self._train):,} questions", self._snapshot.id[:12]
-        return f"Trained on {questions}, each after {self._recipe.k} passages of snapshot {snapshot}."
+        questions_text, snapshot_id = f"{len(self._train):,} questions", self._snapshot.id[:12]
+        return f"Trained on {questions_text}, each after {self._recipe.k} passages of snapshot {snapshot_id}."
 
     def loss(self, batch: PassageLists) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean over examples of eq. 3, and `token_nll` in nats per answer token."""
@@ -366,7 +376,7 @@ class RetrieverTask(StageTask):
                 "answers, and a snapshot of two passages or more"
             )
         super().__init__(question, train, recipe, shared_recipe, data_identity)
-        self.goal = Goal.of(recipe.goal)
+        self.goal = Goal.for_measure(recipe.goal)
         self._question, self._load_generator, self._memory = question, load_generator, memory
         self._dev_set, self._dev_lists = dev[0], tuple(dev[1])
         self._warn_if_uniform()
@@ -384,10 +394,8 @@ class RetrieverTask(StageTask):
         n_texts = sum(scored_list.source is not None for scored_list in self._train)
         counts = f"{len(self._train) - n_texts:,} questions and {n_texts:,} plain texts"
         snapshot = self._memory.snapshot.id
-        scoring = f"scored by the {self._recipe.scored_by} generator"
-        return (
-            f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scoring}."
-        )
+        scorer = f"scored by the {self._recipe.scored_by} generator"
+        return f"Trained on {counts} of snapshot {snapshot[:12]}, each with {self._shared_recipe.k} passages, {scorer}."
 
     def loss(self, batch: PassageLists) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the mean of KL(p_R ‖ p_LSR), and the mean entropies of p_LSR and p_R in nats."""

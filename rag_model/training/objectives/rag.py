@@ -24,8 +24,8 @@ from rag_model.evaluation.answers.collapse import (
     COLLAPSE_LIMITS,
     CollapseLimits,
     CollapseStats,
+    compute_unchanged_share,
     measure_collapse,
-    unchanged_share,
 )
 from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.evaluation.measures.answers import exact_match, token_f1
@@ -83,34 +83,41 @@ up for 500 steps; Adam's hyperparameters and schedule are the defaults of `LoopS
 class RagRecipe(RetrieverChoice):
     """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
-    k: int = 5  # passages per question; paper, section 3: 5 or 10 in training
-    # divides the logits of p(z|x); 0.05 for vectors of unit length instead of 1, because cosines
-    # differ too little
+    k: int = 5  # number of passages per question; paper, section 3: 5 or 10 in training
+    # divisor of the logits of p(z|x); 0.05 instead of 1 if the encoder's vectors have length 1,
+    # because a softmax over inner products in [-1, 1] is almost uniform
     temperature: float = 1.0
-    label_smoothing: float = 0.1  # code: 0.1
-    exclude_bos: bool = False  # code: false
-    batch_size: int = 8  # questions per batch and process; code: train_batch_size 8
-    # a retriever expression; not set: the snapshot's default. Paper, section 3: HNSW
+    # label smoothing: share of the probability that is spread over all tokens; code: 0.1
+    label_smoothing: float = 0.1
+    # whether the loss leaves out the first token of targets, such as <s> of BART; code: false
+    exclude_bos: bool = False
+    batch_size: int = 8  # number of questions per batch and process; code: train_batch_size 8
+    # retriever expression; if not set, the snapshot's default is used; paper, section 3: HNSW
     retriever: str | None = None
-    index: str | None = None  # an index of the snapshot: the short form of `retriever`
-    # batch: with the current encoder (paper, section 2.4); once: with the initial encoder
+    index: str | None = None  # name of an index, as a short form of `retriever`
+    # when passages are retrieved: `batch` retrieves for each batch with the current encoder (paper,
+    # section 2.4), `once` before the training with the initial encoder
     retrieve: RetrievalTiming = "batch"
-    # logits of p(z|x); paper, section 4.5: scores, with BM25 as retriever
+    # source of the logits of p(z|x): inner products, or the retriever's scores, which the paper
+    # uses with BM25 (section 4.5)
     weighed_by: PassageWeighting = "products"
-    # part that is not trained; paper, section 4.5: the question encoder, as an ablation
+    # part that is not trained; the paper freezes the question encoder in an ablation (section 4.5)
     frozen: FrozenPart = "none"
-    # which of several answers are trained on; paper, appendix D: each, as a separate pair
+    # answers of a question to train on; the paper makes a pair of each answer (appendix D)
     targets: AnswerTargets = "each"
-    without_answer: Missing = "drop"  # what to do with an example without an answer
-    # selects the best weights, on the dev set; instead of EM, because EM needs decoding at each
-    # evaluation
+    # treatment of examples without an answer: drop them, or refuse the file
+    without_answer: Missing = "drop"
+    # dev measure that selects the best weights; nll instead of the paper's EM, because EM needs
+    # generated answers at each evaluation
     goal: GoalName = "nll"
-    answered: int = 100  # dev questions to answer at each evaluation, for EM and F1; 0: none
-    max_new_tokens: int = 25  # per answer; code: val_max_target_length 25
-    # fail if all questions get the same passages, or answers ignore the passages
+    # number of dev questions that are answered at each evaluation, for EM and F1; 0 means none
+    answered: int = 100
+    # maximum number of tokens of a generated answer; code: val_max_target_length 25
+    max_new_tokens: int = 25
+    # whether to fail if retrieval collapses or answers ignore the passages, as `limits` define it
     refuse_collapse: bool = True
-    limits: CollapseLimits = COLLAPSE_LIMITS  # limits for `refuse_collapse`
-    seed: int = 12345  # seeds the order
+    limits: CollapseLimits = COLLAPSE_LIMITS  # limits beyond which retrieval has collapsed
+    seed: int = 12345  # random seed of the example order
 
     def __post_init__(self) -> None:
         check_bounds(self, "[rag]", {"batch_size": 1, "answered": 0, "max_new_tokens": 1})
@@ -131,7 +138,8 @@ class RagRecipe(RetrieverChoice):
 class RagTraining:
     """Settings of a RAG training."""
 
-    # finetune_rag.sh of transformers' examples; it warms up for 500 steps
+    # The values are those of finetune_rag.sh in transformers' examples. The warm-up is a share of
+    # all steps instead of the script's 500 steps.
     loop: LoopSettings = LOOP
     rag: RagRecipe = field(default_factory=RagRecipe)
 
@@ -146,15 +154,15 @@ def measure_retrieval(
     Raises:
         CollapsedError: the passages exceed `limits`.
     """
-    collapse = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieval.hits], n)
+    collapse_stats = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieval.hits], n)
     if limits is not None:
-        collapse.check(limits)
+        collapse_stats.check(limits)
     has_answer = [
         any(AnswerMatcher(example.answers).match(hit.passage.text) for hit in hits)
         for example, hits in zip(examples, retrieval.hits, strict=True)
     ]
     success = {f"Success@{len(retrieval.hits[0])}": sum(has_answer) / len(has_answer)}
-    return success, {"distinct": float(collapse.distinct), "spread": collapse.spread}
+    return success, {"distinct": float(collapse_stats.distinct), "spread": collapse_stats.spread}
 
 
 def measure_answers(
@@ -175,8 +183,8 @@ def measure_answers(
         "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
     }
     if len(answers) > 1:
-        new_answers = reader.answer_from(questions, shuffle_hits(dev_hits, seed))
-        measures["unchanged"] = unchanged_share(answers, [answer.text for answer in new_answers])
+        shuffled_answers = reader.answer_from(questions, shuffle_hits(dev_hits, seed))
+        measures["unchanged"] = compute_unchanged_share(answers, [answer.text for answer in shuffled_answers])
     return measures
 
 
@@ -217,7 +225,7 @@ class RagTask:
             raise UsageError(f"question encoder {type(question).__name__} cannot be trained: use TrainableEncoder")
         self.module, self._question, self._recipe = rag, question, recipe
         _freeze_parts(rag, recipe)
-        self.goal = Goal.of(recipe.goal)
+        self.goal = Goal.for_measure(recipe.goal)
         self._train = _build_pairs(train, recipe)
         self._dev = [QuestionAnswer(example, example.answers[0]) for example in dev if example.answers]
         if not self._dev:
@@ -240,17 +248,17 @@ class RagTask:
         }
 
     @property
-    def asked(self) -> str:
+    def searched_snapshot(self) -> str:
         """Id of the snapshot that is searched now."""
         return self._snapshot.id
 
-    def move(self, step: int) -> Measures:
+    def move_index(self, step: int) -> Measures:
         """Stay at the snapshot; tasks with a moving index override this and call `switch_to`."""
         return {}
 
-    def ask(self, snapshot: str) -> None:
+    def search_snapshot(self, snapshot: str) -> None:
         """Search the snapshot with this id, of the same store; see `switch_to`."""
-        if snapshot != self.asked:
+        if snapshot != self.searched_snapshot:
             self.switch_to(Snapshot.open(str(self._snapshot.location), snapshot))
 
     def switch_to(self, snapshot: Snapshot) -> None:
@@ -302,8 +310,8 @@ class RagTask:
         """
         retrieval = self._retrieve_questions([pair.example.question for pair in self._dev])
         examples = [pair.example for pair in self._dev]
-        limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieval(examples, retrieval, self._snapshot.n, limits)
+        collapse_limits = self._recipe.limits if self._recipe.refuse_collapse else None
+        success, collapse_stats = measure_retrieval(examples, retrieval, self._snapshot.n, collapse_limits)
         answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieval.hits, self._recipe.seed)
         return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse_stats}
 
@@ -439,9 +447,11 @@ class RagObjective(Objective[RagTraining]):
 
     def task(self, job: Job[RagTraining]) -> RagTask:
         """Load the question encoder and the generator."""
-        names, recipe = job.origins.names, job.settings.rag
-        question = TrainableEncoder.load(names["question"], "question", device="cpu")
-        rag = Rag(question, load_generator(names["generator"], device="cpu"), recipe.model_settings(self._marginal))
+        model_names, recipe = job.origins.names, job.settings.rag
+        question = TrainableEncoder.load(model_names["question"], "question", device="cpu")
+        rag = Rag(
+            question, load_generator(model_names["generator"], device="cpu"), recipe.model_settings(self._marginal)
+        )
         return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 
     def check(self, task: RagTask, trained: Measures) -> None:  # type: ignore[override]
@@ -461,13 +471,13 @@ class RagObjective(Objective[RagTraining]):
         prompt_operations = generator.operations_per_token * (PROMPT_TOKENS + ANSWER_TOKENS)
         n_pairs = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
         n_dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
-        stages = {
+        memory = {
             "train": weight_bytes + activation_bytes,
             "answer": weight_bytes + estimate_decoding_bytes(generator, n_contexts, recipe.max_new_tokens),
         }
         n_batches = max(1, -(-n_pairs // recipe.batch_size))
         return TrainingCosts(
-            stages, n_batches, TRAINING_PASSES * n_contexts * prompt_operations, n_dev_questions * k * prompt_operations
+            memory, n_batches, TRAINING_PASSES * n_contexts * prompt_operations, n_dev_questions * k * prompt_operations
         )
 
 

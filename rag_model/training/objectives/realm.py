@@ -40,8 +40,8 @@ from rag_model.training.objectives.objective import (
     TrainingCosts,
 )
 from rag_model.training.objectives.realm_model import (
+    CandidatePassages,
     CandidateRetriever,
-    Candidates,
     Marginal,
     MaskedText,
     MaskingLimits,
@@ -74,29 +74,35 @@ _LOGITS_COPIES = 3  # copies of the logits at masks: logits, their exponentials,
 class RealmRecipe(RetrieverChoice):
     """Settings of REALM. "Paper" is Guu et al. 2020, "code" google-research's language/realm."""
 
-    # salient spans or random wordpieces; paper: 38.2 and 32.3 EM (Natural Questions, dev)
+    # what is masked: names and dates (`salient`) or random ones; the paper reports 38.2
+    # and 32.3 EM (Natural Questions, dev)
     masks: Masks = "salient"
-    # sequence: one sum over passages per text; token: one per masked wordpiece, and the loss is
-    # divided by the masks of the batch and not by its texts; instead of "token" in the code,
-    # because the paper's equation has one sum
+    # how passages are marginalized: `sequence` sums over them once per text, and the loss is a mean
+    # over texts; `token` sums once per masked wordpiece, and the loss is a mean over masks.
+    # The default is the paper's equation instead of the code's `token`.
     marginal: Marginal = "sequence"
-    candidates: int = 8  # passages per text, including the null passage; paper: 8
-    # divides the logits of p(z|x); for vectors of unit length, whose cosines differ little, 0.05
-    # is better than 1
+    # number of candidate passages per text, including the empty null passage; paper: 8
+    candidates: int = 8
+    # divisor of the logits of p(z|x); 0.05 is better than 1 if the encoder's vectors have length 1,
+    # because a softmax over inner products in [-1, 1] is almost uniform
     temperature: float = 1.0
-    # texts per batch and process; instead of 512 over 64 TPUs, because it fits one machine
+    # number of texts per batch and process; 8 instead of 512 over 64 TPUs, because one machine must
+    # be able to hold the batch
     batch_size: int = 8
-    question_tokens: int = 96  # wordpieces of a masked text, including special tokens
-    # wordpieces of a candidate's text that the masked language model reads; code: 288
+    # maximum number of wordpieces of a masked text, including special tokens
+    question_tokens: int = 96
+    # maximum number of wordpieces of a candidate that the masked language model reads; code: 288
     passage_tokens: int = 288
-    most_masks: int = 10  # masked wordpieces per text; code: 10
-    random_share: float = 0.15  # share of masked wordpieces, for random masks; BERT: 15 %
-    dev_texts: int = 256  # held-out passages for the evaluation
-    retriever: str | None = None  # a retriever expression; None: the snapshot's default
-    index: str | None = None  # an index of the snapshot: the short form of `retriever`
-    freeze_encoders: bool = False  # train only the masked language model; paper: all three models
-    goal: GoalName = "nll"  # selects the best weights, on the held-out texts
-    seed: int = 12345  # seeds the order and the masks
+    most_masks: int = 10  # maximum number of masked wordpieces per text; code: 10
+    # share of a text's wordpieces that are masked if masks are random; BERT: 15 %
+    random_share: float = 0.15
+    dev_texts: int = 256  # number of passages that are held out for the evaluation
+    retriever: str | None = None  # retriever expression; None uses the snapshot's default
+    index: str | None = None  # name of an index, as a short form of `retriever`
+    # whether only the masked language model is trained; the paper trains all three models
+    freeze_encoders: bool = False
+    goal: GoalName = "nll"  # measure on the held-out passages that selects the best weights
+    seed: int = 12345  # random seed of the text order and of the masks
 
     def __post_init__(self) -> None:
         minimums = {"candidates": 2, "batch_size": 1, "question_tokens": 8, "passage_tokens": 8, "most_masks": 1}
@@ -110,10 +116,11 @@ class RealmRecipe(RetrieverChoice):
 class RealmTraining:
     """Settings of a REALM training."""
 
-    # epochs = 1 instead of 200,000 steps, because the length follows the data
+    # The default is one epoch instead of the paper's 200,000 steps, because the number of steps
+    # should follow the size of the corpus.
     loop: LoopSettings = LOOP
     realm: RealmRecipe = field(default_factory=RealmRecipe)
-    # paper: a new index about every 500 steps
+    # The paper builds a new index about every 500 steps.
     moving: MovingSettings = field(default_factory=MovingSettings)
 
 
@@ -123,7 +130,7 @@ class BatchLikelihoods(NamedTuple):
     log_y: Tensor  # (b,) log p(y|x)
     log_p: Tensor  # (b, c, m) log p(y_j|z,x)
     log_prior: Tensor  # (b, c) log p(z|x)
-    candidates: Candidates
+    candidates: CandidatePassages
     n_masks: int
 
 
@@ -161,20 +168,20 @@ class RealmTask(TextTask):
             raise UsageError(f'no passage of snapshot {snapshot.id[:12]} has a link or a date: set masks = "random"')
         super().__init__(snapshot, rows, recipe, digests)
         self._candidate_retriever = CandidateRetriever(snapshot, recipe.expression, recipe.candidates)
-        self.goal = Goal.of(recipe.goal)
+        self.goal = Goal.for_measure(recipe.goal)
         self._moving_settings = moving
         self._moving_index = index(MovingIndexHooks(realm.encoders.save, self.switch_to)) if index else None
 
     @property
-    def asked(self) -> str:
+    def searched_snapshot(self) -> str:
         """Id of the snapshot that is searched now."""
         return self._candidate_retriever.snapshot.id
 
-    def move(self, step: int) -> Measures:
+    def move_index(self, step: int) -> Measures:
         """Move to a rebuilt snapshot if there is one; see `MovingIndex`."""
-        return {} if self._moving_index is None else self._moving_index.move(step)
+        return {} if self._moving_index is None else self._moving_index.move_index(step)
 
-    def ask(self, snapshot: str) -> None:
+    def search_snapshot(self, snapshot: str) -> None:
         """Search the snapshot of a checkpoint again.
 
         Raises:
@@ -182,11 +189,11 @@ class RealmTask(TextTask):
             UsageError: the index does not move, and the snapshot is not the initial one.
         """
         if self._moving_index is not None:
-            self._moving_index.ask(snapshot)
-        elif snapshot != self.asked:
+            self._moving_index.search_snapshot(snapshot)
+        elif snapshot != self.searched_snapshot:
             raise UsageError(
                 f"the checkpoint searched snapshot {snapshot[:12]}, but this training searches "
-                f"{self.asked[:12]}: train in another folder"
+                f"{self.searched_snapshot[:12]}: train in another folder"
             )
 
     def switch_to(self, snapshot: Snapshot) -> None:
@@ -230,17 +237,17 @@ class RealmTask(TextTask):
         size, dev_rows = self._recipe.batch_size, self._split.dev.tolist()
         batches = [TextBatch(_DEV_EPOCH, tuple(dev_rows[i : i + size])) for i in range(0, len(dev_rows), size)]
         results = [self._compute_likelihoods(batch) for batch in batches]
-        ids = [
+        candidate_ids = [
             [passage.id for passage in passages[1:]] for result in results for passages in result.candidates.passages
         ]
-        collapse = measure_collapse(ids, self._snapshot.n)
-        sums = {
+        collapse_stats = measure_collapse(candidate_ids, self._snapshot.n)
+        measure_sums = {
             "nll": sum(-result.log_y.sum().item() for result in results),
             "utility": sum(compute_utility(result.log_y, result.log_p).sum().item() for result in results),
             "null_prior": sum(result.log_prior[:, 0].exp().sum().item() for result in results),
         }
-        means = {name: total / len(dev_rows) for name, total in sums.items()}
-        return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
+        mean_measures = {name: total / len(dev_rows) for name, total in measure_sums.items()}
+        return {**mean_measures, "distinct": float(collapse_stats.distinct), "spread": collapse_stats.spread}
 
     def mask_batch(self, batch: TextBatch) -> list[MaskedText]:
         """Mask the texts of a batch; equal batches give equal masks."""
@@ -263,10 +270,10 @@ class RealmTask(TextTask):
     @property
     def _masking_limits(self) -> MaskingLimits:
         recipe, tokenizer = self._recipe, self.module.reader.tokenizer
-        special_tokens = tokenizer.template.size - len(tokenizer.template.separator)
+        n_special_tokens = tokenizer.template.size - len(tokenizer.template.separator)
         # leave half of a short model for the passage
-        text_tokens = min(recipe.question_tokens, tokenizer.max_tokens // 2)
-        return MaskingLimits(text_tokens - special_tokens, recipe.most_masks, recipe.random_share)
+        n_text_tokens = min(recipe.question_tokens, tokenizer.max_tokens // 2)
+        return MaskingLimits(n_text_tokens - n_special_tokens, recipe.most_masks, recipe.random_share)
 
     def _read_spans(self, passage_rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
         if self._salient is None:
@@ -274,17 +281,17 @@ class RealmTask(TextTask):
         return [[(span.start, span.end) for span in spans] for spans in self._salient.read_spans(passage_rows)]
 
     def _compute_likelihoods(self, batch: TextBatch) -> BatchLikelihoods:
-        texts = self.mask_batch(batch)
-        query_vectors = self.module.embed_texts(texts)  # (b, d)
+        masked_texts = self.mask_batch(batch)
+        query_vectors = self.module.embed_texts(masked_texts)  # (b, d)
         query_array = query_vectors.detach().float().cpu().numpy()
-        candidates = self._candidate_retriever.retrieve(batch.rows, texts, query_array)
+        candidates = self._candidate_retriever.retrieve(batch.rows, masked_texts, query_array)
         candidate_mask = torch.from_numpy(candidates.mask).to(query_vectors.device)
         log_prior = compute_log_prior(
             self.module.scores(query_vectors, candidates), candidate_mask, self._recipe.temperature
         )
-        log_p = self.module.log_p(texts, candidates, self._recipe.passage_tokens)
+        log_p = self.module.log_p(masked_texts, candidates, self._recipe.passage_tokens)
         log_y = compute_log_marginal(log_prior, log_p, self._recipe.marginal)
-        return BatchLikelihoods(log_y, log_p, log_prior, candidates, sum(len(text.targets) for text in texts))
+        return BatchLikelihoods(log_y, log_p, log_prior, candidates, sum(len(text.targets) for text in masked_texts))
 
 
 class RealmObjective(Objective[RealmTraining]):
@@ -312,15 +319,15 @@ class RealmObjective(Objective[RealmTraining]):
         Raises:
             RefusedError: another passage encoder computed the snapshot's vectors.
         """
-        names, recipe = job.origins.names, job.settings.realm
+        model_names, recipe = job.origins.names, job.settings.realm
         if job.work is None:
             raise UsageError("REALM needs a work folder for its rebuilds: set `work` of the job")
-        encoders = BiEncoder.load(names["question"], names["passage"], device="cpu")
+        encoders = BiEncoder.load(model_names["question"], model_names["passage"], device="cpu")
         check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
-        realm = Realm(encoders, TrainableMaskedLM.load(names[MASKED_LM]), frozen=recipe.freeze_encoders)
-        moving = _resolve_moving_settings(job.settings)
-        moving_index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
-        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, moving_index, job.runner)
+        realm = Realm(encoders, TrainableMaskedLM.load(model_names[MASKED_LM]), frozen=recipe.freeze_encoders)
+        moving_settings = _resolve_moving_settings(job.settings)
+        moving_index = partial(MovingIndex, job.store, job.snapshot, moving_settings, job.rebuild, job.work)
+        return RealmTask(realm, job.snapshot, recipe, job.digests, moving_settings, moving_index, job.runner)
 
     def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding texts and candidates, and of reading their pairs."""
@@ -339,17 +346,19 @@ class RealmObjective(Objective[RealmTraining]):
         weight_bytes = estimate_weight_bytes(question, passage, reader) + (TRAINED_COPIES - 1) * estimate_weight_bytes(
             *trained_models
         )
-        forward = n_pairs * (n_tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token)
-        forward += b * recipe.question_tokens * question.operations_per_token
+        forward_operations = n_pairs * (
+            n_tokens * reader.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
+        )
+        forward_operations += b * recipe.question_tokens * question.operations_per_token
         n_dev = min(recipe.dev_texts, max(1, n // 2))
-        stages = {"train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)}
+        memory = {"train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)}
         n_batches, rebuild_operations = max(1, (n - n_dev) // b), PASSAGE_TOKENS * passage.operations_per_token * n
         n_steps = job.settings.loop.count_steps(n_batches, 1)
         return TrainingCosts(
-            stages,
+            memory,
             n_batches,
-            TRAINING_PASSES * forward,
-            n_dev / b * forward,
+            TRAINING_PASSES * forward_operations,
+            n_dev / b * forward_operations,
             rebuild_operations=rebuild_operations,
             # one at the end, for the published weights
             rebuilds=_resolve_moving_settings(job.settings).count_rebuilds(n_steps) + 1,

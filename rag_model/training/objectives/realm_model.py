@@ -47,7 +47,7 @@ Marginal = Literal["sequence", "token"]
 class MaskedText:
     """A text x with masks, and the masked wordpieces y."""
 
-    clues: tuple[str, ...]  # the words around and under each run of masks; see `words_of`
+    clues: tuple[str, ...]  # the words around and under each run of masks; see `extract_words`
     question: str  # the text with masks, for a question encoder
     ids: tuple[int, ...]  # ids of the text with masks, without special tokens
     # positions of the masks in `ids`, ascending; empty if the text has no wordpiece
@@ -88,7 +88,7 @@ def mask_text(
     return _build_masked_text(text, encoding, (start, end), [i for i in masks if start <= i < end], tokenizer)
 
 
-def words_of(text: str) -> str:
+def extract_words(text: str) -> str:
     """Return the lower-case words of a text, separated by spaces, to compare texts."""
     return " ".join(_WORDS.findall(text.casefold()))
 
@@ -104,8 +104,8 @@ def _choose_span(encoding: "Encoding", spans: Sequence[Span], rng: random.Random
         for span in spans
     ]
     nonempty_pieces = [piece_list for piece_list in piece_lists if piece_list]
-    candidates = [piece_list for piece_list in nonempty_pieces if len(piece_list) <= max_masks] or nonempty_pieces
-    return rng.choice(candidates)[:max_masks] if candidates else []
+    maskable_pieces = [piece_list for piece_list in nonempty_pieces if len(piece_list) <= max_masks] or nonempty_pieces
+    return rng.choice(maskable_pieces)[:max_masks] if maskable_pieces else []
 
 
 def _find_window_start(masks: Sequence[int], n_pieces: int, window: int) -> int:
@@ -120,10 +120,10 @@ def _build_masked_text(
     window_start, window_end = window
     if window_start >= window_end:
         return MaskedText((), text, (), (), ())
-    ids = list(encoding.ids[window_start:window_end])
+    token_ids = list(encoding.ids[window_start:window_end])
     targets = tuple(encoding.ids[index] for index in masks)
     for index in masks:
-        ids[index - window_start] = tokenizer.mask_id
+        token_ids[index - window_start] = tokenizer.mask_id
     question_parts, position = [], encoding.offsets[window_start][0]
     for index in masks:
         piece_start, piece_end = encoding.offsets[index]
@@ -132,26 +132,26 @@ def _build_masked_text(
     question_parts.append(text[position : encoding.offsets[window_end - 1][1]])
     masked_question = " ".join("".join(question_parts).split())
     clues = _find_clues(text, encoding, masks)
-    return MaskedText(clues, masked_question, tuple(ids), tuple(index - window_start for index in masks), targets)
+    return MaskedText(clues, masked_question, tuple(token_ids), tuple(index - window_start for index in masks), targets)
 
 
 def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[str, ...]:
     """Return the words around each run of masks; a passage that holds them reveals the masks."""
-    runs: list[list[int]] = []
+    mask_runs: list[list[int]] = []
     for index in masks:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
+        if mask_runs and index == mask_runs[-1][-1] + 1:
+            mask_runs[-1].append(index)
         else:
-            runs.append([index])
+            mask_runs.append([index])
     clues = []
-    for run in runs:
-        start, end = max(0, run[0] - _CLUE_SIZE), min(len(encoding.ids), run[-1] + 1 + _CLUE_SIZE)
-        clues.append(words_of(text[encoding.offsets[start][0] : encoding.offsets[end - 1][1]]))
+    for mask_run in mask_runs:
+        start, end = max(0, mask_run[0] - _CLUE_SIZE), min(len(encoding.ids), mask_run[-1] + 1 + _CLUE_SIZE)
+        clues.append(extract_words(text[encoding.offsets[start][0] : encoding.offsets[end - 1][1]]))
     return tuple(dict.fromkeys(clue for clue in clues if clue))
 
 
 @dataclass(frozen=True, slots=True)
-class Candidates:
+class CandidatePassages:
     """The candidates of b texts: up to c per text, the null passage first."""
 
     passages: list[list[Passage]]  # up to c passages per text; fewer in a small corpus
@@ -177,7 +177,7 @@ class CandidateRetriever:
         self.snapshot, self._width = snapshot, n_candidates
         self._memory = PassageMemory(snapshot, None, retriever)
 
-    def retrieve(self, rows: Sequence[int], texts: Sequence[MaskedText], query_vectors: Vectors) -> Candidates:
+    def retrieve(self, rows: Sequence[int], texts: Sequence[MaskedText], query_vectors: Vectors) -> CandidatePassages:
         """Return the candidates of the texts in these rows; `query_vectors` is (b, d) float32.
 
         The source passage of a text reveals the masked words, and so does a passage with the words
@@ -193,11 +193,11 @@ class CandidateRetriever:
                 hit.passage.hash: hit.passage for hit in hits if not _reveals_masks(hit.passage, source, text)
             }
             candidate_lists.append([NULL, *list(passage_by_hash.values())[: self._width - 1]])
-        return Candidates(candidate_lists, self._width)
+        return CandidatePassages(candidate_lists, self._width)
 
 
 def _reveals_masks(passage: Passage, source: Passage, text: MaskedText) -> bool:
-    passage_words = words_of(passage.text)
+    passage_words = extract_words(passage.text)
     return passages_overlap(source, passage) or any(clue in passage_words for clue in text.clues)
 
 
@@ -283,14 +283,14 @@ class Realm(nn.Module):
             [text.question.replace(self.reader.tokenizer.mask_token, encoder_mask) for text in texts]
         )
 
-    def scores(self, query_vectors: Tensor, candidates: Candidates) -> Tensor:
+    def scores(self, query_vectors: Tensor, candidates: CandidatePassages) -> Tensor:
         """Return the (b, c) inner products of (b, d) query vectors with their candidates' vectors.
 
         The current passage encoder encodes each passage of the batch once. Entries without a
         candidate are arbitrary.
         """
-        distinct, positions = index_passages(passage for passages in candidates.passages for passage in passages)
-        passage_vectors = self.encoders.embed_passages(distinct)  # (u, d)
+        unique_passages, positions = index_passages(passage for passages in candidates.passages for passage in passages)
+        passage_vectors = self.encoders.embed_passages(unique_passages)  # (u, d)
         vector_rows = torch.tensor(
             [
                 [positions[passage.hash] for passage in passages] + [0] * (candidates.width - len(passages))
@@ -302,7 +302,7 @@ class Realm(nn.Module):
             # (b, c, d) * (b, 1, d) -> (b, c)
             return (passage_vectors[vector_rows].to(query_vectors) * query_vectors[:, None]).sum(-1)
 
-    def log_p(self, texts: Sequence[MaskedText], candidates: Candidates, max_passage_pieces: int) -> Tensor:
+    def log_p(self, texts: Sequence[MaskedText], candidates: CandidatePassages, max_passage_pieces: int) -> Tensor:
         """Return the (b, c, m) log p(y_j|z,x) of masked wordpieces; 0 without a mask or candidate.
 
         The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's text, cut to
@@ -322,10 +322,10 @@ class Realm(nn.Module):
             null_inputs, [joined_text for _, _, joined_text in candidate_inputs]
         )  # (b + k, m)
         input_rows = [*range(len(texts)), *(row for row, _, _ in candidate_inputs)]
-        columns = [0] * len(texts) + [column for _, column, _ in candidate_inputs]
+        input_columns = [0] * len(texts) + [column for _, column, _ in candidate_inputs]
         # (b, c, m)
         log_p = token_log_p.new_zeros(len(texts), candidates.width, token_log_p.shape[1])
-        log_p[input_rows, columns] = token_log_p
+        log_p[input_rows, input_columns] = token_log_p
         return log_p
 
     def save(self, folder: Path) -> Space:
@@ -333,7 +333,7 @@ class Realm(nn.Module):
         self.reader.save(folder / MASKED_LM)
         return self.encoders.save(folder)
 
-    def _tokenize_passages(self, candidates: Candidates, max_pieces: int) -> dict[str, list[int]]:
+    def _tokenize_passages(self, candidates: CandidatePassages, max_pieces: int) -> dict[str, list[int]]:
         """Return the wordpieces of each passage's text, cut to `max_pieces`, by hash."""
         texts_by_hash = {passage.hash: passage.text for passages in candidates.passages for passage in passages}
         encodings = self.reader.tokenizer.tokenize(list(texts_by_hash.values()))

@@ -69,21 +69,26 @@ WeightsAndBags = tuple[Tensor, Tensor]  # (b, V) weights with gradient; (b, V) b
 class SidrRecipe(GroupRecipe):
     """Settings of SiDR. "Code" is jzhoubu/vsearch, svdr_nq.yaml and biencoder/vdr.yaml."""
 
-    batch_size: int = 32  # questions per batch and process; code: batch_size 32
-    hard_negatives: int = 1  # per question; code: hard_negatives 1
-    shared: bool = False  # one encoder for questions and passages; code: shared_encoder False
-    # heaviest terms kept besides the text's own, for a new encoder; code: topk 768
+    batch_size: int = 32  # number of questions per batch and process; code: batch_size 32
+    hard_negatives: int = 1  # number of hard negatives per question; code: hard_negatives 1
+    # whether questions and passages share one encoder; code: shared_encoder False
+    shared: bool = False
+    # number of the heaviest terms that a new encoder keeps besides the text's own; code: topk 768
     terms: int = 768
-    question_length: int = 128  # tokens, for a new encoder; code: max_len 128
-    passage_length: int = 256  # tokens, for a new encoder; code: max_len 256
-    # stored units of a weight of 1, for a new encoder; a byte then holds weights up to 31.9;
-    # weights in bytes instead of float weights, because the index is a quarter of the size
+    # maximum number of tokens of a question, for a new encoder; code: max_len 128
+    question_length: int = 128
+    # maximum number of tokens of a passage, for a new encoder; code: max_len 256
+    passage_length: int = 256
+    # factor by which a new encoder's index multiplies weights before it stores them as bytes; with
+    # 8, weights reach 31.9. Bytes instead of floats make the index a quarter of the size.
     scale: int = 8
-    temperature: float = 1.0  # divides the scores; code: 1
-    both_ways: bool = True  # also find the question of each passage among all; code: sym_loss True
-    without_positive: Missing = "drop"  # what to do with an example without a positive passage
-    # selects the best weights, on the dev set; bag_…: by the bag index; instead of the benchmark's
-    # measure, because evaluations do not encode the corpus
+    temperature: float = 1.0  # divisor of the scores before the softmax of the loss; code: 1
+    # whether the loss also contrasts the questions of the batch for each passage; code: sym_loss
+    both_ways: bool = True
+    # treatment of examples without a positive passage: drop them, or refuse the file
+    without_positive: Missing = "drop"
+    # dev measure that selects the best weights; names with `bag_` measure the bag index. The
+    # benchmark's measure is not a choice, because evaluations do not encode the corpus.
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:
@@ -134,14 +139,14 @@ def semi_parametric_loss(
         (question_weights, question_bags), (passage_weights, passage_bags) = (
             (to_float32(weights), bag) for weights, bag in (questions, passages)
         )
-        pairs = {
+        vector_pairs = {
             "kept_questions": (keep_terms(question_weights, question_bags, n_terms), passage_weights),
             "kept_passages": (question_weights, keep_terms(passage_weights, passage_bags, n_terms)),
             "question_bags": (question_bags.to(question_weights), passage_weights),
             "passage_bags": (question_weights, passage_bags.to(question_weights)),
         }
         # (b, m)
-        scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}
+        scores = {name: (left @ right.T) / temperature for name, (left, right) in vector_pairs.items()}
         losses = [two_way_loss(pair_scores, gold, ignored, both_ways=both_ways) for pair_scores in scores.values()]
     measure_scores = {"accuracy": scores["kept_passages"], "bag_accuracy": scores["passage_bags"]}
     return torch.stack(losses).mean(), {
@@ -279,14 +284,18 @@ class SidrPair(nn.Module):
         """
         model, spec = self.passage.model, self.passage.spec
         questions = self._to_sparse(query_terms)
-        by_weights, by_bags = (torch.empty((len(query_terms), len(passages)), device=model.device) for _ in range(2))
+        weight_scores, bag_scores = (
+            torch.empty((len(query_terms), len(passages)), device=model.device) for _ in range(2)
+        )
         texts = [spec.format_passage(passage.title, passage.text) for passage in passages]
         for rows, weights, ids in self.passage.encoder().iter_weights(texts, batch_invariant=False):
             bag, float_weights = model.bag_of_tokens(ids), weights.float()
             with torch.autocast(model.device.type, enabled=False):
-                by_weights[:, rows] = torch.sparse.mm(questions, keep_terms(float_weights, bag, spec.passage_terms).T)
-                by_bags[:, rows] = torch.sparse.mm(questions, bag.to(float_weights).T)
-        return by_weights, by_bags
+                weight_scores[:, rows] = torch.sparse.mm(
+                    questions, keep_terms(float_weights, bag, spec.passage_terms).T
+                )
+                bag_scores[:, rows] = torch.sparse.mm(questions, bag.to(float_weights).T)
+        return weight_scores, bag_scores
 
     def save(self, folder: Path) -> None:
         """Write `passage/`, and `question/`, which searches the space of the passages."""
@@ -300,9 +309,9 @@ class SidrPair(nn.Module):
             torch.from_numpy(query_terms[..., component]).to(self.passage.model.device) for component in (0, 1)
         )
         rows = torch.arange(len(query_terms), device=terms.device)[:, None].expand(terms.shape)
-        indexes = torch.stack([rows.flatten(), terms.flatten().long()])
+        sparse_indexes = torch.stack([rows.flatten(), terms.flatten().long()])
         shape = len(query_terms), len(self.passage.model.terms)
-        return torch.sparse_coo_tensor(indexes, weights.flatten(), shape, check_invariants=True).coalesce()
+        return torch.sparse_coo_tensor(sparse_indexes, weights.flatten(), shape, check_invariants=True).coalesce()
 
 
 class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
@@ -322,9 +331,9 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the dev set's `average_rank` and `Success@k` by weights, and `bag_…` by bags."""
-        ranking = self._ranking_evaluator
-        scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
-        by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
+        evaluator = self._ranking_evaluator
+        scores = self.module.scores(self.module.encode_questions(evaluator.questions), evaluator.pool)
+        by_weights, by_bags = (evaluator.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
         return {**by_weights, **{f"{BAG}{name}": measure for name, measure in by_bags.items()}}
 
 
@@ -372,8 +381,8 @@ class Sidr(MiningObjective[SidrTraining]):
         """Load the encoders; passages of the snapshot are also ranked for dev questions."""
         settings = job.settings
         corpus = sample_passages(job.snapshot, settings.negatives.ranked, job.runner)
-        folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])
-        encoder_pair = SidrPair.load(*folders, settings.sidr)
+        encoder_folders = resolve_folder(job.origins.names["question"]), resolve_folder(job.origins.names["passage"])
+        encoder_pair = SidrPair.load(*encoder_folders, settings.sidr)
         return SidrTask(encoder_pair, job.examples["train"], job.examples["dev"], settings.sidr, corpus, job.digests)
 
     def costs(self, job: Job[SidrTraining], models: Mapping[str, Architecture]) -> TrainingCosts:

@@ -5,7 +5,7 @@
   in-batch negatives (DPR, SiDR); `ListTask`: each example is a list of a positive and negatives
   (ColBERT, cross-encoder, MarginMSE)
 * `MiningObjective`: mined passages are added to the examples (DPR, cross-encoder, SiDR)
-* `PairRecipe`, `pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
+* `PairRecipe`, `estimate_pair_costs`: settings and costs of a bi-encoder (DPR, MarginMSE)
 * `TextTask`: batches are passages of the snapshot (ICT, REALM)
 * `load_teacher`: the cross-encoder whose scores are distilled (ColBERT, MarginMSE)
 """
@@ -113,7 +113,7 @@ class RankingEvaluator:
         average_rank = {"average_rank": sum(positive_ranks) / len(positive_ranks)} if positive_ranks else {}
         return {**average_rank, **measure_success(answer_ranks)}
 
-    def successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
+    def compute_successes(self, question_vectors: Vectors, passage_vectors: Vectors, k: int) -> npt.NDArray[np.bool_]:
         """Return (n,) bool: whether one of an example's first `k` passages answers it; k <= 20."""
         answer_ranks = [
             self._rank_first_answer(example, self._exclude_own_document(index, question_vector @ passage_vectors.T))
@@ -138,16 +138,16 @@ class RankingEvaluator:
         """Return the scores of an example, with -inf for its own document."""
         if not self._own_rows.get(example_index):
             return scores
-        other_scores = scores.copy()
-        other_scores[self._own_rows[example_index]] = -np.inf
-        return other_scores
+        masked_scores = scores.copy()
+        masked_scores[self._own_rows[example_index]] = -np.inf
+        return masked_scores
 
     def _rank_first_answer(self, example: Example, scores: Vectors) -> int | None:
         """Return the rank, from 1, of the first answering passage; None if it is above 20."""
         depth = min(CUTOFFS[-1], len(scores))
         top_rows = np.argpartition(-scores, depth - 1)[:depth]  # (m,) -> (depth,)
         ranked_passages = [self.pool[row] for row in top_rows[np.argsort(-scores[top_rows], kind="stable")]]
-        return rank_of_first_answer(example, ranked_passages)
+        return find_first_answer_rank(example, ranked_passages)
 
 
 def measure_success(answer_ranks: Sequence[int | None], depth: int = CUTOFFS[-1]) -> dict[str, float]:
@@ -159,7 +159,7 @@ def measure_success(answer_ranks: Sequence[int | None], depth: int = CUTOFFS[-1]
     }
 
 
-def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
+def find_first_answer_rank(example: Example, ranked_passages: Sequence[Passage]) -> int | None:
     """Return the rank, from 1, of the first passage that answers the question, or None."""
     answer_matcher, positive_hashes = AnswerMatcher(example.answers), {passage.hash for passage in example.positives}
     for rank, passage in enumerate(ranked_passages, start=1):
@@ -172,9 +172,9 @@ def rank_of_first_answer(example: Example, ranked_passages: Sequence[Passage]) -
 class GroupRecipe:
     """Settings of all tasks on groups of examples; a recipe sets its own defaults."""
 
-    batch_size: int = 32  # questions per batch and process
-    goal: str = "average_rank"  # selects the best weights, on the dev set
-    seed: int = 12345  # seeds the order and the negatives
+    batch_size: int = 32  # number of questions per batch and process
+    goal: str = "average_rank"  # dev measure that selects the best weights
+    seed: int = 12345  # random seed of the example order and of the negatives
 
 
 R = TypeVar("R", bound=GroupRecipe)
@@ -204,7 +204,7 @@ class GroupTask(ABC, Generic[B, M, R]):
         """
         self.module, self._recipe = module, recipe
         self.train = self.keep_complete(train)
-        self.goal = Goal.of(recipe.goal)
+        self.goal = Goal.for_measure(recipe.goal)
         self._dev, self._corpus, self._digests = dev, tuple(corpus), dict(digests or {})
         self.check_data()
 
@@ -303,11 +303,13 @@ class ListTask(GroupTask[ListBatch, M, R]):
 class PairRecipe(GroupRecipe):
     """Settings of a bi-encoder's training."""
 
-    shared: bool = False  # one encoder for questions and passages; DPR: two; MarginMSE's paper: one
-    # train only the question encoder, so that an index stays valid; papers: train both
+    # whether questions and passages share one encoder; DPR has two, MarginMSE's paper has one
+    shared: bool = False
+    # whether only the question encoder is trained, so that an index stays valid; both papers train
+    # both encoders
     freeze_passages: bool = False
-    # divides the scores; 0.05 for vectors of unit length instead of 1, because cosines differ too
-    # little
+    # divisor of the scores before the softmax; 0.05 instead of 1 if the encoder's vectors have
+    # length 1, because a softmax over scores in [-1, 1] is almost uniform
     temperature: float = 1.0
 
     def load_encoders(self, question: str | Path, passage: str | Path | None = None) -> "BiEncoder":
@@ -315,7 +317,7 @@ class PairRecipe(GroupRecipe):
         return BiEncoder.load(question, passage, shared=self.shared, frozen=self.freeze_passages)
 
 
-def pair_costs(
+def estimate_pair_costs(
     job: Job[Any], mining: NegativesRecipe, recipe: PairRecipe, n_negatives: int, models: Mapping[str, Architecture]
 ) -> TrainingCosts:
     """Return the costs of encoding a batch; each question has a positive and `n_negatives`
@@ -327,7 +329,7 @@ def pair_costs(
     n_passages = recipe.batch_size * (1 + n_negatives)
     activation_bytes = question.estimate_activation_bytes(recipe.batch_size, QUESTION_TOKENS)
     activation_bytes += 0 if recipe.freeze_passages else passage.estimate_activation_bytes(n_passages, PASSAGE_TOKENS)
-    stages = {
+    stage_bytes = {
         "train": estimate_weight_bytes(question, passage)
         + (TRAINED_COPIES - 1) * estimate_weight_bytes(*trained_models)
         + activation_bytes,
@@ -340,7 +342,7 @@ def pair_costs(
     n_ranked = min(mining.ranked, job.snapshot.n) + len(job.examples["dev"])
     n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
     return TrainingCosts(
-        stages,
+        stage_bytes,
         n_batches,
         TRAINING_PASSES * forward_operations,
         n_ranked * PASSAGE_TOKENS * passage.operations_per_token,
@@ -413,13 +415,15 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     Raises:
         InputError: a file is missing or corrupt, or the model is not a cross-encoder.
     """
-    folder, identity, cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
+    folder, identity, use_cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
     onnx = runs_on_onnx(folder)
     dtype = "float32" if onnx else choose_frozen_dtype(job.settings.loop)
     # The teacher is always loaded here, so that a wrong one fails before any work.
-    teacher = CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
+    teacher = CrossEncoder.load(folder, device="cpu" if use_cpu else None, dtype=dtype)
     if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
-        return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx, dtype=dtype)
+        return WorkerPairScorer(
+            job.store, folder, identity, job.runner, job.on_progress, use_cpu, onnx=onnx, dtype=dtype
+        )
     # Scores of different dtypes must not be mixed.
     identity += "" if dtype == "float32" else f" {dtype}"
     return CachedPairScorer(teacher, identity, job.work, job.on_progress) if job.work else teacher

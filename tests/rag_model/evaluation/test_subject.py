@@ -11,7 +11,7 @@ from rag_model.errors import StoreError
 from rag_model.evaluation.answers.settings import EvaluationSettings
 from rag_model.evaluation.questions import QuestionSet, digest_questions, read_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge
-from rag_model.evaluation.subject import answers_subject, retrieval_subject
+from rag_model.evaluation.subject import describe_answers_subject, describe_retrieval_subject
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.hub import Hub
@@ -67,28 +67,31 @@ def test_the_default_and_its_name_are_one_evaluation(
     store: Store, snapshot: Snapshot, asked: QuestionSet, hub: Hub
 ) -> None:
     judge = RetrievalJudge.for_questions(asked)
-    plain = retrieval_subject(store, snapshot, asked, [], 20, judge)
-    assert retrieval_subject(store, snapshot, asked, ["hnsw"], 20, judge) == plain
+    plain = describe_retrieval_subject(store, snapshot, asked, [], 20, judge)
+    assert describe_retrieval_subject(store, snapshot, asked, ["hnsw"], 20, judge) == plain
     others = [
-        retrieval_subject(store, snapshot, asked, ["exact"], 20, judge),
-        retrieval_subject(store, snapshot, asked, ["exact", "hnsw"], 20, judge),
-        retrieval_subject(store, snapshot, asked, [], 5, judge),
-        retrieval_subject(store, snapshot, asked, [], 20, RetrievalJudge.for_questions(asked, patterns=True)),
+        describe_retrieval_subject(store, snapshot, asked, ["exact"], 20, judge),
+        describe_retrieval_subject(store, snapshot, asked, ["exact", "hnsw"], 20, judge),
+        describe_retrieval_subject(store, snapshot, asked, [], 5, judge),
+        describe_retrieval_subject(store, snapshot, asked, [], 20, RetrievalJudge.for_questions(asked, patterns=True)),
     ]
     repository = hub.add("models/another/encoder", {"config.json": b"{}"})
     for _ in range(2):  # the branch moves, so that the encoder is another
-        others.append(retrieval_subject(store, snapshot, asked, [], 20, judge, encoder="another/encoder"))
+        others.append(describe_retrieval_subject(store, snapshot, asked, [], 20, judge, encoder="another/encoder"))
         commit = repository.branches["main"]
         assert others[-1].settings["models"] == {"another/encoder": f"another/encoder@{commit}"}
         repository.commit({"config.json": b"{ }"})
     assert len({one.id for one in (plain, *others)}) == 7
-    answered = answers_subject(store, snapshot, MODEL, asked, EvaluationSettings())
-    assert answers_subject(store, snapshot, MODEL, asked, EvaluationSettings(index="hnsw")) == answered
+    answered = describe_answers_subject(store, snapshot, MODEL, asked, EvaluationSettings())
+    assert describe_answers_subject(store, snapshot, MODEL, asked, EvaluationSettings(index="hnsw")) == answered
     changed = [
         dataclasses.replace(EvaluationSettings(), **one) for one in ({"k": 3}, {"depth": 5}, {"retriever": "exact"})
     ]
-    found = {answers_subject(store, snapshot, MODEL, asked, one).id for one in changed}
-    assert len({*found, answered.id, answers_subject(store, snapshot, "b" * 64, asked, EvaluationSettings()).id}) == 5
+    found = {describe_answers_subject(store, snapshot, MODEL, asked, one).id for one in changed}
+    assert (
+        len({*found, answered.id, describe_answers_subject(store, snapshot, "b" * 64, asked, EvaluationSettings()).id})
+        == 5
+    )
 
 
 def test_a_model_in_an_expression_is_known_by_its_bytes(
@@ -97,7 +100,7 @@ def test_a_model_in_an_expression_is_known_by_its_bytes(
     judge = RetrievalJudge.for_questions(asked)
 
     def of(retriever: str) -> str:
-        return retrieval_subject(store, snapshot, asked, [retriever], 20, judge).id
+        return describe_retrieval_subject(store, snapshot, asked, [retriever], 20, judge).id
 
     folder = tmp_path / "saved"
     folder.mkdir()
@@ -119,18 +122,18 @@ def test_a_folder_is_known_by_its_files(store: Store, snapshot: Snapshot, asked:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    first = answers_subject(store, snapshot, str(folder), asked, EvaluationSettings())
+    first = describe_answers_subject(store, snapshot, str(folder), asked, EvaluationSettings())
     assert first.model.startswith("sha256:")
     assert first.stored_model is None
     (folder / "config.json").write_text("{ }")
-    assert answers_subject(store, snapshot, str(folder), asked, EvaluationSettings()).model != first.model
+    assert describe_answers_subject(store, snapshot, str(folder), asked, EvaluationSettings()).model != first.model
 
 
 def test_an_endpoints_model_is_known_by_its_address_and_settings(
     store: Store, snapshot: Snapshot, asked: QuestionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(model: str = "openai:small") -> str:
-        return answers_subject(store, snapshot, model, asked, EvaluationSettings()).id
+        return describe_answers_subject(store, snapshot, model, asked, EvaluationSettings()).id
 
     monkeypatch.setenv("BOOKWHEEL_LLM_BASE_URL", "http://localhost:8000/v1")
     monkeypatch.setenv("BOOKWHEEL_LLM_API_KEY", "a-key")
@@ -149,11 +152,11 @@ def test_an_installed_measure_makes_another_evaluation(
     store: Store, snapshot: Snapshot, asked: QuestionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judge, model_settings = RetrievalJudge.for_questions(asked), EvaluationSettings()
-    without = retrieval_subject(store, snapshot, asked, [], 20, judge)
+    without = describe_retrieval_subject(store, snapshot, asked, [], 20, judge)
     assert "measures" not in without.settings
-    monkeypatch.setattr("rag_model.evaluation.subject.installed_versions", lambda: {"AP": "1"})
-    first = retrieval_subject(store, snapshot, asked, [], 20, judge)
+    monkeypatch.setattr("rag_model.evaluation.subject.list_measure_versions", lambda: {"AP": "1"})
+    first = describe_retrieval_subject(store, snapshot, asked, [], 20, judge)
     assert first.settings == {**without.settings, "measures": {"AP": "1"}}
-    assert answers_subject(store, snapshot, MODEL, asked, model_settings).settings["measures"] == {"AP": "1"}
-    monkeypatch.setattr("rag_model.evaluation.subject.installed_versions", lambda: {"AP": "2"})
-    assert retrieval_subject(store, snapshot, asked, [], 20, judge) != first
+    assert describe_answers_subject(store, snapshot, MODEL, asked, model_settings).settings["measures"] == {"AP": "1"}
+    monkeypatch.setattr("rag_model.evaluation.subject.list_measure_versions", lambda: {"AP": "2"})
+    assert describe_retrieval_subject(store, snapshot, asked, [], 20, judge) != first

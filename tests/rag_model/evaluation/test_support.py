@@ -2,7 +2,7 @@
 
 import pytest
 
-from rag_model.evaluation.matching import supports
+from rag_model.evaluation.matching import supports_statement
 
 PAGE = "Animal Farm is a beast fable by George Orwell, first published in England on 17 August 1945."
 
@@ -22,11 +22,11 @@ PAGE = "Animal Farm is a beast fable by George Orwell, first published in Englan
     ],
 )
 def test_words_decide(statement: str, golds: list[str], expected: bool) -> None:
-    assert supports([PAGE], statement, "What is it?", golds) is expected
+    assert supports_statement([PAGE], statement, "What is it?", golds) is expected
 
 
 def test_texts_support_together() -> None:
     halves = ["by George Orwell", "published in 1945"]
-    assert supports(halves, "Orwell published it in 1945.")
-    assert not any(supports([half], "Orwell published it in 1945.") for half in halves)
-    assert not supports([], "Orwell published it in 1945.")
+    assert supports_statement(halves, "Orwell published it in 1945.")
+    assert not any(supports_statement([half], "Orwell published it in 1945.") for half in halves)
+    assert not supports_statement([], "Orwell published it in 1945.")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rag_model.training.finetuning import Card, write_card
+from rag_model.training.finetuning import ModelCard, render_card
 from rag_model.training.loop.checkpoint import SearchedSnapshot
 from rag_model.training.loop.loop import TrainingResult
 from rag_model.training.objectives.objective import get_objective, list_objective_names
@@ -18,7 +18,7 @@ INPUTS = {
     "recipe": {"loop": {"learning_rate": 2e-05}, "dpr": {"batch_size": 8}},
     "examples": {"train": "sha256:cc", "dev": "sha256:dd"},
 }
-CARD = Card(
+CARD = ModelCard(
     result=get_objective("dpr").result,
     inputs=INPUTS,
     corpus={"base": "https://en.wikipedia.org/wiki/Main_Page", "licence": "CC BY-SA 4.0", "language": "en"},
@@ -28,7 +28,7 @@ CARD = Card(
 
 @pytest.mark.parametrize("kind", list_objective_names())
 def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
-    text = write_card(replace(CARD, inputs=INPUTS | {"kind": kind}, result=get_objective(kind).result))
+    text = render_card(replace(CARD, inputs=INPUTS | {"kind": kind}, result=get_objective(kind).result))
     _, head, body = text.split("---\n", 2)
     read = yaml.safe_load(head)
     assert (read["library_name"], read["language"]) == ("bookwheel", "en")
@@ -40,23 +40,23 @@ def test_the_head_is_yaml_and_the_body_has_the_lineage(kind: str) -> None:
 
 
 def test_no_text_breaks_the_table() -> None:
-    text = write_card(replace(CARD, corpus={"base": "a | b\nc", "licence": "d"}))
+    text = render_card(replace(CARD, corpus={"base": "a | b\nc", "licence": "d"}))
     assert "| its text | a \\| b c, d |" in text
 
 
 def test_snapshots_that_were_asked_later_are_named() -> None:
     searched = SearchedSnapshot(0, "f" * 64), SearchedSnapshot(1500, "e" * 64)
-    text = write_card(replace(CARD, trained=replace(CARD.trained, searched_snapshots=searched)))
+    text = render_card(replace(CARD, trained=replace(CARD.trained, searched_snapshots=searched)))
     assert f"| asked from step 1,500 | {'e' * 64} |" in text
     assert "asked from step 0" not in text
 
 
 def test_the_commit_of_a_model_from_the_hub_is_named() -> None:
     sources = {"question": f"me/tiny@{'c' * 40}", "passage": "/models/tiny"}
-    text = write_card(replace(CARD, sources=sources))
+    text = render_card(replace(CARD, sources=sources))
     assert f"| began as (question) | me/tiny@{'c' * 40}, sha256:aa |" in text
     assert "| began as (passage) | sha256:bb |" in text, "a path means nothing to others"
 
 
 def test_equal_cards_give_equal_texts() -> None:
-    assert write_card(CARD) == write_card(replace(CARD))
+    assert render_card(CARD) == render_card(replace(CARD))

@@ -55,16 +55,16 @@ def kept(tmp_path: Path) -> Kept:
 
 def test_the_trainer_goes_on_while_a_rebuild_runs_and_moves_at_a_boundary(kept: Kept) -> None:
     index = kept.index()
-    ages = [index.move(step)["snapshot_age"] for step in (1, 2)]
+    ages = [index.move_index(step)["snapshot_age"] for step in (1, 2)]
     kept.weights = "after two steps"
-    ages += [index.move(step)["snapshot_age"] for step in (3, 4)]
-    assert (ages, index.asked, kept.asks) == ([0, 1, 2, 3], kept.made[0], "")
+    ages += [index.move_index(step)["snapshot_age"] for step in (3, 4)]
+    assert (ages, index.searched_snapshot, kept.asks) == ([0, 1, 2, 3], kept.made[0], "")
     (order,) = kept.rebuild.orders
     assert (order.step, order.snapshot) == (2, kept.made[0])
     assert (order.encoders / "passage.txt").read_text() == "after two steps"
     kept.rebuild.end(2, kept.made[1])
-    said = index.move(5)
-    assert index.asked == kept.asks == kept.made[1]
+    said = index.move_index(5)
+    assert index.searched_snapshot == kept.asks == kept.made[1]
     assert (said["snapshot_age"], said["encoding_seconds"], said["rebuild_seconds"]) == (2, 2.0, 3.0)
     assert said["swap_seconds"] > 0 == said["refreshes_failed"]
     assert [order.step for order in kept.rebuild.orders] == [2, 4], (
@@ -77,7 +77,7 @@ def test_the_trainer_waits_in_synchronous_mode(kept: Kept) -> None:
     index = kept.index("synchronous")
     kept.rebuild.end(2, kept.made[1])
     kept.rebuild.end(4, kept.made[2])
-    told = [(index.move(step)["snapshot_age"], index.asked) for step in range(1, 6)]
+    told = [(index.move_index(step)["snapshot_age"], index.searched_snapshot) for step in range(1, 6)]
     first, second, third = kept.made
     assert told == [(0, first), (1, first), (0, second), (1, second), (0, third)]
 
@@ -93,12 +93,12 @@ def test_a_rebuild_that_fails_leaves_the_snapshot_and_says_so(
     kept.rebuild.ended[2] = error
     kept.rebuild.end(4, kept.made[1])
     with caplog.at_level(logging.WARNING):
-        failed = [index.move(step)["refreshes_failed"] for step in range(1, 5)]
-    assert (failed[-1], index.asked) == (1, kept.made[0])
+        failed = [index.move_index(step)["refreshes_failed"] for step in range(1, 5)]
+    assert (failed[-1], index.searched_snapshot) == (1, kept.made[0])
     assert f"the rebuild of step 2 {how}; the training stays at snapshot {kept.made[0][:12]}: {LOW}" in caplog.text
-    index.move(5)
-    index.move(6)
-    assert index.asked == kept.made[1], "the next one is tried"
+    index.move_index(5)
+    index.move_index(6)
+    assert index.searched_snapshot == kept.made[1], "the next one is tried"
 
 
 def test_a_snapshot_that_cannot_be_opened_leaves_the_one_before(kept: Kept) -> None:
@@ -108,8 +108,8 @@ def test_a_snapshot_that_cannot_be_opened_leaves_the_one_before(kept: Kept) -> N
     kept.turn_to = broken  # type: ignore[method-assign]
     index = kept.index("synchronous")
     kept.rebuild.end(2, kept.made[1])
-    assert index.move(3)["refreshes_failed"] == 1
-    assert index.asked == kept.made[0]
+    assert index.move_index(3)["refreshes_failed"] == 1
+    assert index.searched_snapshot == kept.made[0]
     expire_store(kept.store, NOW)
     assert {kept.made[0], kept.made[2]} == {*kept.store.snapshots.list_ids()}, "asked, and named by latest"
 
@@ -118,56 +118,56 @@ def test_a_snapshot_that_cannot_be_opened_leaves_the_one_before(kept: Kept) -> N
 def test_a_run_that_was_killed_asks_its_snapshot_and_finishes_what_was_begun(kept: Kept, finished: bool) -> None:
     index = kept.index()
     for step in (1, 2, 3):
-        index.move(step)
+        index.move_index(step)
     if finished:
         kept.rebuild.end(2, kept.made[1])
-        index.move(4)
+        index.move_index(4)
     kept.rebuild = ByHand()
     again = kept.index()
-    again.ask(kept.made[0])  # of the checkpoint after step 3
-    said = again.move(4)
+    again.search_snapshot(kept.made[0])  # of the checkpoint after step 3
+    said = again.move_index(4)
     if finished:
-        assert (again.asked, said["snapshot_age"], kept.rebuild.orders) == (kept.made[1], 1, [])
+        assert (again.searched_snapshot, said["snapshot_age"], kept.rebuild.orders) == (kept.made[1], 1, [])
     else:
-        assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[0], [2])
+        assert (again.searched_snapshot, [order.step for order in kept.rebuild.orders]) == (kept.made[0], [2])
         kept.rebuild.end(2, kept.made[1])
-        again.move(5)
-        assert again.asked == kept.made[1]
+        again.move_index(5)
+        assert again.searched_snapshot == kept.made[1]
 
 
 def test_a_run_that_goes_on_where_a_rebuild_was_begun_makes_it_once(kept: Kept) -> None:
-    kept.index().move(3)
+    kept.index().move_index(3)
     again = kept.index()
-    again.ask(kept.made[0])  # of the checkpoint after step 2
-    again.move(3)
+    again.search_snapshot(kept.made[0])  # of the checkpoint after step 2
+    again.move_index(3)
     kept.rebuild.end(2, kept.made[1])
-    again.move(4)
-    assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 2])
+    again.move_index(4)
+    assert (again.searched_snapshot, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 2])
 
 
 def test_a_run_that_goes_on_with_a_finished_rebuild_begins_the_one_that_is_due(kept: Kept) -> None:
     index = kept.index()
-    index.move(3)
+    index.move_index(3)
     kept.rebuild.end(2, kept.made[1])
-    index.move(4)  # and is killed before it has a checkpoint that asks the new snapshot
+    index.move_index(4)  # and is killed before it has a checkpoint that asks the new snapshot
     again = kept.index()
-    again.ask(kept.made[0])  # of a checkpoint after step 4
-    again.move(5)
-    assert (again.asked, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 4])
+    again.search_snapshot(kept.made[0])  # of a checkpoint after step 4
+    again.move_index(5)
+    assert (again.searched_snapshot, [order.step for order in kept.rebuild.orders]) == (kept.made[1], [2, 4])
 
 
 def test_a_run_that_resumes_knows_the_age_of_what_it_asks(kept: Kept) -> None:
     index = kept.index("synchronous")
     kept.rebuild.end(2, kept.made[1])
-    index.move(3)
+    index.move_index(3)
     again = kept.index("synchronous")
-    again.ask(kept.made[1])
-    assert again.move(4)["snapshot_age"] == 1
+    again.search_snapshot(kept.made[1])
+    assert again.move_index(4)["snapshot_age"] == 1
     record = kept.work / "refreshes" / "step-00000002.json"
     assert json.loads(record.read_text())["snapshot"] == kept.made[1]
     record.write_text("{")
     with pytest.raises(InputError, match="is corrupt"):
-        kept.index().ask(kept.made[1])
+        kept.index().search_snapshot(kept.made[1])
 
 
 def test_what_is_asked_is_not_deleted_and_what_was_asked_may_be(kept: Kept) -> None:
@@ -177,16 +177,16 @@ def test_what_is_asked_is_not_deleted_and_what_was_asked_may_be(kept: Kept) -> N
     collect_garbage(kept.store, 0)
     assert Snapshot.from_store(kept.store, first).passages([0])
     kept.rebuild.end(2, third)
-    index.move(3)
+    index.move_index(3)
     assert expire_store(kept.store, NOW).snapshots == (first,)
     with pytest.raises(StoreError, match="missing"):
-        index.ask(first)
-    assert index.asked == third
+        index.search_snapshot(first)
+    assert index.searched_snapshot == third
 
 
 def test_a_training_that_ends_lets_its_snapshot_go(kept: Kept) -> None:
     index = kept.index()
-    assert index.asked
+    assert index.searched_snapshot
     del index
     assert {*expire_store(kept.store, NOW).snapshots} == {*kept.made[:2]}
 
@@ -206,4 +206,4 @@ def test_without_anything_that_rebuilds_only_a_training_without_rebuilds_begins(
     kept.rebuild = None  # type: ignore[assignment]
     with pytest.raises(UsageError, match="cannot rebuild an index"):
         kept.index()
-    assert kept.index(every=0).move(9)["snapshot_age"] == 8
+    assert kept.index(every=0).move_index(9)["snapshot_age"] == 8

@@ -302,8 +302,8 @@ def moves(folder: Path, given: Path) -> list[list[Any]]:
         for ended, order, made in ((5, 2, second), (7, 4, third), (9, 6, first)):
             if step == ended and first_process:
                 rebuild.end(order, made)
-        said = index.move(step)
-        messages.append([index.asked, said["snapshot_age"], said["refreshes_failed"]])
+        said = index.move_index(step)
+        messages.append([index.searched_snapshot, said["snapshot_age"], said["refreshes_failed"]])
     return messages
 
 

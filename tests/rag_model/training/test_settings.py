@@ -41,7 +41,7 @@ def test_a_line_says_the_default_its_source_and_what_it_depends_on() -> None:
     assert "0.05 if the encoder's vectors have length 1" in temperature
     assert any(line.startswith("# retriever =   ") for line in lines)
     (search,) = (line for line in lines if line.startswith("search"))
-    assert "# one of bm25, snapshot, own; bm25: as in DPR, section 5;" in search
+    assert "# one of bm25, snapshot, own; source of the negatives: `bm25` searches with BM25 as in DPR" in search
 
 
 def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
@@ -49,8 +49,8 @@ def test_comments_are_those_of_the_class_and_of_what_it_inherits() -> None:
         "Maximum share of unchanged answers. Most answers change if a model uses its passages"
     )
     said = parse_field_comments(DprRecipe)
-    assert said["seed"] == "seeds the order and the negatives"  # of the base
-    assert said["goal"] == "selects the best weights; DPR code: average rank on the dev set"  # its own
+    assert said["seed"] == "random seed of the example order and of the negatives"  # of the base
+    assert said["goal"] == "dev measure that selects the best weights; DPR code: average rank"  # its own
 
     @dataclass
     class Bare:

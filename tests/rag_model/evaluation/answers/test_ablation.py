@@ -11,12 +11,12 @@ from rag_model.evaluation.answers.ablation import (
     OPEN_BOOK,
     SHUFFLED_PASSAGES,
     AblationSettings,
-    Condition,
+    EvalCondition,
+    build_open_book,
     iter_conditions,
     measure_condition,
-    open_book,
 )
-from rag_model.evaluation.answers.collapse import unchanged_share
+from rag_model.evaluation.answers.collapse import compute_unchanged_share
 from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
@@ -26,7 +26,7 @@ from tests.fixtures.last_word_reader import LastWord
 CITIES = ["Paris", "Rome", "Oslo", "Bonn", "Kyiv"]
 
 
-def answered(condition: Condition) -> list[Reading]:
+def answered(condition: EvalCondition) -> list[Reading]:
     return produce_readings(LastWord(), condition.questions, condition.hits)
 
 
@@ -46,7 +46,7 @@ def outcomes(make_hits: Callable[[Sequence[tuple[str, str]]], tuple[Hit, ...]]) 
 
 
 def test_the_loss_is_told_apart(outcomes: list[RetrievalResult]) -> None:
-    book = measure_condition(open_book(outcomes, 2), answered)
+    book = measure_condition(build_open_book(outcomes, 2), answered)
     rows = {
         condition.name: measure_condition(condition, answered, open_book_result=book)
         for condition in iter_conditions(outcomes, 2, AblationSettings(sweep=(1, 2, 3, 9)))
@@ -70,9 +70,10 @@ def test_the_loss_is_told_apart(outcomes: list[RetrievalResult]) -> None:
 def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[RetrievalResult]) -> None:
     by_name = {condition.name: condition for condition in iter_conditions(outcomes, 2, AblationSettings())}
     said = [
-        [reading.answer for reading in answered(one)] for one in (open_book(outcomes, 2), by_name[SHUFFLED_PASSAGES])
+        [reading.answer for reading in answered(one)]
+        for one in (build_open_book(outcomes, 2), by_name[SHUFFLED_PASSAGES])
     ]
-    assert unchanged_share(*said) <= 1 / 5  # "far" may meet "far"
+    assert compute_unchanged_share(*said) <= 1 / 5  # "far" may meet "far"
 
 
 def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[RetrievalResult]) -> None:
@@ -106,7 +107,7 @@ def test_what_there_is_too_little_of_is_left_out(outcomes: list[RetrievalResult]
     assert [condition.name for condition in iter_conditions(outcomes[4:], 2, AblationSettings(sweep=()))] == [
         CLOSED_BOOK
     ]  # no gold, none to swap with
-    assert open_book(outcomes, 50).k == 4  # the corpus has no more
+    assert build_open_book(outcomes, 50).k == 4  # the corpus has no more
 
 
 def test_closed_book_is_no_passage(outcomes: list[RetrievalResult]) -> None:
@@ -115,7 +116,7 @@ def test_closed_book_is_no_passage(outcomes: list[RetrievalResult]) -> None:
 
 
 def test_a_row_is_kept_as_json(outcomes: list[RetrievalResult]) -> None:
-    book = measure_condition(open_book(outcomes, 2), answered)
+    book = measure_condition(build_open_book(outcomes, 2), answered)
     kept = book.to_json()
     assert (kept["condition"], kept["k"], kept["n"]) == (OPEN_BOOK, 2, 5)
     assert kept["metrics"]["EM"]["value"] == book.metrics["EM"].value

@@ -7,12 +7,12 @@ import pytest
 
 from rag_model.evaluation.answers.abstaining import (
     CoveragePoint,
-    area_under_curve,
     choose_threshold,
+    compute_area_under_curve,
+    compute_confidence,
+    compute_risk_coverage_curve,
     describe_abstention,
     measure_threshold,
-    reading_score,
-    risk_coverage_curve,
 )
 from rag_model.evaluation.answers.readings import AnswerPassage, Reading
 from rag_model.evaluation.answers.scores import ScoredAnswer
@@ -29,7 +29,7 @@ def test_each_threshold_has_its_coverage_and_risk() -> None:
     random_ = random.Random(3)
     scores = [random_.randint(0, 9) / 2 for _ in range(60)]
     right = [float(random_.random() < score / 5) for score in scores]
-    found = risk_coverage_curve(scores, right)
+    found = compute_risk_coverage_curve(scores, right)
     assert [point.minimum_score for point in found] == sorted(set(scores), reverse=True)
     for point in found:
         given = [value for score, value in zip(scores, right, strict=True) if score >= point.minimum_score]
@@ -38,15 +38,17 @@ def test_each_threshold_has_its_coverage_and_risk() -> None:
 
 
 def test_what_has_no_score_is_never_answered() -> None:
-    assert risk_coverage_curve([1.0, -math.inf], [1, 0]) == [CoveragePoint(1.0, 0.5, 0.0)]
-    assert risk_coverage_curve([-math.inf], [1]) == []
-    assert area_under_curve([]) == 1
+    assert compute_risk_coverage_curve([1.0, -math.inf], [1, 0]) == [CoveragePoint(1.0, 0.5, 0.0)]
+    assert compute_risk_coverage_curve([-math.inf], [1]) == []
+    assert compute_area_under_curve([]) == 1
 
 
 def test_the_area_is_of_the_curve() -> None:
-    assert area_under_curve(risk_coverage_curve([3, 2, 1], [1, 1, 0])) == pytest.approx(0 / 3 + 0 + (0 + 1 / 3) / 2 / 3)
-    assert area_under_curve(risk_coverage_curve([3, 2, 1], [0, 1, 1])) > area_under_curve(
-        risk_coverage_curve([3, 2, 1], [1, 1, 0])
+    assert compute_area_under_curve(compute_risk_coverage_curve([3, 2, 1], [1, 1, 0])) == pytest.approx(
+        0 / 3 + 0 + (0 + 1 / 3) / 2 / 3
+    )
+    assert compute_area_under_curve(compute_risk_coverage_curve([3, 2, 1], [0, 1, 1])) > compute_area_under_curve(
+        compute_risk_coverage_curve([3, 2, 1], [1, 1, 0])
     )
 
 
@@ -88,9 +90,9 @@ def test_a_threshold_of_other_questions_is_measured() -> None:
 
 def test_signals_of_a_reading() -> None:
     one = scored(1, -1.0, 0.5, -3.0).reading
-    assert [reading_score(one, signal) for signal in ("likelihood", "retrieval", "passages")] == [-1.0, 0.5, 2.0]
+    assert [compute_confidence(one, signal) for signal in ("likelihood", "retrieval", "passages")] == [-1.0, 0.5, 2.0]
     bare = Reading("q", "x", None, ())
-    assert [reading_score(bare, signal) for signal in ("likelihood", "retrieval", "passages")] == [
+    assert [compute_confidence(bare, signal) for signal in ("likelihood", "retrieval", "passages")] == [
         None,
         -math.inf,
         None,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.errors import StoreError
-from rag_model.evaluation.answers.ablation import Condition
+from rag_model.evaluation.answers.ablation import EvalCondition
 from rag_model.evaluation.answers.examination import AnswerCache
 from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
@@ -21,12 +21,14 @@ INPUTS = {"snapshot": "ab" * 32, "model": "cd" * 32, "decoding": {"beams": 1}}
 
 
 @pytest.fixture
-def condition(make_hits) -> Condition:
+def condition(make_hits) -> EvalCondition:
     questions = tuple(Question(str(n), f"question {n}?", ("x",)) for n in range(N))
-    return Condition("open book", 2, questions, tuple(make_hits([(f"{n}", f"said {n}"), ("a", "b")]) for n in range(N)))
+    return EvalCondition(
+        "open book", 2, questions, tuple(make_hits([(f"{n}", f"said {n}"), ("a", "b")]) for n in range(N))
+    )
 
 
-def test_answers_are_made_once(store: Store, condition: Condition) -> None:
+def test_answers_are_made_once(store: Store, condition: EvalCondition) -> None:
     first, told = LastWord(), []
     made = AnswerCache(store, first, INPUTS)(condition, lambda done, total: told.append((done, total)))
     assert made == produce_readings(LastWord(), condition.questions, condition.hits)
@@ -48,7 +50,7 @@ class Dies(LastWord):
         return super().answer_from(questions, hits)
 
 
-def test_a_run_that_died_goes_on(store: Store, condition: Condition) -> None:
+def test_a_run_that_died_goes_on(store: Store, condition: EvalCondition) -> None:
     dying, again = Dies(), LastWord()
     with pytest.raises(KeyboardInterrupt):
         AnswerCache(store, dying, INPUTS)(condition)
@@ -56,18 +58,20 @@ def test_a_run_that_died_goes_on(store: Store, condition: Condition) -> None:
     assert again.asked == N - 32
 
 
-def changed_question(condition: Condition) -> Condition:
+def changed_question(condition: EvalCondition) -> EvalCondition:
     return replace(condition, questions=(replace(condition.questions[0], text="other?"), *condition.questions[1:]))
 
 
-def changed_passage(condition: Condition) -> Condition:
+def changed_passage(condition: EvalCondition) -> EvalCondition:
     hit = condition.hits[0][0]
     other = replace(hit, passage=replace(hit.passage, text="other", hash="0" * 32))
     return replace(condition, hits=((other, *condition.hits[0][1:]), *condition.hits[1:]))
 
 
 @pytest.mark.parametrize("change", [changed_question, changed_passage])
-def test_what_decides_an_answer_is_answered_anew_and_nothing_else(store: Store, condition: Condition, change) -> None:
+def test_what_decides_an_answer_is_answered_anew_and_nothing_else(
+    store: Store, condition: EvalCondition, change
+) -> None:
     AnswerCache(store, LastWord(), INPUTS)(condition)
     again = LastWord()
     AnswerCache(store, again, INPUTS)(change(condition))
@@ -77,7 +81,7 @@ def test_what_decides_an_answer_is_answered_anew_and_nothing_else(store: Store, 
     assert other.asked == N
 
 
-def test_other_golds_need_no_new_answers(store: Store, condition: Condition) -> None:
+def test_other_golds_need_no_new_answers(store: Store, condition: EvalCondition) -> None:
     AnswerCache(store, LastWord(), INPUTS)(condition)
     again = LastWord()
     golds = tuple(replace(question, answers=("y",)) for question in condition.questions)
@@ -85,7 +89,7 @@ def test_other_golds_need_no_new_answers(store: Store, condition: Condition) -> 
     assert again.asked == 0
 
 
-def test_a_damaged_record_is_named(store: Store, condition: Condition, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named(store: Store, condition: EvalCondition, tmp_path: Path) -> None:
     AnswerCache(store, LastWord(), INPUTS)(condition)
     for path in (tmp_path / "store" / "blobs").rglob("*"):
         if path.is_file():
@@ -96,12 +100,12 @@ def test_a_damaged_record_is_named(store: Store, condition: Condition, tmp_path:
 
 
 def test_no_question_is_no_answer(store: Store) -> None:
-    assert AnswerCache(store, LastWord(), INPUTS)(Condition("open book", 0, (), ())) == []
+    assert AnswerCache(store, LastWord(), INPUTS)(EvalCondition("open book", 0, (), ())) == []
 
 
 def test_readings_keep_every_kind_of_text(store: Store, make_hits) -> None:
     text = "a\u2028b \x85 𝔘 \u0301 \x00\x1d"
-    condition = Condition("open book", 1, (Question("q\u2028", "?"),), (make_hits([("1", text)]),))
+    condition = EvalCondition("open book", 1, (Question("q\u2028", "?"),), (make_hits([("1", text)]),))
     (reading,) = AnswerCache(store, LastWord(), INPUTS)(condition)
     assert isinstance(reading, Reading)
     assert reading.passages[0].text == text

@@ -2,7 +2,13 @@
 
 import pytest
 
-from rag_model.evaluation.answers.ablation import BM25, CLOSED_BOOK, OPEN_BOOK, AblationResult, describe_retrieval_worth
+from rag_model.evaluation.answers.ablation import (
+    BM25,
+    CLOSED_BOOK,
+    OPEN_BOOK,
+    AblationResult,
+    describe_retrieval_benefit,
+)
 from rag_model.evaluation.answers.readings import Reading
 from rag_model.evaluation.answers.scores import compare_answers, estimate_measures, score_answer
 from rag_model.evaluation.questions import Question
@@ -44,7 +50,7 @@ def row(
 )
 def test_the_interval_decides(closed: int, verdict: str) -> None:
     book = row(OPEN_BOOK, 20)
-    said = describe_retrieval_worth(
+    said = describe_retrieval_benefit(
         [book, row(CLOSED_BOOK, closed, 0.05, 10, book)], "EM", {"question encoder": 2.0, "exact": 1.0}
     )
     assert said.startswith(verdict)
@@ -54,5 +60,5 @@ def test_the_interval_decides(closed: int, verdict: str) -> None:
 def test_a_search_by_words_is_compared_too() -> None:
     book = row(OPEN_BOOK, 20)
     rows = [book, row(CLOSED_BOOK, 5, book=book), row(BM25, 22, book=book)]
-    assert "] and 0.050 lower than with BM25 [-" in describe_retrieval_worth(rows, "EM", {})
-    assert describe_retrieval_worth(rows[:1], "EM", {}) == ""
+    assert "] and 0.050 lower than with BM25 [-" in describe_retrieval_benefit(rows, "EM", {})
+    assert describe_retrieval_benefit(rows[:1], "EM", {}) == ""

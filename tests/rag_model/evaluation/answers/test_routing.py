@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rag_model.errors import UsageError
-from rag_model.evaluation.answers.ablation import Condition
+from rag_model.evaluation.answers.ablation import EvalCondition
 from rag_model.evaluation.answers.readings import AnswerPassage, Reading
 from rag_model.evaluation.answers.routing import RoutedAnswers, choose_route, list_route_points
 from rag_model.evaluation.questions import Question
@@ -17,13 +17,13 @@ from tests.rag_model.reading.test_routing import Shelf
 
 QUESTIONS = tuple(Question(str(n), f"who is {n}?", (f"name {n}",)) for n in range(4))
 HITS = tuple(tuple(hits) for hits in Shelf().search([question.text for question in QUESTIONS], 1))
-BOOK = Condition("open book", 1, QUESTIONS, HITS)
+BOOK = EvalCondition("open book", 1, QUESTIONS, HITS)
 
 
 def answered(likelihoods: tuple[list[float | None], list[float | None]]) -> Callable[..., list[Reading]]:
     """Return readings of 2 tokens and a second: closed book 0 and 1 are right, from passages 2 and 3."""
 
-    def answer_questions(condition: Condition, on_progress: object) -> list[Reading]:
+    def answer_questions(condition: EvalCondition, on_progress: object) -> list[Reading]:
         is_open = any(condition.hits)
         right = (2, 3) if is_open else (0, 1)
         passages = (AnswerPassage("1-0", "1", "T", "by someone", 0.5, None, None),) if is_open else ()
@@ -87,9 +87,9 @@ def test_a_route_is_chosen_and_used_for_every_condition() -> None:
     assert [reading.seconds for reading in readings] == [1, 1, 2, 2]
     assert [reading.usage and reading.usage.new_tokens for reading in readings] == [2, 2, 4, 4]
     assert readings[3].stages == {"weights": 1.0, "generation": 1.0}
-    again = routed(Condition("gold", 1, QUESTIONS[:1], HITS[:1]), lambda done, total: None)
+    again = routed(EvalCondition("gold", 1, QUESTIONS[:1], HITS[:1]), lambda done, total: None)
     assert again == readings[:1]
-    closed_book = routed(Condition("closed book", 0, QUESTIONS, ((),) * 4), lambda done, total: None)
+    closed_book = routed(EvalCondition("closed book", 0, QUESTIONS, ((),) * 4), lambda done, total: None)
     assert [one.memory for one in closed_book] == ["weights"] * 4
 
 
@@ -112,7 +112,7 @@ def test_a_given_route_is_measured(route: Route, share: float, skipped: float, v
 
 
 def test_no_route_is_chosen_without_passages() -> None:
-    empty = Condition("open book", 1, QUESTIONS, ((),) * 4)
+    empty = EvalCondition("open book", 1, QUESTIONS, ((),) * 4)
     with pytest.raises(UsageError, match="no route can be chosen"):
         RoutedAnswers(answered(SURE), None)(empty, lambda done, total: None)
     assert len(RoutedAnswers(answered(SURE), Route("weights", -1.9))(empty, lambda done, total: None)) == 4

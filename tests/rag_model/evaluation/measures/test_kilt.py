@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import InputError
 from rag_model.evaluation.measures.answers import strict_match
-from rag_model.evaluation.measures.retrieval import distinct_pages, r_precision, recall_at
+from rag_model.evaluation.measures.retrieval import list_distinct_pages, r_precision, recall_at
 from rag_model.evaluation.questions import read_questions
 
 PAGES = st.lists(st.sampled_from("123456"), max_size=8)
@@ -68,7 +68,7 @@ def test_an_evidence_set_takes_the_place_of_its_last_page() -> None:
 def test_without_evidence_nothing_is_found() -> None:
     assert (r_precision(["1"], []), recall_at(["1"], [], 5)) == (0, 0)
     assert (r_precision([], [frozenset("1")]), recall_at([], [frozenset("1")], 5)) == (0, 0)
-    assert distinct_pages(["2", "1", "2"]) == ["2", "1"]
+    assert list_distinct_pages(["2", "1", "2"]) == ["2", "1"]
 
 
 def test_accuracy_is_strict() -> None:

@@ -25,11 +25,11 @@ from rag_model.evaluation.measures.measure import (
     JudgedBy,
     Ranking,
     RankingMeasure,
-    answer_functions,
-    installed_versions,
+    list_answer_functions,
+    list_measure_versions,
+    list_ranking_measures,
     load_measures,
     parse_ranking_measure,
-    ranking_measures,
 )
 from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits
@@ -54,7 +54,7 @@ GOLDS: dict[AnswerKind, st.SearchStrategy[str]] = {
 def forget() -> None:
     """Look for installed measures again."""
     load_measures.cache_clear()
-    answer_functions.cache_clear()
+    list_answer_functions.cache_clear()
 
 
 def install(folder: Path, entry_points: str) -> None:
@@ -136,7 +136,7 @@ def test_a_ranking_measure_keeps_the_rules(name: str, rankings: list[Ranking], c
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, kind) for kind in ANSWER_KINDS for name in answer_functions(kind)),
+        *((name, kind) for kind in ANSWER_KINDS for name in list_answer_functions(kind)),
         ("Prefix", "spans"),
         ("Prefix", "texts"),
     ],
@@ -162,7 +162,7 @@ def test_a_corpus_measure_keeps_the_rules(name: str, answers: list[tuple[str, li
 
 @pytest.mark.parametrize("judged_by", JUDGED_BY)
 def test_a_search_has_every_cutoff_that_reports_list(judged_by: JudgedBy) -> None:
-    for name, measure in ranking_measures(judged_by).items():
+    for name, measure in list_ranking_measures(judged_by).items():
         for cutoff in measure.report_cutoffs(25, judged_by):
             assert parse_ranking_measure(f"{name}@{cutoff}", judged_by) == (measure, cutoff)
             assert cutoff <= 25
@@ -205,11 +205,11 @@ def test_an_installed_measure_of_answers_is_reported(package: None) -> None:
 
 
 def test_an_installed_measure_is_part_of_the_identity(package: None) -> None:
-    assert installed_versions() == {"AP": "1", "Prefix": "1"}
+    assert list_measure_versions() == {"AP": "1", "Prefix": "1"}
 
 
 def test_without_packages_the_identity_names_no_measure() -> None:
-    assert installed_versions() == {}
+    assert list_measure_versions() == {}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.evaluation.measures.measure import JudgedBy
 from rag_model.evaluation.questions import Question, QuestionSet
-from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits, rank_metrics, rank_pages
+from rag_model.evaluation.retrieval.judging import RetrievalJudge, match_hits, rank_metrics, score_pages_by_rank
 
 PARIS = Question("a", "Q", ("Paris",))
 
@@ -35,7 +35,7 @@ def test_questions_without_any_answer_can_not_be_judged() -> None:
 
 def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
-    assert rank_pages(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
+    assert score_pages_by_rank(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
     judge = RetrievalJudge("pages", {"q": {"1": 1, "2": 1, "3": 1, "9": 0}})
     values = judge.mean_values([match_hits(Question("q", "Q"), hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3))

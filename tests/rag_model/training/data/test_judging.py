@@ -13,7 +13,7 @@ from rag_model.generate.rag import Rag, RagSettings
 from rag_model.reading.marginal import MarginalReader
 from rag_model.retrieve.hits import Hit
 from rag_model.training.data.examples import Example, build_passage
-from rag_model.training.data.judging import Judge, JudgeSettings, judge_passages
+from rag_model.training.data.judging import JudgeSettings, PassageJudge, judge_passages
 from tests.fixtures.tiny_generators import save_bart, save_llama
 
 PASSAGES = [build_passage("City", f"the king of {city}.") for city in ("york", "oslo", "riga", "bonn")]
@@ -42,7 +42,7 @@ def test_a_free_answer_is_right_if_it_holds_a_gold_one(generator: Generator) -> 
     ]
     word = next(word for text in said for word in text.split() if word.isalnum() or len(word) > 1)
     expected = [AnswerMatcher([word]).match(text) for text in said]
-    judge = Judge(generator, [Example("1", QUESTION, ("gold", word))], JudgeSettings(max_new_tokens=6))
+    judge = PassageJudge(generator, [Example("1", QUESTION, ("gold", word))], JudgeSettings(max_new_tokens=6))
     found = judge_passages(judge, QUESTION, PASSAGES)
     assert [one.right for one in found] == expected
     assert True in expected
@@ -53,7 +53,7 @@ def test_a_free_answer_is_right_if_it_holds_a_gold_one(generator: Generator) -> 
 
 def test_of_choices_the_likeliest_counts(generator: Generator) -> None:
     choices = ("the", "who", "king")
-    judge = Judge(generator, [Example("1", QUESTION, ("who", "other"))], JudgeSettings(choices))
+    judge = PassageJudge(generator, [Example("1", QUESTION, ("who", "other"))], JudgeSettings(choices))
     for passage, told in zip(PASSAGES, judge_passages(judge, QUESTION, PASSAGES), strict=True):
         log_p = [by_hand(generator, passage, choice) for choice in choices]
         assert told.right is (int(np.argmax(log_p)) == 1)
@@ -62,7 +62,7 @@ def test_of_choices_the_likeliest_counts(generator: Generator) -> None:
 
 def test_a_judge_that_does_not_write_says_the_same_log_p(generator: Generator) -> None:
     examples, settings = [Example("1", QUESTION, ("king", "the"))], JudgeSettings(max_new_tokens=6)
-    judge, silent = (Judge(generator, examples, settings, generates_answers=writes) for writes in (True, False))
+    judge, silent = (PassageJudge(generator, examples, settings, generates_answers=writes) for writes in (True, False))
     told, found = (judge_passages(one, QUESTION, PASSAGES) for one in (judge, silent))
     assert [one.log_p for one in found] == [one.log_p for one in told]
     assert not any(one.right for one in found)
@@ -71,12 +71,12 @@ def test_a_judge_that_does_not_write_says_the_same_log_p(generator: Generator) -
 
 def test_all_that_decides_a_verdict_is_in_its_identity(generator: Generator) -> None:
     one, other = Example("1", QUESTION, ("a",)), Example("1", QUESTION, ("b",))
-    judge = Judge(generator, [one], JudgeSettings())
-    assert judge.identity("x") == Judge(generator, [one], JudgeSettings()).identity("x")
+    judge = PassageJudge(generator, [one], JudgeSettings())
+    assert judge.identity("x") == PassageJudge(generator, [one], JudgeSettings()).identity("x")
     others = (
         judge.identity("y"),
-        Judge(generator, [other], JudgeSettings()).identity("x"),
-        Judge(generator, [one], JudgeSettings(max_new_tokens=3)).identity("x"),
+        PassageJudge(generator, [other], JudgeSettings()).identity("x"),
+        PassageJudge(generator, [one], JudgeSettings(max_new_tokens=3)).identity("x"),
     )
     assert judge.identity("x") not in others
 
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused(generator: Generator) -> None:
     with pytest.raises(UsageError, match="no choices or at least two different ones"):
         JudgeSettings(("yes",))
     with pytest.raises(InputError, match="example 1 has the answers maybe, none of which is among the choices yes, no"):
-        Judge(generator, [Example("1", QUESTION, ("maybe",))], JudgeSettings(("yes", "no")))
+        PassageJudge(generator, [Example("1", QUESTION, ("maybe",))], JudgeSettings(("yes", "no")))
     weight = generator.module.get_output_embeddings().weight
     kept = weight.detach().clone()
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_what_cannot_be_is_refused(generator: Generator) -> None:
     try:
         with pytest.raises(InputError, match=r"score of question .* is not finite"):
             judge_passages(
-                Judge(generator, [Example("1", QUESTION, ("a",))], JudgeSettings(("a", "b"))), QUESTION, PASSAGES
+                PassageJudge(generator, [Example("1", QUESTION, ("a",))], JudgeSettings(("a", "b"))), QUESTION, PASSAGES
             )
     finally:
         with torch.no_grad():

@@ -58,7 +58,7 @@ def test_the_snapshot_that_is_asked_stands_beside_every_step(
 ) -> None:
     task, done, folder = whole
     first, second = (searched_snapshot.snapshot for searched_snapshot in done.searched_snapshots)
-    assert first == Store.open(str(given / "store")).snapshots.resolve("first") != second == task.asked
+    assert first == Store.open(str(given / "store")).snapshots.resolve("first") != second == task.searched_snapshot
     assert [searched_snapshot.step for searched_snapshot in done.searched_snapshots] == [0, EVERY + 1]
     for row in read_metrics(folder):
         assert row["snapshot"] == (first if row["step"] <= EVERY else second)
@@ -80,7 +80,7 @@ def test_a_killed_run_goes_on_with_the_snapshot_that_it_asked(
     task, done = trained(given, tmp_path / "killed")
     assert losses(tmp_path / "killed") == losses(whole[2])
     assert (done.searched_snapshots, done.best_measures) == (whole[1].searched_snapshots, whole[1].best_measures)
-    assert task.asked == whole[0].asked
+    assert task.searched_snapshot == whole[0].searched_snapshot
 
 
 def test_an_asynchronous_run_that_is_killed_asks_its_snapshot_until_the_rebuild_that_was_begun_is_there(
@@ -101,7 +101,7 @@ def test_an_asynchronous_run_that_is_killed_asks_its_snapshot_until_the_rebuild_
     task, done = trained(given, folder, "asynchronous", after, rebuild=lambda _: made)
     assert [order.step for order in made.orders] == [EVERY]
     first, second = (searched_snapshot.snapshot for searched_snapshot in done.searched_snapshots)
-    assert (second, task.asked, done.steps) == (made.ended[EVERY].snapshot, second, 6)  # type: ignore[union-attr]
+    assert (second, task.searched_snapshot, done.steps) == (made.ended[EVERY].snapshot, second, 6)  # type: ignore[union-attr]
     rows = [row for row in read_metrics(folder) if row["kind"] == "train"]
     assert [(row["step"], row["snapshot"]) for row in rows] == [*((step, first) for step in range(1, 6)), (6, second)]
     assert [row["snapshot_age"] for row in rows] == [0, 1, 2, 3, 4, 2]
@@ -228,17 +228,17 @@ def test_a_disk_without_room_for_the_encoders_fails_the_rebuild_and_not_the_trai
     given: Path, tmp_path: Path
 ) -> None:
     task = task_of(given, tmp_path)
-    before, (soft, hard) = task.asked, resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, (soft, hard) = task.searched_snapshot, resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))  # bytes; a write beyond fails, as on a full disk
     try:
-        said = task.move(EVERY + 1)
+        said = task.move_index(EVERY + 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (said["refreshes_failed"], task.asked) == (1, before)
+    assert (said["refreshes_failed"], task.searched_snapshot) == (1, before)
     assert task.loss(task.batches(0)[0])[0].isfinite()
     assert not [*(tmp_path / "refreshes").rglob("*.safetensors")]
-    assert task.move(2 * EVERY + 1)["refreshes_failed"] == 1
-    assert task.asked != before, "the next one finds room"
+    assert task.move_index(2 * EVERY + 1)["refreshes_failed"] == 1
+    assert task.searched_snapshot != before, "the next one finds room"
 
 
 def test_a_snapshot_that_is_gone_or_of_another_space_is_refused(
@@ -250,5 +250,5 @@ def test_a_snapshot_that_is_gone_or_of_another_space_is_refused(
     with pytest.raises(RefusedError, match="weights differ"):
         task.switch_to(second)
     with pytest.raises(StoreError, match="is missing"):
-        task.ask("0" * 64)
-    assert task.asked == whole[1].searched_snapshots[0].snapshot
+        task.search_snapshot("0" * 64)
+    assert task.searched_snapshot == whole[1].searched_snapshots[0].snapshot

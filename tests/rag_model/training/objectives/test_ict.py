@@ -11,7 +11,7 @@ from rag_model.errors import UsageError
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import build_passage
-from rag_model.training.data.texts import TextBatch, inverse_cloze, sentences_in
+from rag_model.training.data.texts import TextBatch, find_sentences, sample_inverse_cloze
 from rag_model.training.loop.loop import train
 from rag_model.training.loop.loop_settings import LoopSettings
 from rag_model.training.objectives.ict import IctRecipe, IctTask
@@ -31,13 +31,13 @@ def snapshot(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
 
 def test_a_sentence_is_taken_out_of_its_passage() -> None:
     text = "Dr. Jones slept. He woke at 9 a.m. in York! Why? "
-    assert [text[start:end] for start, end in sentences_in(text)] == [
+    assert [text[start:end] for start, end in find_sentences(text)] == [
         "Dr. Jones slept.",
         "He woke at 9 a.m. in York!",
         "Why?",
     ]
     passage, dice = build_passage("Jones", text), random.Random(1)
-    cases = [inverse_cloze(passage, 0.9, dice) for _ in range(400)]
+    cases = [sample_inverse_cloze(passage, 0.9, dice) for _ in range(400)]
     whole = 0
     for case in cases:
         assert case is not None
@@ -47,7 +47,7 @@ def test_a_sentence_is_taken_out_of_its_passage() -> None:
         assert rest.text == passage.text or sorted(f"{sentence} {rest.text}".split()) == sorted(text.split())
         assert (rest.title, rest.hash) == ("Jones", build_passage("Jones", rest.text).hash)
     assert 20 < whole < 65, "about a tenth"
-    assert inverse_cloze(build_passage("Jones", "He slept."), 0.9, dice) is None
+    assert sample_inverse_cloze(build_passage("Jones", "He slept."), 0.9, dice) is None
 
 
 def test_sentences_find_their_passages(tiny: Path, snapshot: Snapshot, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.batches import DprBatch
 from rag_model.training.data.examples import Example
-from rag_model.training.data.judging import ExamplePools, Judge, JudgeSettings, judge_passages
+from rag_model.training.data.judging import ExamplePools, JudgeSettings, PassageJudge, judge_passages
 from rag_model.training.data.temporary_index import BagMemory
 from rag_model.training.finetuning import Finetuning
 from rag_model.training.loop.checkpoint import read_metrics
@@ -83,9 +83,9 @@ def prepared(job: Job[OpenRagTraining]) -> Job[OpenRagTraining]:
     return replace(job, examples=OPENRAG.prepare(job))
 
 
-def judge_of(folders: dict[str, Path], settings: JudgeSettings = SETTINGS.judge) -> Judge:
+def judge_of(folders: dict[str, Path], settings: JudgeSettings = SETTINGS.judge) -> PassageJudge:
     generator = load_generator(folders["generator"], device="cpu")
-    return Judge(generator, [*EXAMPLES, *DEV], settings)
+    return PassageJudge(generator, [*EXAMPLES, *DEV], settings)
 
 
 def test_bags_that_are_made_here_score_as_a_dense_product(folders: dict[str, Path], snapshot: Snapshot) -> None:
@@ -120,7 +120,9 @@ def test_pools_are_what_the_generator_says_of_what_the_bags_find(job_of: Any, fo
         assert max(len(pool.positives), len(pool.negatives)) <= 2
 
 
-def naive(task: OpenRagTask, judge: Judge, example: Any, ranked: Sequence[Passage], *, closed: bool) -> tuple[Any, Any]:
+def naive(
+    task: OpenRagTask, judge: PassageJudge, example: Any, ranked: Sequence[Passage], *, closed: bool
+) -> tuple[Any, Any]:
     """The online half as the paper says it, for one question."""
     positive = None
     known = {positive.hash: True for positive in example.positives} | {
@@ -217,7 +219,7 @@ def plain_kept(weights: Tensor, bags: Tensor, count: int) -> Tensor:
     return weights * (bags.bool() | (weights >= weights.topk(count).values[:, -1:]))
 
 
-def plain_loss(task: OpenRagTask, batch: DprBatch, judge: Judge, every: Sequence[Passage]) -> Tensor:
+def plain_loss(task: OpenRagTask, batch: DprBatch, judge: PassageJudge, every: Sequence[Passage]) -> Tensor:
     """OpenRAG's online step as the papers say it."""
     pair, asked = task.module, [example.question for example in batch.examples]
     layout = pair.passage.spec.format_passage

@@ -32,8 +32,8 @@ from rag_model.training.objectives.realm_model import (
     MaskedText,
     MaskingLimits,
     _reveals_masks,
+    extract_words,
     mask_text,
-    words_of,
 )
 from rag_model.training.origins import NamedModels
 from tests.fixtures.forked_processes import SHARED, check_killed
@@ -156,7 +156,7 @@ def test_masks_hide_wordpieces_and_nothing_else(given: Path, snapshot: Snapshot)
             assert any(pieces.ids[at : at + len(restored)] == restored for at in range(len(pieces.ids)))
             assert len(restored) <= tokens.max_tokens // 2 - 2
             assert 1 <= len(text.positions) <= RECIPE.most_masks
-            assert all(clue in words_of(passage.text) for clue in text.clues)
+            assert all(clue in extract_words(passage.text) for clue in text.clues)
             assert text.question.split().count(tokens.mask_token) == len(text.positions)
     again = a_task(given, snapshot)
     assert again.mask_batch(again.batches(0)[0]) == task.mask_batch(task.batches(0)[0])
@@ -290,7 +290,7 @@ def test_what_does_not_fit_is_refused(given: Path, snapshot: Snapshot, tmp_path:
     with pytest.raises(UsageError, match=r"candidates of \[realm\] is 1: use 2 or more"):
         RealmRecipe(candidates=1)
     with pytest.raises(UsageError, match="checkpoint searched snapshot 000000000000"):
-        a_task(given, snapshot).ask("0" * 64)
+        a_task(given, snapshot).search_snapshot("0" * 64)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(InputError):
         TrainableMaskedLM.load(tmp_path)
