@@ -26,7 +26,7 @@ from flows.stage import StageClock, deployment_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import ReleaseRequirements, GateVerdict, check_release
+from rag_model.evaluation.gate import ReleaseCriteria, GateVerdict, check_release
 from rag_model.evaluation.records import compare_evaluations
 from rag_model.reading.model import resolve_model_id
 from rag_model.snapshots.parent import Parent
@@ -84,7 +84,7 @@ def release(
         ),
     ] = None,
     settings: EvaluationSettings | None = None,
-    acceptance: ReleaseRequirements | None = None,
+    acceptance: ReleaseCriteria | None = None,
     beam_options: Sequence[str] = (),
     rebuild_graphs: bool = False,
 ) -> ReleaseOutcome:
@@ -115,7 +115,7 @@ def release(
         ReleaseRefusedError: the evaluation is recorded and was not accepted; the ref did not move.
         BookwheelError: a stage failed; run the release again to continue.
     """
-    opened_store, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or ReleaseRequirements()
+    opened_store, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or ReleaseCriteria()
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
@@ -259,7 +259,7 @@ def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove
 @stage
 def judge_candidate(
     store: Store,
-    acceptance: ReleaseRequirements,
+    acceptance: ReleaseCriteria,
     headline: str,
     candidate_evaluation: ReleaseEvaluation,
     present_evaluation: ReleaseEvaluation | None,

@@ -14,7 +14,7 @@ from flows.outcome import CollapseRefusedError, CompareOutcome, EvaluateOutcome
 from rag_model.errors import StoreError
 from rag_model.evaluation.answers.scores import deciding_measure, list_measures
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import MetricMap, ReleaseRequirements
+from rag_model.evaluation.gate import MetricMap, ReleaseCriteria
 from rag_model.evaluation.matching import compile_pattern
 from rag_model.evaluation.questions import read_questions
 from rag_model.evaluation.retrieval.judging import RetrievalJudge, list_evidence_measures
@@ -69,7 +69,7 @@ class ReleaseEvaluator:
         """Return the deciding measure: of answers if there is a model, else of retrieval."""
         return deciding_measure(self.settings.kind) if model else self.judge.headline(self.settings.depth)
 
-    def check(self, acceptance: ReleaseRequirements, *, answers: bool) -> None:
+    def check(self, acceptance: ReleaseCriteria, *, answers: bool) -> None:
         """Check before the build that the measures of the acceptance are available.
 
         `answers` says that a model answers the questions.

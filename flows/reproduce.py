@@ -41,7 +41,7 @@ from rag_model.encoders.files import read_dim, resolve_folder
 from rag_model.encoders.spec import DIM
 from rag_model.errors import BookwheelError, InputError, StoreError, UsageError, format_count
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import ReleaseRequirements
+from rag_model.evaluation.gate import ReleaseCriteria
 from rag_model.evaluation.records import MeasureValues
 from rag_model.evaluation.reports.reproduction import (
     ReproductionReport,
@@ -382,7 +382,7 @@ class ReproductionRun:
                 labels=row.labels,
             )
             evaluator = ReleaseEvaluator(self.store, self.paths[data], settings, encoder, _TIMING_SECONDS)
-            evaluator.check(ReleaseRequirements(measures, None), answers=row.command == "answer")
+            evaluator.check(ReleaseCriteria(measures, None), answers=row.command == "answer")
         except (InputError, UsageError) as error:
             raise type(error)(f"row {row.name!r} on {data}: {error}") from error
         return evaluator

@@ -14,7 +14,7 @@ from flows.release import release as release_flow
 from flows.stage import run_flow
 from rag_model.errors import GateRefusedError, UsageError
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import ReleaseRequirements
+from rag_model.evaluation.gate import ReleaseCriteria
 from rag_model.evaluation.measures.measure import AnswerKind, JudgedBy
 from rag_model.generate.decoding import DecodingSettings
 
@@ -74,7 +74,7 @@ def release(
         **depth_option,
     )
     max_metric_loss = None if tolerance is None or tolerance < 0 else tolerance
-    arguments["acceptance"] = ReleaseRequirements(_parse_floors(floor), max_metric_loss, measure)
+    arguments["acceptance"] = ReleaseCriteria(_parse_floors(floor), max_metric_loss, measure)
     try:
         outcome = run_flow(release_flow, **arguments)
     except ReleaseRefusedError as error:

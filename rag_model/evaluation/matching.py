@@ -46,9 +46,7 @@ def _build_character_class(major_categories: str) -> str:
     """Return the characters of some major categories, such as "L" and "N", as ranges of a `re`
     class.
     """
-    code_points = (
-        code_point for code_point in range(0x110000) if unicodedata.category(chr(code_point))[0] in major_categories
-    )
+    code_points = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in major_categories)
     ranges = []
     for _, code_run in groupby(enumerate(code_points), key=lambda pair: pair[1] - pair[0]):
         run_code_points = [code for _, code in code_run]

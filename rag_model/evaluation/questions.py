@@ -56,7 +56,7 @@ class Question:
     answers: tuple[str, ...] = ()  # alternative answers; empty if there are only judgements
     evidence: tuple[frozenset[str], ...] = ()  # KILT's alternative evidence sets of page ids
     passages: tuple[str, ...] = ()  # ids of the passages that answer the question
-    source: str = ""  # data set of the question, by which reports group
+    source: str = ""  # data set of the question, by which reports group questions
     own_document: str = ""  # id of the document whose text is the question; removed from its hits
 
 
@@ -105,17 +105,17 @@ def _read_file(url: str) -> tuple[Question, ...]:
 
 def _read_beir(folder: Path, split: str) -> QuestionSet:
     path = folder / "qrels" / f"{split}.tsv"
-    grades_by_question: dict[str, dict[str, int]] = {}
+    grade_maps: dict[str, dict[str, int]] = {}
     for line_number, line in enumerate(_read_lines(path), start=1):
         if line.strip() and (line_number > 1 or not line.startswith("query-id")):
             question_id, document_id, grade = _parse_judgement(line, f"{path}, line {line_number}")
-            grades_by_question.setdefault(question_id, {})[document_id] = grade
-    questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grades_by_question)
+            grade_maps.setdefault(question_id, {})[document_id] = grade
+    questions = tuple(q for q in _read_file(str(folder / "queries.jsonl")) if q.id in grade_maps)
     if not questions:
         raise InputError(f"{path} has no judgement for a question of queries.jsonl: use the qrels of the same data set")
     return QuestionSet(
-        tuple(_set_own_document(question, grades_by_question[question.id]) for question in questions),
-        {question.id: grades_by_question[question.id] for question in questions},
+        tuple(_set_own_document(question, grade_maps[question.id]) for question in questions),
+        {question.id: grade_maps[question.id] for question in questions},
     )
 
 
@@ -147,11 +147,11 @@ def _parse_judgement(line: str, location: str) -> tuple[str, str, int]:
 def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
     lines = _check_lines(file, name)
     try:
-        # byte order mark, which some editors write
+        # Some editors write a byte order mark.
         first_line = next(lines, "").removeprefix("\ufeff")
         parse_lines = _PARSERS.get(_get_format_suffix(name)) or _guess_parser(first_line)
         questions = tuple(parse_lines(chain([first_line], lines), name))
-    except UnicodeDecodeError as error:  # a stream that was read from before
+    except UnicodeDecodeError as error:  # a stream that was read before could not be reconfigured
         raise InputError(f"{name} is not UTF-8 text ({error}): convert it") from error
     if not questions:
         raise InputError(f"{name} contains no questions: give a file with at least one")
@@ -190,8 +190,7 @@ def _guess_parser(first_line: str) -> LineParser:
 
 
 def check_unique_ids(ids: Iterable[str], source: str, noun: str) -> None:
-    """Check that the ids of the questions or examples of a source are unique; `noun` is
-    "questions".
+    """Check that the ids of a source are unique; `noun` says what has them, such as "questions".
 
     Raises:
         InputError: two have the same id.
@@ -214,8 +213,8 @@ def _check_encodable(questions: Iterable[Question], name: str) -> None:
 
 def _parse_lines(lines: Iterator[str], name: str) -> Iterator[Question]:
     stripped_lines = (line.strip() for line in lines)
-    for question_number, stripped_line in enumerate(stripped_line for stripped_line in stripped_lines if stripped_line):
-        yield Question(str(question_number), stripped_line)
+    for question_number, text in enumerate(text for text in stripped_lines if text):
+        yield Question(str(question_number), text)
 
 
 def _parse_dpr(lines: Iterator[str], name: str) -> Iterator[Question]:
@@ -341,7 +340,7 @@ def _choose_sentence(passage: Passage, seed: int) -> str:
 
 
 def digest_questions(question_set: QuestionSet) -> str:
-    """Return the digest of the parsed questions, which does not depend on the file format."""
+    """Return a digest of the parsed questions that does not depend on the file format."""
     return digest_json(
         [[_convert_question_to_json(question) for question in question_set.questions], question_set.qrels]
     )

@@ -30,8 +30,8 @@ class MeasureValues:
 
     def write(self, path: Path) -> None:
         """Write the values to a file."""
-        json_fields = {"questions": self.questions, "retrievers": self.retrievers}
-        path.write_text(json.dumps(json_fields, ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        fields = {"questions": self.questions, "retrievers": self.retrievers}
+        path.write_text(json.dumps(fields, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -73,7 +73,7 @@ class MeasureComparison:
     before: MetricValue  # metric of the first evaluation
     after: MetricValue  # metric of the second evaluation
     difference: MetricValue  # after minus before, with an interval if they share questions
-    n: int  # number of shared questions; 0: there is no interval
+    n: int  # number of shared questions; if 0, there is no interval
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from rag_model.store.versions.snapshot import Snapshot
 
 VERSION = 2  # version of the code that computes metrics; a new number gives evaluations new ids
 _ROUTE_SETTINGS = ("route", "choose_route")
-_LIBRARIES = ("torch", "transformers")  # releases round differently and may change answers
+# libraries whose releases round differently, so that answers may change
+_LIBRARIES = ("torch", "transformers")
 
 
 def describe_retrieval_subject(

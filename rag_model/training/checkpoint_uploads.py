@@ -54,7 +54,7 @@ class _PendingUpload:
 
     folder: Path
     progress: TrainingProgress
-    digests: dict[str, str]  # known digests, by relative path
+    digests: dict[str, str]  # known digests of files, by relative path
 
 
 class CheckpointUploader:
@@ -67,9 +67,9 @@ class CheckpointUploader:
         self._pending: _PendingUpload | None = None
         self._closing = self._aborting = False
         self._failure = self._reported_failure = ""
-        # by (inode, size, modification time)
+        # uploaded files by (inode, size, modification time)
         self._blob_refs: dict[tuple[int, int, int], BlobRef] = {}
-        for stale_folder in identity.folder.glob(f"{_UPLOAD_PREFIX}*"):  # left by a killed process
+        for stale_folder in identity.folder.glob(f"{_UPLOAD_PREFIX}*"):  # A killed process left it.
             shutil.rmtree(stale_folder, ignore_errors=True)
         self._thread = threading.Thread(target=self._upload_pending, daemon=True, name="checkpoints")
         self._thread.start()
@@ -225,8 +225,8 @@ def _list_newest_checkpoints(folder: Path) -> list[Path]:
 
 
 def _list_records(folder: Path) -> list[Path]:
-    record_paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
-    return [path for path in record_paths if path.is_file() and not path.parent.name.startswith(".")]
+    paths = (folder / RECORD, *folder.glob(f"*/{RECORD}"))
+    return [path for path in paths if path.is_file() and not path.parent.name.startswith(".")]
 
 
 def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
@@ -242,9 +242,9 @@ def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
     journal_paths = {path.parent / METRICS for path in _list_records(folder)}
     # The other JSON-lines files are caches of scores.
     yield from ((path, False) for path in folder.glob("*.jsonl") if path not in journal_paths)
-    refresh_folder = folder / "refreshes"
-    yield from ((path, True) for path in refresh_folder.glob("step-*.json"))
-    yield from ((path, True) for path in refresh_folder.glob("step-*/encoders/**/*") if path.is_file())
+    refreshes = folder / "refreshes"
+    yield from ((path, True) for path in refreshes.glob("step-*.json"))
+    yield from ((path, True) for path in refreshes.glob("step-*/encoders/**/*") if path.is_file())
 
 
 def _describe_failure(step: int, error: Exception) -> str:
@@ -256,6 +256,6 @@ def _link_or_copy(path: Path, dest: Path, *, is_immutable: bool) -> None:
         if is_immutable:
             os.link(path, dest)
             return
-    except OSError:  # the file system has no hard links
+    except OSError:  # The file system may not support hard links.
         pass
     shutil.copyfile(path, dest)

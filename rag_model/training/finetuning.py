@@ -49,7 +49,8 @@ from rag_model.training.objectives.objective import (
 )
 
 STAGE, CURVES_PAGE = TRAINING_STAGE, "training.html"
-VERSION = 3  # increase it when the same inputs would give a different model
+# version of this code; increase it when the same inputs would give a different model
+VERSION = 3
 _RECORDED_PACKAGES = ("bookwheel", "torch", "transformers", "tokenizers", "accelerate", "numpy", "faiss-cpu")
 
 
@@ -68,17 +69,17 @@ class ModelCard:
 
     result: ModelDescription
     inputs: Mapping[str, Any]  # `Finetuning.inputs`
-    corpus: Mapping[str, Any]  # of the snapshot's manifest: the source of the passages
+    corpus: Mapping[str, Any]  # source of the passages, from the snapshot's manifest
     trained: TrainingResult  # combined result of all stages
     stages: Sequence[StageSummary] = ()  # empty if there is only one stage
-    # by part, where a model comes from: NAME@COMMIT of the hub, or a folder
+    # origin of each initial model by part: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def render_card(card: ModelCard) -> str:
     """Return the card as Markdown with a YAML head; equal cards give equal texts."""
     kind, language = card.inputs["kind"], str(card.corpus.get("language") or "")
-    front_matter = {
+    header = {
         "library_name": "bookwheel",
         "pipeline_tag": card.result.hub_task,
         "tags": ["bookwheel", "retrieval-augmented-generation", kind],
@@ -87,7 +88,7 @@ def render_card(card: ModelCard) -> str:
     card_lines = [
         "---",
         # A JSON value is a YAML value.
-        *(f"{name}: {json.dumps(setting, ensure_ascii=False)}" for name, setting in front_matter.items()),
+        *(f"{name}: {json.dumps(setting, ensure_ascii=False)}" for name, setting in header.items()),
         "---",
         f"# {kind}, trained by bookwheel",
         "",
@@ -158,7 +159,7 @@ class FinetuningResult:
 
     model: str  # full id
     steps: int
-    best_step: int  # step of the published weights; 0: no step improved the goal
+    best_step: int  # step of the published weights; 0 means no step improved the goal
     before: dict[str, float]  # measures of the initial weights on the dev set
     after: dict[str, float]  # measures of the published weights
 
@@ -200,8 +201,8 @@ class Finetuning:
         """Return the job with examples prepared for training, for example with mined negatives.
 
         The examples are prepared once. `work` is the training's folder, which caches slow results.
-        `on_progress` is called with the finished and the total amount. If several processes train,
-        only the first one prepares the examples.
+        `on_progress` is called with the finished and the total amount of work. If several processes
+        train, only the first one prepares the examples.
         """
         if self._prepared is None:
             job = replace(self.job, digests=self.inputs["models"], work=work, on_progress=on_progress)
@@ -247,7 +248,7 @@ class Finetuning:
             BookwheelError: raised by the objective, its tasks or the loop; the checkpoints stay.
         """
         processes = find_processes()
-        stage_results, stage_summaries = list[TrainingResult](), list[StageSummary]()
+        stage_results, summaries = list[TrainingResult](), list[StageSummary]()
 
         def report_scoring(done: int, total: int) -> None:
             if report is not None:
@@ -258,8 +259,8 @@ class Finetuning:
                 report(f"stage {stage.name}", 0, 0, {"evaluate_every": stage.loop.evaluate_every})
             # The seed determines weights that the folder lacks, such as a pooler's.
             torch.manual_seed(stage.loop.seed)
-            previous_best_folder = stage_results[-1].best_folder if stage_results else None
-            task = processes.run_after_first(partial(stage.task, previous_best_folder, report_scoring))
+            best_folder = stage_results[-1].best_folder if stage_results else None
+            task = processes.run_after_first(partial(stage.task, best_folder, report_scoring))
             try:
                 on_stage_checkpoint = (
                     partial(on_checkpoint, stage.name) if on_checkpoint is not None and stage.loop.stored else None
@@ -267,11 +268,11 @@ class Finetuning:
                 result = train(task, stage.loop, work / stage.name, report, on_stage_checkpoint)
             finally:
                 if processes.is_first:
-                    self._write_curves_page(work, [*(summary.name for summary in stage_summaries), stage.name])
+                    self._write_curves_page(work, [*(summary.name for summary in summaries), stage.name])
             self.objective.check(task, result.best_measures)
             stage_results.append(result)
-            stage_summaries.append(StageSummary(stage.name, result, getattr(task, "trained_on", "")))
-        self._stage_summaries = stage_summaries
+            summaries.append(StageSummary(stage.name, result, getattr(task, "trained_on", "")))
+        self._stage_summaries = summaries
         return _combine_stages(stage_results)
 
     def _write_curves_page(self, work: Path, stages: Sequence[str]) -> None:
@@ -281,7 +282,7 @@ class Finetuning:
         with (
             suppress(OSError),
             atomic_write(work / CURVES_PAGE) as temp_path,
-        ):  # a failure here must not end the training
+        ):  # A failure to write the page must not end the training.
             temp_path.write_text(page_html, encoding="utf-8")
 
     def publish(
@@ -301,17 +302,17 @@ class Finetuning:
         (best_folder / "README.md").write_text(render_card(card), encoding="utf-8")
         for stage in self._stage_summaries:
             shutil.copyfile(work / stage.name / METRICS, best_folder / f"{stage.name}{'-' * bool(stage.name)}{METRICS}")
-        initial_measures, best_measures = dict(trained.initial_measures), dict(trained.best_measures)
+        before, after = dict(trained.initial_measures), dict(trained.best_measures)
         space = self.objective.space(self.job, best_folder)
         trained_model = ModelMetadata(
             self.objective.name,
             space.to_json() if space else None,
             {name: input_value for name, input_value in self.inputs.items() if name != "kind"},
-            {"before": initial_measures, "after": best_measures},
+            {"before": before, "after": after},
             self._build_provenance(seconds, trained),
         )
         stored_model = put_model(self.store, best_folder, trained_model, name)
-        result = FinetuningResult(stored_model.model, trained.steps, trained.best_step, initial_measures, best_measures)
+        result = FinetuningResult(stored_model.model, trained.steps, trained.best_step, before, after)
         files = self.store.models.get(stored_model.model).content.files
         self.store.memo.write_record(STAGE, self.key, files, asdict(result), self.inputs)
         return result, stored_model
@@ -354,7 +355,7 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     models = {model_part: read_architecture(resolve_folder(name)) for model_part, name in job.origins.names.items()}
     costs, weight_bytes = objective.costs(job, models), estimate_weight_bytes(*models.values())
     memory_by_stage: dict[str, int] = {}
-    n_steps, n_operations, disk_bytes = 0, costs.rebuilds * costs.rebuild_operations, 0
+    n_steps, n_operations, disk = 0, costs.rebuilds * costs.rebuild_operations, 0
     for stage_costs in (*costs.previous_stages, costs):
         loop = stage_costs.loop or job.settings.loop
         stage_steps = loop.count_steps(stage_costs.batches, 1)
@@ -365,7 +366,7 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
             + stage_steps * loop.accumulation * stage_costs.step_operations
             + n_evaluations * stage_costs.evaluation_operations
         )
-        disk_bytes += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
+        disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
         memory_by_stage |= stage_costs.stage_bytes
     unit, n_items = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
     work_sizes = {"steps": f"{n_steps:,}", unit: f"{n_items:,}"}
@@ -376,10 +377,10 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
     if costs.preparation_operations:
         work_sizes["scores of the generator"] = f"{costs.preparation_operations / CORE_FLOPS:,.0f} s of a core"
     if rebuild is not None:
-        peak_bytes, disk_bytes = max(rebuild.compute_stage_memory(1).values()), disk_bytes + rebuild.disk
+        peak_bytes, disk = max(rebuild.compute_stage_memory(1).values()), disk + rebuild.disk
         memory_by_stage["rebuild"] = max(costs.stage_bytes.values()) + peak_bytes
         work_sizes["a rebuild takes"] = f"{format_bytes(peak_bytes)} of memory, {format_bytes(rebuild.disk)} of disk"
-    return WorkEstimate(work_sizes, memory_by_stage, n_operations, disk=disk_bytes)
+    return WorkEstimate(work_sizes, memory_by_stage, n_operations, disk=disk)
 
 
 def _combine_stages(stages: Sequence[TrainingResult]) -> TrainingResult:

@@ -88,7 +88,7 @@ class RebuildOrder:
 
     step: int  # training steps of the encoder
     snapshot: str  # full id of the snapshot whose passages are encoded
-    folder: Path  # holds the encoders, and the rebuild's files
+    folder: Path  # folder with the encoders and the files of the rebuild
 
     @property
     def encoders(self) -> Path:
@@ -267,7 +267,7 @@ class MovingIndex:
         self._current_rebuild = self._rebuild_folder.find_result(snapshot)
 
     def move_index(self, step: int) -> Measures:
-        """Start a rebuild if one is due, and move to a finished one; see `SearchingTask.move_index`.
+        """Start a rebuild if one is due, and move to a finished one; see `SearchingTask`.
 
         Returns `snapshot_age`, the steps since the encoder of the searched snapshot;
         `encoding_seconds` and `rebuild_seconds` of its rebuild and `swap_seconds` of the move to

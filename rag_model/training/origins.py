@@ -93,28 +93,28 @@ def choose_models(
         UsageError: the named encoder, or the snapshot's, encodes only questions; a generator or a
             teacher is missing; or the named model of the store has no such part.
     """
-    encoder, name_by_part = named_models.encoder, dict[str, str]()
+    encoder, names = named_models.encoder, dict[str, str]()
     for model_part in sorted({CROSS_ENCODER, COLBERT} & {*parts}):
-        name_by_part[model_part] = str(
+        names[model_part] = str(
             snapshot.folder(QUESTION_ENCODER) if encoder is None else resolve_part_folder(store, encoder, model_part)
         )
     if PASSAGE in parts:
-        name_by_part |= _choose_bi_encoder(store, snapshot, encoder)
+        names |= _choose_bi_encoder(store, snapshot, encoder)
     elif QUESTION in parts:
-        name_by_part[QUESTION] = (
+        names[QUESTION] = (
             str(snapshot.folder(QUESTION_ENCODER)) if encoder is None else resolve_encoders(store, encoder).question
         )
     if MASKED_LM in parts:
-        name_by_part[MASKED_LM] = resolve_part(store, named_models.generator or name_by_part[PASSAGE], MASKED_LM)
+        names[MASKED_LM] = resolve_part(store, named_models.generator or names[PASSAGE], MASKED_LM)
     elif GENERATOR in options:
         if named_models.generator is None:
             raise UsageError("there is no generator: name one with --generator, a folder, a hub name or model:NAME")
-        name_by_part[GENERATOR] = resolve_part(store, named_models.generator, GENERATOR)
+        names[GENERATOR] = resolve_part(store, named_models.generator, GENERATOR)
     if TEACHER in options:
         if named_models.teacher is None:
             raise UsageError("there is no teacher: name a cross-encoder with --teacher, a folder or model:NAME")
-        name_by_part[TEACHER] = str(resolve_part_folder(store, named_models.teacher, CROSS_ENCODER))
-    return InitialModels(name_by_part)
+        names[TEACHER] = str(resolve_part_folder(store, named_models.teacher, CROSS_ENCODER))
+    return InitialModels(names)
 
 
 def _choose_bi_encoder(store: Store, snapshot: Snapshot, encoder: str | None) -> dict[str, str]:

@@ -114,7 +114,7 @@ def parse_field_comments(settings_type: type[Any]) -> dict[str, str]:
     return comments
 
 
-@cache  # forms and settings files ask for each record several times
+@cache  # Forms and settings files read the comments of each record several times.
 def _parse_own_comments(record_type: type[Any]) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(record_type))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rag_model.evaluation.reports.page import Node, Scale, join_nodes, tag
+from rag_model.evaluation.reports.page import Node, Scale, join, tag
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 720.0, 360.0, 70.0, 50.0, 40.0, 170.0
 _COLOURS = ("#8a8a8a", "#2a6f97", "#d1495b", "#66a182")
@@ -51,12 +51,12 @@ def _draw_line(name: str, points: Points, colour: str, x: Scale, y: Scale) -> No
         for (a, b), (px, py) in zip(points, positions, strict=True)
     ]
     end = _draw_text(name, positions[-1][0] + 10, positions[-1][1] + 4)
-    return join_nodes(tag("polyline", points=path, fill="none", stroke=colour, stroke_width=2), *marks, end)
+    return join(tag("polyline", points=path, fill="none", stroke=colour, stroke_width=2), *marks, end)
 
 
 def _draw_level(y: float, label: str) -> Node:
     grid = tag("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, stroke="#dddddd")
-    return join_nodes(grid, _draw_text(label, _LEFT - 8, y + 4, anchor="end"))
+    return join(grid, _draw_text(label, _LEFT - 8, y + 4, anchor="end"))
 
 
 def _draw_tick_label(x: float, label: str) -> Node:

@@ -18,7 +18,7 @@ from flows.launch import launch
 from flows.release import ReleaseTraining, find_initial_move, find_withdrawal
 from flows.release import release as flow
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import ReleaseRequirements
+from rag_model.evaluation.gate import ReleaseCriteria
 from rag_model.store.store import Store
 from rag_model.store.versions.models import ModelMetadata, put_model
 from tests.fixtures.forked_processes import ForkedCommand
@@ -357,7 +357,7 @@ def test_a_form_gives_a_release_its_records() -> None:
     }
     found = flow.validate_parameters({**given, "acceptance": {"floors": {"EM": 0.5}}, "settings": {"depth": 5}})
     assert found["training"] == ReleaseTraining("rag-token", recipe={"loop": {"seed": 1}})
-    assert found["acceptance"] == ReleaseRequirements({"EM": 0.5})
+    assert found["acceptance"] == ReleaseCriteria({"EM": 0.5})
     assert found["settings"] == EvaluationSettings(depth=5)
     with pytest.raises(ParameterTypeError, match=r"training\.kind"):
         flow.validate_parameters({**given, "training": {"kind": "magic"}})

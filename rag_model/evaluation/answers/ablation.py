@@ -39,9 +39,9 @@ BM25, FROZEN_RETRIEVER, WHOLE_CORPUS = "BM25", "frozen retriever", "whole corpus
 class AblationSettings:
     """Settings of the ablations; every condition answers all questions once more."""
 
-    # Numbers of passages; the paper's figure 3 ends at 50.
+    # numbers of passages per question to compare; the paper's figure 3 ends at 50
     sweep: tuple[int, ...] = (1, 2, 5, 10, 20)
-    gold_depth: int = 100  # search depth for a passage with the answer, as for DPR's positives
+    gold_depth: int = 100  # depth to which a gold passage is searched for, as for DPR's positives
     seed: int = 0  # random seed of the shuffled passages
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class AblationSettings:
             raise UsageError(f"the depths in {self} are invalid: give depths of at least 1")
 
     def search_depth(self, k: int) -> int:
-        """Return the number of passages to retrieve per question for these ablations and for
+        """Return how many passages to retrieve per question for these ablations and an open book of
         `k`.
         """
         return max(k, self.gold_depth, *self.sweep)
@@ -60,11 +60,12 @@ class EvalCondition:
     """A condition of an evaluation: questions, and the passages from which each is answered."""
 
     name: str
-    k: int  # passages per question; 0: closed book
+    k: int  # passages per question; 0 means closed book
     questions: tuple[Question, ...]
     hits: tuple[tuple[Hit, ...], ...]  # up to k hits per question; BM25 may return fewer
-    other_retriever: str = ""  # name of the condition's retriever; empty: the model's own retriever
-    reader: str = ""  # name of the reader; empty: the first reader
+    # name of the condition's retriever; empty means the model's own retriever
+    other_retriever: str = ""
+    reader: str = ""  # name of the reader; empty means the first reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +76,28 @@ class AblationResult:
     k: int
     scored: tuple[ScoredAnswer, ...]
     metrics: dict[str, Estimate]
-    # differences to the open book over shared questions; empty for the open book
+    # differences from the open book over the shared questions, by measure; empty for the open book
     differences: dict[str, Estimate]
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics as JSON values, without values per question."""
-        metrics_json = {name: asdict(estimate) for name, estimate in self.metrics.items()}
-        differences_json = {name: asdict(estimate) for name, estimate in self.differences.items()}
-        summary_json = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": metrics_json}
-        stage_milliseconds = {name: 1000 * seconds for name, seconds in self.stages.items()}
-        return {**summary_json, "against_open": differences_json, "costs": self.costs, "stages": stage_milliseconds}
+        metrics = {name: asdict(estimate) for name, estimate in self.metrics.items()}
+        differences = {name: asdict(estimate) for name, estimate in self.differences.items()}
+        summary = {"condition": self.name, "k": self.k, "n": len(self.scored), "metrics": metrics}
+        stage_ms = {name: 1000 * seconds for name, seconds in self.stages.items()}
+        return {**summary, "against_open": differences, "costs": self.costs, "stages": stage_ms}
 
     @property
     def costs(self) -> dict[str, float]:
-        """The known means per question: `seconds` to answer, tokens `read` and tokens `written`."""
+        """The known means per question of `seconds` to answer, tokens `read` and tokens `written`."""
         readings = [scored_answer.reading for scored_answer in self.scored]
         token_usages = [reading.usage for reading in readings if reading.usage is not None]
-        values_by_cost: dict[str, list[float]] = {
+        cost_values: dict[str, list[float]] = {
             "seconds": [reading.seconds for reading in readings if reading.seconds is not None],
             "read": [token_usage.prompt_tokens for token_usage in token_usages],
             "written": [usage.new_tokens for usage in token_usages],
         }
-        return {name: sum(column) / len(column) for name, column in values_by_cost.items() if column}
+        return {name: sum(column) / len(column) for name, column in cost_values.items() if column}
 
     @property
     def stages(self) -> dict[str, float]:
@@ -175,8 +176,8 @@ def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
     The order is random because neighbours in a file are often about one article and share passages.
     """
     permutation = random.Random(seed).sample(range(len(hits)), len(hits))
-    next_position_by_position = dict(zip(permutation, [*permutation[1:], permutation[0]], strict=True))
-    return [hits[next_position_by_position[position]] for position in range(len(hits))]
+    next_positions = dict(zip(permutation, [*permutation[1:], permutation[0]], strict=True))
+    return [hits[next_positions[position]] for position in range(len(hits))]
 
 
 def measure_condition(
@@ -232,12 +233,12 @@ def describe_retrieval_benefit(
             result_by_name[OPEN_BOOK].costs, result_by_name[CLOSED_BOOK].costs, sum(search_milliseconds.values())
         )
     )
-    cost_text = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
-    return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(phrases)}{cost_text}"
+    cost = f", for {_join_words(extra_costs)} more per question" if extra_costs else ""
+    return f"{_describe_gain(gain_over_closed_book)}: {measure} is {' and '.join(phrases)}{cost}"
 
 
 def _negate_difference(difference: Estimate) -> Estimate:
-    """Return the open book minus a condition, from the condition's difference to the open book."""
+    """Return the difference of the open book from a condition, given the opposite difference."""
     return Estimate(
         0.0 - difference.value,
         0.0 - difference.high,

@@ -27,7 +27,7 @@ class CoveragePoint:
 
     minimum_score: float  # threshold; answers with at least this score are given
     coverage: float  # share of the questions that are answered
-    risk: float  # share of wrong answers among the given ones
+    risk: float  # share of wrong answers among the answers that are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class AbstentionReport:
     # curve by signal, in descending order of the threshold
     curves: Mapping[Signal, Sequence[CoveragePoint]]
     areas: Mapping[Signal, float]  # area under the curve by signal; smaller is better
-    threshold: Threshold | None  # threshold; None: every threshold exceeds the risk limit
-    # point of the threshold; None: no threshold, or it answers no question
+    threshold: Threshold | None  # chosen threshold; None if every threshold exceeds the risk limit
+    # point of the threshold; None if there is no threshold or it answers no question
     operating_point: CoveragePoint | None
-    risk_limit: float | None  # maximum risk of the choice; None: the threshold was given
+    # maximum risk of the chosen threshold; None if the threshold was given
+    risk_limit: float | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values, without the curves."""
@@ -56,8 +57,8 @@ class AbstentionReport:
 def compute_risk_coverage_curve(scores: Sequence[float], correctness: Sequence[float]) -> list[CoveragePoint]:
     """Return coverage and risk at each threshold, in descending order of the threshold.
 
-    `is_correct` is 1 for a correct answer. Equal scores share one point. An answer with a score of
-    -inf is below every threshold.
+    `correctness` has 1 for a correct answer. Equal scores share one point. An answer with a score
+    of -inf is below every threshold.
 
     >>> compute_risk_coverage_curve([0.9, 0.5, 0.5, 0.1], [1, 1, 0, 0])[1]
     CoveragePoint(minimum_score=0.5, coverage=0.75, risk=0.33333333333333337)

@@ -22,12 +22,12 @@ class CollapsedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CollapseLimits:
-    """Limits beyond which retrieval is considered collapsed; 0.0 and 1.0 disable the two checks."""
+    """Limits of a retrieval collapse; least_spread = 0.0 and most_unchanged = 1.0 disable them."""
 
     questions: int = 20  # minimum number of questions; fewer may be similar by chance
-    # Minimum spread. For 300 questions and k = 5, MiniLM has .88 on questions about its 1,581
-    # passages, .65 on other topics, and .50 and .18 if question vectors are moved 90 % and 95 % to
-    # their mean.
+    # Minimum spread. For 300 questions and k = 5, the spread of MiniLM is .88 for questions about
+    # the 1,581 passages and .65 for other topics; it is .50 and .18 if question vectors are moved
+    # by 90 % and 95 % towards their mean.
     least_spread: float = 0.3
     # Maximum share of unchanged answers. Most answers change if a model uses its passages, and none
     # otherwise. With two labels (yes, no), half of the answers stay the same by chance.
@@ -50,14 +50,15 @@ class CollapseStats:
     questions: int  # number of questions
     k: float  # mean number of passages per question
     distinct: int  # number of distinct passages over all questions
-    # Normalized entropy; 0: the same passages for all questions, 1: evenly spread passages.
+    # Normalized entropy, from 0 (the same passages for all questions) to 1 (evenly spread
+    # passages).
     spread: float
-    # Share of answers that do not change with another question's passages; None: not measured.
+    # Share of answers that do not change with another question's passages; None if not measured.
     unchanged: float | None = None
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics by name, for journals and reports."""
-        return {name: statistic for name, statistic in asdict(self).items() if statistic is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def reason(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
         """Return a sentence about the collapse and its remedy; empty if nothing has collapsed."""
@@ -97,7 +98,7 @@ def measure_collapse(
     Args:
         passage_ids: the ids of each question's passages, without duplicates per question.
         corpus_size: number of passages in the corpus.
-        unchanged: the result of `compute_unchanged_share`, if measured.
+        unchanged: the result of `measure_unchanged`, if measured.
 
     The spread is (H - log k) / (log min(n k, corpus_size) - log k). H is the entropy
     -Σ_d p_d log p_d, where p_d is the share of passage d among the n k passages. For n questions
@@ -105,7 +106,7 @@ def measure_collapse(
     The spread is 1.0 if only one value is possible (a single question, or k is the size of the
     corpus).
     """
-    hit_counts = Counter(passage_id for question_passage_ids in passage_ids for passage_id in question_passage_ids)
+    hit_counts = Counter(passage_id for ids in passage_ids for passage_id in ids)
     n_hits = hit_counts.total()
     k = n_hits / len(passage_ids) if passage_ids else 0.0
     return CollapseStats(
@@ -121,11 +122,11 @@ def _compute_spread(hit_counts: Counter[str], k: float, max_distinct: int) -> fl
     return min(1.0, max(0.0, (entropy - math.log(k)) / (math.log(max_distinct) - math.log(k))))
 
 
-def compute_unchanged_share(answers: Sequence[str], shuffled: Sequence[str]) -> float:
+def measure_unchanged(answers: Sequence[str], shuffled: Sequence[str]) -> float:
     """Return the share of answers whose normalized text is the same with another question's
     passages.
 
-    >>> compute_unchanged_share(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
+    >>> measure_unchanged(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
     0.5
     """
     pairs = list(zip(answers, shuffled, strict=True))

@@ -34,7 +34,7 @@ from rag_model.evaluation.answers.ablation import (
     measure_condition,
 )
 from rag_model.evaluation.answers.abstaining import AbstentionReport, choose_threshold, measure_threshold
-from rag_model.evaluation.answers.collapse import CollapseStats, compute_unchanged_share, measure_collapse
+from rag_model.evaluation.answers.collapse import CollapseStats, measure_collapse, measure_unchanged
 from rag_model.evaluation.answers.readings import Reading, describe_problems, produce_readings
 from rag_model.evaluation.answers.routing import AnswerFunction, RoutedAnswers, RoutingReport
 from rag_model.evaluation.answers.scores import check_gold_answers, deciding_measure
@@ -73,7 +73,7 @@ ProgressCallback = Callable[[int, int], None]
 # maximum number of passages for which a prompt with all of them is tried
 _MAX_WHOLE_PASSAGES = 2_000
 _BM25_KIND = "bm25"
-# few, because answering takes far longer than search
+# few timed queries, because answering takes far longer than search
 _TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)
 
 
@@ -87,7 +87,8 @@ class AnswerCache:
 
     store: Store
     reader: Reader  # called for every batch that is not cached
-    inputs: Mapping[str, Any]  # part of the cache key: snapshot, model and decoding settings
+    # part of the cache key, such as snapshot, model and decoding settings
+    inputs: Mapping[str, Any]
 
     def __call__(
         self, condition: EvalCondition, on_progress: ProgressCallback = lambda done, total: None
@@ -123,7 +124,7 @@ class AnswerCache:
     ) -> dict[str, Any]:
         """Return the memo key of a batch.
 
-        Scores are not part of it, because retriever, model, snapshot and question determine them.
+        The scores of hits are not part of the key, because its other parts determine them.
         """
         query_hashes = [
             [question.id, question.text, [hit.passage.hash for hit in question_hits]]
@@ -154,14 +155,14 @@ class WholeCorpus:
 
     reader: str = ""  # name of the reader
     hits: tuple[Hit, ...] = ()  # all passages, in the order of the corpus
-    # Sentence that says why the corpus is not read; empty: it is read, or was not requested.
+    # Sentence that says why the corpus is not read; empty if it is read or was not requested.
     missing: str = ""
 
 
 def open_other_retrievers(
     snapshot: Snapshot, store: Store, own_expression: str | None, encoder: QuestionEncoder | None
 ) -> dict[str, SnapshotRetriever]:
-    """Return, by condition, the retrievers with which the reader's own retriever is compared.
+    """Return the retrievers to compare with the reader's own one, by the name of their condition.
 
     Lewis et al. 2020 (table 6) train RAG with a frozen retriever and with BM25 and report EM 41.2
     and 31.8 instead of 44.0 on Natural Questions. Here the model is not changed, but reads
@@ -172,8 +173,8 @@ def open_other_retrievers(
     Args:
         snapshot: the snapshot to search; retrievers that it does not have are omitted.
         store: the store with the models that expressions name.
-        own: expression of the reader's retriever; None: the snapshot's default.
-        encoder: question encoder of a model that weights passages by inner products; None: the
+        own_expression: expression of the reader's retriever; None means the snapshot's default.
+        encoder: question encoder of a model that weights passages by inner products; None if the
             model does not weight passages.
     """
     reader_expression = own_expression or snapshot.manifest.content.default_retriever
@@ -288,8 +289,8 @@ class AnswerEvaluation:
         }
         if isinstance(self._retriever, SnapshotRetriever):
             timings = time_stages([self._retriever], texts, self.k, _TIMING_SETTINGS)[0]
-            encoder_cost = {ENCODER: sum(timings.encoders.values())} if timings.encoders else {}
-            self.search_milliseconds = {**encoder_cost, **timings.stages, PASSAGES: timings.passages}
+            encoder_ms = {ENCODER: sum(timings.encoders.values())} if timings.encoders else {}
+            self.search_milliseconds = {**encoder_ms, **timings.stages, PASSAGES: timings.passages}
 
     def conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
@@ -401,9 +402,7 @@ class AnswerEvaluation:
 
     @property
     def abstention(self) -> AbstentionReport | None:
-        """The report on the threshold that was chosen or measured on the open book; None without
-        one.
-        """
+        """The abstention report of the open book; None if no threshold is chosen or measured."""
         measure, scored = deciding_measure(self.settings.kind), self.results[0].scored
         if self.settings.threshold is not None:
             return measure_threshold(scored, measure, self.settings.threshold)
@@ -426,7 +425,7 @@ class AnswerEvaluation:
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
         shuffled_answers = (
-            compute_unchanged_share(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
+            measure_unchanged(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
             if SHUFFLED_PASSAGES in answers_by_condition
             else None
         )

@@ -28,7 +28,7 @@ class AnswerPassage:
     text: str
     score: float  # the retriever's score
     weight: float | None  # p(z|x); None if the reader does not marginalize over passages
-    posterior: float | None  # p(z|x,y); None like the weight
+    posterior: float | None  # p(z|x,y); None if the weight is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class ReadContextEntry:
 
     title: str
     text: str  # text in the prompt
-    places: tuple[int, ...]  # positions of its passages in `Reading.passages`, ascending
+    # positions in `Reading.passages` of the passages with this text, ascending
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,16 @@ class Reading:
 
     question: str  # id of the question
     answer: str  # text of the answer without citations
-    log_likelihood: float | None  # log p(y|x) in nats; None: unknown, or the probability is 0
+    # log p(y|x) in nats; None if it is unknown or the probability is 0
+    log_likelihood: float | None
     passages: tuple[AnswerPassage, ...]
-    ended: bool = True  # False: truncated at the maximum number of tokens
-    # entries by ascending number; empty: passages were not numbered
+    ended: bool = True  # whether it ended by itself; False if truncated at the maximum of tokens
+    # entries by ascending number; if empty, passages were not numbered
     context: tuple[ReadContextEntry, ...] = ()
     statements: tuple[Statement, ...] = ()  # sentences with citations; empty without a context
     usage: TokenUsage | None = None  # None: not counted
-    closed_book: float | None = None  # log p(y|question) in nats; None: unknown
-    # share of the batch's seconds; None: unknown
+    closed_book: float | None = None  # log p(y|question) in nats; None if it is unknown
+    # seconds to answer, or a share of the batch's seconds; None if they are unknown
     seconds: float | None = field(default=None, compare=False)
     stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds by stage
     problem: AnswerProblem | None = None  # the reason why the answer is empty or doubtful
@@ -91,7 +93,7 @@ def produce_readings(reader: Reader, questions: Sequence[Question], hits: Sequen
 
 
 def describe_problems(readings: Sequence[Reading]) -> list[str]:
-    """Return a sentence per kind of problem, with the number of such answers and a first
+    """Return one sentence per kind of problem, with the number of affected answers and the first
     message.
     """
     messages_by_kind: dict[str, list[str]] = {}

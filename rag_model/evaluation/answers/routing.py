@@ -33,14 +33,15 @@ from rag_model.reading.answer import sum_usage
 from rag_model.reading.reader import WEIGHTS
 from rag_model.reading.routing import NO_LIKELIHOOD, ROUTE_SIGNALS, Route, RouteSignal, mean_log_likelihood
 
-AnswerFunction = Callable[..., list[Reading]]  # arguments: a condition, a progress callback
+# The arguments are a condition and a progress callback.
+AnswerFunction = Callable[..., list[Reading]]
 
 
 @dataclass(frozen=True, slots=True)
 class RoutePoint:
     """The effect of one threshold."""
 
-    least: float | None  # threshold; None: every question is answered from passages
+    least: float | None  # threshold; if None, every question is answered from passages
     weights_share: float  # share of the questions that the weights answer
     value: float  # value of the deciding measure
 
@@ -103,10 +104,10 @@ def list_route_points(
     n, total = len(scores), math.fsum(open_book_values)
     points = [RoutePoint(None, 0.0, total / n)]
     ranked_questions = sorted(zip(scores, closed_book_values, open_book_values, strict=True), key=lambda row: -row[0])
-    for n_from_weights, (score, closed_book_value, open_book_value) in enumerate(ranked_questions, start=1):
-        total += closed_book_value - open_book_value
-        if math.isfinite(score) and (n_from_weights == n or ranked_questions[n_from_weights][0] < score):
-            points.append(RoutePoint(score, n_from_weights / n, total / n))
+    for n_closed, (score, closed_value, open_value) in enumerate(ranked_questions, start=1):
+        total += closed_value - open_value
+        if math.isfinite(score) and (n_closed == n or ranked_questions[n_closed][0] < score):
+            points.append(RoutePoint(score, n_closed / n, total / n))
     return points
 
 
@@ -116,7 +117,7 @@ def choose_route(
     open_book_values: Sequence[float],
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> tuple[RouteSignal, RoutePoint]:
-    """Return (signal, its best point), chosen as the module docstring describes."""
+    """Return the signal to route by and its best point, chosen as the module docstring says."""
     best_point_by_signal: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
         correct_scores = {score for score, value in zip(scores, closed_book_values, strict=True) if value > 0}
@@ -173,27 +174,27 @@ class RoutedAnswers:
         """
         n = len(condition.questions)
         closed_condition = EvalCondition(CLOSED_BOOK, 0, condition.questions, ((),) * n)
-        closed_readings = self._answer_questions(closed_condition, lambda done, total: on_progress(done // 2, n))
+        closed_book = self._answer_questions(closed_condition, lambda done, total: on_progress(done // 2, n))
         if not any(condition.hits):
             if condition.k and self.report is None and self._route is None:
                 raise UsageError(
                     "no passage was found for any question, so no route can be chosen: choose another --retriever"
                 )
-            return closed_readings
-        open_readings = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
-        if all(mean_log_likelihood(reading) is None for reading in closed_readings if reading.answer):
+            return closed_book
+        open_book = self._answer_questions(condition, lambda done, total: on_progress((n + done) // 2, n))
+        if all(mean_log_likelihood(reading) is None for reading in closed_book if reading.answer):
             raise UsageError(NO_LIKELIHOOD)
         if self.report is None:
-            self.report = self._measure(condition, closed_readings, open_readings)
+            self.report = self._measure(condition, closed_book, open_book)
         route = self.report.route
-        scores = _score_questions(route.signal, closed_readings, open_readings)
+        scores = _score_questions(route.signal, closed_book, open_book)
         return [
             _choose_reading(route, score, *readings)
-            for score, *readings in zip(scores, closed_readings, open_readings, strict=True)
+            for score, *readings in zip(scores, closed_book, open_book, strict=True)
         ]
 
     def _measure(
-        self, condition: EvalCondition, closed_readings: Sequence[Reading], open_readings: Sequence[Reading]
+        self, condition: EvalCondition, closed_book: Sequence[Reading], open_book: Sequence[Reading]
     ) -> RoutingReport:
         """Measure the route, or choose one, on the questions to which the deciding measure
         applies.
@@ -201,15 +202,15 @@ class RoutedAnswers:
         measure = deciding_measure(self._kind)
         value_pairs = [
             [score_answer(question, reading, self._kind).measures.get(measure) for reading in readings]
-            for question, *readings in zip(condition.questions, closed_readings, open_readings, strict=True)
+            for question, *readings in zip(condition.questions, closed_book, open_book, strict=True)
         ]
-        has_both_values = [None not in value_pair for value_pair in value_pairs]
+        is_complete = [None not in value_pair for value_pair in value_pairs]
         closed_book_values, open_book_values = (
             [measure_value for measure_value in column if measure_value is not None]
             for column in zip(*(pair for pair in value_pairs if None not in pair), strict=True)
         )
         scores_by_signal = {
-            signal: list(compress(_score_questions(signal, closed_readings, open_readings), has_both_values))
+            signal: list(compress(_score_questions(signal, closed_book, open_book), is_complete))
             for signal in ROUTE_SIGNALS
         }
         if self._route is None:
@@ -242,7 +243,7 @@ def _score_questions(signal: RouteSignal, closed_book: Sequence[Reading], open_b
 
 
 def _choose_reading(route: Route, score: float, closed_book: Reading, open_book: Reading) -> Reading:
-    """Return the answer of the memory that the route chooses, with the costs of both."""
+    """Return the answer that the route chooses, with the costs of all generated answers."""
     is_from_weights = route.chooses_weights(score)
     is_open_book_read = not (is_from_weights and route.signal == "weights")
     readings = [closed_book, open_book] if is_open_book_read else [closed_book]

@@ -29,8 +29,8 @@ match over its text without the title, or if a pattern matches in its text.
   where an extractive reader would have 0.
 * `override`: the share of answers that neither equal nor contain a gold answer, over the questions
   with a passage that contains one. The model has read the answer but given another one.
-* `supported`: the share of answers that a passage supports (`supports_statement`), over the non-empty
-  answers. This measure needs no gold answers, so a service can monitor it.
+* `supported`: the share of answers that a passage supports (`supports_statement`), over the
+  non-empty answers. This measure needs no gold answers, so a service can monitor it.
 * `from-passages`: the share of answers that are more likely with the passages than without,
   log p(y|x) > log p(y|question), if the model computes likelihoods. The other answers come from the
   weights. The measure applies to answers without citations, because any citation is more likely
@@ -80,13 +80,13 @@ def measure_citations(question: Question, reading: Reading) -> Mapping[str, floa
     statements = [statement for statement in reading.statements if statement.text.strip()]
     if not reading.context or not statements:
         return {}
-    verdicts_by_statement = [_check_citations(statement, reading, question) for statement in statements]
+    verdict_lists = [_check_citations(statement, reading, question) for statement in statements]
     citation_measures = {CITES_ANY: float(any(statement.cited for statement in statements))}
     citation_measures[CITATION_RECALL] = sum(
         _is_supported(statement, statement.cited, reading, question) for statement in statements
     ) / len(statements)
-    if all_verdicts := [is_correct for citation_verdicts in verdicts_by_statement for is_correct in citation_verdicts]:
-        citation_measures[CITATION_PRECISION] = sum(all_verdicts) / len(all_verdicts)
+    if verdicts := [is_correct for citation_verdicts in verdict_lists for is_correct in citation_verdicts]:
+        citation_measures[CITATION_PRECISION] = sum(verdicts) / len(verdicts)
     return {**citation_measures, **_measure_gold_citations(question, reading, statements)}
 
 
@@ -227,13 +227,13 @@ def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
         InputError: a pattern is malformed.
         MissingExtraError: a package that a measure of this kind needs is not installed.
     """
-    gold_answers = [gold for question in questions for gold in question.answers]
-    if not gold_answers:
+    golds = [gold for question in questions for gold in question.answers]
+    if not golds:
         raise UsageError("no question has a gold answer: give a file with answers")
     if kind == "patterns":
-        for gold in gold_answers:
+        for gold in golds:
             compile_pattern(gold)
-    if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in gold_answers):
+    if kind == "labels" and all(label_match(gold, [gold], FEVER_3WAY) is None for gold in golds):
         raise UsageError(f"no question has one of the labels {', '.join(FEVER_3WAY)}: measure its answers as spans")
     for measure_answer in list_answer_functions(kind).values():
         measure_answer("a", ["a"])
@@ -260,10 +260,10 @@ def estimate_measures(
     for answer in scored:
         for name, measure in answer.measures.items():
             values_by_measure.setdefault(name, []).append(measure)
-    mean_by_measure = {name: estimate_mean(column, resampling) for name, column in values_by_measure.items()}
+    means = {name: estimate_mean(column, resampling) for name, column in values_by_measure.items()}
     predictions, golds = [answer.reading.answer for answer in scored], [answer.question.answers for answer in scored]
     estimates = {name: compute(predictions, golds, resampling) for name, compute in list_corpus_functions(kind).items()}
-    return {**mean_by_measure, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}
+    return {**means, **{name: estimate for name, estimate in estimates.items() if estimate is not None}}
 
 
 def compare_answers(

@@ -23,27 +23,29 @@ class EvaluationSettings(RetrieverChoice):
     """
 
     kind: AnswerKind = "spans"  # kind of the answers, which selects the measures
-    k: int | None = None  # number of passages per answer; None: as in training
+    k: int | None = None  # number of passages per answer; None means the number in training
     depth: int = 20  # maximum number of passages per question in retrieval measures
-    judged_by: JudgedBy | None = None  # criterion of relevance; None: depends on the questions
-    # Retriever expression such as rrf(hnsw, ivfpq); None: the snapshot's default.
+    # criterion of relevance; if None, it depends on the questions
+    judged_by: JudgedBy | None = None
+    # Retriever expression such as rrf(hnsw, ivfpq); None means the snapshot's default.
     retriever: str | None = None
     index: str | None = None  # name of an index, or `exact`; a short form of `retriever`
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
-    # Names of readers, of which the first is used for ablations; empty: the model's default.
+    # Names of readers, of which the first is used for ablations; empty means the model's default.
     readers: tuple[ReaderName, ...] = ()
     # settings of the reader `concat`
     concat: PromptSettings = field(default_factory=PromptSettings)
-    ablations: AblationSettings | None = None  # settings of the ablations; None: only the open book
+    # settings of the ablations; None means only the open book
+    ablations: AblationSettings | None = None
     # limits beyond which retrieval is considered collapsed
     limits: CollapseLimits = COLLAPSE_LIMITS
     resampling: Resampling = DEFAULT_RESAMPLING  # settings of the confidence intervals
-    # Word that the model generates for each label; empty: the model writes its answers.
+    # Word that the model generates for each label; empty means the model writes its answers.
     labels: Mapping[str, str] = field(default_factory=dict)
-    # maximum risk for the choice of a threshold; None: no threshold is chosen
+    # maximum risk for the choice of a threshold; if None, no threshold is chosen
     risk: float | None = None
-    threshold: Threshold | None = None  # threshold to measure; None: no threshold is measured
-    # route of the reader `auto`; None: the default route, or a chosen one
+    threshold: Threshold | None = None  # threshold to measure; if None, no threshold is measured
+    # route of the reader `auto`; None means the default route, or a chosen one
     route: Route | None = None
     choose_route: bool = False  # whether to choose the route on these questions
 
@@ -75,10 +77,10 @@ class EvaluationSettings(RetrieverChoice):
             UsageError: a reader cannot use the model with this name.
         """
         # The reader `auto` compares likelihoods, which an endpoint returns only on request.
-        confidence_signal: Signal | None = "likelihood" if "auto" in self.readers else None
-        confidence_signal = confidence_signal if self.threshold is None else self.threshold.signal
+        signal: Signal | None = "likelihood" if "auto" in self.readers else None
+        signal = signal if self.threshold is None else self.threshold.signal
         reader_settings = [
-            ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=confidence_signal)
+            ReaderSettings(reader, self.decoding, self.concat, self.labels, signal=signal)
             for reader in self.readers or (None,)
         ]
         settings_by_reader: dict[ReaderName, ReaderSettings] = {}

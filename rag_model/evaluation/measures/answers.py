@@ -75,8 +75,8 @@ def token_f1(prediction: str, golds: Iterable[str]) -> float:
     >>> round(token_f1("born in Paris", ["Paris, France"]), 3)
     0.4
     """
-    predicted_words = normalise(prediction).split()
-    return max((_compute_bag_f1(predicted_words, normalise(gold).split()) for gold in golds), default=0.0)
+    words = normalise(prediction).split()
+    return max((_compute_bag_f1(words, normalise(gold).split()) for gold in golds), default=0.0)
 
 
 def _compute_bag_f1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
@@ -159,9 +159,9 @@ def bleu(counts: BleuCounts) -> float:
     """
     max_n = len(counts) // 2 - 1
     count_values = counts.astype(int).tolist()
-    ngram_matches, ngram_totals, lengths = count_values[:max_n], count_values[max_n:-2], count_values[-2:]
+    matches, totals, lengths = count_values[:max_n], count_values[max_n:-2], count_values[-2:]
     score = _create_bleu_metric(max_n).compute_bleu(
-        ngram_matches, ngram_totals, *lengths, smooth_method="exp", max_ngram_order=max_n
+        matches, totals, *lengths, smooth_method="exp", max_ngram_order=max_n
     )
     return float(score.score) / 100
 
@@ -191,7 +191,7 @@ BLEU_4 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 4))
 
 @dataclass(frozen=True, slots=True)
 class QBleuWeights:
-    """Weights of the kinds of words, which sum to 1, and δ, the weight of answerability."""
+    """Weights of the kinds of words, which add up to 1, and δ, the weight of answerability."""
 
     entities: float = 0.6
     question: float = 0.2
@@ -233,9 +233,9 @@ def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_
 def _score_gold(prediction: str, gold: str, weights: QBleuWeights) -> float:
     predicted_words, gold_words = _split_words(prediction), _split_words(gold)
     *kind_weights, delta = astuple(weights)
-    triples = zip(kind_weights, _group_words(predicted_words), _group_words(gold_words), strict=True)
+    groups = zip(kind_weights, _group_words(predicted_words), _group_words(gold_words), strict=True)
     answerability = math.fsum(
-        weight * _compute_group_f1(predicted_group, gold_group) for weight, predicted_group, gold_group in triples
+        weight * _compute_group_f1(predicted, gold_kind) for weight, predicted, gold_kind in groups
     )
     return float(delta * answerability + (1 - delta) * _compute_bleu_1(predicted_words, gold_words))
 
@@ -251,7 +251,7 @@ def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str],
     question_positions = set(
         chain.from_iterable(_find_question_words(words, position) for position in range(len(words)))
     )
-    entity_words = [
+    entities = [
         word
         for position, word in enumerate(words)
         if word[0].isupper() and (position or word.lower() not in _QUESTION_WORDS)
@@ -264,13 +264,13 @@ def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str],
     function_words = [word for word in words if word.lower() in _FUNCTION_WORD_SET]
     question_words = [words[position] for position in sorted(question_positions)]
     lower_case_groups = [
-        [word.lower() for word in group] for group in (entity_words, question_words, content_words, function_words)
+        [word.lower() for word in group] for group in (entities, question_words, content_words, function_words)
     ]
     return lower_case_groups[0], lower_case_groups[1], lower_case_groups[2], lower_case_groups[3]
 
 
 def _find_question_words(words: Sequence[str], position: int) -> list[int]:
-    """Return the position of a question word, and of the next word if it belongs to it."""
+    """Return the position of a question word, and of the next word if that belongs to it too."""
     word = words[position].lower()
     if word not in _QUESTION_WORDS:
         return []
@@ -311,13 +311,13 @@ def distinct_ngram_ratio(
     if not n_ngrams:
         return None
     n_texts_by_ngram = Counter(ngram for ngrams in text_ngrams for ngram in ngrams)
-    leave_one_out_ratios = [
+    leave_one_out = [
         (len(n_texts_by_ngram) - sum(n_texts_by_ngram[ngram] == 1 for ngram in ngrams)) / (n_ngrams - ngrams.total())
         for ngrams in text_ngrams
         if ngrams.total() < n_ngrams
     ]
     ratio = len(n_texts_by_ngram) / n_ngrams
-    half_width = NormalDist().inv_cdf((1 + resampling.level) / 2) * _compute_jackknife_error(leave_one_out_ratios)
+    half_width = NormalDist().inv_cdf((1 + resampling.level) / 2) * _compute_jackknife_error(leave_one_out)
     return Estimate(ratio, max(0.0, ratio - half_width), min(1.0, ratio + half_width), len(texts))
 
 
@@ -325,13 +325,13 @@ def _count_ngrams(words: Sequence[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(zip(*(words[i:] for i in range(n)), strict=False))
 
 
-def _compute_jackknife_error(leave_one_out_ratios: Sequence[float]) -> float:
+def _compute_jackknife_error(leave_one_out: Sequence[float]) -> float:
     """Return the standard error from the leave-one-out values: s² = (n - 1) / n Σ (θ_i - mean)²."""
-    n = len(leave_one_out_ratios)
+    n = len(leave_one_out)
     if n < 2:
         return 0.0
-    mean = math.fsum(leave_one_out_ratios) / n
-    return math.sqrt((n - 1) / n * math.fsum((estimate - mean) ** 2 for estimate in leave_one_out_ratios))
+    mean = math.fsum(leave_one_out) / n
+    return math.sqrt((n - 1) / n * math.fsum((estimate - mean) ** 2 for estimate in leave_one_out))
 
 
 def _compute_distinct_3(

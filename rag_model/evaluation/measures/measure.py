@@ -62,9 +62,11 @@ class RankingMeasure:
     # from 1 to the depth. Only built-in measures may report a deeper cutoff: nDCG@10 of fewer than
     # 10 passages is defined as in trec_eval.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = return_no_cutoffs
-    # Whether it needs all relevant ids, which are unknown if questions are judged by answers.
+    # Whether the measure needs all relevant ids, which are unknown if questions are judged by
+    # answers.
     needs_qrels: bool = False
-    listed_apart: tuple[JudgedBy, ...] = ()  # judgements for which reports list it under `ranks`
+    # kinds of judgement for which reports list the measure under `ranks`
+    listed_apart: tuple[JudgedBy, ...] = ()
     # Version of the code; part of the identity of an evaluation if the measure is installed.
     version: str = "1"
 
@@ -81,7 +83,7 @@ class AnswerMeasure:
 class CorpusMeasure:
     """A measure of a set of answers, which is not a mean over single answers."""
 
-    kinds: tuple[AnswerKind, ...]  # kinds of answers to which it applies
+    kinds: tuple[AnswerKind, ...]  # kinds of answers to which the measure applies
     compute: CorpusFunction
     version: str = "1"  # version of the code, as in `RankingMeasure`
 

@@ -53,14 +53,14 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
     return completed_ranks[:k].count(True) / len(evidence_sets) if evidence_sets else 0.0
 
 
-def _rank_evidence(ranked_pages: Sequence[str], evidence_sets: Sequence[frozenset[str]]) -> list[bool | int]:
+def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
     """Return the item at each rank.
 
     The item is True for a complete set, False for a page outside of all sets, and n for the
     incomplete set number n - 2.
     """
     ranking: list[bool | int] = []
-    missing_pages = [set(evidence_pages) for evidence_pages in evidence_sets]
+    missing_pages = [set(evidence_pages) for evidence_pages in sets]
     for page in ranked_pages:
         # Sets are numbered from 2, because `ranking` also has False, which equals 0, and True,
         # which equals 1.
@@ -84,7 +84,7 @@ def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:
     return sorted({cutoff for cutoff in DPR_CUTOFFS if cutoff <= depth} | {depth})
 
 
-def find_first_relevant_rank(ranking: Ranking) -> int | None:
+def find_relevant_rank(ranking: Ranking) -> int | None:
     """Return the rank, from 1, of the first relevant result; None without one."""
     return next(
         (rank for rank, result in enumerate(ranking.results, start=1) if ranking.grades.get(result, 0) > 0), None
@@ -96,14 +96,14 @@ def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
 
     The mean is top-k retrieval accuracy (Karpukhin et al. 2020).
     """
-    return [float((find_first_relevant_rank(ranking) or cutoff + 1) <= cutoff) for ranking in rankings]
+    return [float((find_relevant_rank(ranking) or cutoff + 1) <= cutoff) for ranking in rankings]
 
 
 def compute_reciprocal_rank(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
     """Return 1 / rank of the first relevant result of each ranking; 0.0 if it is beyond the
     cutoff.
     """
-    ranks = [find_first_relevant_rank(ranking) for ranking in rankings]
+    ranks = [find_relevant_rank(ranking) for ranking in rankings]
     return [1 / rank if rank is not None and rank <= cutoff else 0.0 for rank in ranks]
 
 
@@ -113,14 +113,14 @@ def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) 
     Raises:
         MissingExtraError: `ir_measures` is not installed.
     """
-    ir_measures = require("ir_measures", "pipeline")
+    package = require("ir_measures", "pipeline")
     qrels = {str(query): dict(ranking.grades) for query, ranking in enumerate(rankings)}
-    scores_by_query = {
+    run = {
         str(query): {result: -float(rank) for rank, result in enumerate(ranking.results)}
         for query, ranking in enumerate(rankings)
     }
     ranking_values = [0.0] * len(rankings)
-    for result in ir_measures.iter_calc([ir_measures.parse_measure(f"{name}@{cutoff}")], qrels, scores_by_query):
+    for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):
         ranking_values[int(result.query_id)] = float(result.value)
     return ranking_values
 
@@ -129,7 +129,7 @@ def _report_cutoff_ten(depth: int, judged_by: JudgedBy) -> list[int]:
     return [10]
 
 
-def _report_depth_cutoff(depth: int, judged_by: JudgedBy) -> list[int]:
+def _report_depth(depth: int, judged_by: JudgedBy) -> list[int]:
     return [depth]
 
 
@@ -139,5 +139,5 @@ def _report_reciprocal_rank_cutoff(depth: int, judged_by: JudgedBy) -> list[int]
 
 SUCCESS = RankingMeasure(compute_success, report_cutoffs)
 NDCG = RankingMeasure(partial(compute_by_ir_measures, "nDCG"), _report_cutoff_ten, needs_qrels=True)
-RECALL = RankingMeasure(partial(compute_by_ir_measures, "R"), _report_depth_cutoff, needs_qrels=True)
+RECALL = RankingMeasure(partial(compute_by_ir_measures, "R"), _report_depth, needs_qrels=True)
 RECIPROCAL_RANK = RankingMeasure(compute_reciprocal_rank, _report_reciprocal_rank_cutoff, listed_apart=("answers",))

@@ -22,17 +22,17 @@ from rag_model.evaluation.reports.page import (
     Node,
     header,
     iter_lineage_sections,
-    join_nodes,
+    join,
     legend,
     line_chart,
     note,
     put_in_row,
     render_document,
-    render_tiles,
     run_summary,
     section,
     table,
     tag,
+    tiles,
     to_sentence,
 )
 from rag_model.evaluation.reports.training import TrainingCurves, iter_training_sections
@@ -54,12 +54,14 @@ class AnswerReport:
     collapse: CollapseStats
     # intervals of the values in `retrieval`, if known
     retrieval_intervals: Mapping[str, Estimate] = field(default_factory=dict)
-    collapsed: str = ""  # one sentence if retrieval has collapsed or passages are not used
+    # sentence that says that retrieval has collapsed or passages are not used; else empty
+    collapsed: str = ""
     curves: TrainingCurves = field(default_factory=TrainingCurves)  # curves of the model's training
     lineage: Mapping[str, str] = field(default_factory=dict)
     # milliseconds per question, by stage of retrieval
     search_milliseconds: Mapping[str, float] = field(default_factory=dict)
-    abstention: AbstentionReport | None = None  # None if no threshold was requested
+    # report on the threshold; None if none was requested
+    abstention: AbstentionReport | None = None
     retrieval_worth: str = ""  # one sentence on whether retrieval is worth its cost
     notes: Sequence[str] = ()  # sentences about the ablations
     max_wrong: int = 100  # maximum number of wrong answers on the page
@@ -71,12 +73,12 @@ def render_answer_report(report: AnswerReport) -> str:
 
 
 def _iter_sections(report: AnswerReport) -> Iterator[Node]:
-    open_book_result = report.results[0]
-    run_ids = {"model": report.model, "snapshot": report.snapshot}
-    yield header("How the model answers", run_summary(len(open_book_result.scored), report.created_at, **run_ids))
+    open_result = report.results[0]
+    ids = {"model": report.model, "snapshot": report.snapshot}
+    yield header("How the model answers", run_summary(len(open_result.scored), report.created_at, **ids))
     yield section(*_describe_collapse(report), class_="verdict no" if report.collapsed else "verdict")
-    yield render_tiles((name, f"{estimate.value:.3f}") for name, estimate in open_book_result.metrics.items())
-    yield _render_measures(report, open_book_result)
+    yield tiles((name, f"{estimate.value:.3f}") for name, estimate in open_result.metrics.items())
+    yield _render_measures(report, open_result)
     yield from _render_costs(report)
     if report.abstention is not None:
         yield _render_abstention(report.abstention)
@@ -84,10 +86,10 @@ def _iter_sections(report: AnswerReport) -> Iterator[Node]:
         yield _render_ablations(report)
     yield from iter_training_sections(report.curves)
     wrong_answers = [
-        answer for answer in open_book_result.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1
+        answer for answer in open_result.scored if answer.measures.get(deciding_measure(report.kind), 1.0) < 1
     ]
     if wrong_answers:
-        yield _render_wrong_answers(wrong_answers, len(open_book_result.scored), report.max_wrong)
+        yield _render_wrong_answers(wrong_answers, len(open_result.scored), report.max_wrong)
     yield from iter_lineage_sections(report.lineage)
 
 
@@ -151,7 +153,7 @@ def _render_ablation_row(result: AblationResult, measures: Sequence[str]) -> tup
 
 def _format_estimate(estimate: Estimate, sign: str) -> Node:
     interval_text = f" [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
-    return join_nodes(f"{estimate.value:{sign}.3f}", tag("span", interval_text, class_="ends"))
+    return join(f"{estimate.value:{sign}.3f}", tag("span", interval_text, class_="ends"))
 
 
 def _render_costs(report: AnswerReport) -> Iterator[Node]:
@@ -276,7 +278,7 @@ def _render_wrong_answer(answer: ScoredAnswer) -> Node:
 
 def _render_passage_row(passage: AnswerPassage) -> tuple[Child, ...]:
     text = passage.text if len(passage.text) <= _MAX_SHOWN_TEXT else f"{passage.text[:_MAX_SHOWN_TEXT]}…"
-    cell = join_nodes(tag("b", passage.title), " ", text)
+    cell = join(tag("b", passage.title), " ", text)
     return _format_number(passage.weight), _format_number(passage.posterior), _format_number(passage.score), cell
 
 

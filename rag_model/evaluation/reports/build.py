@@ -20,10 +20,10 @@ from rag_model.evaluation.reports.page import (
     place_in_columns,
     put_in_row,
     render_document,
-    render_tiles,
     section,
     table,
     tag,
+    tiles,
     trade_off_chart,
 )
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
@@ -100,7 +100,7 @@ def render_build_report(report: BuildReport) -> str:
 def _iter_sections(report: BuildReport) -> Iterator[Node]:
     yield _render_header(report)
     yield _render_gate(report.verdict)
-    yield render_tiles((name, f"{n:,}") for name, n in report.counts.items())
+    yield tiles((name, f"{n:,}") for name, n in report.counts.items())
     if report.curves:
         yield _render_recalls(report.curves, report.settings, report.k)
     if report.health:
@@ -121,8 +121,8 @@ def _iter_sections(report: BuildReport) -> Iterator[Node]:
 
 
 def _render_header(report: BuildReport) -> Node:
-    summary_node = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
-    return header(report.title, summary_node)
+    summary = tag("p", "Snapshot ", tag("code", report.snapshot), f", built {report.created_at}")
+    return header(report.title, summary)
 
 
 def _render_gate(verdict: GateVerdict) -> Node:
@@ -133,8 +133,8 @@ def _render_gate(verdict: GateVerdict) -> Node:
 
 
 def _render_check_row(check: GateCheck) -> tuple[Child, ...]:
-    check_mark, verdict_word, css_class = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
-    result_node = tag("span", check_mark, tag("span", verdict_word, class_="word"), class_=css_class)
+    mark, word, style = ("✓", " passed", "yes") if check.passed else ("✗", " failed", "no-mark")
+    result_node = tag("span", mark, tag("span", word, class_="word"), class_=style)
     return check.name, result_node, check.observed, check.wanted
 
 
@@ -166,13 +166,13 @@ def _render_recalls(
 def _render_health(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
     """Show the statistics of each index file, then the distribution of its links or lists."""
     statistics_by_index = {name: {**stats.metrics(), **build_metrics.get(name, {})} for name, stats in health.items()}
-    statistic_rows = [
+    rows = [
         (title, *(_format_statistic(statistics.get(statistic_name)) for statistics in statistics_by_index.values()))
         for statistic_name, title in _STATISTICS.items()
         if any(statistic_name in statistics for statistics in statistics_by_index.values())
     ]
     charts = [chart for name, index_health in health.items() for chart in _render_distributions(name, index_health)]
-    return section("Inside each index", table(("", *statistics_by_index), statistic_rows), put_in_row(*charts))
+    return section("Inside each index", table(("", *statistics_by_index), rows), put_in_row(*charts))
 
 
 def _format_statistic(statistic: float | int | None) -> str:

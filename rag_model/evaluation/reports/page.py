@@ -1,6 +1,6 @@
 """The HTML elements of all reports: a self-contained page of sections, tables and tiles.
 
-All text is escaped, because it becomes a `Node` only through `tag` and `join_nodes`. A page has no script
+All text is escaped, because it becomes a `Node` only through `tag` and `join`. A page has no script
 and no font and fetches nothing, which its content policy also forbids.
 
 Charts are inline SVG and plain bars, without scripts and fonts, in the colours of the page. Every
@@ -19,7 +19,8 @@ from rag_model.errors import format_count
 from rag_model.index.quality.results import OperatingPoint
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-_WIDTH, _HEIGHT = 460.0, 280.0  # viewBox: half the page, or the width of a phone
+# size of the viewBox: half the width of the page, or the width of a phone
+_WIDTH, _HEIGHT = 460.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
@@ -31,12 +32,12 @@ _GAP = 0.5  # space on both sides of a column
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
 CostUnit = Literal["distances", "milliseconds"]
-# returns x, y of the mean, y of the 5th percentile
+# Function that projects a point to (x, y of the mean, y of the 5th percentile).
 Projection = Callable[[OperatingPoint], tuple[float, float, float]]
 
 
 class Node:
-    """Escaped markup; text becomes a node only through `tag` and `join_nodes`."""
+    """Escaped markup; text becomes a node only through `tag` and `join`."""
 
     __slots__ = ("html",)
 
@@ -62,10 +63,10 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
         for key, attribute in attributes.items()
         if attribute is not None
     )
-    return Node(f"<{name}{attribute_text}>{join_nodes(*children).html}</{name}>")
+    return Node(f"<{name}{attribute_text}>{join(*children).html}</{name}>")
 
 
-def join_nodes(*children: Child) -> Node:
+def join(*children: Child) -> Node:
     """Return the concatenated children."""
     return Node("".join(child.html if isinstance(child, Node) else escape(str(child)) for child in children))
 
@@ -76,13 +77,13 @@ def _format_attribute(attribute: str | float) -> str:
 
 def render_document(title: str, content: Iterable[Node]) -> str:
     """Return the whole HTML document."""
-    style_sheet = Node((files("rag_model.evaluation.reports") / "report.css").read_text(encoding="utf-8"))
+    style = Node((files("rag_model.evaluation.reports") / "report.css").read_text(encoding="utf-8"))
     head_node = tag(
         "head",
         Node('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Node(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
         tag("title", title),
-        tag("style", style_sheet),
+        tag("style", style),
     )
     html_node = tag("html", head_node, tag("body", tag("main", *content)), lang="en")
     # Titles may hold lone surrogates.
@@ -100,7 +101,7 @@ def header(title: str, *content: Child) -> Node:
 
 
 def run_summary(n_questions: int, created_at: str, **ids: str) -> Node:
-    """Return the line below a title: the questions, the models and snapshots by name, the time."""
+    """Return the line below a title: the number of questions, the ids by name, and the time."""
     id_nodes = [child for name, identity in ids.items() for child in (f", {name} ", tag("code", identity))]
     return tag("p", format_count(n_questions, "question"), *id_nodes, f", {created_at}")
 
@@ -131,7 +132,7 @@ def place_in_columns(*sections: Node | None) -> Node:
     return tag("div", *(section_node for section_node in sections if section_node is not None), class_="columns")
 
 
-def render_tiles(values: Iterable[tuple[str, str]]) -> Node:
+def tiles(values: Iterable[tuple[str, str]]) -> Node:
     """Return tiles with the main numbers, given as (name, value)."""
     return tag("div", *(_render_tile(name, value) for name, value in values), class_="tiles")
 
@@ -203,8 +204,8 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
     bucket_bars = [
         (x(low), x(low + width), buckets[low], f"{ranges[low]} {unit}: {buckets[low]:,} {things}") for low in bounds
     ]
-    axis_labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(minimum, maximum, _MAX_LABELS)]
-    return _render_column_chart(bucket_bars, axis_labels, f"{things} by {unit}", unit)
+    labels = [_render_bottom_label(x(tick), f"{tick:,.0f}") for tick in _get_ticks(minimum, maximum, _MAX_LABELS)]
+    return _render_column_chart(bucket_bars, labels, f"{things} by {unit}", unit)
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
@@ -228,7 +229,7 @@ def _render_column_chart(
     """Return a chart of vertical bars, given as (left, right, count, title)."""
     max_count = max((n_things for _, _, n_things, _ in bars), default=0) or 1
     y = Scale(0, max_count, _Y0, _Y1)
-    bar_nodes = (
+    marks = (
         tag(
             "rect",
             tag("title", title),
@@ -241,7 +242,7 @@ def _render_column_chart(
         for x0, x1, n_things, title in bars
     )
     grid_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, max_count)]
-    return _render_svg(label, join_nodes(*grid_lines, *bar_nodes, *labels, _render_caption(caption)))
+    return _render_svg(label, join(*grid_lines, *marks, *labels, _render_caption(caption)))
 
 
 def trade_off_chart(
@@ -256,10 +257,10 @@ def trade_off_chart(
     axis is 1 - recall, so that .99 and .999 are as far apart as .9 and .99. A ring marks the
     default setting of an index.
     """
-    all_points = [point for curve_points in curves.values() for point in curve_points] + list((settings or {}).values())
-    point_costs = [_get_cost(point, unit) for point in all_points] or [1.0]
+    points = [point for curve_points in curves.values() for point in curve_points] + list((settings or {}).values())
+    point_costs = [_get_cost(point, unit) for point in points] or [1.0]
     low, high = min(point_costs) / 1.3, max(point_costs) * 1.3
-    minimum_recall = min((min(point.recall_p5, point.recall_mean) for point in all_points), default=0.0)
+    minimum_recall = min((min(point.recall_p5, point.recall_mean) for point in points), default=0.0)
     minimum_tick = max(tick for tick in _RECALLS[:4] if tick <= minimum_recall)
     x = Scale(low, high, _X0, _X1, log=True)
     miss_scale = Scale(1 - minimum_tick, 1 - _RECALLS[-1], _Y0, _Y1, log=True)
@@ -270,20 +271,18 @@ def trade_off_chart(
 
     ticks = [tick for tick in _RECALLS if tick >= minimum_tick]
     grid_lines = [_render_level_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
-    cost_labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
+    labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
     lines = [
         _render_effort_curve(n, name, efforts, unit, project)
         for n, (name, efforts) in enumerate(curves.items(), start=1)
     ]
-    default_rings = [
+    rings = [
         _render_ring(n, settings[name], project)
         for n, name in enumerate(curves, start=1)
         if settings and name in settings
     ]
     label = f"recall@{k} by {_COST_LABELS[unit]}"
-    return _render_svg(
-        label, join_nodes(*grid_lines, *cost_labels, _render_caption(_COST_LABELS[unit]), *lines, *default_rings)
-    )
+    return _render_svg(label, join(*grid_lines, *labels, _render_caption(_COST_LABELS[unit]), *lines, *rings))
 
 
 def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:
@@ -304,7 +303,7 @@ def _render_effort_curve(
 
 def _render_line(series: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
     """Return a line with whiskers; a point is (x, y, start of the whisker, end of the whisker)."""
-    polyline = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
+    line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
     whisker_nodes = [
         tag(
             "g",
@@ -314,7 +313,7 @@ def _render_line(series: int, titles: Sequence[str], points: Sequence[tuple[floa
         )
         for title, (x, y, whisker_start, whisker_end) in zip(titles, points, strict=True)
     ]
-    return tag("g", polyline, *whisker_nodes, class_=f"s{_get_color_number(series)}")
+    return tag("g", line, *whisker_nodes, class_=f"s{_get_color_number(series)}")
 
 
 def _render_ring(series: int, point: OperatingPoint, project: Projection) -> Node:
@@ -361,7 +360,7 @@ def line_chart(
     x, y = Scale(minimum_x, maximum_x, _X0 + 8, _X1 - 8, log=log), Scale(bottom - margin, top + margin, _Y0, _Y1)
     label_values = _choose_labels(sorted({point.x for point in all_points}), log=log)
     grid_lines = [_render_level_line(y(tick), f"{tick:,g}") for tick in _get_ticks(bottom - margin, top + margin)]
-    axis_labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
+    labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in label_values]
     dashed_lines = [
         _draw_dash(x(mark), f"{mark:,g}")
         for mark in marks
@@ -379,7 +378,7 @@ def line_chart(
         for name, points in ordered_points_by_series.items()
         if points
     ]
-    chart_nodes = join_nodes(*grid_lines, *axis_labels, *dashed_lines, _render_caption(x_label), *series_lines)
+    chart_nodes = join(*grid_lines, *labels, *dashed_lines, _render_caption(x_label), *series_lines)
     return _render_svg(f"{y_label} by {x_label}", chart_nodes, "; ".join(change_texts))
 
 
@@ -424,7 +423,7 @@ def _get_log_ticks(low: float, high: float) -> list[float]:
 
 def _render_level_line(y: float, label: str) -> Node:
     grid_line = tag("line", x1=_X0, x2=_X1, y1=y, y2=y, class_="grid")
-    return join_nodes(grid_line, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
+    return join(grid_line, tag("text", label, x=_X0 - 8, y=y + 4, text_anchor="end"))
 
 
 def _render_bottom_label(x: float, label: str) -> Node:
@@ -437,9 +436,9 @@ def _render_caption(text: str) -> Node:
 
 def _render_svg(label: str, content: Node, description: str = "") -> Node:
     axis_line = tag("line", x1=_X0, x2=_X1, y1=_Y0, y2=_Y0, class_="axis")
-    text_nodes = [tag("title", label), *([tag("desc", description)] if description else [])]
+    texts = [tag("title", label), *([tag("desc", description)] if description else [])]
     view_box = f"0 0 {_WIDTH:g} {_HEIGHT:g}"
-    return tag("svg", *text_nodes, content, axis_line, viewBox=view_box, role="img", aria_label=label)
+    return tag("svg", *texts, content, axis_line, viewBox=view_box, role="img", aria_label=label)
 
 
 def legend(names: Iterable[str]) -> Node:

@@ -1,4 +1,4 @@
-"""The table of a reproduction: published values beside ours, as a page and as Markdown."""
+"""The table of a reproduction compares published with measured values, as HTML and Markdown."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ class ReproductionRow:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the published value is reproduced."""
+        """The verdict on whether the published value is reproduced."""
         if self.failure:
             return "failed"
         if self.is_sample:
@@ -111,8 +111,8 @@ def _iter_sections(report: ReproductionReport) -> Iterator[Node]:
     n_questions = sum({line.data: line.questions for line in report.lines}.values())
     yield header(report.title, run_summary(n_questions, report.created_at))
     verdicts = {line.verdict for line in report.lines}
-    has_deviation, has_reproduction = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
-    css_class = "verdict no" if has_deviation else "verdict" if has_reproduction else None
+    is_bad, is_good = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
+    css_class = "verdict no" if is_bad else "verdict" if is_good else None
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=css_class)
     # The path of a source has no spaces, so this class lets it break anywhere.
     cells = [line.cells() for line in report.lines]
@@ -122,23 +122,23 @@ def _iter_sections(report: ReproductionReport) -> Iterator[Node]:
     yield section("Table", table(_TITLES, table_rows), note(_MEANINGS))
     yield section("Notes", *(tag("p", sentence) for sentence in report.notes))
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
-    yield section("Commands", table(("row", "command"), [(name, tag("code", command)) for name, command in commands]))
+    yield section("Commands", table(("row", "command"), [(name, tag("code", text)) for name, text in commands]))
     yield from iter_lineage_sections(report.lineage)
 
 
 def render_reproduction_markdown(report: ReproductionReport) -> str:
     """Return the table, its notes and its commands as Markdown."""
     commands = dict.fromkeys((f"{line.row}, {line.data}", line.command) for line in report.lines)
-    markdown_sections = [
+    markdown_parts = [
         f"# {report.title}",
         to_sentence(summarize_verdicts(report.lines)),
         format_markdown_table(_TITLES, [line.cells() for line in report.lines]),
         _MEANINGS,
         "\n".join(f"* {_escape_table_cell(sentence)}" for sentence in report.notes),
-        format_markdown_table(("row", "command"), [(name, f"`{command}`") for name, command in commands]),
+        format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),
         format_markdown_table(("lineage", ""), list(report.lineage.items())),
     ]
-    return "\n\n".join(markdown_section for markdown_section in markdown_sections if markdown_section) + "\n"
+    return "\n\n".join(part for part in markdown_parts if part) + "\n"
 
 
 def format_markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

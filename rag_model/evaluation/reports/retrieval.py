@@ -17,17 +17,17 @@ from rag_model.evaluation.reports.page import (
     format_bytes,
     header,
     iter_lineage_sections,
-    join_nodes,
+    join,
     legend,
     line_chart,
     note,
     put_in_row,
     render_document,
-    render_tiles,
     run_summary,
     section,
     table,
     tag,
+    tiles,
     to_sentence,
 )
 from rag_model.evaluation.retrieval.comparison import GroupMetrics, RetrieverComparison
@@ -49,8 +49,9 @@ class RetrievalReport:
     questions: int
     k: int
     judged_by: JudgedBy
-    measure: str  # shown in the charts
-    retrievers: Sequence[RetrieverComparison]  # all others are compared with the first
+    measure: str  # measure that the charts show
+    # the first is the one that all others are compared with
+    retrievers: Sequence[RetrieverComparison]
     advice: str = ""  # one sentence on which retriever to use
     notes: Sequence[str] = ()
     lineage: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +66,7 @@ def _iter_sections(report: RetrievalReport) -> Iterator[Node]:
     yield _render_header(report)
     if report.advice:
         yield section(to_sentence(report.advice), class_="verdict")
-    yield render_tiles(
+    yield tiles(
         (retriever.expression, f"{retriever.overall.metrics[report.measure].value:.3f}")
         for retriever in report.retrievers
     )
@@ -80,8 +81,8 @@ def _iter_sections(report: RetrievalReport) -> Iterator[Node]:
 
 def _render_header(report: RetrievalReport) -> Node:
     summary_node = run_summary(report.questions, report.created_at, snapshot=report.snapshot)
-    note_nodes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
-    return header("Retrieval", summary_node, *note_nodes)
+    notes = [note(f"{clause}.") for clause in (JUDGEMENTS[report.judged_by][:-1], *report.notes)]
+    return header("Retrieval", summary_node, *notes)
 
 
 def _render_comparison(retrievers: Sequence[RetrieverComparison]) -> Node:
@@ -108,7 +109,7 @@ def _iter_estimate_cells(group: GroupMetrics, measures: Sequence[str]) -> Iterat
     for measure in measures:
         estimate = group.metrics[measure]
         difference = group.differences.get(measure)
-        yield join_nodes(
+        yield join(
             f"{estimate.value:.3f}",
             _format_interval(estimate, ""),
             *([_format_interval(difference, "+")] if difference else []),
@@ -123,7 +124,7 @@ def _format_interval(estimate: Estimate, sign: str) -> Node:
 def _render_trade_off(report: RetrievalReport) -> Node:
     """Show the quality of each stage of each retriever against its time."""
     expressions = [retriever.expression for retriever in report.retrievers]
-    trade_off_charts = [
+    charts = [
         line_chart(
             {
                 retriever.expression: list(_iter_stage_points(retriever, report.measure, without_encoder))
@@ -139,7 +140,7 @@ def _render_trade_off(report: RetrievalReport) -> Node:
         "Each line is a retriever. Each point is the result list of a stage, at the time until it is "
         "known. A whisker is the interval."
     )
-    return section("Quality over time", legend(expressions), put_in_row(*trade_off_charts), note(explanation))
+    return section("Quality over time", legend(expressions), put_in_row(*charts), note(explanation))
 
 
 def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_encoder: bool) -> Iterator[ChartPoint]:
@@ -151,14 +152,12 @@ def _iter_stage_points(retriever: RetrieverComparison, measure: str, without_enc
 
 def _render_stages(retriever: RetrieverComparison) -> Node:
     measures = list(retriever.overall.metrics)
-    stage_rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
+    rows: list[tuple[Child, ...]] = list(_render_encoder_row(retriever.measured, len(measures)))
     for stage, estimates in zip(retriever.measured.stages, retriever.stages, strict=True):
-        value_cells = (
-            join_nodes(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures
-        )
+        value_cells = (join(f"{estimates[name].value:.3f}", _format_interval(estimates[name], "")) for name in measures)
         cost_cells = _format_milliseconds(stage.milliseconds), format_bytes(stage.bytes)
-        stage_rows.append((stage.name, *value_cells, *cost_cells))
-    return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), stage_rows))
+        rows.append((stage.name, *value_cells, *cost_cells))
+    return section(f"Stages of {retriever.expression}", table(("stage", *measures, "own ms", "own bytes"), rows))
 
 
 def _render_encoder_row(metrics: RetrieverMetrics, n_empty: int) -> Iterator[tuple[Child, ...]]:
@@ -169,9 +168,9 @@ def _render_encoder_row(metrics: RetrieverMetrics, n_empty: int) -> Iterator[tup
 
 def _render_group(name: str, groups: Mapping[str, GroupMetrics]) -> Node:
     measures = list(next(iter(groups.values())).metrics)
-    group_rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
+    rows = [(expression, *_iter_estimate_cells(group, measures)) for expression, group in groups.items()]
     n = next(iter(groups.values())).n
-    return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), group_rows))
+    return section(f"{format_count(n, 'question')}: {name}", table(("retriever", *measures), rows))
 
 
 def _format_milliseconds(milliseconds: float) -> str:

@@ -139,9 +139,9 @@ def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:
 
 
 def _iter_trec_lines(outcome: RetrievalResult, tag: str) -> Iterator[str]:
-    question_id = _encode_trec_id(outcome.question.id)
+    topic = _encode_trec_id(outcome.question.id)
     for hit in outcome.hits:
-        yield f"{question_id} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
+        yield f"{topic} Q0 {_encode_trec_id(hit.passage.id)} {hit.rank} {hit.score:.9g} {tag}\n"
 
 
 def _encode_trec_id(identity: str) -> str:

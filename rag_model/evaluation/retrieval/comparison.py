@@ -44,8 +44,9 @@ _QUESTION_STOP_WORDS = (
 )
 LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
 _STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
-PROMPT_TOKENS = 100_000  # tokens for passages; the question and answer have the rest of 128k tokens
-_TOKENS_PER_WORD = 1.4  # in English, with the tokenizers of current generators
+# maximum tokens of passages in a prompt; question and answer get the rest of 128k tokens
+PROMPT_TOKENS = 100_000
+_TOKENS_PER_WORD = 1.4  # tokens per English word, with the tokenizers of current generators
 _COST_TOLERANCE = 1.2  # ratio of milliseconds up to which a difference may be noise
 _MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 
@@ -68,14 +69,14 @@ class GoldTextTask(PartTask):
 
 def _find_texts(passages: Path, column: str, ids: Sequence[str]) -> list[tuple[str, str]]:
     """Return the id with title and text of each passage that has one of the ids."""
-    relevant_ids, relevant_rows, first_row = pa.array(ids, pa.string()), list[int](), 0
+    relevant_ids, rows, first_row = pa.array(ids, pa.string()), list[int](), 0
     with PassageFile(passages) as file:
         for batch in file.iter_batches([column]):
-            relevant_rows += (np.flatnonzero(pc.is_in(batch[column], relevant_ids)) + first_row).tolist()
+            rows += (np.flatnonzero(pc.is_in(batch[column], relevant_ids)) + first_row).tolist()
             first_row += batch.num_rows
         return [
             (doc_id, f"{title} {text}")
-            for batch in file.iter_selected(relevant_rows, [column, "title", "text"])
+            for batch in file.iter_selected(rows, [column, "title", "text"])
             for doc_id, title, text in zip(*(values.to_pylist() for values in batch.columns), strict=True)
         ]
 
@@ -99,11 +100,11 @@ def read_gold_texts(
     store = snapshot.store
     try:
         ids_blob = store.blobs.put_bytes(json.dumps(ids).encode())
-        id_text_lists = [*run_tasks(store, [GoldTextTask(blob, ids_blob, column) for blob in blobs], runner)]
+        id_texts = [*run_tasks(store, [GoldTextTask(blob, ids_blob, column) for blob in blobs], runner)]
     except StoreError:
-        id_text_lists = [_find_texts(store.blobs.get_local_path(blob), column, ids) for blob in blobs]
+        id_texts = [_find_texts(store.blobs.get_local_path(blob), column, ids) for blob in blobs]
     text_by_document: dict[str, list[str]] = {}
-    for doc_id, text in chain.from_iterable(id_text_lists):
+    for doc_id, text in chain.from_iterable(id_texts):
         text_by_document.setdefault(doc_id, []).append(text)
     if relevant_ids and not text_by_document:
         example_id = getattr(snapshot.passages([snapshot.n - 1])[0], column) if snapshot.n else ""
@@ -164,7 +165,8 @@ class QuestionGroups:
 def group_questions(
     snapshot: Snapshot, question_set: QuestionSet, judge: RetrievalJudge, runner: TaskRunner | None = None
 ) -> QuestionGroups:
-    """Group questions by source and, if passages or pages are judged, by low overlap with them.
+    """Group questions by source and, if passages or pages are judged, by low word overlap with
+    them.
 
     Raises:
         InputError: The snapshot has none of the passages or pages that the questions name.
@@ -177,8 +179,8 @@ def group_questions(
         return QuestionGroups(positions_by_group)
     texts_by_id, notes = read_gold_texts(snapshot, judge, runner), []
     if n_unknown := count_unknown(judge, texts_by_id):
-        unknown_share = f"{n_unknown:,} of {len(question_set.questions):,} questions"
-        notes.append(f"{unknown_share} name no {judge.judged_by} of this snapshot; they count as missed")
+        share = f"{n_unknown:,} of {len(question_set.questions):,} questions"
+        notes.append(f"{share} name no {judge.judged_by} of this snapshot; they count as missed")
     if str(snapshot.manifest.content.corpus.get("language") or "") in _STEMMED_LANGUAGES:
         try:
             positions_by_group[LOW_OVERLAP] = find_low_overlap(question_set.questions, judge.qrels, texts_by_id)
@@ -195,7 +197,8 @@ class GroupMetrics:
 
     n: int
     metrics: Mapping[str, Estimate]
-    differences: Mapping[str, Estimate]  # from the first retriever; empty for the first
+    # differences from the first retriever; empty for the first one
+    differences: Mapping[str, Estimate]
 
     def to_json(self) -> dict[str, Any]:
         """Return the metrics as JSON values."""
@@ -318,7 +321,7 @@ def _estimate_group(
 
 
 @dataclass(frozen=True, slots=True)
-class _RetrieverCandidate:
+class _Candidate:
     name: str
     milliseconds: float
     values: Sequence[float]
@@ -326,7 +329,7 @@ class _RetrieverCandidate:
 
 
 def advise_retriever(snapshot: Snapshot, retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> str:
-    """Return one sentence: that the corpus fits into a prompt, or which retriever to use.
+    """Return one sentence that says that the corpus fits into a prompt, or which retriever to use.
 
     The candidates are the retrievers and their stages.
     """
@@ -388,12 +391,12 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     )
 
 
-def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_RetrieverCandidate]:
+def _build_candidates(measured: Sequence[RetrieverMetrics], measure: str) -> list[_Candidate]:
     stage_by_retriever: dict[str, StageMetrics] = {metrics.expression: metrics.final_stage for metrics in measured}
     for metrics in measured:
         for stage in metrics.stages[:-1]:
             stage_by_retriever.setdefault(stage.name, stage)
     return [
-        _RetrieverCandidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
+        _Candidate(name, stage.total_milliseconds, stage.values[measure], estimate_mean(stage.values[measure]))
         for name, stage in stage_by_retriever.items()
     ]

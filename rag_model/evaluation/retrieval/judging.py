@@ -32,8 +32,9 @@ from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 
-QUERY_BATCH = 256  # queries; enough for an encoder's batch, with little memory for hits
-Qrels = Mapping[str, Mapping[str, int]]  # question -> page or passage -> grade; 0: not relevant
+QUERY_BATCH = 256  # queries per batch: enough for an encoder's batch, with little memory for hits
+# grade by question and by page or passage; 0 means not relevant
+Qrels = Mapping[str, Mapping[str, int]]
 _ARTICLE_DEPTHS = (1, 10)  # values of k for Article@k, in distinct pages
 
 
@@ -61,8 +62,8 @@ def build_answer_matcher(question: Question, *, patterns: bool = False) -> Calla
 
 def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> RetrievalResult:
     """Match the question's answers in the text of each hit, without its title."""
-    matches_answer = build_answer_matcher(question, patterns=patterns)
-    return RetrievalResult(question, tuple(hits), tuple(matches_answer(hit.passage.text) for hit in hits))
+    is_match = build_answer_matcher(question, patterns=patterns)
+    return RetrievalResult(question, tuple(hits), tuple(is_match(hit.passage.text) for hit in hits))
 
 
 def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
@@ -85,7 +86,7 @@ def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -
 
 
 def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
-    """Return the depth of another search for the `n_missing` hits that own documents displaced.
+    """Return the depth of a second search if own documents have displaced `n_missing` hits.
 
     Return None if no hit is missing or if the retriever cannot search deeper.
     """
@@ -156,21 +157,21 @@ class RetrievalJudge:
         Raises:
             UsageError: No question has an answer, or a question names no passage or page.
         """
-        judgement_kind = judged_by or _choose_judgement(question_set)
-        if judgement_kind == "answers":
+        judgement = judged_by or _choose_judgement(question_set)
+        if judgement == "answers":
             if not any(question.answers for question in question_set.questions):
                 raise UsageError("no question has an answer to look for: give a file with answers, or a BEIR folder")
-            return cls(judgement_kind, patterns=patterns)
+            return cls(judgement, patterns=patterns)
         if question_set.qrels:
-            return cls(judgement_kind, question_set.qrels, patterns)
+            return cls(judgement, question_set.qrels, patterns)
         grades_by_question = {
-            question.id: _list_relevant_ids(question, judgement_kind) for question in question_set.questions
+            question.id: _list_relevant_ids(question, judgement) for question in question_set.questions
         }
-        if question_id := next((name for name, relevant_ids in grades_by_question.items() if not relevant_ids), None):
+        if question_id := next((name for name, ids in grades_by_question.items() if not ids), None):
             raise UsageError(
-                f"question {question_id!r} names no {judgement_kind}: name some for every question, or judge by answers"
+                f"question {question_id!r} names no {judgement}: name some for every question, or judge by answers"
             )
-        return cls(judgement_kind, grades_by_question, patterns)
+        return cls(judgement, grades_by_question, patterns)
 
     def measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
@@ -264,10 +265,10 @@ class RetrievalJudge:
 def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
     """Return RR@k of the first passage with an answer, and page measures of evidence, in [0, 1].
 
-    RR@k is the mean of 1 / rank, or 0 without a rank. Over the questions with evidence, the page
-    measures are KILT's R-precision and recall@5, nDCG@10, and the share of questions with an
-    evidence page among the first 1 or 10 distinct pages (Article@1, Article@10; Lewis et al. 2020,
-    section 4.4, report .71 and .90 for FEVER).
+    RR@k is the mean of 1 / rank, where a question without such a passage counts as 0. Over the
+    questions with evidence, the page measures are KILT's R-precision and recall@5, nDCG@10, and the
+    share of questions with an evidence page among the first 1 or 10 distinct pages (Article@1,
+    Article@10; Lewis et al. 2020, section 4.4, report .71 and .90 for FEVER).
 
     Raises:
         MissingExtraError: A question has evidence, and `ir_measures` is not installed.
@@ -299,13 +300,13 @@ def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, 
         outcome.question.id: dict.fromkeys(chain(*outcome.question.evidence), 1) for outcome in outcomes
     }
     run = {outcome.question.id: score_pages_by_rank(outcome.hits) for outcome in cut_outcomes}
-    ndcg_values = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
+    gains = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
     precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
     recall = sum(recall_at(page_ids, sets, 5) for page_ids, sets in zip(page_lists, evidence_sets, strict=True)) / len(
         outcomes
     )
     articles = {f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
-    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(ndcg_values) / len(ndcg_values), **articles}
+    return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
 
 
 def _measure_articles(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:

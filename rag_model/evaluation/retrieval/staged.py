@@ -35,7 +35,8 @@ from rag_model.retrieve.retriever import (
 )
 
 _Key = TypeVar("_Key")
-ProgressCallback = Callable[[int, int], None]  # finished questions, all questions
+# The arguments are the number of finished and of all questions.
+ProgressCallback = Callable[[int, int], None]
 ENCODER = "question encoder"  # name of the stage in reports
 PASSAGES = "reading of passages"  # name of the stage that reads texts and computes products
 
@@ -44,7 +45,8 @@ PASSAGES = "reading of passages"  # name of the stage that reads texts and compu
 class TimingSettings:
     """Limits of the time measurement."""
 
-    questions: int = 50  # evenly spread over the set; gives the median to a few percent
+    # number of timed questions, evenly spread; 50 give the median to a few percent
+    questions: int = 50
     seconds: float = 10.0  # time per retriever; slow retrievers run fewer queries, at least one
 
     def __post_init__(self) -> None:
@@ -60,9 +62,9 @@ class StageTimings:
     """The median milliseconds per query of a retriever's stages."""
 
     n_queries: int  # number of timed queries
-    encoders: Mapping[int, float]  # by `id(encoder)`
-    stages: Mapping[str, float]  # by label, each without its child retrievers
-    passages: float  # for the inner products and the texts of the hits
+    encoders: Mapping[int, float]  # milliseconds by `id(encoder)`
+    stages: Mapping[str, float]  # milliseconds by label, each without its child retrievers
+    passages: float  # milliseconds for the inner products and the texts of the hits
 
     def encoding(self, stage: RetrieverStage) -> float:
         """Return the milliseconds per query of the encoders that a stage needs."""
@@ -80,9 +82,9 @@ def time_stages(
     seconds_by_stage: list[dict[str, list[float]]] = [{} for _ in retrievers]
     passage_seconds: list[list[float]] = [[] for _ in retrievers]
     n_timed, end_time = 0, time.perf_counter() + timing.seconds * len(retrievers)
-    for question_index in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
+    for position in np.linspace(0, len(texts) - 1, min(len(texts), timing.questions)).astype(int):
         for retriever, stage_seconds, hit_seconds in zip(retrievers, seconds_by_stage, passage_seconds, strict=True):
-            hit_seconds.append(_time_query(retriever, texts[question_index], k, seconds_by_encoder, stage_seconds))
+            hit_seconds.append(_time_query(retriever, texts[position], k, seconds_by_encoder, stage_seconds))
         n_timed += 1
         if time.perf_counter() > end_time:
             break
@@ -153,12 +155,12 @@ class StageRankings:
 class StageMetrics:
     """The measures and costs of one stage of a retriever; times are per query."""
 
-    name: str  # its part of the expression, without depths
+    name: str  # part of the retriever expression, without depths
     values: Mapping[str, Sequence[float]]  # measure -> one value per question
     milliseconds: float  # time of this stage alone
     search_milliseconds: float  # time with its child retrievers
     total_milliseconds: float  # time with its child retrievers and the encoder
-    bytes: int  # size of the files that this stage reads, but not its child retrievers
+    bytes: int  # size of the files that only this stage reads, not its child retrievers
     total_bytes: int  # size with the files of its child retrievers and of the encoder
 
 
@@ -168,14 +170,14 @@ class RetrieverMetrics:
 
     expression: str
     stages: tuple[StageMetrics, ...]  # the final stage is last
-    encoder_milliseconds: float  # per query; 0 without an encoder
+    encoder_milliseconds: float  # time to encode a query; 0 without an encoder
     encoder_bytes: int
     timed: int  # number of queries that were timed one by one
     outcomes: tuple[RetrievalResult, ...]  # results of the final stage, for run files
 
     @property
     def final_stage(self) -> StageMetrics:
-        """The stage whose result is the retriever's."""
+        """The last stage, whose result is the result of the retriever."""
         return self.stages[-1]
 
 
@@ -195,7 +197,7 @@ def measure_stages(
     """
     retriever.check_depth(k)
     measures = [*judge.measures(k), *judge.rank_measures(k)]
-    values_by_stage: dict[str, dict[str, list[float]]] = {}
+    values: dict[str, dict[str, list[float]]] = {}
     outcomes: list[RetrievalResult] = []
     for batch, queries in query_batches.batches:
         depth: int | None = choose_search_depth(batch, k, retriever.most)
@@ -206,12 +208,12 @@ def measure_stages(
             )
             depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
         for label, question_results in zip(label_stages(query_batches.timer.stages), stage_results, strict=True):
-            values_by_measure = values_by_stage.setdefault(label, {name: [] for name in measures})
+            values_by_measure = values.setdefault(label, {name: [] for name in measures})
             for name, measure_values in judge.values(question_results, measures).items():
                 values_by_measure[name].extend(measure_values)
         outcomes += final_results
         on_progress(len(outcomes), query_batches.n)
-    return StageRankings(expression, retriever, values_by_stage, query_batches.timer.stages, tuple(outcomes))
+    return StageRankings(expression, retriever, values, query_batches.timer.stages, tuple(outcomes))
 
 
 def _build_stage_results(
@@ -230,18 +232,18 @@ def _build_stage_results(
     rankings = [stage.ranked.truncate(depth) for stage in stages]
     passage_by_row = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
     passages = retriever.read_passages(np.concatenate([ranking.rows.ravel() for ranking in rankings]), passage_by_row)
-    hits_by_stage = [
+    stage_hits = [
         retriever.build_hits(replace(ranking, legs=(), products=None, passages=passages)) for ranking in rankings[:-1]
     ]
-    hits_by_stage.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
-    results_by_stage: list[list[RetrievalResult]] = [[] for _ in hits_by_stage]
+    stage_hits.append(retriever.build_hits(replace(candidates, passages=passages)))  # with children
+    results_by_stage: list[list[RetrievalResult]] = [[] for _ in stage_hits]
     for position, question in enumerate(batch):
-        matches_answer, match_by_row = build_answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
-        for stage_results, hits in zip(results_by_stage, hits_by_stage, strict=True):
+        is_match, match_by_row = build_answer_matcher(question, patterns=judge.patterns), dict[int, bool]()
+        for stage_results, hits in zip(results_by_stage, stage_hits, strict=True):
             question_hits = drop_own_document(question, hits[position])[:k]
             for hit in question_hits:
                 if hit.row not in match_by_row:
-                    match_by_row[hit.row] = matches_answer(hit.passage.text)
+                    match_by_row[hit.row] = is_match(hit.passage.text)
             stage_results.append(
                 RetrievalResult(question, tuple(question_hits), tuple(match_by_row[hit.row] for hit in question_hits))
             )
@@ -249,7 +251,7 @@ def _build_stage_results(
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return how many hits a question lacks at most, of those for which `depth` were retrieved."""
+    """Return the maximum of missing hits over the questions for which `depth` were retrieved."""
     n_candidates = (candidates.rows >= 0).sum(axis=1)
     return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 
@@ -265,13 +267,13 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
         stages = list(stage.iter_stages())
         child_paths = {path for substage in stages[:-1] for path in substage.files}
         size_by_path = {path: size for substage in stages for path, size in substage.files.items()}
-        milliseconds_by_stage = [costs.stages.get(label_by_id[id(substage)], 0.0) for substage in stages]
+        milliseconds = [costs.stages.get(label_by_id[id(substage)], 0.0) for substage in stages]
         return StageMetrics(
             name=label_by_id[id(stage)],
             values=result.values[label_by_id[id(stage)]],
-            milliseconds=milliseconds_by_stage[-1],
-            search_milliseconds=sum(milliseconds_by_stage),
-            total_milliseconds=sum(milliseconds_by_stage) + costs.encoding(stage),
+            milliseconds=milliseconds[-1],
+            search_milliseconds=sum(milliseconds),
+            total_milliseconds=sum(milliseconds) + costs.encoding(stage),
             bytes=sum(n_bytes for path, n_bytes in size_by_path.items() if path not in child_paths),
             total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )

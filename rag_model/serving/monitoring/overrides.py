@@ -2,7 +2,7 @@ r"""Check live answers for overrides: answers of the model's weights against the
 
 Two measures of an answer y to a question x with the passages z_1..k:
 
-    unsupported(x, y) = no z_i supports y                       (`evaluation.matching.supports_statement`)
+    unsupported(x, y) = no z_i supports y                       (`supports_statement`)
     override(x, y)    = unsupported(x, y) and log p(y|x) >= log p(y|x, z_1..k)
 
 An evaluation counts an override if a passage holds a gold answer and the model gives another one.

@@ -41,7 +41,8 @@ class ScoringExample:
     text: str  # x: a question, or the beginning of a text
     answer: str  # y
     passages: tuple[tuple[str, str], ...]  # titles and texts, one or more
-    is_plain_text: bool = False  # x and y are plain text, not a question and its answer
+    # whether x and y are plain text instead of a question and its answer
+    is_plain_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def score_example(generator: Generator, example: ScoringExample) -> AnswerScores
     """Score one example. The passages of an example form one batch, so other examples do not change
     its scores.
 
-    The end token of an answer is scored; that of plain text is not, since it goes on.
+    The end token of an answer is scored, but not that of a plain text, because the text goes on.
 
     Raises:
         InputError: a score is not finite.
@@ -171,7 +172,7 @@ def _load_examples(store: Store, blob: BlobRef) -> list[ScoringExample]:
     ]
 
 
-@lru_cache(maxsize=1)  # a worker loads the generator once
+@lru_cache(maxsize=1)  # A worker process loads the generator only once.
 def load_stored_generator(store_url: str, files: Files, dtype: str, cpu: bool = False) -> Generator:
     """Load the generator whose files `put_generator` stored; `cpu` keeps it off the GPU."""
     blobs = Store.open(store_url).blobs

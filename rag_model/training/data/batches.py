@@ -20,7 +20,7 @@ from rag_model.retrieve.models import PairScorer
 from rag_model.training.data.examples import Example, index_passages
 from rag_model.training.data.pair_scores import check_teacher_scores
 
-Missing = Literal["drop", "refuse"]  # what to do with an incomplete example
+Missing = Literal["drop", "refuse"]  # treatment of an incomplete example
 T = TypeVar("T")
 
 
@@ -39,8 +39,8 @@ def group_examples(examples: Sequence[Example], size: int, rng: random.Random) -
     An incomplete last group is dropped unless it is the only one.
     """
     permutation = rng.sample(range(len(examples)), len(examples))
-    group_ends = range(size, len(permutation) + 1, size) if size <= len(permutation) else [len(permutation)]
-    return [[examples[index] for index in permutation[max(0, end - size) : end]] for end in group_ends]
+    ends = range(size, len(permutation) + 1, size) if size <= len(permutation) else [len(permutation)]
+    return [[examples[index] for index in permutation[max(0, end - size) : end]] for end in ends]
 
 
 def shuffle_batches(items: Sequence[T], size: int, seed: int, epoch: int) -> list[tuple[T, ...]]:
@@ -65,7 +65,7 @@ def build_dpr_batch(examples: Sequence[Example], n_hard_negatives: int, rng: ran
     return DprBatch(tuple(examples), tuple(passages), tuple(position_by_hash[passage.hash] for passage in positives))
 
 
-def compute_passage_keys(passages: Sequence[Passage]) -> Tensor:
+def hash_passages(passages: Sequence[Passage]) -> Tensor:
     """Return (m,) int64 keys of passages, equal for equal titles and texts."""
     return torch.tensor([int(passage.hash[:15], 16) for passage in passages], dtype=torch.int64)
 
@@ -82,7 +82,7 @@ def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor
     ]
     # b times (m,) -> (b, m)
     is_excluded = torch.stack(
-        [torch.isin(keys, compute_passage_keys(passages).to(keys.device)) for passages in known_passages]
+        [torch.isin(keys, hash_passages(passages).to(keys.device)) for passages in known_passages]
     )
     return is_excluded.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
 
@@ -93,7 +93,7 @@ class ListBatch:
 
     examples: tuple[Example, ...]
     lists: tuple[tuple[Passage, ...], ...]  # b lists of 2 or more passages; lengths may differ
-    # teacher scores of the same lengths; empty without a teacher
+    # teacher scores of the listed passages; empty without a teacher
     scores: tuple[tuple[float, ...], ...]
 
     @property
@@ -158,8 +158,8 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
         InputError: a score is not finite.
     """
     short_examples = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
-    scorable_examples = [example for example in short_examples if example.positives and example.negatives]
-    batch = build_list_batch(scorable_examples, n_negatives, None)
+    scorable = [example for example in short_examples if example.positives and example.negatives]
+    batch = build_list_batch(scorable, n_negatives, None)
     questions, passages = batch.pairs()
     all_scores = teacher.scores(
         questions, [passage.title for passage in passages], [passage.text for passage in passages]
@@ -168,7 +168,7 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     score_offsets = np.cumsum([0, *batch.lengths])
     scores_by_example = {
         example.id: tuple(all_scores[score_offsets[row] : score_offsets[row + 1]].tolist())
-        for row, example in enumerate(scorable_examples)
+        for row, example in enumerate(scorable)
     }
     return [
         replace(example, scores=scores_by_example[example.id]) if example.id in scores_by_example else example

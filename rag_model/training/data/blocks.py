@@ -27,7 +27,7 @@ TORCH_LIBRARIES = "torch", "transformers", "tokenizers"
 ONNX_LIBRARIES = "onnxruntime", "tokenizers"
 # libraries that several distributions provide, such as onnxruntime-gpu
 _MULTIPLE_DISTRIBUTIONS = {"onnxruntime"}
-_THREADS = 32  # on an object store, uploads and look-ups mostly wait
+_THREADS = 32  # many threads, because uploads to an object store and look-ups in it mostly wait
 _TOKENS_PER_CONTEXT = 320  # upper bound for a passage, an input and an output together
 _OPERATIONS_PER_TOKEN_BYTE = 2 / 4  # two operations per token and weight of four bytes
 # bytes of a worker without its weights: torch, transformers, and a batch's logits
@@ -41,7 +41,7 @@ class ScoreBlock(RecordedTask):
     content: BlobRef  # the data, as JSON
     identity: str  # digest of the model
     contexts: int  # number of texts that the model reads
-    model: Files = ()  # empty if the block is recorded
+    model: Files = ()  # files of the model; empty if the block is recorded
     dtype: str = "float32"  # dtype of the model's weights; an ONNX graph has its own
 
     output: ClassVar[str] = "scores"

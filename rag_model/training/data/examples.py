@@ -36,7 +36,7 @@ from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import limit_blank_lines, parse_json
 
 _CHUNK_SIZE = 1 << 20  # characters read at a time
-_MAX_VALUE_LENGTH = 1 << 26  # characters of one value
+_MAX_VALUE_LENGTH = 1 << 26  # maximum number of characters of one value
 _NOUN = "training examples"
 _DECODER = json.JSONDecoder()
 _BLANKS = re.compile(r"\s*")
@@ -103,7 +103,7 @@ class _ArrayReader:
         self._text, self._position = "", 0
 
     def iter_values(self) -> Iterator[tuple[str, Any]]:
-        separator = ""  # before the next value
+        separator = ""  # expected before the next value
         while self._peek() != "]":
             if separator and self._peek() != separator:
                 raise InputError(
@@ -128,7 +128,7 @@ class _ArrayReader:
             except (ValueError, RecursionError) as error:
                 if len(self._text) - self._position > _MAX_VALUE_LENGTH or not self._read_more(chunk_size):
                     raise InputError(f"{location}: not a JSON value: {error}") from error
-            chunk_size *= 2  # a long value is then decoded only a few times
+            chunk_size *= 2  # Larger chunks let a long value be decoded only a few times.
 
     def _peek(self) -> str:
         """Return the next character that is not blank, without consuming it."""
@@ -160,7 +160,8 @@ class Example:
     question: str
     answers: tuple[str, ...] = ()  # alternative answers
     positives: tuple[Passage, ...] = ()  # passages with an answer, best first
-    negatives: tuple[Passage, ...] = ()  # hard negatives: similar, without an answer; hardest first
+    # hard negatives, which are similar but hold no answer, hardest first
+    negatives: tuple[Passage, ...] = ()
     pages: tuple[str, ...] = ()  # ids of pages with an answer, if only pages are known (KILT)
     # the document whose text is the question (ArguAna and Quora of BEIR); no negative and no result
     own_document: Passage | None = None
@@ -235,7 +236,7 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
     located_rows = iter_json_file(url) if first_character in {"{", "["} else iter(())
     parse_row = next((_find_row_parser(row) for _, row in located_rows), None)
     if parse_row is None:
-        if first_character == "[":  # no question file is an array
+        if first_character == "[":  # The file is an array, and question files are not.
             field_names = "; ".join(", ".join(names) for names in _FORMATS)
             raise InputError(
                 f"{url}: the array is empty, or its first example has none of these sets of fields: {field_names}; "

@@ -2,9 +2,9 @@
 
 A verdict consists of OpenRAG's RAG label (whether the generator answers right with the passage) and
 RAG score (how likely the gold answer is). Judging dominates the cost of the training. Before the
-training, workers judge blocks of questions (`iter_judged_examples`), and the store records each block. A
-judge is also a `PairScorer` that returns two numbers per pair, so that `CachedPairScorer` can cache
-its scores during the training. The pools are
+training, workers judge blocks of questions (`iter_judged_examples`), and the store records each
+block. A judge is also a `PairScorer` that returns two numbers per pair, so that `CachedPairScorer`
+can cache its scores during the training. The pools are
 the offline half of Zhou and Chen 2025, "OpenRAG: Optimizing RAG End-to-End via In-Context Retrieval
 Learning" (arXiv 2503.08398), section 3: the passages with which the generator answers right, and
 those with which it answers wrong.
@@ -40,7 +40,7 @@ from rag_model.training.data.examples import Example, build_passage
 # questions per block: with 100 passages each, minutes on one core for 135 million weights
 _BLOCK_SIZE = 4
 _BATCH_SIZE = 8  # passages of one question that a generator judges in one batch
-VERSION = 1  # increase it when the same pairs would get different scores
+VERSION = 1  # version of the judge; increase it when the same pairs would get different scores
 _CHANCE_AGREEMENT = 0.5  # probability that a random score orders a right and a wrong passage
 _MIN_QUESTIONS = 5  # a confidence interval over fewer questions is meaningless
 
@@ -63,7 +63,7 @@ class JudgeSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class PassageVerdict:
+class RagVerdict:
     """A generator's RAG label and RAG score of a question with one passage."""
 
     # whether the generated answer contains a gold answer or, with choices, the likeliest is gold
@@ -168,7 +168,7 @@ def collect_gold_answers(examples: Sequence[Example], settings: JudgeSettings) -
 class JudgeBlock(ScoreBlock):
     """A block of questions whose passages a generator judges."""
 
-    cpu: bool = False  # do not use a GPU
+    cpu: bool = False  # whether to run without a GPU
 
     stage: ClassVar[str] = "judge"
     code: ClassVar[Any] = VERSION
@@ -209,7 +209,7 @@ def iter_judged_examples(
     block: Callable[..., JudgeBlock],
     runner: TaskRunner | None = None,
     on_progress: OnProgress = lambda _, __: None,
-) -> Iterator[tuple[Example, Sequence[Passage], Sequence[PassageVerdict]]]:
+) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
     """Yield each example with its passages and a generator's verdicts on them.
 
     At most the passages of one block are in memory.
@@ -233,9 +233,9 @@ def iter_judged_examples(
             [example.question, gold_answers[example.question], [*map(asdict, passages)]] for example, passages in pairs
         ]
         block_content = {"settings": asdict(settings), "questions": question_rows}
-        content_ref = store.blobs.put_bytes(json.dumps(block_content, ensure_ascii=False).encode())
+        blob = store.blobs.put_bytes(json.dumps(block_content, ensure_ascii=False).encode())
         # The generator reads each passage twice: it generates an answer, and scores the gold one.
-        blocks.append(block(content=content_ref, contexts=2 * sum(len(passages) for _, passages in pairs)))
+        blocks.append(block(content=blob, contexts=2 * sum(len(passages) for _, passages in pairs)))
         examples += [example for example, _ in pairs]
 
     def report(n_finished: int, _: int) -> None:
@@ -248,10 +248,10 @@ def iter_judged_examples(
         question_rows = json.loads(store.blobs.read(task.content))["questions"]
         for (_, _, passages), verdicts in zip(question_rows, block_verdicts, strict=True):
             judged_passages = [Passage(**passage_fields) for passage_fields in passages]
-            yield next(remaining_examples), judged_passages, [PassageVerdict(*verdict) for verdict in verdicts]
+            yield next(remaining_examples), judged_passages, [RagVerdict(*verdict) for verdict in verdicts]
 
 
-def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[PassageVerdict]:
+def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]) -> list[RagVerdict]:
     """Return the judge's verdicts on a question with each of the passages.
 
     Raises:
@@ -260,13 +260,13 @@ def judge_passages(judge: PairScorer, question: str, passages: Sequence[Passage]
     return judge_pairs(judge, [(question, passage) for passage in passages], _BATCH_SIZE)
 
 
-def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_size: int) -> list[PassageVerdict]:
+def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_size: int) -> list[RagVerdict]:
     """Return the judge's verdicts on pairs of a question and a passage, `batch_size` at a time.
 
     Raises:
         InputError: a score is not finite.
     """
-    verdicts = list[PassageVerdict]()
+    verdicts = list[RagVerdict]()
     for first_pair in range(0, len(pairs), batch_size):
         questions, passages = zip(*pairs[first_pair : first_pair + batch_size], strict=True)
         scores = judge.scores(
@@ -275,7 +275,7 @@ def judge_pairs(judge: PairScorer, pairs: Sequence[tuple[str, Passage]], batch_s
         for question, score in zip(questions, scores, strict=True):
             if not np.isfinite(score).all():
                 raise InputError(f"the generator's score of question {question!r} is not finite: fetch the model again")
-        verdicts += [PassageVerdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
+        verdicts += [RagVerdict(bool(is_right), float(log_p)) for is_right, log_p in scores]
     return verdicts
 
 
@@ -289,7 +289,7 @@ class PooledExample(Example):
 
 @dataclass(frozen=True, slots=True)
 class ExamplePools(Sequence[Example]):
-    """The questions that have both pools, in order, and how many questions lack a pool."""
+    """The questions that have both pools, in order, and the numbers of questions that lack one."""
 
     examples: tuple[PooledExample, ...]
     all_right: int  # number of questions that are answered right with every passage
@@ -310,7 +310,7 @@ class ExamplePools(Sequence[Example]):
 
 
 def build_pooled_example(
-    example: Example, passages: Sequence[Passage], verdicts: Sequence[PassageVerdict], size: int
+    example: Example, passages: Sequence[Passage], verdicts: Sequence[RagVerdict], size: int
 ) -> PooledExample | None:
     """Return an example with its pools, each cut to `size` passages; None if a pool is empty."""
     ranked_indexes = sorted(range(len(passages)), key=lambda index: -verdicts[index].log_p)
@@ -331,7 +331,7 @@ def build_pooled_example(
     )
 
 
-def compute_agreement(verdicts: Sequence[PassageVerdict]) -> float:
+def compute_agreement(verdicts: Sequence[RagVerdict]) -> float:
     """Return the fraction of (right, wrong) passage pairs whose right passage scores higher.
 
     Equal scores count half, so this is the area under the ROC curve, 0.5 by chance. There must be
@@ -344,9 +344,7 @@ def compute_agreement(verdicts: Sequence[PassageVerdict]) -> float:
     return float(roc_area)
 
 
-def build_pools(
-    judged: Iterable[tuple[Example, Sequence[Passage], Sequence[PassageVerdict]]], size: int
-) -> ExamplePools:
+def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]], size: int) -> ExamplePools:
     """Build the pools of judged examples, in order, with up to `size` passages each.
 
     Raises:

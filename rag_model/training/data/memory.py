@@ -33,7 +33,7 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 
 RankedRow = tuple[int, float]  # (global row, retriever score)
-GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group with a random row
+GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group that contains a row
 Encode = Callable[[Sequence[Passage]], Vectors]  # m passages -> (m, d) float32
 
 
@@ -90,7 +90,7 @@ class RetrievedBatch:
 
     @property
     def passages(self) -> list[list[Passage]]:
-        """Passages of each query."""
+        """The passages of each query, without scores."""
         return [[hit.passage for hit in hits] for hits in self.hits]
 
 
@@ -209,10 +209,10 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     `query_vectors` is (b, d) float32. Each passage is encoded once; ties keep the order of
     `candidates`. The result has the vectors from `encode` and the scores by them, best first.
     """
-    passages, position_by_hash = index_passages(hit.passage for hits in candidates.hits for hit in hits)
+    passages, positions = index_passages(hit.passage for hits in candidates.hits for hit in hits)
     # (b, c)
-    vector_rows = np.array([[position_by_hash[hit.passage.hash] for hit in hits] for hits in candidates.hits])
-    vectors = encode(passages)[vector_rows]  # (m, d) -> (b, c, d)
+    rows = np.array([[positions[hit.passage.hash] for hit in hits] for hits in candidates.hits])
+    vectors = encode(passages)[rows]  # (m, d) -> (b, c, d)
     scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
     best_columns = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
     reranked_rows = zip(candidates.hits, best_columns.tolist(), scores.tolist(), strict=True)

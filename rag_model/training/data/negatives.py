@@ -39,8 +39,8 @@ from rag_model.training.data.memory import GROUP_SECONDS_PER_ROW, open_passages,
 from rag_model.training.data.temporary_index import Indexer, build_temporary_index
 from rag_model.training.loop.loop_settings import check_bounds
 
-_SEARCH_BATCH = 256  # questions per search in this process
-_TASK_QUESTIONS = 4_096  # questions that one worker searches
+_SEARCH_BATCH = 256  # number of questions per search in this process
+_TASK_QUESTIONS = 4_096  # number of questions per task of a worker
 _SEARCH_SECONDS = 1e-9  # seconds of one core per question and passage of the corpus
 _CHECK_SECONDS = 3e-5  # seconds of one core per pair of a question and a passage
 SearchName = Literal["bm25", "snapshot", "own"]
@@ -49,7 +49,7 @@ _BM25 = "bm25"  # an index kind
 CHECKS = np.dtype(
     [
         ("hash", "<u8"),  # the first 64 bits of the passage's hash
-        ("is_own", "?"),  # it belongs to the document whose text is the question
+        ("is_own", "?"),  # whether the passage belongs to the document whose text is the question
         ("is_positive", "?"),
         ("is_on_named_page", "?"),
         ("text_answers", "?"),
@@ -368,8 +368,8 @@ def _search_bm25(
     if name is not None:
         index_ref, entry = content.files[content.index_file(name)], content.indexes[name]
     else:
-        index_plan = _plan_bm25(snapshot)
-        index_ref, entry = build_temporary_index(snapshot, index_plan, indexer=indexer), index_plan.entry()
+        plan = _plan_bm25(snapshot)
+        index_ref, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
     k, block_starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
     question_blocks = [questions[start : start + _TASK_QUESTIONS] for start in block_starts]
     tasks = [
@@ -398,5 +398,5 @@ def _plan_bm25(snapshot: Snapshot) -> IndexPlan:
 
 def _find_bm25_index(snapshot: Snapshot) -> str | None:
     """Return the name of the snapshot's first BM25 index, or None."""
-    index_entries = snapshot.manifest.content.indexes.items()
-    return next((name for name, entry in index_entries if get_kind_of_entry(entry).name == _BM25), None)
+    entries = snapshot.manifest.content.indexes.items()
+    return next((name for name, entry in entries if get_kind_of_entry(entry).name == _BM25), None)

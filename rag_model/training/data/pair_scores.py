@@ -40,7 +40,9 @@ from rag_model.training.data.blocks import (
 
 _Pairs = tuple[list[str], list[str], list[str]]  # questions, titles and texts of a block
 SCORES_FILE = "scores.jsonl"
-BLOCK = 1_024  # pairs: a cross-encoder's sorting window, so that blocks do not change its scores
+# number of pairs per block, equal to a cross-encoder's sorting window, so that the blocks do not
+# change its scores
+BLOCK = 1_024
 
 
 class CachedPairScorer:
@@ -81,7 +83,7 @@ class CachedPairScorer:
                 file.write("".join(self._score_blocks(dict(zip(keys, pairs, strict=True)))))
             for span, key, block_pairs in zip(spans, keys, pairs, strict=True):
                 file.write("".join(self._score_blocks({key: block_pairs})))
-                file.flush()  # a process that is killed later loses no block
+                file.flush()  # Flushed lines survive if the process is killed later.
                 self._on_progress(min(span.stop, len(questions)), len(questions))
         return np.array([score for key in keys for score in self._scores_by_key[key]], np.float32)
 
@@ -123,7 +125,7 @@ class PairBlock(ScoreBlock):
     """A block of pairs to score with a cross-encoder."""
 
     cpu: bool = False  # do not use a GPU
-    onnx: bool = False  # onnxruntime runs the cross-encoder, not torch
+    onnx: bool = False  # whether onnxruntime runs the cross-encoder instead of torch
 
     stage: ClassVar[str] = "teach"
     code: ClassVar[Any] = 2  # version 2 reads tokenizer_config.json
@@ -195,7 +197,7 @@ class WorkerPairScorer:
         return tuple((name, self.store.blobs.put_file(path)) for name, path in files.items())
 
 
-@lru_cache(maxsize=1)  # a worker loads the cross-encoder once
+@lru_cache(maxsize=1)  # A worker process loads the cross-encoder only once.
 def _load_cross_encoder(store_url: str, files: Files, cpu: bool, dtype: str) -> CrossEncoder:
     blobs = Store.open(store_url).blobs
     folder = build_link_tree({name: blobs.get_local_path(ref) for name, ref in files})

@@ -21,11 +21,12 @@ from rag_model.training.data.memory import PassageMemory, read_passages
 from rag_model.training.data.texts import passages_overlap
 
 STAGE = "lists"
-VERSION = 1  # increase it when the same inputs would give different lists
+VERSION = 1  # version of the lists; increase it when the same inputs would give different lists
 _SEARCH_BATCH = 256  # number of examples per search
 _READ_BATCH = 4_096  # examples whose passages are in memory at the same time
-_EXTRA_CANDIDATES = 3  # for plain texts: the passage itself, and overlapping windows on both sides
-NO_SCORES = AnswerScores((), 0)  # of a list that no generator has scored
+# further candidates for a plain text, whose own passage and two overlapping windows are dropped
+_EXTRA_CANDIDATES = 3
+NO_SCORES = AnswerScores((), 0)  # scores of a list that no generator has scored
 _NO_ROW = -1  # padding after the end of a list
 
 
@@ -37,8 +38,9 @@ class PassageList:
     text: str  # x
     answer: str  # y
     source: Passage | None = None  # source passage of a plain text; excluded from its own results
-    rows: tuple[int, ...] = ()  # of the snapshot, best first; empty before retrieval
-    scores: AnswerScores = NO_SCORES  # of the passages, in the order of the rows
+    # rows of the passages in the snapshot, best first; empty before retrieval
+    rows: tuple[int, ...] = ()
+    scores: AnswerScores = NO_SCORES  # scores of the passages, in the order of the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ class PassageLister:
     memory: PassageMemory
     encoder: TrainableEncoder
     retriever: str | None  # the retriever expression of `memory`
-    store: Store | None = None  # None: nothing is recorded
+    store: Store | None = None  # store whose memo records the rows; None records nothing
     identity: str = ""  # digest of the encoder's files
-    runner: TaskRunner | None = None  # reads passages on workers; None: this process reads them
+    runner: TaskRunner | None = None  # reads passages on workers; if None, this process reads them
 
     def retrieve_lists(self, examples: Sequence[PassageList], k: int) -> list[PassageList]:
         """Return the examples, in order, with up to `k` passages each.
@@ -102,11 +104,11 @@ class PassageLister:
         for start in range(0, len(examples), _READ_BATCH):
             group = examples[start : start + _READ_BATCH]
             batches = [group[i : i + _SEARCH_BATCH] for i in range(0, len(group), _SEARCH_BATCH)]
-            candidate_rows = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
-            pairs = zip(group, candidate_rows, strict=True)
+            candidates = [example_rows for batch in batches for example_rows in self._find_rows(batch, depth)]
+            pairs = zip(group, candidates, strict=True)
             needed_rows = {row for example, example_rows in pairs if example.source for row in example_rows}
             passages = read_passages(self.memory.snapshot, sorted(needed_rows), self.runner)
-            for index, (example, example_rows) in enumerate(zip(group, candidate_rows, strict=True), start=start):
+            for index, (example, example_rows) in enumerate(zip(group, candidates, strict=True), start=start):
                 list_rows = [
                     row
                     for row in example_rows

@@ -63,7 +63,8 @@ class BagMemory:
             self._index = open_index(snapshot, name)
 
     def propose(self, query_terms: Vectors, k: int) -> list[list[Passage]]:
-        """Return the k best passages of each query, best first; fewer if fewer share a term.
+        """Return the k best passages of each query, best first, or fewer if fewer share a term with
+        it.
 
         `query_terms` (q, l, 2) are weighted terms as returned by `SparseEncoder.encode_questions`.
         """

@@ -124,9 +124,9 @@ def draw_text_examples(
     None, this process reads them. Equal arguments give equal examples.
     """
     examples = list[tuple[Passage, str, str]]()
-    row_order = np.random.default_rng(seed).permutation(snapshot.n)
-    while len(row_order) and len(examples) < count:
-        rows, row_order = np.split(row_order, [min(_MAX_BATCH, max(_MIN_BATCH, count - len(examples)))])
+    order = np.random.default_rng(seed).permutation(snapshot.n)
+    while len(order) and len(examples) < count:
+        rows, order = np.split(order, [min(_MAX_BATCH, max(_MIN_BATCH, count - len(examples)))])
         passages = read_passages(snapshot, np.sort(rows).tolist(), runner)
         examples += _iter_splits([passages[row] for row in rows.tolist()], tokenizer, n_tokens)
     return examples[:count]
@@ -136,17 +136,17 @@ def _iter_splits(passages: Sequence[Passage], tokenizer: Any, n_tokens: int) -> 
     texts = [passage.text for passage in passages]
     encoding = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, return_attention_mask=False)
     for passage, text, offsets in zip(passages, texts, encoding["offset_mapping"], strict=True):
-        token_ends = [token_end for _, token_end in offsets[: 2 * n_tokens]]
-        if len(token_ends) > n_tokens and text[token_ends[n_tokens - 1] : token_ends[-1]].strip():
-            yield passage, text[: token_ends[n_tokens - 1]], text[token_ends[n_tokens - 1] : token_ends[-1]]
+        ends = [token_end for _, token_end in offsets[: 2 * n_tokens]]
+        if len(ends) > n_tokens and text[ends[n_tokens - 1] : ends[-1]].strip():
+            yield passage, text[: ends[n_tokens - 1]], text[ends[n_tokens - 1] : ends[-1]]
 
 
 def passages_overlap(first: Passage, second: Passage) -> bool:
     """Return whether two passages are equal or are overlapping windows of one page."""
     if first.hash == second.hash:
         return True
-    end_word_indexes = first.start_word + first.n_words, second.start_word + second.n_words
-    shares_words = first.start_word < end_word_indexes[1] and second.start_word < end_word_indexes[0]
+    word_ends = first.start_word + first.n_words, second.start_word + second.n_words
+    shares_words = first.start_word < word_ends[1] and second.start_word < word_ends[0]
     return (first.page_id, first.kind) == (second.page_id, second.kind) and shares_words
 
 

@@ -61,7 +61,7 @@ class BestWeights:
 class SearchedSnapshot:
     """A snapshot that a training searched."""
 
-    step: int  # the first step that searched it; 0: the evaluation before training
+    step: int  # the first step that searched it; 0 means the evaluation before training
     snapshot: str  # full id
 
 
@@ -76,7 +76,8 @@ class TrainerState:
     initial_measures: Mapping[str, float]  # the measures of step 0
     best: BestWeights
     scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
-    searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # by step; the last one is current
+    # searched snapshots by step; the last one is current
+    searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -171,7 +172,7 @@ def read_state(folder: Path) -> tuple[Mapping[str, str], TrainerState]:
         digests, state = dict(record["files"]), TrainerState.from_json(record["standing"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _create_corrupt_error(folder, str(error)) from error
-    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # other files would stay unchecked
+    if digests.keys() != {_WEIGHTS, _OPTIMIZER}:  # files without a digest would stay unchecked
         raise _create_corrupt_error(folder, f"it has digests of {', '.join(map(str, digests)) or 'no file'}")
     if folder.name != _get_folder_name(state.step):
         raise _create_corrupt_error(folder, f"its state is that of step {state.step}")
@@ -266,7 +267,7 @@ class TrainingFolder:
                 differs.
         """
         training_record = {"settings": dict(settings), "recipe": dict(recipe)}
-        # the inputs in the form that JSON gives back: tuples become lists
+        # JSON turns tuples into lists, so the inputs are compared after a round trip
         training_record = json.loads(json.dumps(training_record))
         record_path = self.path / RECORD
         if not record_path.exists():
@@ -354,7 +355,7 @@ class TrainingJournal:
         finite_values = {name: measure if math.isfinite(measure) else None for name, measure in values.items()}
         snapshot_field = {"snapshot": snapshot} if snapshot else {}
         self._file.write(json.dumps({"kind": kind, "step": step, **snapshot_field, **finite_values}) + "\n")
-        self._file.flush()  # a process that is killed later loses no row
+        self._file.flush()  # flushed rows survive if the process is killed later
         self._add_scalars(kind, step, values)
 
     def _add_scalars(self, kind: str, step: int, scalars: Mapping[str, float]) -> None:

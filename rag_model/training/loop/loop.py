@@ -56,15 +56,16 @@ from rag_model.training.loop.processes import (
 )
 from rag_model.training.loop.task import Batch, Measures, SearchingTask, Task
 
-ReportCallback = Callable[[str, int, int, Measures], None]  # kind, step, number of steps, measures
-_NO_CLIPPING = 1e30  # maximum gradient norm that is never reached
+# The arguments are kind, step, number of steps and measures.
+ReportCallback = Callable[[str, int, int, Measures], None]
+_NO_CLIPPING = 1e30  # maximum gradient norm that is never reached, which disables clipping
 
 
 def _is_transformers_model(model: nn.Module) -> bool:
     """Return whether a module is a model of transformers.
 
-    Importing transformers takes seconds. If transformers has not been imported, the module is none
-    of its models.
+    Importing transformers takes seconds. If transformers has not been imported, the module cannot
+    be one of its models.
     """
     modeling_utils = sys.modules.get("transformers.modeling_utils")
     return modeling_utils is not None and isinstance(model, modeling_utils.PreTrainedModel)
@@ -108,8 +109,8 @@ class ForwardSplitter:
             run_part = partial(self._run_part, forward)
             part_slices = [slice(i, i + n_part_rows) for i in range(0, n_rows, n_part_rows)]
             outputs = [
-                checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part_slice), use_reentrant=False)
-                for part_slice in part_slices
+                checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part), use_reentrant=False)
+                for part in part_slices
             ]
             return _concatenate(outputs)
 
@@ -152,8 +153,8 @@ def _concatenate(outputs: list[Any]) -> Any:
     if isinstance(first_output, Tensor):
         return torch.cat(outputs)
     if isinstance(first_output, Mapping):  # a transformers `ModelOutput`
-        output_fields = {name: _concatenate([output[name] for output in outputs]) for name in first_output}
-        return type(first_output)(**output_fields)
+        fields = {name: _concatenate([output[name] for output in outputs]) for name in first_output}
+        return type(first_output)(**fields)
     if isinstance(first_output, tuple):
         return tuple(_concatenate(list(elements)) for elements in zip(*outputs, strict=True))
     return None
@@ -167,11 +168,11 @@ class TrainingResult:
     """The result of a training."""
 
     steps: int
-    initial_measures: Measures  # on the dev set, at step 0
+    initial_measures: Measures  # measures on the dev set at step 0
     best_measures: Measures
     best_folder: Path  # the folder with the best weights that `Task.save` wrote
     best_step: int  # 0 if no step improved the goal
-    # by step; empty if the task searches none
+    # searched snapshots by step; empty if the task searches none
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
 
@@ -188,7 +189,7 @@ def train(
     steps.
 
     Kinds of reports: `train` after a step; `evaluate`, without measures, before an evaluation;
-    `dev` after it; `move_index`, without measures, before a step at which a task that searches a snapshot
+    `dev` after it; `move`, without measures, before a step at which a task that searches a snapshot
     may move to another one.
 
     The call makes this process return freed memory at once (`process.release_freed_memory`).
@@ -336,8 +337,8 @@ class _Trainer(Generic[Batch]):
         self.check_finite_step(step, batches, gathered_measures[:, 0], gradient_norm)
         self.prepared_optimizer.step()
         self.prepared_optimizer.zero_grad()
-        mean_measures = dict(zip(measure_names, gathered_measures.mean(0).tolist(), strict=True))
-        return {**mean_measures, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
+        means = dict(zip(measure_names, gathered_measures.mean(0).tolist(), strict=True))
+        return {**means, "gradient_norm": float(gradient_norm), "learning_rate": learning_rate}
 
     def try_compute_gradients(self, step: int, batches: Sequence[Batch]) -> tuple[Tensor, list[str]] | None:
         """Add the gradients of a step's batches; return their measures and the measures' names.
@@ -410,7 +411,7 @@ class _Trainer(Generic[Batch]):
         reported_ids = [
             ids for ids, is_nonfinite in zip(batch_ids, nonfinite_mask.tolist(), strict=True) if is_nonfinite
         ] or batch_ids
-        loss_description = (
+        description = (
             f"loss of step {step} is {losses[nonfinite_mask][0]:g}"
             if nonfinite_mask.any()
             else f"gradient of step {step} is {norm:g}"
@@ -418,7 +419,7 @@ class _Trainer(Generic[Batch]):
         example_ids = [example_id for ids in reported_ids for example_id in ids]
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {loss_description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
+            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
             f"the last good checkpoint is {last_checkpoint}; leave these examples out or lower the "
             "learning rate, and train in another folder"
         )
@@ -475,9 +476,9 @@ def build_adamw(module: nn.Module, settings: LoopSettings, device: torch.device)
     vectors = [parameter for parameter in trained_parameters if parameter.ndim <= 1]
     can_fuse = device.type in ("cpu", "cuda") and settings.precision != "fp16"
     is_fused = can_fuse and all(parameter.is_contiguous() for parameter in trained_parameters)
-    parameter_groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        [group for group in parameter_groups if group["params"]],
+        [group for group in groups if group["params"]],
         lr=settings.learning_rate,
         betas=(settings.adam_beta1, settings.adam_beta2),
         eps=settings.adam_epsilon,

@@ -24,7 +24,7 @@ _Value = TypeVar("_Value")
 # wait. If a process dies, the launcher ends the others, so this limit only has to end a deadlock.
 _TIMEOUT = timedelta(days=7)
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
-_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # sent instead of a count
+_ABANDONS_STEP, _CANNOT_REPEAT = -1, -2  # values that a process sends instead of a count
 
 
 class StepAbandonedError(Exception):
@@ -40,7 +40,7 @@ class StepAbandonedError(Exception):
 class TrainingProcesses:
     """The processes of a training. All processes call the methods in the same order."""
 
-    index: int = 0  # number of this process
+    index: int = 0  # rank of this process, from 0
     count: int = 1
 
     @property

@@ -105,7 +105,7 @@ class SearchingTask(Protocol):
 
         The loop calls it before it takes the batches of the step, with the weights of the previous
         step. The names of the measures, such as the snapshot's age, never change. The decision
-        should depend on the step and the weights only: then a run that was killed resumes to the
+        should depend only on the step and the weights, so that a run that was killed resumes to the
         same losses.
         """
         ...

@@ -182,17 +182,18 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         return build_list_batch(examples, self._recipe.count_negatives(has_teacher=self._has_teacher), rng)
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-        """Return the sum of both losses; measures are both losses and the in-batch `accuracy`.
+        """Return the sum of the in-batch and the distillation loss, and both as measures with
+        `accuracy`.
 
         The in-batch loss is over the questions and passages of all processes. Each process scores
         all questions with its own passages, so that only vectors of questions and scores are
         gathered, and the vectors of passages can be computed in parts.
         """
         passages = batch.pairs()[1]
-        questions, first_row = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
+        questions, start = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
         own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
-        # a list starts with its positive
+        # The positive is the first passage of its list.
         positives = locate_positives(
             batch.examples, passages, offsets[:-1].tolist(), own_scores.device, counts_once=False
         )
@@ -204,9 +205,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         total_loss = in_batch_loss if self._recipe.in_batch else own_scores.new_zeros(())
         if self._has_teacher:
             # b times (w,)
-            list_scores = [
-                own_scores[first_row + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))
-            ]
+            list_scores = [own_scores[start + row, offsets[row] : offsets[row + 1]] for row in range(len(batch.lists))]
             teacher_loss = distillation_loss(
                 pad_lists(torch.cat(list_scores), batch.lengths), batch.teacher_scores(own_scores.device)
             )
@@ -318,10 +317,10 @@ class Colbert(Objective[ColbertTraining]):
         recipe, model, teacher = job.settings.colbert, models[PART], models.get(TEACHER)
         n_passages = recipe.batch_size * (1 + recipe.count_negatives(has_teacher=teacher is not None))
         n_similarities = 4 * recipe.batch_size * recipe.question_length * n_passages * recipe.passage_length
-        n_passages_at_once = min(n_passages, recipe.passages_at_once)
+        n_at_once = min(n_passages, recipe.passages_at_once)
         activation_bytes = model.estimate_activation_bytes(recipe.batch_size, recipe.question_length)
-        activation_bytes += model.estimate_activation_bytes(n_passages_at_once, recipe.passage_length)
-        activation_bytes += 2 * n_similarities * n_passages_at_once // n_passages
+        activation_bytes += model.estimate_activation_bytes(n_at_once, recipe.passage_length)
+        activation_bytes += 2 * n_similarities * n_at_once // n_passages
         stage_bytes = {
             "train": TRAINED_COPIES * estimate_weight_bytes(model) + activation_bytes,
             "mine": estimate_mining_bytes(job.snapshot, job.settings.negatives),

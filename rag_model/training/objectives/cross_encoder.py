@@ -105,9 +105,9 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
 
     def task(self, job: Job[CrossEncoderTraining]) -> CrossEncoderTask:
         """Load the model; a model without a classification head gets a new one."""
-        cross_encoder = TrainableCrossEncoder.load(job.origins.names[PART])
+        encoder = TrainableCrossEncoder.load(job.origins.names[PART])
         examples = job.examples["train"], job.examples["dev"]
-        return CrossEncoderTask(cross_encoder, *examples, job.settings.cross_encoder, digests=job.digests)
+        return CrossEncoderTask(encoder, *examples, job.settings.cross_encoder, digests=job.digests)
 
     def costs(self, job: Job[CrossEncoderTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of scoring the pairs of a batch, and of mining."""
@@ -119,10 +119,8 @@ class CrossEncoderObjective(MiningObjective[CrossEncoderTraining]):
         }
         n_batches = max(1, len(job.examples["train"]) // recipe.batch_size)
         n_evaluated_pairs = len(job.examples["dev"]) * (1 + recipe.ranked)
-        pair_operations = n_tokens * model.operations_per_token
-        return TrainingCosts(
-            stage_bytes, n_batches, TRAINING_PASSES * n_pairs * pair_operations, n_evaluated_pairs * pair_operations
-        )
+        per_pair = n_tokens * model.operations_per_token
+        return TrainingCosts(stage_bytes, n_batches, TRAINING_PASSES * n_pairs * per_pair, n_evaluated_pairs * per_pair)
 
 
 CROSS_ENCODER = CrossEncoderObjective()

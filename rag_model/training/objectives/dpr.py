@@ -13,7 +13,7 @@ from rag_model.training.data.batches import (
     DprBatch,
     Missing,
     build_dpr_batch,
-    compute_passage_keys,
+    hash_passages,
     mask_other_positives,
 )
 from rag_model.training.data.negatives import NegativesRecipe, sample_passages
@@ -102,7 +102,7 @@ class DprTask(ContrastTask[BiEncoder, DprRecipe]):
         batch = build_dpr_batch(examples, self._recipe.hard_negatives, None)
         gold = torch.tensor(batch.gold)
         pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.passages]
-        ignored = mask_other_positives(examples, compute_passage_keys(batch.passages), gold)
+        ignored = mask_other_positives(examples, hash_passages(batch.passages), gold)
         # (b, d), (m, d), (b,), (b, m)
         return (
             torch.from_numpy(question_vectors[list(positions)]),

@@ -1,9 +1,10 @@
 """End-to-end RAG: question encoder, passage encoder and generator are trained together.
 
-"Paper" is Siriwardhana et al. 2023 (TACL 11, 1-17), "code" its authors' repository. -log p(y|x) is
-that of RAG, but p(z|x) has a gradient to both encoders: the current passage encoder encodes the
-passages that an older index returns. A second loss is -log p(s|z) of statements s: the generator
-reconstructs s from the passages retrieved for s, without those that contain s verbatim.
+"Paper" is Siriwardhana et al. 2023 (TACL 11, 1-17), "code" its authors' repository. The first loss
+is RAG's -log p(y|x), but here p(z|x) has a gradient to both encoders, because the current passage
+encoder encodes the passages that an older index returns. The second loss is -log p(s|z) of
+statements s, which the generator reconstructs from the passages retrieved for s, without those that
+contain s verbatim.
 """
 
 import random
@@ -76,7 +77,7 @@ _STATEMENT_TOKENS = 40  # estimated tokens per statement
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One sentence about which the corpus has passages."""
+    """A sentence to reconstruct from passages of the corpus."""
 
     id: str
     text: str
@@ -139,13 +140,13 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
     Sentences of fewer than 5 words are left out. `runner` reads the parts on workers, which count
     the leads and then read the drawn ones; if None, this process does both.
     """
-    passage_files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
+    files = [snapshot.manifest.content.files[passages_path(part.name)] for part in snapshot.parts if part.rows]
     lead_counts, skipped_counts, previous_page = list[int](), list[int](), ""
-    for part_result in run_tasks(snapshot.store, [LeadCountTask(file) for file in passage_files], runner):
+    for result in run_tasks(snapshot.store, [LeadCountTask(file) for file in files], runner):
         # Row 0 holds no lead if its page began in the previous part.
-        skipped_counts.append(int(part_result["starts_with_lead"] and part_result["first"] == previous_page))
-        lead_counts.append(part_result["leads"] - skipped_counts[-1])
-        previous_page = part_result["last"]
+        skipped_counts.append(int(result["starts_with_lead"] and result["first"] == previous_page))
+        lead_counts.append(result["leads"] - skipped_counts[-1])
+        previous_page = result["last"]
     rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(lead_counts)
     # reservoir sampling (Vitter's algorithm R)
     for lead_number in range(partition.n):
@@ -154,7 +155,7 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
             reservoir[slot] = lead_number
     lead_numbers = np.sort(np.array([*reservoir.values()], np.int64))
     tasks = [
-        LeadTask(passage_files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
+        LeadTask(files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
         for part_index, _, local_numbers in partition.split(lead_numbers)
     ]
     passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
@@ -298,13 +299,14 @@ class End2EndTask(RagTask):
         super().__init__(rag, snapshot, examples["train"], examples["dev"], settings.rag, initial_digests)
         self._passage, self._settings = passage, settings
         self._statements = list(statements)
-        self._round = (-1, list[int]())  # number and order of a round through the statements
+        # number of the current round through the statements, and its order
+        self._round = (-1, list[int]())
         self._moving = index(MovingIndexHooks(self.save_encoders, self.switch_to))
 
     def recipe(self) -> Mapping[str, Any]:
         """Return the recipe, and the digests of data and models."""
-        settings_tables = asdict(self._settings)
-        own_tables = {name: settings_tables[name] for name in ("end2end", "reconstruction", "moving")}
+        tables = asdict(self._settings)
+        own_tables = {name: tables[name] for name in ("end2end", "reconstruction", "moving")}
         return {
             **super().recipe(),
             **own_tables,
@@ -488,7 +490,7 @@ def load_statements(job: Job[End2EndTraining]) -> list[Statement]:
         UsageError: the corpus has no lead.
     """
     settings = job.settings.reconstruction
-    if settings.statements == NONE or job.snapshot.n < 2:  # a single passage is its own source
+    if settings.statements == NONE or job.snapshot.n < 2:  # a single passage contains every lead
         return []
     if settings.statements != LEADS:
         return read_statements(settings.statements)

@@ -18,7 +18,7 @@ from rag_model.encoders.architecture import Architecture
 from rag_model.errors import UsageError
 from rag_model.resources import PASSAGE_TOKENS, QUESTION_TOKENS, estimate_weight_bytes
 from rag_model.store.versions.snapshot import Snapshot
-from rag_model.training.data.batches import compute_passage_keys
+from rag_model.training.data.batches import hash_passages
 from rag_model.training.data.examples import Example
 from rag_model.training.data.negatives import sample_passages
 from rag_model.training.data.texts import TextBatch, sample_inverse_cloze
@@ -121,7 +121,7 @@ class IctTask(TextTask):
         sentences, sentence_passages = self.draw_pairs(batch)
         # (b, d) -> (m of all, d)
         passage_vectors, first_row = gather_all_processes(self.module.embed_passages(sentence_passages))
-        keys, _ = gather_all_processes(compute_passage_keys(sentence_passages).to(passage_vectors.device))
+        keys, _ = gather_all_processes(hash_passages(sentence_passages).to(passage_vectors.device))
         # (b,)
         gold = torch.arange(len(sentence_passages), device=passage_vectors.device) + first_row
         # (b, m): copies of the positive, which must not be negatives
@@ -173,11 +173,9 @@ class IctObjective(Objective[IctTraining]):
             QUESTION_TOKENS * question.operations_per_token + PASSAGE_TOKENS * passage.operations_per_token
         )
         n_dev = min(recipe.dev_texts, max(1, n // 2))
-        dev_operations = n_dev * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
+        evaluation = n_dev * pair_operations + min(recipe.ranked, n) * PASSAGE_TOKENS * passage.operations_per_token
         stage_bytes = {"train": TRAINED_COPIES * estimate_weight_bytes(question, passage) + activation_bytes}
-        return TrainingCosts(
-            stage_bytes, max(1, (n - n_dev) // b), TRAINING_PASSES * b * pair_operations, dev_operations
-        )
+        return TrainingCosts(stage_bytes, max(1, (n - n_dev) // b), TRAINING_PASSES * b * pair_operations, evaluation)
 
 
 ICT = IctObjective()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from rag_model.corpus.records import Passage
-from rag_model.training.data.batches import compute_passage_keys, mask_other_positives
+from rag_model.training.data.batches import hash_passages, mask_other_positives
 from rag_model.training.data.examples import Example
 from rag_model.training.loop.processes import exchange_counts, find_processes
 
@@ -73,16 +73,16 @@ def locate_positives(
     in a `DprBatch`, which holds each passage once. `passages` are this process's passages, and
     `gold` are the positions of the positives in them.
     """
-    keys, first_row = gather_all_processes(compute_passage_keys(passages).to(device))
-    positive_rows = torch.tensor(gold, device=device) + first_row
+    keys, first_row = gather_all_processes(hash_passages(passages).to(device))
+    rows = torch.tensor(gold, device=device) + first_row
     if not counts_once:
-        return positive_rows, mask_other_positives(examples, keys, positive_rows)
+        return rows, mask_other_positives(examples, keys, rows)
     positions = torch.arange(len(keys), device=device)
     distinct_keys, group_ids = keys.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     # (distinct,) -> (m,): position of the first equal passage
     first_rows = torch.full_like(distinct_keys, len(keys)).scatter_reduce(0, group_ids, positions, "amin")[group_ids]
-    positive_rows = first_rows[positive_rows]
-    return positive_rows, mask_other_positives(examples, keys, positive_rows) | (first_rows != positions)
+    rows = first_rows[rows]
+    return rows, mask_other_positives(examples, keys, rows) | (first_rows != positions)
 
 
 def mean_over_processes(total: Tensor, count: int) -> Tensor:

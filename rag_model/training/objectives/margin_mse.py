@@ -85,7 +85,7 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
         question_vectors = self.module.embed_questions([example.question for example in batch.examples])  # (b, d)
         passage_vectors = self.module.embed_passages(batch.pairs()[1])  # (n, d), list by list
         loss = self._loss(batch, question_vectors, passage_vectors)
-        n_pairs = sum(batch.lengths) - len(batch.lists)  # a positive with each negative of its list
+        n_pairs = sum(batch.lengths) - len(batch.lists)  # pairs of a positive and a negative
         return mean_over_processes(loss * n_pairs, n_pairs), {}
 
     def evaluate(self) -> Measures:

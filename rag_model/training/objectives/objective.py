@@ -75,9 +75,10 @@ class Job(Generic[S]):
     work: Path | None = None  # the training's folder, where `prepare` may cache slow results
     # called with the finished and the total amount
     on_progress: Callable[[int, int], None] = lambda _, __: None
-    rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; None: there are none
-    runner: TaskRunner | None = None  # runs tasks on workers; None: this process runs them
-    indexer: Indexer | None = None  # builds temporary indexes on workers; None: this process does
+    rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; if None, there are none
+    runner: TaskRunner | None = None  # runs tasks on workers; if None, this process runs them
+    # builds temporary indexes on workers; if None, this process does
+    indexer: Indexer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class ModelDescription:
 
     summary: str  # one or two sentences for the card, with the paper
     usage: str  # the command that uses the model, with NAME, STORE and so on in capitals
-    # task of the Hugging Face hub, such as text-generation; empty: it follows from the parts
+    # task of the Hugging Face hub, such as text-generation; if empty, it follows from the parts
     pipeline_tag: str = ""
     # folders that `Task.save` writes; see `store.versions.model_manifest`
     parts: frozenset[str] = frozenset()
@@ -113,7 +114,8 @@ class TrainingCosts:
     rebuilds: int = 0  # number of rebuilds, including the one at the end
     # operations before the first step, such as scoring by a generator
     preparation_operations: float = 0.0
-    loop: LoopSettings | None = None  # loop settings of this stage; None: those of the settings
+    # loop settings of this stage; None means those of the settings
+    loop: LoopSettings | None = None
     previous_stages: "tuple[TrainingCosts, ...]" = ()  # costs of the stages before this one
 
 
@@ -121,7 +123,7 @@ class TrainingCosts:
 class TrainingStage:
     """One of several trainings that an objective runs one after another, each in its own folder."""
 
-    name: str  # subfolder of the training's folder; empty: the folder itself
+    name: str  # subfolder of the training's folder; empty means the folder itself
     loop: LoopSettings
     # builds the task from the folder of the previous stage's best weights, and on_progress
     task: Callable[[Path | None, OnProgress], Task[Any]]
@@ -137,7 +139,7 @@ class Objective(Protocol[S]):
     options: frozenset[Option]  # accepted command-line options
     settings: type[S]
     result: ModelDescription
-    # table of `settings` whose `temperature` depends on the length of vectors; empty: no table
+    # table of `settings` whose `temperature` depends on the length of vectors; empty means no table
     tempered: str = ""
     # False: it trains on the snapshot's own text, and `Job.examples` is empty
     takes_examples: bool = True

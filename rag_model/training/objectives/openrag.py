@@ -7,7 +7,8 @@ the first one that does not help. That passage is the hard negative, and the fir
 the positive; if there is none, one is drawn from the offline pool. A passage in a pool keeps its
 label. For free-form answers another passage helps if its score is above those of all offline
 negatives, and does not help if it is below those of all offline positives; otherwise, and if both
-hold, it is left out. For a closed set of choices it helps if the right choice wins.
+hold, it is left out. For a closed set of choices a passage helps if the right choice is the
+likeliest.
 """
 
 import random
@@ -46,8 +47,8 @@ from rag_model.training.data.judging import (
     JudgeBlock,
     JudgeSettings,
     PassageJudge,
-    PassageVerdict,
     PooledExample,
+    RagVerdict,
     build_pools,
     check_agreement,
     collect_gold_answers,
@@ -129,12 +130,12 @@ class OpenRagTraining:
 
 @dataclass(frozen=True, slots=True)
 class OnlineJudging:
-    """The retriever and the judge that training asks for passages and grades at each step."""
+    """The bag index and the judges that find and label passages at each training step."""
 
     memory: BagMemory
     judge: PairScorer  # a `PassageJudge`, perhaps with a cache
     settings: JudgeSettings
-    # a judge that computes log p alone, for free-form answers; None: `judge`
+    # a judge that computes log p alone, for free-form answers; None means `judge`
     scorer: PairScorer | None = None
 
 
@@ -272,17 +273,17 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
         In each round the generator judges the next passage of every example that is not finished.
         """
-        label_searches = [
+        searches = [
             self._search_labels(*example_and_passages)
             for example_and_passages in zip(examples, ranked_passages, strict=True)
         ]
         labels_by_question: dict[int, OnlineLabels] = {}
-        verdicts_by_index: dict[int, PassageVerdict | None] = dict.fromkeys(range(len(label_searches)))
+        verdicts_by_index: dict[int, RagVerdict | None] = dict.fromkeys(range(len(searches)))
         while verdicts_by_index:
             passage_by_index: dict[int, Passage] = {}
             for index, verdict in verdicts_by_index.items():
                 try:
-                    passage_by_index[index] = label_searches[index].send(verdict)
+                    passage_by_index[index] = searches[index].send(verdict)
                 except StopIteration as stop:
                     labels_by_question[index] = stop.value
             verdicts = self._judge_pairs(
@@ -290,11 +291,11 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
                 self._online.scorer,
             )
             verdicts_by_index = dict(zip(passage_by_index, verdicts, strict=True))
-        return [labels_by_question[index] for index in range(len(label_searches))]
+        return [labels_by_question[index] for index in range(len(searches))]
 
     def _search_labels(
         self, example: Example, ranked_passages: Sequence[Passage]
-    ) -> abc.Generator[Passage, PassageVerdict | None, "OnlineLabels"]:
+    ) -> abc.Generator[Passage, RagVerdict | None, "OnlineLabels"]:
         """Yield each passage to judge, receive its verdict, and return the labels."""
         positive, n_judged = None, 0
         for passage in ranked_passages:
@@ -310,12 +311,10 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
                 positive = passage
         return OnlineLabels(positive, None, n_judged)
 
-    def _judge_pairs(
-        self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None
-    ) -> list[PassageVerdict]:
+    def _judge_pairs(self, pairs: Sequence[tuple[str, Passage]], scorer: PairScorer | None = None) -> list[RagVerdict]:
         return judge_pairs(scorer or self._online.judge, pairs, _ONLINE_BATCH)
 
-    def _is_helpful(self, example: Example, verdict: PassageVerdict) -> bool | None:
+    def _is_helpful(self, example: Example, verdict: RagVerdict) -> bool | None:
         if self._online.settings.choices:
             return verdict.right
         if not isinstance(example, PooledExample):
@@ -326,9 +325,9 @@ class OpenRagTask(GroupTask[DprBatch, SidrPair, OpenRagRecipe]):
 
 def _find_pool_label(example: Example, passage: Passage) -> bool | None:
     """Return the label of a passage in the pools; None if it is in neither pool."""
-    if any(pool_passage.hash == passage.hash for pool_passage in example.positives):
+    if any(other.hash == passage.hash for other in example.positives):
         return True
-    return False if any(pool_passage.hash == passage.hash for pool_passage in example.negatives) else None
+    return False if any(other.hash == passage.hash for other in example.negatives) else None
 
 
 def _draw_from_pools(example: Example, rng: random.Random) -> Example:
@@ -339,7 +338,7 @@ def _draw_from_pools(example: Example, rng: random.Random) -> Example:
 def _move_to_front(example: Example, positive: Passage | None, negative: Passage | None) -> Example:
     """Return the example with these passages at the front of its pools; None keeps the first."""
     positives, negatives = (
-        (passage or pool[0], *(pool_passage for pool_passage in pool if pool_passage.hash != (passage or pool[0]).hash))
+        (passage or pool[0], *(other for other in pool if other.hash != (passage or pool[0]).hash))
         for passage, pool in ((positive, example.positives), (negative, example.negatives))
     )
     return replace(example, positives=positives, negatives=negatives)
@@ -394,12 +393,12 @@ class OpenRag(Objective[OpenRagTraining]):
         settings, pools = job.settings, job.examples["train"]
         if not isinstance(pools, ExamplePools):
             raise UsageError("the examples of an OpenRAG training have no pools: call `prepare` first")
-        encoder_pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
+        pair, generator, all_examples = _load_pair(job), _load_generator(job), [*pools, *job.examples["dev"]]
         build_judge = partial(_build_online_judge, job, generator, all_examples)
         judge, scorer = build_judge(), None if settings.judge.choices else build_judge(generates_answers=False)
-        memory = BagMemory(job.snapshot, encoder_pair.passage.folder, settings.openrag.asked_terms, job.indexer)
-        online_judging = OnlineJudging(memory, judge, settings.judge, scorer)
-        return OpenRagTask(encoder_pair, pools, job.examples["dev"], settings.openrag, online_judging, job.digests)
+        memory = BagMemory(job.snapshot, pair.passage.folder, settings.openrag.asked_terms, job.indexer)
+        online = OnlineJudging(memory, judge, settings.judge, scorer)
+        return OpenRagTask(pair, pools, job.examples["dev"], settings.openrag, online, job.digests)
 
     def costs(self, job: Job[OpenRagTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of training, and of judging passages online and offline."""
@@ -440,8 +439,8 @@ class OpenRag(Objective[OpenRagTraining]):
 
 
 def _load_pair(job: Job[OpenRagTraining]) -> SidrPair:
-    model_names = job.origins.names
-    return SidrPair.load(resolve_folder(model_names[QUESTION]), resolve_folder(model_names[PASSAGE]))
+    names = job.origins.names
+    return SidrPair.load(resolve_folder(names[QUESTION]), resolve_folder(names[PASSAGE]))
 
 
 def _load_generator(job: Job[OpenRagTraining]) -> Any:
@@ -458,8 +457,8 @@ def _build_online_judge(
     The verdicts are cached by pair, because a later step may judge the same pair together with
     other pairs.
     """
-    answerable_examples = [example for example in examples if example.answers]
-    judge = PassageJudge(generator, answerable_examples, job.settings.judge, generates_answers=generates_answers)
+    answerable = [example for example in examples if example.answers]
+    judge = PassageJudge(generator, answerable, job.settings.judge, generates_answers=generates_answers)
     if not job.work:
         return judge
     judge_identity = judge.identity(job.digests.get(GENERATOR, ""))
@@ -468,7 +467,7 @@ def _build_online_judge(
 
 def _iter_judged(
     job: Job[OpenRagTraining], train: Sequence[Example]
-) -> Iterator[tuple[Example, Sequence[Passage], Sequence[PassageVerdict]]]:
+) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
     """Yield each example with its retrieved passages and their verdicts."""
     settings, loop = job.settings.judge, job.settings.loop
     digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
@@ -482,9 +481,9 @@ def _iter_judged(
 
 def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iterator[tuple[Example, Sequence[Passage]]]:
     """Yield each example with the passages that the retriever returns."""
-    recipe, encoder_pair = job.settings.openrag, _load_pair(job).eval()
+    recipe, pair = job.settings.openrag, _load_pair(job).eval()
     depth = min(recipe.depth, job.snapshot.n)
-    memory = BagMemory(job.snapshot, encoder_pair.passage.folder, recipe.asked_terms, job.indexer)
+    memory = BagMemory(job.snapshot, pair.passage.folder, recipe.asked_terms, job.indexer)
     retriever = None if recipe.retriever is None else open_retriever(job.snapshot, recipe.retriever)
     if retriever is not None:
         check_queries([example.question for example in train])
@@ -492,7 +491,7 @@ def _iter_retrieved(job: Job[OpenRagTraining], train: Sequence[Example]) -> Iter
     def find_rows(first: int) -> Rows:
         questions = [example.question for example in train[first : first + _SEARCH_BATCH]]
         if retriever is None:
-            return memory.find_rows(encoder_pair.question.encoder().encode_questions(questions), depth)
+            return memory.find_rows(pair.question.encoder().encode_questions(questions), depth)
         return retriever.find(Queries(questions), min(depth, retriever.most)).rows
 
     for start in range(0, len(train), _READ_BATCH):

@@ -43,7 +43,7 @@ from rag_model.training.objectives.ra_dit_tasks import DevSet, LmTask, RaDitTrai
 from rag_model.training.objectives.rag import ANSWER_TOKENS, estimate_reading_bytes
 from rag_model.training.origins import digest_folder
 
-LM, RETRIEVER = "lm", "retriever"  # the stages, and their folders
+LM, RETRIEVER = "lm", "retriever"  # names of the stages and of their folders
 _MIN_PASSAGES = 2  # minimum passages of a snapshot on which a retriever is trained
 
 
@@ -78,11 +78,9 @@ class RaDit(Objective[RaDitTraining]):
                 "snapshot of two passages "
                 'or more, or set stages = "lm"'
             )
-        lm_stage = TrainingStage(LM, job.settings.lm_loop, lambda _, __: _build_lm_task(job))
-        retriever_stage = TrainingStage(RETRIEVER, job.settings.loop, partial(_build_retriever_task, job))
-        return {"both": (lm_stage, retriever_stage), LM: (lm_stage,), RETRIEVER: (retriever_stage,)}[
-            job.settings.ra_dit.stages
-        ]
+        lm = TrainingStage(LM, job.settings.lm_loop, lambda _, __: _build_lm_task(job))
+        retriever = TrainingStage(RETRIEVER, job.settings.loop, partial(_build_retriever_task, job))
+        return {"both": (lm, retriever), LM: (lm,), RETRIEVER: (retriever,)}[job.settings.ra_dit.stages]
 
     def costs(self, job: Job[RaDitTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of the last stage, including the costs of LM-ft before it and of the
@@ -160,7 +158,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
     )
     scored_lists = [replace(example, scores=scores) for example, scores in zip(all_lists, all_scores, strict=True)]
     n_train = len(labelled_lists) + len(text_lists)
-    train_lists = [scored_list for scored_list in scored_lists[:n_train] if len(scored_list.rows) > 1]
+    train = [scored_list for scored_list in scored_lists[:n_train] if len(scored_list.rows) > 1]
     scores_digest = digest_json(
         [[scored_list.rows, scored_list.scores.log_p, scored_list.scores.tokens] for scored_list in scored_lists]
     )
@@ -169,7 +167,7 @@ def _build_retriever_task(job: Job[RaDitTraining], tuned_folder: Path | None, on
         question,
         load_answering_generator,
         lister.memory,
-        train_lists,
+        train,
         (dev, scored_lists[n_train:]),
         recipe,
         shared_recipe,
@@ -181,7 +179,8 @@ def _draw_texts(job: Job[RaDitTraining], n_labelled: int) -> list[PassageList]:
     recipe, n_texts, seed = job.settings.retriever, job.settings.count_texts(n_labelled), job.settings.ra_dit.seed
     if not n_texts:
         return []  # The generator's tokenizer need not be loaded.
-    tokenizer = load_generator_tokenizer(job.origins.names["generator"])  # LM-ft does not change it
+    # LM-ft does not change the tokenizer
+    tokenizer = load_generator_tokenizer(job.origins.names["generator"])
     drawn_texts = draw_text_examples(job.snapshot, tokenizer, n_texts, recipe.text_tokens, seed, job.runner)
     return [PassageList(f"text {passage.id}", text, other_text, passage) for passage, text, other_text in drawn_texts]
 

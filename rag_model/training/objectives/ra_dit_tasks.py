@@ -178,8 +178,8 @@ class DevSet:
         """
         questions = [example.question for example in self.examples]
         retrieval = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
-        collapse_limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, collapse_limits)
+        limits = self._recipe.limits if self._recipe.refuse_collapse else None
+        success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
         return {"nll": sum(self.losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
 
     @torch.no_grad()

@@ -24,8 +24,8 @@ from rag_model.evaluation.answers.collapse import (
     COLLAPSE_LIMITS,
     CollapseLimits,
     CollapseStats,
-    compute_unchanged_share,
     measure_collapse,
+    measure_unchanged,
 )
 from rag_model.evaluation.matching import AnswerMatcher
 from rag_model.evaluation.measures.answers import exact_match, token_f1
@@ -183,8 +183,8 @@ def measure_answers(
         "F1": sum(token_f1(*answer_and_gold) for answer_and_gold in pairs) / len(pairs),
     }
     if len(answers) > 1:
-        shuffled_answers = reader.answer_from(questions, shuffle_hits(dev_hits, seed))
-        measures["unchanged"] = compute_unchanged_share(answers, [answer.text for answer in shuffled_answers])
+        new_answers = reader.answer_from(questions, shuffle_hits(dev_hits, seed))
+        measures["unchanged"] = measure_unchanged(answers, [answer.text for answer in new_answers])
     return measures
 
 
@@ -300,18 +300,18 @@ class RagTask:
     def evaluate(self) -> Measures:
         """Return the measures on the dev set.
 
-        `nll` is in nats per question, of the first answer. `EM` and `F1` are of the first
-        `answered` questions. Signs of retrieval collapse are `distinct` and `spread` of the
-        passages, and `unchanged`, the share of answers that stay equal with another question's
-        passages.
+        `nll` is the mean of -log p(y|x) in nats, for the first answer y of each question. `EM` and
+        `F1` cover only the first `answered` questions. Signs of retrieval collapse are `distinct`
+        and `spread` of the passages, and `unchanged`, the share of answers that stay equal with
+        another question's passages.
 
         Raises:
             CollapsedError: all questions get the same passages, and the recipe refuses that.
         """
         retrieval = self._retrieve_questions([pair.example.question for pair in self._dev])
         examples = [pair.example for pair in self._dev]
-        collapse_limits = self._recipe.limits if self._recipe.refuse_collapse else None
-        success, collapse_stats = measure_retrieval(examples, retrieval, self._snapshot.n, collapse_limits)
+        limits = self._recipe.limits if self._recipe.refuse_collapse else None
+        success, collapse_stats = measure_retrieval(examples, retrieval, self._snapshot.n, limits)
         answers = measure_answers(self._reader, examples[: self._recipe.answered], retrieval.hits, self._recipe.seed)
         return {"nll": self._compute_nll(retrieval), **success, **answers, **collapse_stats}
 
@@ -395,7 +395,7 @@ class RagTask:
 
 
 def _freeze_parts(rag: Rag, recipe: RagRecipe) -> None:
-    """Freeze untrained parts: with retriever scores, also the question encoder."""
+    """Freeze the untrained parts; retriever scores leave the question encoder untrained, too."""
     if recipe.frozen == "question" or recipe.weighed_by == "scores":
         rag.question.requires_grad_(False)
     if recipe.frozen == "generator":

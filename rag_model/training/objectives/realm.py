@@ -222,7 +222,7 @@ class RealmTask(TextTask):
             {
                 "utility": compute_utility(log_y, log_p).mean().detach(),
                 "null_prior": masked_log_prior[:, 0].exp().mean(),
-                # a masked entry, whose logarithm is set to 0, adds 1 times 0
+                # Entries without a candidate have logarithm 0 and thus add exp(0) * 0 = 0.
                 "prior_entropy": -(masked_log_prior.exp() * masked_log_prior).sum(1).mean(),
                 "candidates": float(candidates.mask[:, 1:].sum(1).mean()),
             },
@@ -240,14 +240,14 @@ class RealmTask(TextTask):
         candidate_ids = [
             [passage.id for passage in passages[1:]] for result in results for passages in result.candidates.passages
         ]
-        collapse_stats = measure_collapse(candidate_ids, self._snapshot.n)
+        collapse = measure_collapse(candidate_ids, self._snapshot.n)
         measure_sums = {
             "nll": sum(-result.log_y.sum().item() for result in results),
             "utility": sum(compute_utility(result.log_y, result.log_p).sum().item() for result in results),
             "null_prior": sum(result.log_prior[:, 0].exp().sum().item() for result in results),
         }
-        mean_measures = {name: total / len(dev_rows) for name, total in measure_sums.items()}
-        return {**mean_measures, "distinct": float(collapse_stats.distinct), "spread": collapse_stats.spread}
+        means = {name: total / len(dev_rows) for name, total in measure_sums.items()}
+        return {**means, "distinct": float(collapse.distinct), "spread": collapse.spread}
 
     def mask_batch(self, batch: TextBatch) -> list[MaskedText]:
         """Mask the texts of a batch; equal batches give equal masks."""
@@ -270,10 +270,10 @@ class RealmTask(TextTask):
     @property
     def _masking_limits(self) -> MaskingLimits:
         recipe, tokenizer = self._recipe, self.module.reader.tokenizer
-        n_special_tokens = tokenizer.template.size - len(tokenizer.template.separator)
-        # leave half of a short model for the passage
+        n_special = tokenizer.template.size - len(tokenizer.template.separator)
+        # The passage gets half of the positions of a model with few of them.
         n_text_tokens = min(recipe.question_tokens, tokenizer.max_tokens // 2)
-        return MaskingLimits(n_text_tokens - n_special_tokens, recipe.most_masks, recipe.random_share)
+        return MaskingLimits(n_text_tokens - n_special, recipe.most_masks, recipe.random_share)
 
     def _read_spans(self, passage_rows: Sequence[int]) -> Sequence[Sequence[Span] | None]:
         if self._salient is None:
@@ -325,9 +325,9 @@ class RealmObjective(Objective[RealmTraining]):
         encoders = BiEncoder.load(model_names["question"], model_names["passage"], device="cpu")
         check_same_space(encoders.question.space(), Space.from_json(job.snapshot.space or {}))
         realm = Realm(encoders, TrainableMaskedLM.load(model_names[MASKED_LM]), frozen=recipe.freeze_encoders)
-        moving_settings = _resolve_moving_settings(job.settings)
-        moving_index = partial(MovingIndex, job.store, job.snapshot, moving_settings, job.rebuild, job.work)
-        return RealmTask(realm, job.snapshot, recipe, job.digests, moving_settings, moving_index, job.runner)
+        moving = _resolve_moving_settings(job.settings)
+        moving_index = partial(MovingIndex, job.store, job.snapshot, moving, job.rebuild, job.work)
+        return RealmTask(realm, job.snapshot, recipe, job.digests, moving, moving_index, job.runner)
 
     def costs(self, job: Job[RealmTraining], models: Mapping[str, Architecture]) -> TrainingCosts:
         """Return the costs of encoding texts and candidates, and of reading their pairs."""

@@ -39,7 +39,8 @@ _WORDS = re.compile(r"\w+")
 _CLUE_SIZE = 8
 NULL = Passage("null", "null", 0, "", "", "", 0, 0, Passage.hash_of("", ""))
 """The empty null passage, for masks that need no retrieval (Guu et al. 2020)."""
-_EXTRA_CANDIDATES = 8  # in addition, because the source passage and its copies are dropped
+# further candidates per text, because the source passage and its copies are dropped
+_EXTRA_CANDIDATES = 8
 Marginal = Literal["sequence", "token"]
 
 
@@ -144,8 +145,8 @@ def _find_clues(text: str, encoding: "Encoding", masks: Sequence[int]) -> tuple[
         else:
             mask_runs.append([index])
     clues = []
-    for mask_run in mask_runs:
-        start, end = max(0, mask_run[0] - _CLUE_SIZE), min(len(encoding.ids), mask_run[-1] + 1 + _CLUE_SIZE)
+    for run in mask_runs:
+        start, end = max(0, run[0] - _CLUE_SIZE), min(len(encoding.ids), run[-1] + 1 + _CLUE_SIZE)
         clues.append(extract_words(text[encoding.offsets[start][0] : encoding.offsets[end - 1][1]]))
     return tuple(dict.fromkeys(clue for clue in clues if clue))
 

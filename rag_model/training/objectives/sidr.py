@@ -56,7 +56,7 @@ from rag_model.training.objectives.objective import (
 from rag_model.training.objectives.task_bases import ContrastTask, GroupRecipe, MiningObjective
 
 GoalName = Literal["average_rank", "bag_average_rank", "Success@20", "bag_Success@20"]
-BAG = "bag_"  # prefix of measures by bags
+BAG = "bag_"  # prefix of the names of measures by bags
 LOOP = LoopSettings(epochs=80, warmup_share=0.0125)
 """The authors' code, github.com/jzhoubu/vsearch, conf/train/svdr_nq.yaml: 80 epochs, 1 warm-up;
 rate, decay and clipping are the defaults of `LoopSettings`."""
@@ -139,14 +139,14 @@ def semi_parametric_loss(
         (question_weights, question_bags), (passage_weights, passage_bags) = (
             (to_float32(weights), bag) for weights, bag in (questions, passages)
         )
-        vector_pairs = {
+        pairs = {
             "kept_questions": (keep_terms(question_weights, question_bags, n_terms), passage_weights),
             "kept_passages": (question_weights, keep_terms(passage_weights, passage_bags, n_terms)),
             "question_bags": (question_bags.to(question_weights), passage_weights),
             "passage_bags": (question_weights, passage_bags.to(question_weights)),
         }
         # (b, m)
-        scores = {name: (left @ right.T) / temperature for name, (left, right) in vector_pairs.items()}
+        scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}
         losses = [two_way_loss(pair_scores, gold, ignored, both_ways=both_ways) for pair_scores in scores.values()]
     measure_scores = {"accuracy": scores["kept_passages"], "bag_accuracy": scores["passage_bags"]}
     return torch.stack(losses).mean(), {
@@ -331,9 +331,9 @@ class SidrTask(ContrastTask[SidrPair, SidrRecipe]):
 
     def evaluate(self) -> Measures:
         """Return the dev set's `average_rank` and `Success@k` by weights, and `bag_…` by bags."""
-        evaluator = self._ranking_evaluator
-        scores = self.module.scores(self.module.encode_questions(evaluator.questions), evaluator.pool)
-        by_weights, by_bags = (evaluator.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
+        ranking = self._ranking_evaluator
+        scores = self.module.scores(self.module.encode_questions(ranking.questions), ranking.pool)
+        by_weights, by_bags = (ranking.evaluate_scores([score_matrix.cpu().numpy()]) for score_matrix in scores)
         return {**by_weights, **{f"{BAG}{name}": measure for name, measure in by_bags.items()}}
 
 

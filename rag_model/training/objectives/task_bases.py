@@ -209,9 +209,7 @@ class GroupTask(ABC, Generic[B, M, R]):
         self.check_data()
 
     def check_data(self) -> None:
-        """Check the examples, of which `train` has only the complete ones; raise if they do not
-        fit.
-        """
+        """Check that the examples suit the task; `train` has only the complete ones."""
 
     @cached_property
     def _ranking_evaluator(self) -> RankingEvaluator:
@@ -246,7 +244,9 @@ class GroupTask(ABC, Generic[B, M, R]):
 
     @abstractmethod
     def keep_complete(self, examples: Sequence[Example]) -> list[Example]:
-        """Return the examples with the passages that a batch needs, or raise if the recipe says."""
+        """Return the examples with all passages that a batch needs; raise if the recipe refuses
+        others.
+        """
 
     @abstractmethod
     def build_batch(self, examples: Sequence[Example], rng: random.Random) -> B:
@@ -408,22 +408,20 @@ def load_teacher(job: Job[Any]) -> PairScorer:
     """Load the teacher of a training; a run that resumes reuses its scores.
 
     Workers compute the scores if there are any, and the store records them. Otherwise this process
-    computes the scores, and the training's folder caches them. The latter also applies to an ONNX
-    graph with external weight files, because onnxruntime does not follow the links to a worker's
-    model files.
+    computes the scores, and the training's folder caches them. This process also scores with an
+    ONNX graph that has external weight files, because onnxruntime does not follow the links to a
+    worker's model files.
 
     Raises:
         InputError: a file is missing or corrupt, or the model is not a cross-encoder.
     """
-    folder, identity, use_cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
+    folder, identity, cpu = Path(job.origins.names[TEACHER]), job.digests.get(TEACHER, ""), job.settings.loop.cpu
     onnx = runs_on_onnx(folder)
     dtype = "float32" if onnx else choose_frozen_dtype(job.settings.loop)
     # The teacher is always loaded here, so that a wrong one fails before any work.
-    teacher = CrossEncoder.load(folder, device="cpu" if use_cpu else None, dtype=dtype)
+    teacher = CrossEncoder.load(folder, device="cpu" if cpu else None, dtype=dtype)
     if job.runner is not None and identity and not (onnx and may_have_external_data(folder)):
-        return WorkerPairScorer(
-            job.store, folder, identity, job.runner, job.on_progress, use_cpu, onnx=onnx, dtype=dtype
-        )
+        return WorkerPairScorer(job.store, folder, identity, job.runner, job.on_progress, cpu, onnx=onnx, dtype=dtype)
     # Scores of different dtypes must not be mixed.
     identity += "" if dtype == "float32" else f" {dtype}"
     return CachedPairScorer(teacher, identity, job.work, job.on_progress) if job.work else teacher
@@ -454,7 +452,8 @@ class BiEncoder(nn.Module):
         if frozen and question is passage:
             raise UsageError("a shared encoder cannot be frozen for passages and trained for questions: use two")
         self.question, self.passage, self.frozen = question, passage, frozen
-        self._cached_vectors: dict[str, Tensor] = {}  # vectors of a frozen encoder, by passage hash
+        # vectors of a frozen passage encoder, by passage hash
+        self._cached_vectors: dict[str, Tensor] = {}
         if frozen:
             passage.requires_grad_(False)
 

@@ -7,7 +7,7 @@ import pytest
 
 from rag_model.errors import StoreError, UsageError
 from rag_model.evaluation.bootstrap import estimate_difference
-from rag_model.evaluation.gate import ReleaseRequirements, check_release
+from rag_model.evaluation.gate import ReleaseCriteria, check_release
 from rag_model.evaluation.records import (
     VALUES_FILE,
     MeasureComparison,
@@ -106,20 +106,20 @@ def lost(value: float, low: float | None) -> dict[str, MeasureComparison]:
 @pytest.mark.parametrize(
     ("acceptance", "pairs", "passed"),
     [
-        (ReleaseRequirements(), None, True),  # a first release
-        (ReleaseRequirements({"Success@20": 0.6}), None, True),  # a floor includes its own value
-        (ReleaseRequirements({"Success@20": 0.61}), None, False),
-        (ReleaseRequirements(), lost(-0.01, -0.02), True),  # the end of the interval may lie on the bound
-        (ReleaseRequirements(), lost(-0.01, -0.021), False),
-        (ReleaseRequirements(), lost(0.05, -0.03), False),  # better, and it may be worse
-        (ReleaseRequirements(tolerance=None), lost(-0.9, -1.0), True),
-        (ReleaseRequirements(tolerance=0.0), lost(0.0, 0.0), True),  # the same answers
-        (ReleaseRequirements(), lost(-0.03, None), False),  # of the whole set: the difference itself
-        (ReleaseRequirements(), lost(-0.01, None), True),
+        (ReleaseCriteria(), None, True),  # a first release
+        (ReleaseCriteria({"Success@20": 0.6}), None, True),  # a floor includes its own value
+        (ReleaseCriteria({"Success@20": 0.61}), None, False),
+        (ReleaseCriteria(), lost(-0.01, -0.02), True),  # the end of the interval may lie on the bound
+        (ReleaseCriteria(), lost(-0.01, -0.021), False),
+        (ReleaseCriteria(), lost(0.05, -0.03), False),  # better, and it may be worse
+        (ReleaseCriteria(tolerance=None), lost(-0.9, -1.0), True),
+        (ReleaseCriteria(tolerance=0.0), lost(0.0, 0.0), True),  # the same answers
+        (ReleaseCriteria(), lost(-0.03, None), False),  # of the whole set: the difference itself
+        (ReleaseCriteria(), lost(-0.01, None), True),
     ],
 )
 def test_what_is_accepted(
-    acceptance: ReleaseRequirements, pairs: dict[str, MeasureComparison] | None, passed: bool
+    acceptance: ReleaseCriteria, pairs: dict[str, MeasureComparison] | None, passed: bool
 ) -> None:
     verdict = check_release(acceptance, FOUND, pairs, "Success@20")
     assert verdict.passed == passed
@@ -127,19 +127,19 @@ def test_what_is_accepted(
 
 
 def test_a_collapse_is_refused_whatever_the_figures() -> None:
-    verdict = check_release(ReleaseRequirements(), FOUND, None, "Success@20", "retrieval has collapsed")
+    verdict = check_release(ReleaseCriteria(), FOUND, None, "Success@20", "retrieval has collapsed")
     assert verdict.reason == "use of passages is retrieval has collapsed, wanted no collapse"
 
 
 def test_what_was_withdrawn_is_refused() -> None:
-    verdict = check_release(ReleaseRequirements(), FOUND, lost(0.1, 0.1), "Success@20", withdrawn="latest@2")
+    verdict = check_release(ReleaseCriteria(), FOUND, lost(0.1, 0.1), "Success@20", withdrawn="latest@2")
     assert verdict.reason == (
         "the candidate is a snapshot that the ref left after latest@2, wanted a snapshot that the ref never left"
     )
 
 
-@pytest.mark.parametrize("acceptance", [ReleaseRequirements({"EM": 0.1}), ReleaseRequirements(measures=("EM",))])
-def test_a_measure_that_was_not_measured_is_named(acceptance: ReleaseRequirements) -> None:
+@pytest.mark.parametrize("acceptance", [ReleaseCriteria({"EM": 0.1}), ReleaseCriteria(measures=("EM",))])
+def test_a_measure_that_was_not_measured_is_named(acceptance: ReleaseCriteria) -> None:
     with pytest.raises(UsageError, match="'EM' was not measured: choose from Success@20"):
         check_release(acceptance, FOUND, lost(0.0, 0.0), "Success@20")
 
@@ -147,7 +147,7 @@ def test_a_measure_that_was_not_measured_is_named(acceptance: ReleaseRequirement
 @pytest.mark.parametrize("given", [{"floors": {"EM": 2.0}}, {"tolerance": 1.5}, {"tolerance": -0.1}])
 def test_shares_are_shares(given: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="from 0 to 1"):
-        ReleaseRequirements(**given)  # type: ignore[arg-type]
+        ReleaseCriteria(**given)  # type: ignore[arg-type]
 
 
 def test_values_are_json(tmp_path: Path) -> None:

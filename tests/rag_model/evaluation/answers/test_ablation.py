@@ -16,7 +16,7 @@ from rag_model.evaluation.answers.ablation import (
     iter_conditions,
     measure_condition,
 )
-from rag_model.evaluation.answers.collapse import compute_unchanged_share
+from rag_model.evaluation.answers.collapse import measure_unchanged
 from rag_model.evaluation.answers.readings import Reading, produce_readings
 from rag_model.evaluation.questions import Question
 from rag_model.evaluation.retrieval.judging import RetrievalResult, match_hits
@@ -73,7 +73,7 @@ def test_a_reader_shows_that_it_reads_when_passages_are_shuffled(outcomes: list[
         [reading.answer for reading in answered(one)]
         for one in (build_open_book(outcomes, 2), by_name[SHUFFLED_PASSAGES])
     ]
-    assert compute_unchanged_share(*said) <= 1 / 5  # "far" may meet "far"
+    assert measure_unchanged(*said) <= 1 / 5  # "far" may meet "far"
 
 
 def test_shuffled_passages_are_always_another_questions_and_repeat(outcomes: list[RetrievalResult]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rag_model.errors import RefusedError, UsageError
-from rag_model.evaluation.answers.collapse import CollapseLimits, compute_unchanged_share, measure_collapse
+from rag_model.evaluation.answers.collapse import CollapseLimits, measure_collapse, measure_unchanged
 
 
 def test_the_same_passages_for_all_are_no_spread() -> None:
@@ -62,8 +62,8 @@ def test_a_model_that_does_not_read_fails_loudly() -> None:
 
 
 def test_unchanged_answers_are_counted_normalised() -> None:
-    assert compute_unchanged_share(["The Nile", "Paris"], ["nile!", "Rome"]) == 0.5
-    assert compute_unchanged_share([], []) == 0
+    assert measure_unchanged(["The Nile", "Paris"], ["nile!", "Rome"]) == 0.5
+    assert measure_unchanged([], []) == 0
 
 
 @pytest.mark.parametrize("wrong", [{"questions": 0}, {"least_spread": 2}, {"most_unchanged": -1}])

@@ -5,7 +5,7 @@ import pytest
 from rag_model.errors import InputError, RefusedError
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.data.judging import (
-    PassageVerdict,
+    RagVerdict,
     build_pooled_example,
     build_pools,
     check_agreement,
@@ -16,8 +16,8 @@ EXAMPLE = Example("q", "who?", ("x",))
 FOUND = [build_passage("", text) for text in "abcde"]
 
 
-def told(*pairs: tuple[bool, float]) -> list[PassageVerdict]:
-    return [PassageVerdict(*pair) for pair in pairs]
+def told(*pairs: tuple[bool, float]) -> list[RagVerdict]:
+    return [RagVerdict(*pair) for pair in pairs]
 
 
 def test_pools_are_by_label_and_their_bounds_by_score() -> None:

@@ -10,7 +10,7 @@ from rag_model.encoders.space import check_same_space
 from rag_model.encoders.spec import EncoderSpec
 from rag_model.encoders.trainable import TrainableEncoder
 from rag_model.errors import InputError, UsageError
-from rag_model.training.data.batches import build_dpr_batch, compute_passage_keys, mask_other_positives
+from rag_model.training.data.batches import build_dpr_batch, hash_passages, mask_other_positives
 from rag_model.training.data.examples import Example, build_passage
 from rag_model.training.loop.checkpoint import read_metrics
 from rag_model.training.loop.loop import TrainingResult, train
@@ -81,11 +81,11 @@ def test_equal_passages_of_a_batch_are_one_and_other_positives_are_ignored(kings
     batch = build_dpr_batch([first, second, both], 1, None)
     assert batch.gold == (0, 0, 1)
     assert batch.passages == (first.positives[0], both.positives[0], first.negatives[0], both.negatives[0])
-    ignored = mask_other_positives(batch.examples, compute_passage_keys(batch.passages), torch.tensor(batch.gold))
+    ignored = mask_other_positives(batch.examples, hash_passages(batch.passages), torch.tensor(batch.gold))
     assert ignored.tolist() == [[False] * 4, [False] * 4, [True, False, False, False]]
     own = dataclasses.replace(second, own_document=both.positives[0])
     own_batch = build_dpr_batch([first, own, both], 1, None)
-    ignored = mask_other_positives(own_batch.examples, compute_passage_keys(batch.passages), torch.tensor(batch.gold))
+    ignored = mask_other_positives(own_batch.examples, hash_passages(batch.passages), torch.tensor(batch.gold))
     assert ignored.tolist() == [[False] * 4, [False, True, False, False], [True, False, False, False]]
 
 
