@@ -113,8 +113,8 @@ def compare_evaluations(store: Store, before: EvaluationManifest, after: Evaluat
         }
     if not any(comparisons.values()):
         raise UsageError(
-            f"evaluations {before.id[:12]} and {after.id[:12]} have no measure of one retriever in "
-            "common: compare two with the same retrievers and judgements"
+            f"evaluations {before.id[:12]} and {after.id[:12]} share no measure of a retriever: "
+            "compare two with the same retrievers and judgements"
         )
     return EvaluationComparison(before, after, comparisons)
 

@@ -182,7 +182,7 @@ def restore_checkpoint(identity: TrainingIdentity, on_message: OnMessage) -> Non
             return
         _copy_into_folder(identity, stored_checkpoint)
     except BookwheelError as error:
-        if not any(_iter_valid_states(record.parent) for record in _list_records(identity.folder)):
+        if not any(_iter_valid_states(record_path.parent) for record_path in _list_records(identity.folder)):
             raise
         on_message(f"{error}; the training resumes from this machine's checkpoint")
         return
@@ -220,7 +220,7 @@ def _iter_valid_states(folder: Path) -> Iterator[TrainerState]:
 
 def _list_newest_checkpoints(folder: Path) -> list[Path]:
     """Return the newest checkpoint of every stage."""
-    checkpoint_lists = (list_checkpoints(record.parent / "checkpoints") for record in _list_records(folder))
+    checkpoint_lists = (list_checkpoints(record_path.parent / "checkpoints") for record_path in _list_records(folder))
     return [checkpoints[0] for checkpoints in checkpoint_lists if checkpoints]
 
 
@@ -231,9 +231,9 @@ def _list_records(folder: Path) -> list[Path]:
 
 def _iter_resume_files(folder: Path) -> Iterator[tuple[Path, bool]]:
     """Yield the files that a resumed run needs, each with whether it never changes."""
-    for record in _list_records(folder):
-        yield record, True
-        yield record.parent / METRICS, False
+    for record_path in _list_records(folder):
+        yield record_path, True
+        yield record_path.parent / METRICS, False
     for checkpoint in _list_newest_checkpoints(folder):
         best_folder = checkpoint.parent.parent / read_state(checkpoint)[1].best.folder
         yield from (

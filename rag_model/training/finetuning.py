@@ -217,14 +217,14 @@ class Finetuning:
 
     def find_result(self) -> FinetuningResult | None:
         """Return the result of a previous run with equal inputs; None if its model is gone."""
-        record = self.store.memo.find(STAGE, self.key)
-        if record is None:
+        memo_record = self.store.memo.find(STAGE, self.key)
+        if memo_record is None:
             return None
         try:
-            self.store.models.get(record.stats["model"])
+            self.store.models.get(memo_record.stats["model"])
         except StoreError:
             return None
-        return FinetuningResult(**record.stats)
+        return FinetuningResult(**memo_record.stats)
 
     def run(
         self,
@@ -368,8 +368,10 @@ def estimate_work(finetuning: Finetuning, rebuild: WorkEstimate | None = None) -
         )
         disk += (loop.keep + 1) * (TRAINED_COPIES - 1) * weight_bytes
         memory_by_stage |= stage_costs.stage_bytes
-    unit, n_items = ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
-    work_sizes = {"steps": f"{n_steps:,}", unit: f"{n_items:,}"}
+    item_name, n_items = (
+        ("examples", len(job.examples["train"])) if objective.takes_examples else ("texts", job.snapshot.n)
+    )
+    work_sizes = {"steps": f"{n_steps:,}", item_name: f"{n_items:,}"}
     if costs.rebuilds:
         work_sizes["rebuilds of the index"] = (
             f"{costs.rebuilds:,}, each {costs.rebuild_operations / CORE_FLOPS:,.0f} s of a core"

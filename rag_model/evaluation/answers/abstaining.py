@@ -80,11 +80,11 @@ def compute_area_under_curve(points: Sequence[CoveragePoint]) -> float:
     """
     if not points:
         return 1.0
-    trapezoids = (
+    trapezoid_areas = (
         (next_point.coverage - previous_point.coverage) * (next_point.risk + previous_point.risk) / 2
         for previous_point, next_point in pairwise(points)
     )
-    return (points[0].coverage * points[0].risk + math.fsum(trapezoids)) / points[-1].coverage
+    return (points[0].coverage * points[0].risk + math.fsum(trapezoid_areas)) / points[-1].coverage
 
 
 def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk: float) -> AbstentionReport:

@@ -126,14 +126,14 @@ class AnswerCache:
 
         The scores of hits are not part of the key, because its other parts determine them.
         """
-        query_hashes = [
+        query_keys = [
             [question.id, question.text, [hit.passage.hash for hit in question_hits]]
             for question, question_hits in zip(questions, hits, strict=True)
         ]
         return {
             **self.inputs,
             "version": ANSWERS_VERSION,
-            "asked": query_hashes,
+            "asked": query_keys,
             **({"rival": retriever} if retriever else {}),
         }
 
@@ -295,20 +295,20 @@ class AnswerEvaluation:
     def conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
         book, ablations = build_open_book(self.outcomes, self.k), self.settings.ablations
-        reader_books = [
+        reader_conditions = [
             replace(book, name=f"{name}, {OPEN_BOOK}", reader=name) for name in self._answer_functions if name
         ]
-        retriever_books = [
+        retriever_conditions = [
             build_retriever_book(name, book.questions, hits, book.k) for name, hits in self._other_hits.items()
         ]
         reader = self._whole_corpus.reader if self._whole_corpus.reader in self._answer_functions else ""
-        corpus_books = (
+        corpus_conditions = (
             [build_corpus_book(book.questions, self._whole_corpus.hits, reader)] if self._whole_corpus.hits else []
         )
-        ablation_books = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
+        ablation_conditions = list(iter_conditions(self.outcomes, self.k, ablations)) if ablations else []
         if not ablations and self._routed_answers is not None:
-            ablation_books = [build_closed_book(self.outcomes)]
-        return [book, *reader_books, *ablation_books, *retriever_books, *corpus_books]
+            ablation_conditions = [build_closed_book(self.outcomes)]
+        return [book, *reader_conditions, *ablation_conditions, *retriever_conditions, *corpus_conditions]
 
     def answer_condition(
         self, condition: EvalCondition, on_progress: ProgressCallback = lambda done, total: None
@@ -424,9 +424,9 @@ class AnswerEvaluation:
         """The statistics of the open book's passages and answers that reveal a collapse."""
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
-        shuffled_answers = (
+        unchanged = (
             measure_unchanged(answers_by_condition[OPEN_BOOK], answers_by_condition[SHUFFLED_PASSAGES])
             if SHUFFLED_PASSAGES in answers_by_condition
             else None
         )
-        return measure_collapse(passage_ids, self.corpus_size, shuffled_answers)
+        return measure_collapse(passage_ids, self.corpus_size, unchanged)

@@ -107,7 +107,7 @@ def describe_problems(readings: Sequence[Reading]) -> list[str]:
 
 
 def _build_reading(question_id: str, answer: Answer, seconds: float) -> Reading:
-    passages = (
+    answer_passages = (
         AnswerPassage(
             support.hit.passage.id,
             support.hit.passage.page_id,
@@ -123,7 +123,7 @@ def _build_reading(question_id: str, answer: Answer, seconds: float) -> Reading:
         question_id,
         answer.plain,
         _replace_infinite(answer.log_likelihood),
-        tuple(passages),
+        tuple(answer_passages),
         answer.ended,
         tuple(ReadContextEntry(entry.title, entry.text, entry.places) for entry in answer.context),
         answer.statements if answer.context else (),

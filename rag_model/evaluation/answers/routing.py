@@ -126,8 +126,8 @@ def choose_route(
         best_point_by_signal[signal] = max(allowed_points, key=lambda point: (point.value, point.weights_share))
     routed_values_by_signal = {
         signal: [
-            weights_value if point.least is not None and score >= point.least else passages_value
-            for score, weights_value, passages_value in zip(
+            closed_value if point.least is not None and score >= point.least else open_value
+            for score, closed_value, open_value in zip(
                 scores_by_signal[signal], closed_book_values, open_book_values, strict=True
             )
         ]

@@ -93,7 +93,7 @@ def measure_citations(question: Question, reading: Reading) -> Mapping[str, floa
 def _check_citations(statement: Statement, reading: Reading, question: Question) -> list[bool]:
     """Return whether each citation of a statement is correct; unknown numbers are incorrect."""
     is_supported = _is_supported(statement, statement.cited, reading, question)
-    verdicts = [
+    citation_verdicts = [
         is_supported
         and (
             _is_supported(statement, [cited_number], reading, question)
@@ -106,7 +106,7 @@ def _check_citations(statement: Statement, reading: Reading, question: Question)
         )
         for cited_number in statement.cited
     ]
-    return verdicts + [False] * len(statement.unknown)
+    return citation_verdicts + [False] * len(statement.unknown)
 
 
 def _is_supported(statement: Statement, cited_numbers: Sequence[int], reading: Reading, question: Question) -> bool:
@@ -284,12 +284,12 @@ def compare_answers(
     names = dict.fromkeys(name for after_measures, old in measure_pairs for name in after_measures if name in old)
     difference_by_measure = {}
     for name in names:
-        pairs = [
+        answer_pairs = [
             (after_measures, old) for after_measures, old in measure_pairs if name in after_measures and name in old
         ]
-        after_column, before_column = (
-            [after_measures[name] for after_measures, _ in pairs],
-            [old[name] for _, old in pairs],
+        after_values, before_values = (
+            [after_measures[name] for after_measures, _ in answer_pairs],
+            [old[name] for _, old in answer_pairs],
         )
-        difference_by_measure[name] = estimate_difference(after_column, before_column, resampling)
+        difference_by_measure[name] = estimate_difference(after_values, before_values, resampling)
     return difference_by_measure

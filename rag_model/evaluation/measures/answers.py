@@ -160,10 +160,10 @@ def bleu(counts: BleuCounts) -> float:
     max_n = len(counts) // 2 - 1
     count_values = counts.astype(int).tolist()
     matches, totals, lengths = count_values[:max_n], count_values[max_n:-2], count_values[-2:]
-    score = _create_bleu_metric(max_n).compute_bleu(
+    bleu_score = _create_bleu_metric(max_n).compute_bleu(
         matches, totals, *lengths, smooth_method="exp", max_ngram_order=max_n
     )
-    return float(score.score) / 100
+    return float(bleu_score.score) / 100
 
 
 @cache

@@ -115,12 +115,12 @@ def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) 
     """
     package = require("ir_measures", "pipeline")
     qrels = {str(query): dict(ranking.grades) for query, ranking in enumerate(rankings)}
-    run = {
+    trec_run = {
         str(query): {result: -float(rank) for rank, result in enumerate(ranking.results)}
         for query, ranking in enumerate(rankings)
     }
     ranking_values = [0.0] * len(rankings)
-    for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, run):
+    for result in package.iter_calc([package.parse_measure(f"{name}@{cutoff}")], qrels, trec_run):
         ranking_values[int(result.query_id)] = float(result.value)
     return ranking_values
 

@@ -229,7 +229,7 @@ def _render_column_chart(
     """Return a chart of vertical bars, given as (left, right, count, title)."""
     max_count = max((n_things for _, _, n_things, _ in bars), default=0) or 1
     y = Scale(0, max_count, _Y0, _Y1)
-    marks = (
+    bar_marks = (
         tag(
             "rect",
             tag("title", title),
@@ -242,7 +242,7 @@ def _render_column_chart(
         for x0, x1, n_things, title in bars
     )
     grid_lines = [_render_level_line(y(tick), f"{tick:,.0f}") for tick in _get_ticks(0, max_count)]
-    return _render_svg(label, join(*grid_lines, *marks, *labels, _render_caption(caption)))
+    return _render_svg(label, join(*grid_lines, *bar_marks, *labels, _render_caption(caption)))
 
 
 def trade_off_chart(
@@ -272,7 +272,7 @@ def trade_off_chart(
     ticks = [tick for tick in _RECALLS if tick >= minimum_tick]
     grid_lines = [_render_level_line(miss_scale(1 - t), f"{t:g}" if t < ticks[-1] else f"{t:g}+") for t in ticks]
     labels = [_render_bottom_label(x(tick), f"{tick:,g}") for tick in _get_log_ticks(low, high)]
-    lines = [
+    curve_lines = [
         _render_effort_curve(n, name, efforts, unit, project)
         for n, (name, efforts) in enumerate(curves.items(), start=1)
     ]
@@ -282,7 +282,7 @@ def trade_off_chart(
         if settings and name in settings
     ]
     label = f"recall@{k} by {_COST_LABELS[unit]}"
-    return _render_svg(label, join(*grid_lines, *labels, _render_caption(_COST_LABELS[unit]), *lines, *rings))
+    return _render_svg(label, join(*grid_lines, *labels, _render_caption(_COST_LABELS[unit]), *curve_lines, *rings))
 
 
 def _get_cost(point: OperatingPoint, unit: CostUnit) -> float:

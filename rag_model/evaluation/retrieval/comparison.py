@@ -235,7 +235,7 @@ class RetrieverComparison:
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON values: metrics, intervals, ranks, stages, groups and costs."""
         final_stage = self.measured.final_stage
-        stages = [
+        stages_json = [
             _stage_to_json(stage, estimates) for stage, estimates in zip(self.measured.stages, self.stages, strict=True)
         ]
         overall_json = self.overall.to_json()
@@ -248,7 +248,7 @@ class RetrieverComparison:
             "bytes": final_stage.total_bytes,
             "timed": self.measured.timed,
             "encoder": {"milliseconds": self.measured.encoder_milliseconds, "bytes": self.measured.encoder_bytes},
-            "stages": stages,
+            "stages": stages_json,
             "groups": {name: group.to_json() for name, group in self.groups.items()},
             **({"kinds": dict(self.kinds)} if self.kinds else {}),
         }
@@ -361,18 +361,16 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     candidates = _build_candidates(measured, measure)
     best = max(candidates, key=lambda candidate: candidate.quality.value)
     if len(candidates) == 1:
-        return f"only {best.name} was measured: give --retriever again to learn which one this corpus wants"
-    difference_by_candidate = {
-        candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates
-    }
-    acceptable_retrievers = [candidate for candidate in candidates if difference_by_candidate[candidate.name].high >= 0]
+        return f"only {best.name} was measured: give --retriever again to compare it with another one"
+    differences = {candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates}
+    acceptable_retrievers = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
     milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable_retrievers)
     chosen_retriever = max(
         (candidate for candidate in acceptable_retrievers if candidate.milliseconds <= milliseconds_limit),
         key=lambda candidate: candidate.quality.value,
     )
-    summary = (
-        f"this corpus wants {chosen_retriever.name}: {measure} {chosen_retriever.quality.value:.3f} at "
+    choice_text = (
+        f"use {chosen_retriever.name} for this corpus: {measure} {chosen_retriever.quality.value:.3f} at "
         f"{chosen_retriever.milliseconds:.3g} ms"
     )
     if chosen_retriever.quality.value == best.quality.value:
@@ -380,14 +378,14 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
             _COST_TOLERANCE * candidate.milliseconds >= chosen_retriever.milliseconds for candidate in candidates
         )
         cheaper_note = (
-            "no other is cheaper by a fifth" if is_cheapest else "every one that is cheaper by a fifth lies below it"
+            "no other retriever is a fifth cheaper" if is_cheapest else "every retriever a fifth cheaper is worse"
         )
-        return f"{summary} a question is the best, and {cheaper_note}"
-    difference = difference_by_candidate[chosen_retriever.name]
+        return f"{choice_text} per question is the best value, and {cheaper_note}"
+    difference = differences[chosen_retriever.name]
     return (
-        f"{summary} a question; the best, {best.name}, has {best.quality.value:.3f} at "
-        f"{best.milliseconds:.3g} ms, and the interval of the difference, {difference.low:+.3f} to "
-        f"{difference.high:+.3f}, does not lie below 0"
+        f"{choice_text} per question; the best retriever, {best.name}, has {best.quality.value:.3f} at "
+        f"{best.milliseconds:.3g} ms, but the interval of the difference, {difference.low:+.3f} to "
+        f"{difference.high:+.3f}, is not below 0"
     )
 
 

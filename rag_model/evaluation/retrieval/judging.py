@@ -302,17 +302,17 @@ def _measure_evidence(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, 
     run = {outcome.question.id: score_pages_by_rank(outcome.hits) for outcome in cut_outcomes}
     gains = NDCG.compute([_create_ranking(run[name], grades_by_question[name]) for name in run], 10)
     precision = sum(map(r_precision, page_lists, evidence_sets)) / len(outcomes)
-    recall = sum(recall_at(page_ids, sets, 5) for page_ids, sets in zip(page_lists, evidence_sets, strict=True)) / len(
-        outcomes
-    )
+    recall = sum(
+        recall_at(page_ids, evidence, 5) for page_ids, evidence in zip(page_lists, evidence_sets, strict=True)
+    ) / len(outcomes)
     articles = {f"Article@{depth}": _measure_articles(page_lists, evidence_sets, depth) for depth in _ARTICLE_DEPTHS}
     return {"R-precision": precision, "recall@5": recall, "nDCG@10": sum(gains) / len(gains), **articles}
 
 
 def _measure_articles(page_lists: Sequence[Sequence[str]], evidence_sets: Sequence[Evidence], depth: int) -> float:
     has_evidence_page = [
-        not frozenset().union(*sets).isdisjoint(list_distinct_pages(pages)[:depth])
-        for pages, sets in zip(page_lists, evidence_sets, strict=True)
+        not frozenset().union(*evidence).isdisjoint(list_distinct_pages(pages)[:depth])
+        for pages, evidence in zip(page_lists, evidence_sets, strict=True)
     ]
     return sum(has_evidence_page) / len(has_evidence_page)
 

@@ -77,12 +77,12 @@ def mask_other_positives(examples: Sequence[Example], keys: Tensor, gold: Tensor
     whose text is the question. With several processes the gold passage may occur twice; its copy is
     masked.
     """
-    known_passages = [
+    excluded_passages = [
         (*example.positives, *([example.own_document] if example.own_document else [])) for example in examples
     ]
     # b times (m,) -> (b, m)
     is_excluded = torch.stack(
-        [torch.isin(keys, hash_passages(passages).to(keys.device)) for passages in known_passages]
+        [torch.isin(keys, hash_passages(passages).to(keys.device)) for passages in excluded_passages]
     )
     return is_excluded.scatter(1, gold[:, None], False)  # gold: (b,) -> (b, 1)
 
@@ -161,13 +161,13 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     scorable = [example for example in short_examples if example.positives and example.negatives]
     batch = build_list_batch(scorable, n_negatives, None)
     questions, passages = batch.pairs()
-    all_scores = teacher.scores(
+    teacher_scores = teacher.scores(
         questions, [passage.title for passage in passages], [passage.text for passage in passages]
     )
-    check_teacher_scores(all_scores)
+    check_teacher_scores(teacher_scores)
     score_offsets = np.cumsum([0, *batch.lengths])
     scores_by_example = {
-        example.id: tuple(all_scores[score_offsets[row] : score_offsets[row + 1]].tolist())
+        example.id: tuple(teacher_scores[score_offsets[row] : score_offsets[row + 1]].tolist())
         for row, example in enumerate(scorable)
     }
     return [

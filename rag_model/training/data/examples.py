@@ -250,7 +250,7 @@ def _read_file(url: str, n_negatives: int) -> Iterator[Example]:
             example = parse_row(row, str(i), n_negatives)
             json.dumps(_list_texts(example), ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise InputError(f"{location} holds half of a character: {error}; correct it") from error
+            raise InputError(f"{location} contains an unpaired surrogate ({error}): correct it") from error
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise InputError(
                 f"{location} does not match the first example's format ({_describe_format_error(error)}): correct it"
@@ -323,8 +323,8 @@ _FORMATS: dict[tuple[str, ...], RowParser] = {
 
 
 def _parse_context(context: Mapping[str, Any]) -> Passage:
-    identity = context.get("passage_id", context.get("psg_id", ""))
-    return build_passage(_check_string(context.get("title") or ""), _check_string(context["text"]), str(identity))
+    passage_id = context.get("passage_id", context.get("psg_id", ""))
+    return build_passage(_check_string(context.get("title") or ""), _check_string(context["text"]), str(passage_id))
 
 
 def _read_beir(folder: Path, split: str) -> list[Example]:
@@ -335,9 +335,9 @@ def _read_beir(folder: Path, split: str) -> list[Example]:
     corpus_path = str(next(iter(sorted(folder.glob("corpus.jsonl*"))), folder / "corpus.jsonl"))
     for location, row in iter_json_file(corpus_path):
         try:
-            if (identity := str(row["_id"])) in needed_ids:
-                document_by_id[identity] = build_passage(
-                    _check_string(row.get("title", "")), _check_string(row["text"]), identity
+            if (document_id := str(row["_id"])) in needed_ids:
+                document_by_id[document_id] = build_passage(
+                    _check_string(row.get("title", "")), _check_string(row["text"]), document_id
                 )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(

@@ -56,8 +56,8 @@ class JudgeSettings:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or len(set(self.choices)) != len(self.choices) or len(self.choices) == 1:
             raise UsageError(
-                f"max_new_tokens {self.max_new_tokens} and choices "
-                f"{', '.join(self.choices) or 'none'} of [judge]: use "
+                f"max_new_tokens = {self.max_new_tokens} and choices = "
+                f"{', '.join(self.choices) or 'none'} of [judge] are invalid: give "
                 "max_new_tokens >= 1, and no choices or at least two different ones"
             )
 

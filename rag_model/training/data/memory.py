@@ -216,14 +216,14 @@ def rerank(candidates: RetrievedBatch, query_vectors: Vectors, encode: Encode, k
     scores = np.einsum("bd,bcd->bc", query_vectors, vectors)
     best_columns = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # (b, k)
     reranked_rows = zip(candidates.hits, best_columns.tolist(), scores.tolist(), strict=True)
-    hits = [
+    reranked_hits = [
         [
             replace(hits[index], rank=rank, score=query_scores[index], inner_product=query_scores[index])
             for rank, index in enumerate(columns, start=1)
         ]
         for hits, columns, query_scores in reranked_rows
     ]
-    return RetrievedBatch(hits, np.take_along_axis(vectors, best_columns[:, :, None], axis=1))
+    return RetrievedBatch(reranked_hits, np.take_along_axis(vectors, best_columns[:, :, None], axis=1))
 
 
 def drop_source_passages(candidates: RetrievedBatch, statements: Sequence[str]) -> tuple[list[int], RetrievedBatch]:

@@ -75,8 +75,8 @@ class MiningSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
             raise UsageError(
-                f"depth {self.depth}, skip {self.skip} and negatives {self.negatives}: need 0 <= "
-                "skip < depth and negatives >= 0"
+                f"depth = {self.depth}, skip = {self.skip} and negatives = {self.negatives} are invalid: "
+                "give 0 <= skip < depth and negatives >= 0"
             )
 
 
@@ -155,7 +155,13 @@ class SearchTask(RecordedTask):
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the rows."""
         entry = {name: self.entry[name] for name in ("settings", "search")}
-        return {"questions": self.questions.id, "index": self.index.id, **entry, "depth": self.depth, "code": 1}
+        return {
+            "questions": self.questions.id,
+            "index": self.index.id,
+            **entry,
+            "depth": self.depth,
+            "code": 1,
+        }
 
     def compute(self, store: Store) -> list[list[int]]:
         """Return the rows of the best passages of each question; -1 after the last."""
@@ -372,11 +378,11 @@ def _search_bm25(
         index_ref, entry = build_temporary_index(snapshot, plan, indexer=indexer), plan.entry()
     k, block_starts = min(depth, snapshot.n), range(0, len(questions), _TASK_QUESTIONS)
     question_blocks = [questions[start : start + _TASK_QUESTIONS] for start in block_starts]
-    tasks = [
+    search_tasks = [
         SearchTask(store.blobs.put_bytes(json.dumps(block).encode()), len(block), index_ref, dict(entry), snapshot.n, k)
         for block in question_blocks
     ]
-    return np.concatenate([np.array(rows, np.int64) for rows in run_tasks(store, tasks, runner)])
+    return np.concatenate([np.array(rows, np.int64) for rows in run_tasks(store, search_tasks, runner)])
 
 
 def _search_snapshot(

@@ -108,9 +108,9 @@ def _format_line(key: str, scores: list[float]) -> str:
 def _parse_line(line: bytes) -> list[tuple[str, list[float]]]:
     """Return the key and the scores of a line; an empty list if the line is damaged."""
     try:
-        record = json.loads(line)
-        key, scores = record["key"], record["scores"]
-        return [(key, scores)] if line.endswith(b"\n") and record["digest"] == _digest_scores(key, scores) else []
+        row = json.loads(line)
+        key, scores = row["key"], row["scores"]
+        return [(key, scores)] if line.endswith(b"\n") and row["digest"] == _digest_scores(key, scores) else []
     except (ValueError, KeyError, TypeError):
         return []
 

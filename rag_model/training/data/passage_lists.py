@@ -77,7 +77,7 @@ class PassageLister:
         ]
 
     def _retrieve_once(self, store: Store, examples: Sequence[PassageList], k: int) -> npt.NDArray[np.int64]:
-        inputs: dict[str, Any] = {
+        memo_inputs: dict[str, Any] = {
             "snapshot": self.memory.snapshot.id,
             "encoder": self.identity,
             "retriever": self.retriever,
@@ -88,13 +88,13 @@ class PassageLister:
         }
         # The models are inputs too, because a name such as model:NAME may mean another one later.
         if models := resolve_retriever_models(store, self.memory.snapshot, [self.retriever]):
-            inputs["models"] = models
+            memo_inputs["models"] = models
 
         def produce(workdir: Path) -> StageResult:
             np.save(rows_path := workdir / "lists.npy", self._retrieve_rows(examples, k), allow_pickle=False)
             return StageResult({"lists": rows_path}, {"examples": len(examples)})
 
-        record, _ = store.memo.get_or_create(STAGE, inputs, produce)
+        record, _ = store.memo.get_or_create(STAGE, memo_inputs, produce)
         rows: npt.NDArray[np.int64] = np.load(store.blobs.get_local_path(record.outputs["lists"]), allow_pickle=False)
         return rows
 

@@ -294,7 +294,7 @@ class TrainingFolder:
             except InputError as error:
                 _log.warning("%s", error)
         if paths:
-            raise InputError(f"no checkpoint in {self.checkpoints} is undamaged: train again in another folder")
+            raise InputError(f"every checkpoint in {self.checkpoints} is damaged: train again in another folder")
         return None
 
     def save_and_prune(

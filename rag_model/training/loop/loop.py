@@ -108,11 +108,11 @@ class ForwardSplitter:
             n_part_rows = ceil(n_rows / self._n_parts)
             run_part = partial(self._run_part, forward)
             part_slices = [slice(i, i + n_part_rows) for i in range(0, n_rows, n_part_rows)]
-            outputs = [
+            part_outputs = [
                 checkpoint(run_part, *_take_rows((args, kwargs), n_rows, part), use_reentrant=False)
                 for part in part_slices
             ]
-            return _concatenate(outputs)
+            return _concatenate(part_outputs)
 
         return run_split
 
@@ -411,7 +411,7 @@ class _Trainer(Generic[Batch]):
         reported_ids = [
             ids for ids, is_nonfinite in zip(batch_ids, nonfinite_mask.tolist(), strict=True) if is_nonfinite
         ] or batch_ids
-        description = (
+        loss_text = (
             f"loss of step {step} is {losses[nonfinite_mask][0]:g}"
             if nonfinite_mask.any()
             else f"gradient of step {step} is {norm:g}"
@@ -419,7 +419,7 @@ class _Trainer(Generic[Batch]):
         example_ids = [example_id for ids in reported_ids for example_id in ids]
         last_checkpoint = next(iter(list_checkpoints(self.folder.checkpoints)))
         raise RefusedError(
-            f"the {description}, of examples {', '.join(example_ids)}: nothing was overwritten, "
+            f"the {loss_text}, of examples {', '.join(example_ids)}: nothing was overwritten, "
             f"the last good checkpoint is {last_checkpoint}; leave these examples out or lower the "
             "learning rate, and train in another folder"
         )

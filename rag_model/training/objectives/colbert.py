@@ -194,10 +194,10 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)
         # The positive is the first passage of its list.
-        positives = locate_positives(
+        own_positives = locate_positives(
             batch.examples, passages, offsets[:-1].tolist(), own_scores.device, counts_once=False
         )
-        gold, ignored = (gather_all_processes(own_rows)[0] for own_rows in positives)
+        gold, ignored = (gather_all_processes(own_rows)[0] for own_rows in own_positives)
         # (m, b of all) -> (m of all, b of all)
         all_scores, _ = gather_all_processes(own_scores.T)
         in_batch_loss, accuracy = in_batch_cross_entropy(all_scores.T, gold, ignored)

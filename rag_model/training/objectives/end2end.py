@@ -154,11 +154,11 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
         if slot < limit:
             reservoir[slot] = lead_number
     lead_numbers = np.sort(np.array([*reservoir.values()], np.int64))
-    tasks = [
+    lead_tasks = [
         LeadTask(files[part_index], tuple((local_numbers + skipped_counts[part_index]).tolist()))
         for part_index, _, local_numbers in partition.split(lead_numbers)
     ]
-    passage_leads = chain.from_iterable(run_tasks(snapshot.store, tasks, runner))
+    passage_leads = chain.from_iterable(run_tasks(snapshot.store, lead_tasks, runner))
     statement_by_number = dict(zip(lead_numbers.tolist(), starmap(Statement, passage_leads), strict=True))
     return sorted((statement_by_number[number] for number in reservoir.values()), key=lambda statement: statement.id)
 
@@ -227,8 +227,8 @@ class ReconstructionSettings:
         check_bounds(self, "[reconstruction]", {"most": 1, "batch_size": 1}, ["weight"])
         if not self.statements or not self.marker.strip():
             raise UsageError(
-                f"statements {self.statements!r} and marker {self.marker!r} of [reconstruction]: use leads, none or "
-                "a file for statements, and a marker that is not blank"
+                f"statements {self.statements!r} or marker {self.marker!r} of [reconstruction] is blank: give leads, "
+                "none or a file as statements, and a marker that is not blank"
             )
 
 

@@ -93,14 +93,14 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
         question_vectors = self.module.encode_questions(self._ranking_evaluator.questions)  # (n, d)
         passage_vectors = self.module.encode_passages(self._ranking_evaluator.pool)  # (m, d)
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.scored, None)
-        positions = [
+        dev_positions = [
             position
             for position, example in enumerate(self._ranking_evaluator.examples)
             if example.positives and example.negatives
         ]
         pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.pairs()[1]]
         loss = self._loss(
-            batch, torch.from_numpy(question_vectors[positions]), torch.from_numpy(passage_vectors[pool_rows])
+            batch, torch.from_numpy(question_vectors[dev_positions]), torch.from_numpy(passage_vectors[pool_rows])
         )
         return {"loss": loss.item(), **self._ranking_evaluator.evaluate(question_vectors, passage_vectors)}
 

@@ -470,8 +470,8 @@ def _iter_judged(
 ) -> Iterator[tuple[Example, Sequence[Passage], Sequence[RagVerdict]]]:
     """Yield each example with its retrieved passages and their verdicts."""
     settings, loop = job.settings.judge, job.settings.loop
-    digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
-    block = partial(JudgeBlock, identity=digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
+    generator_digest = job.digests.get(GENERATOR) or job.origins.digests()[GENERATOR]
+    block = partial(JudgeBlock, identity=generator_digest, dtype=choose_frozen_dtype(loop), cpu=loop.cpu)
     gold_answers, passage_lists = collect_gold_answers(train, settings), _iter_retrieved(job, train)
     load = partial(_load_generator, job)
     return iter_judged_examples(

@@ -231,7 +231,7 @@ def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Arch
         + TRAINED_COPIES * estimate_weight_bytes(question)
         + estimate_retriever_bytes(job.snapshot, job.settings.ra_dit.expression)
     )
-    memory = {
+    stage_bytes = {
         "score": 2 * estimate_weight_bytes(generator) + FLOAT32_BYTES * k * recipe.text_tokens * generator.vocabulary,
         "retriever": weight_bytes + activation_bytes,
     }
@@ -241,7 +241,7 @@ def _estimate_retriever_costs(job: Job[RaDitTraining], models: Mapping[str, Arch
     scoring_operations = n_scored * n_tokens * generator.operations_per_token
     n_batches = max(1, -(-n_examples // recipe.batch_size))
     return TrainingCosts(
-        memory,
+        stage_bytes,
         n_batches,
         step_operations,
         _count_evaluation_operations(job, generator),

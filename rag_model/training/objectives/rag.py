@@ -471,13 +471,16 @@ class RagObjective(Objective[RagTraining]):
         prompt_operations = generator.operations_per_token * (PROMPT_TOKENS + ANSWER_TOKENS)
         n_pairs = sum(len(example.answers) if recipe.targets == "each" else 1 for example in job.examples["train"])
         n_dev_questions = len(job.examples["dev"]) + 2 * min(recipe.answered, len(job.examples["dev"]))
-        memory = {
+        stage_bytes = {
             "train": weight_bytes + activation_bytes,
             "answer": weight_bytes + estimate_decoding_bytes(generator, n_contexts, recipe.max_new_tokens),
         }
         n_batches = max(1, -(-n_pairs // recipe.batch_size))
         return TrainingCosts(
-            memory, n_batches, TRAINING_PASSES * n_contexts * prompt_operations, n_dev_questions * k * prompt_operations
+            stage_bytes,
+            n_batches,
+            TRAINING_PASSES * n_contexts * prompt_operations,
+            n_dev_questions * k * prompt_operations,
         )
 
 

@@ -351,11 +351,13 @@ class RealmObjective(Objective[RealmTraining]):
         )
         forward_operations += b * recipe.question_tokens * question.operations_per_token
         n_dev = min(recipe.dev_texts, max(1, n // 2))
-        memory = {"train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)}
+        stage_bytes = {
+            "train": weight_bytes + activation_bytes + estimate_retriever_bytes(job.snapshot, recipe.expression)
+        }
         n_batches, rebuild_operations = max(1, (n - n_dev) // b), PASSAGE_TOKENS * passage.operations_per_token * n
         n_steps = job.settings.loop.count_steps(n_batches, 1)
         return TrainingCosts(
-            memory,
+            stage_bytes,
             n_batches,
             TRAINING_PASSES * forward_operations,
             n_dev / b * forward_operations,

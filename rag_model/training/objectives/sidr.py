@@ -139,14 +139,14 @@ def semi_parametric_loss(
         (question_weights, question_bags), (passage_weights, passage_bags) = (
             (to_float32(weights), bag) for weights, bag in (questions, passages)
         )
-        pairs = {
+        term_pairs = {
             "kept_questions": (keep_terms(question_weights, question_bags, n_terms), passage_weights),
             "kept_passages": (question_weights, keep_terms(passage_weights, passage_bags, n_terms)),
             "question_bags": (question_bags.to(question_weights), passage_weights),
             "passage_bags": (question_weights, passage_bags.to(question_weights)),
         }
         # (b, m)
-        scores = {name: (left @ right.T) / temperature for name, (left, right) in pairs.items()}
+        scores = {name: (left @ right.T) / temperature for name, (left, right) in term_pairs.items()}
         losses = [two_way_loss(pair_scores, gold, ignored, both_ways=both_ways) for pair_scores in scores.values()]
     measure_scores = {"accuracy": scores["kept_passages"], "bag_accuracy": scores["passage_bags"]}
     return torch.stack(losses).mean(), {

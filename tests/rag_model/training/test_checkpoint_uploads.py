@@ -160,10 +160,10 @@ BEST = re.compile(rb'"folder": "[^"]*"')
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        (STATE, lambda data: BEST.sub(b'"folder": "../../../etc"', data), "no checkpoint in .* is undamaged"),
-        (STATE, lambda data: re.sub(rb'^    "step": 4', b'    "step": -1', data, flags=re.MULTILINE), "is undamaged"),
-        (STATE, lambda data: re.sub(rb'^    "step": 4', b'    "step": 9', data, flags=re.MULTILINE), "is undamaged"),
-        (STATE, lambda data: b"[" * 100_000, "no checkpoint in .* is undamaged"),
+        (STATE, lambda data: BEST.sub(b'"folder": "../../../etc"', data), "every checkpoint in .* is damaged"),
+        (STATE, lambda data: re.sub(rb'^    "step": 4', b'    "step": -1', data, flags=re.MULTILINE), "is damaged"),
+        (STATE, lambda data: re.sub(rb'^    "step": 4', b'    "step": 9', data, flags=re.MULTILINE), "is damaged"),
+        (STATE, lambda data: b"[" * 100_000, "every checkpoint in .* is damaged"),
         (CURVES, lambda data: data[:9] + b"\xff" + data[9:], "is corrupt in line 1: delete it"),
         (CURVES, lambda data: b"[]\n" + data, "is corrupt in line 1: delete it"),
         ("training.json", lambda data: b"null", "holds another training"),

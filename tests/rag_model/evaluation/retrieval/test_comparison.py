@@ -110,19 +110,20 @@ def test_the_cheapest_that_is_not_below_the_best_is_wanted() -> None:
     legs = stage("words", 1.0, BAD), stage("vectors", 3.0, EQUAL)
     both = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [1.0] * 100))
     assert recommend_retriever([both], "Success@5").startswith(
-        "this corpus wants rrf(words, vectors): Success@5 1.000 at 4.5 ms a"
+        "use rrf(words, vectors) for this corpus: Success@5 1.000 at 4.5 ms per"
     )
     level = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, GOOD))
     said = recommend_retriever([level], "Success@5")
-    assert said.startswith("this corpus wants vectors: Success@5 0.900 at 3 ms a question is the best")
-    assert recommend_retriever([level], "Success@5").endswith("and every one that is cheaper by a fifth lies below it")
+    assert said.startswith("use vectors for this corpus: Success@5 0.900 at 3 ms per question is the best value")
+    assert recommend_retriever([level], "Success@5").endswith("and every retriever a fifth cheaper is worse")
     assert recommend_retriever(
         [alone("a", stage("a", 1.0, GOOD)), alone("b", stage("b", 2.0, BAD))], "Success@5"
     ).endswith(
-        "this corpus wants a: Success@5 0.900 at 1 ms a question is the best, and no other is cheaper by a fifth"
+        "use a for this corpus: Success@5 0.900 at 1 ms per question is the best value, and no other retriever is "
+        "a fifth cheaper"
     )
     close = alone("rrf(words, vectors)", *legs, stage("rrf(words, vectors)", 4.5, [*EQUAL[:-2], 1.0, 1.0]))
-    assert "the best, rrf(words, vectors), has 0.910 at 4.5 ms, and the interval" in recommend_retriever(
+    assert "the best retriever, rrf(words, vectors), has 0.910 at 4.5 ms, but the interval" in recommend_retriever(
         [close], "Success@5"
     )
 
@@ -130,7 +131,7 @@ def test_the_cheapest_that_is_not_below_the_best_is_wanted() -> None:
 @pytest.mark.parametrize(("first", "second"), [(2.0, 2.3), (2.3, 2.0)])
 def test_what_two_equal_ones_cost_by_chance_decides_nothing(first: float, second: float) -> None:
     given = [alone("a", stage("a", first, EQUAL)), alone("b", stage("b", second, GOOD))]
-    assert recommend_retriever(given, "Success@5").startswith("this corpus wants a: ")
+    assert recommend_retriever(given, "Success@5").startswith("use a for this corpus: ")
 
 
 def test_one_retriever_alone_is_not_recommended() -> None:

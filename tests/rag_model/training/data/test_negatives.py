@@ -134,5 +134,5 @@ def test_order_and_number_are_kept_over_many(corpus: Snapshot) -> None:
 
 
 def test_settings_that_contradict_are_refused() -> None:
-    with pytest.raises(UsageError, match="need 0 <= skip < depth"):
+    with pytest.raises(UsageError, match="give 0 <= skip < depth"):
         MiningSettings(depth=5, skip=5)

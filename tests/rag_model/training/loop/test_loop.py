@@ -175,7 +175,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(
     assert read_metrics(tmp_path / "damaged") == read_metrics(tmp_path / "whole")
     for path in (newest, older):
         (path / "state.json").write_text("{")
-    with pytest.raises(InputError, match=r"no checkpoint in .* is undamaged: train again in another folder"):
+    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged: train again in another folder"):
         train(LineTask(), settings(), tmp_path / "damaged")
 
 
