@@ -155,13 +155,7 @@ class SearchTask(RecordedTask):
     def inputs(self) -> dict[str, Any]:
         """Return all inputs that determine the rows."""
         entry = {name: self.entry[name] for name in ("settings", "search")}
-        return {
-            "questions": self.questions.id,
-            "index": self.index.id,
-            **entry,
-            "depth": self.depth,
-            "code": 1,
-        }
+        return {"questions": self.questions.id, "index": self.index.id, **entry, "depth": self.depth, "code": 1}
 
     def compute(self, store: Store) -> list[list[int]]:
         """Return the rows of the best passages of each question; -1 after the last."""

@@ -28,8 +28,8 @@ class LoopSettings:
     accumulation: int = 1
     learning_rate: float = 2e-5  # peak learning rate; DPR code: 2e-5 (the paper says 1e-5)
     schedule: ScheduleKind = "linear"  # course of the learning rate after the warm-up; DPR: linear
-    # length of the warm-up as a share of all steps; DPR code: 1,237 of about 18,400 steps. It is a
-    # share instead of a number of steps, because a number suits only one data set.
+    # length of the warm-up; DPR code: 1,237 of about 18,400 steps; a share of all steps instead of
+    # a number of steps, because a number suits only one data set
     warmup_share: float = 0.067
     adam_beta1: float = 0.9  # decay rate of Adam's mean of gradients; DPR code: 0.9
     adam_beta2: float = 0.999  # decay rate of Adam's mean of squared gradients; DPR code: 0.999
@@ -37,9 +37,9 @@ class LoopSettings:
     weight_decay: float = 0.0  # weight decay of matrices, not of biases and norms; DPR code: 0.0
     # gradient norm above which gradients are clipped; 0 disables clipping; DPR code: 2.0
     max_gradient_norm: float = 2.0
-    # precision of the forward pass; weights and moments are always float32. `auto` is bf16 on a GPU
-    # that supports it, because bf16 needs no loss scaling, and otherwise `no` (float32), because
-    # half precision is slower on most CPUs.
+    # precision of the forward pass, while weights and moments stay float32; auto is bf16 on a GPU
+    # that supports it, else no (float32), instead of fp16, because bf16 needs no loss scaling and
+    # half precision is slower on most CPUs
     precision: Precision = "auto"
     seed: int = 12345  # random seed of dropout; DPR code: 12345
     cpu: bool = False  # whether to train on the CPU even if there is a GPU

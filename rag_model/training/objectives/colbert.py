@@ -114,8 +114,8 @@ class ColbertRecipe(GroupRecipe):
 class ColbertTraining:
     """Settings of a ColBERT's training."""
 
-    # ColBERTv2, section 3.2: 20,000 of 400,000 steps are warm-up. The default is one epoch instead
-    # of 400,000 steps, because the number of steps should follow the number of examples.
+    # ColBERTv2, section 3.2: 20,000 of 400,000 steps are warm-up; epochs = 1 instead of 400,000
+    # steps, because the number of steps should follow the number of examples
     loop: LoopSettings = LOOP
     colbert: ColbertRecipe = field(default_factory=ColbertRecipe)
     negatives: NegativesRecipe = field(default_factory=lambda: NegativesRecipe(ranked=1_000))

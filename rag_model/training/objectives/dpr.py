@@ -55,8 +55,8 @@ class DprRecipe(PairRecipe):
 class DprTraining:
     """Settings of a DPR training."""
 
-    # The learning rate is 2e-5 as in the code, with which the published checkpoints were trained,
-    # instead of the paper's 1e-5.
+    # learning_rate = 2e-5 instead of 1e-5 in the paper, because the published checkpoints were
+    # trained with the code, which has 2e-5
     loop: LoopSettings = field(default_factory=LoopSettings)
     dpr: DprRecipe = field(default_factory=DprRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)

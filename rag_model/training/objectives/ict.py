@@ -45,13 +45,13 @@ _DEV_EPOCH = -1  # replaces the epoch, so that each evaluation draws the same se
 class IctRecipe(GroupRecipe):
     """Settings of the inverse cloze task. "Paper" is Lee et al. 2019."""
 
-    # number of sentences per batch and process, each with its passage; 128 instead of the paper's
-    # 4,096, because one machine must be able to hold the batch
+    # number of sentences per batch and process, each with its passage; 128 instead of 4,096,
+    # because one machine must be able to hold the batch
     batch_size: int = 128
     # share of the passages from which the query sentence is removed; paper: 90 %
     removed: float = 0.9
-    # divisor of the scores before the softmax; 0.05 instead of 1 if the encoder's vectors have
-    # length 1, because a softmax over scores in [-1, 1] is almost uniform
+    # divisor of the scores in the softmax; 0.05 for vectors of unit length instead of 1, because
+    # a softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
     dev_texts: int = 256  # number of passages that are held out for the evaluation
     # number of further passages among which the passage of a held-out sentence is ranked
@@ -69,8 +69,8 @@ class IctRecipe(GroupRecipe):
 class IctTraining:
     """Settings of a training on the inverse cloze task."""
 
-    # The default is one epoch instead of the paper's 100,000 steps, because the number of steps
-    # should follow the size of the corpus.
+    # epochs = 1 instead of 100,000 steps, because the number of steps should follow the size of the
+    # corpus
     loop: LoopSettings = LOOP
     ict: IctRecipe = field(default_factory=IctRecipe)
 

@@ -48,8 +48,8 @@ class MarginMseRecipe(PairRecipe):
 
     # number of questions per batch and process; code: batch_size_train 32
     batch_size: int = 32
-    # number of negatives per question, drawn in each epoch from the `scored` ones instead of being
-    # read with the question as a triple, as in the code, because negatives are mined
+    # number of negatives per question; 1 of the `scored` ones, drawn anew in each epoch, instead of
+    # the fixed triples of a file, because negatives are mined
     negatives: int = 1
     scored: int = 8  # number of the hardest negatives per question that the teacher scores
     # treatment of examples without a positive or a negative passage: drop them, or refuse the file
@@ -66,10 +66,9 @@ class MarginMseRecipe(PairRecipe):
 class MarginMseTraining:
     """Settings of a MarginMSE training."""
 
-    # The values are those of the code, github.com/sebastian-hofstaetter/matchmaker,
-    # config/train/defaults.yaml. The learning rate is constant instead of being lowered when the
-    # dev measure stagnates, because a run can resume exactly only if the rate depends on the step
-    # alone.
+    # code: github.com/sebastian-hofstaetter/matchmaker, config/train/defaults.yaml;
+    # schedule = "constant" instead of a rate that is lowered when the dev measure stagnates,
+    # because a run can resume exactly only if the rate depends on the step alone
     loop: LoopSettings = LOOP
     margin_mse: MarginMseRecipe = field(default_factory=MarginMseRecipe)
     negatives: NegativesRecipe = field(default_factory=NegativesRecipe)

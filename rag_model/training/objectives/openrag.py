@@ -90,7 +90,7 @@ class OpenRagRecipe(GroupRecipe):
     # encoder
     retriever: str | None = None
     # maximum number of passages per pool, of which those with the likeliest gold answer are kept;
-    # the paper does not give a number
+    # 30 instead of an unpublished number, because the paper leaves it open
     pooled: int = 30
     # whether to judge the current encoder's passages during the training; if false, only the pools
     # are used
@@ -122,7 +122,7 @@ class OpenRagRecipe(GroupRecipe):
 class OpenRagTraining:
     """Settings of an OpenRAG training."""
 
-    # The paper does not give the number of epochs; the default is 10.
+    # epochs = 10 instead of an unpublished number, because the paper leaves it open
     loop: LoopSettings = LOOP
     openrag: OpenRagRecipe = field(default_factory=OpenRagRecipe)
     judge: JudgeSettings = field(default_factory=JudgeSettings)

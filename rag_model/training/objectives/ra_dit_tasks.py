@@ -117,8 +117,8 @@ class RaDitRecipe(RetrieverChoice):
     stages: Stages = "both"
     # number of passages per example in R-ft, and per question that the model answers; paper: 10
     k: int = 10
-    # divisor of the inner products before the softmax that gives p_R; 0.05 instead of 1 if the
-    # encoder's vectors have length 1, because a softmax over products in [-1, 1] is almost uniform
+    # divisor of the inner products in the softmax that gives p_R; 0.05 for vectors of unit length
+    # instead of 1, because a softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
     retriever: str | None = None  # retriever expression; None uses the snapshot's default
     index: str | None = None  # name of an index, as a short form of `retriever`
@@ -138,8 +138,8 @@ class RaDitRecipe(RetrieverChoice):
 class RaDitTraining:
     """Settings of an RA-DIT training."""
 
-    # Training loop of R-ft. Both stages use 500 dev examples instead of up to 2,500 per task,
-    # because the generator scores all of them at each evaluation.
+    # training loop of R-ft; dev_examples = 500 of both stages instead of up to 2,500 of each task,
+    # because the generator scores all of them at each evaluation
     loop: LoopSettings = LOOP
     lm_loop: LoopSettings = LM_LOOP  # training loop of LM-ft
     ra_dit: RaDitRecipe = field(default_factory=RaDitRecipe)

@@ -84,8 +84,8 @@ class RagRecipe(RetrieverChoice):
     """Settings of RAG. "Code" is finetune_rag.sh, "paper" Lewis et al. 2020."""
 
     k: int = 5  # number of passages per question; paper, section 3: 5 or 10 in training
-    # divisor of the logits of p(z|x); 0.05 instead of 1 if the encoder's vectors have length 1,
-    # because a softmax over inner products in [-1, 1] is almost uniform
+    # divisor of the logits of p(z|x); 0.05 for vectors of unit length instead of 1, because a
+    # softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
     # label smoothing: share of the probability that is spread over all tokens; code: 0.1
     label_smoothing: float = 0.1
@@ -107,8 +107,8 @@ class RagRecipe(RetrieverChoice):
     targets: AnswerTargets = "each"
     # treatment of examples without an answer: drop them, or refuse the file
     without_answer: Missing = "drop"
-    # dev measure that selects the best weights; nll instead of the paper's EM, because EM needs
-    # generated answers at each evaluation
+    # dev measure that selects the best weights; "nll" instead of EM, because EM needs generated
+    # answers at each evaluation
     goal: GoalName = "nll"
     # number of dev questions that are answered at each evaluation, for EM and F1; 0 means none
     answered: int = 100

@@ -77,9 +77,9 @@ class RealmRecipe(RetrieverChoice):
     # what is masked: names and dates (`salient`) or random ones; the paper reports 38.2
     # and 32.3 EM (Natural Questions, dev)
     masks: Masks = "salient"
-    # how passages are marginalized: `sequence` sums over them once per text, and the loss is a mean
-    # over texts; `token` sums once per masked wordpiece, and the loss is a mean over masks.
-    # The default is the paper's equation instead of the code's `token`.
+    # how passages are marginalized: sequence sums over them once per text, and the loss is a mean
+    # over texts, whereas token sums once per masked wordpiece, and the loss is a mean over masks;
+    # "sequence" instead of "token" in the code, because the paper's equation has one sum
     marginal: Marginal = "sequence"
     # number of candidate passages per text, including the empty null passage; paper: 8
     candidates: int = 8
@@ -116,8 +116,8 @@ class RealmRecipe(RetrieverChoice):
 class RealmTraining:
     """Settings of a REALM training."""
 
-    # The default is one epoch instead of the paper's 200,000 steps, because the number of steps
-    # should follow the size of the corpus.
+    # epochs = 1 instead of 200,000 steps, because the number of steps should follow the size of the
+    # corpus
     loop: LoopSettings = LOOP
     realm: RealmRecipe = field(default_factory=RealmRecipe)
     # The paper builds a new index about every 500 steps.

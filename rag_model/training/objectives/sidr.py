@@ -80,15 +80,16 @@ class SidrRecipe(GroupRecipe):
     # maximum number of tokens of a passage, for a new encoder; code: max_len 256
     passage_length: int = 256
     # factor by which a new encoder's index multiplies weights before it stores them as bytes; with
-    # 8, weights reach 31.9. Bytes instead of floats make the index a quarter of the size.
+    # 8, weights reach 31.9; weights in bytes instead of float weights, because the index is a
+    # quarter of the size
     scale: int = 8
     temperature: float = 1.0  # divisor of the scores before the softmax of the loss; code: 1
     # whether the loss also contrasts the questions of the batch for each passage; code: sym_loss
     both_ways: bool = True
     # treatment of examples without a positive passage: drop them, or refuse the file
     without_positive: Missing = "drop"
-    # dev measure that selects the best weights; names with `bag_` measure the bag index. The
-    # benchmark's measure is not a choice, because evaluations do not encode the corpus.
+    # dev measure that selects the best weights, where `bag_` means the bag index; "average_rank"
+    # instead of the benchmark's measure, because evaluations do not encode the corpus
     goal: GoalName = "average_rank"
 
     def __post_init__(self) -> None:

@@ -308,8 +308,8 @@ class PairRecipe(GroupRecipe):
     # whether only the question encoder is trained, so that an index stays valid; both papers train
     # both encoders
     freeze_passages: bool = False
-    # divisor of the scores before the softmax; 0.05 instead of 1 if the encoder's vectors have
-    # length 1, because a softmax over scores in [-1, 1] is almost uniform
+    # divisor of the scores in the softmax; 0.05 for vectors of unit length instead of 1, because
+    # a softmax over cosines, which lie in [-1, 1], is almost uniform
     temperature: float = 1.0
 
     def load_encoders(self, question: str | Path, passage: str | Path | None = None) -> "BiEncoder":
