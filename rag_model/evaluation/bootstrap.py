@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rag_model.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
-_BLOCK_SIZE = 1 << 22  # random numbers per block, 32 MB
+_BLOCK_SIZE = 1 << 22  # maximum number of random row numbers in a block of resamples, 32 MB
 
 
 @dataclass(frozen=True, slots=True)

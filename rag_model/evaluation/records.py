@@ -18,7 +18,7 @@ from rag_model.store.versions.evaluation_manifest import EvaluationManifest, Eva
 from rag_model.untrusted_text import parse_json
 
 VALUES_FILE = "values.json"
-ValueColumns = Mapping[str, Sequence[float | None]]  # one value per question, by measure
+ValueColumns = Mapping[str, Sequence[float | None]]  # list of one value per question, by measure
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class ModelCard:
     inputs: Mapping[str, Any]  # `Finetuning.inputs`
     corpus: Mapping[str, Any]  # source of the passages, from the snapshot's manifest
     trained: TrainingResult  # combined result of all stages
-    stages: Sequence[StageSummary] = ()  # empty if there is only one stage
+    stages: Sequence[StageSummary] = ()  # summaries of the stages; empty if there is only one
     # origin of each initial model by part: NAME@COMMIT of the hub, or a folder
     sources: Mapping[str, str] = field(default_factory=dict)
 

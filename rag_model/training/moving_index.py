@@ -86,7 +86,7 @@ class MovingSettings:
 class RebuildOrder:
     """One rebuild to run."""
 
-    step: int  # training steps of the encoder
+    step: int  # training step of the encoders
     snapshot: str  # full id of the snapshot whose passages are encoded
     folder: Path  # folder with the encoders and the files of the rebuild
 
@@ -100,10 +100,10 @@ class RebuildOrder:
 class RebuildResult:
     """A finished rebuild, whose snapshot is published and has passed the gate."""
 
-    step: int  # training steps of the encoder
+    step: int  # training step of the encoders
     snapshot: str  # full id
-    encoding_seconds: float  # time to encode the passages
-    seconds: float  # time of the whole rebuild
+    encoding_seconds: float  # seconds to encode the passages
+    seconds: float  # seconds of the whole rebuild
 
 
 class RunningRebuild(Protocol):
@@ -214,8 +214,9 @@ def _read_result(path: Path) -> RebuildResult:
 class MovingIndexHooks:
     """Functions of the task that a moving index calls."""
 
-    save_encoders: Callable[[Path], Any]  # write `passage/` and `question/` into a folder
-    # search this snapshot; on an error stay at the current one
+    # function that writes `passage/` and `question/` into a folder
+    save_encoders: Callable[[Path], Any]
+    # function that switches to this snapshot, or stays at the current one on an error
     switch_to: Callable[[Snapshot], None]
 
 

@@ -36,7 +36,7 @@ class ReadContextEntry:
     """One numbered entry of the context of an answer."""
 
     title: str
-    text: str  # text in the prompt
+    text: str  # text of the entry in the prompt
     # positions in `Reading.passages` of the passages with this text, ascending
     places: tuple[int, ...]
 
@@ -143,7 +143,7 @@ def _add_closed_book(reader: Reader, answers: list[Answer]) -> list[Answer]:
     try:
         return add_closed_book(likelihood_reader, answers)
     except UsageError:
-        return answers  # for example, a model behind an endpoint
+        return answers  # an endpoint, for example, returns no likelihoods
 
 
 def _replace_infinite(likelihood: float | None) -> float | None:

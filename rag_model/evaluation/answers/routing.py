@@ -43,7 +43,7 @@ class RoutePoint:
 
     least: float | None  # threshold; if None, every question is answered from passages
     weights_share: float  # share of the questions that the weights answer
-    value: float  # value of the deciding measure
+    value: float  # value of the deciding measure at this threshold
 
 
 @dataclass(frozen=True, slots=True)

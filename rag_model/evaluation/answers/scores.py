@@ -69,7 +69,7 @@ EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES = "EM-unheld", "override", "suppor
 OVERRIDE_LIVE = "override-live"
 GROUNDING_MEASURES = (EM_UNHELD, OVERRIDE, SUPPORTED, FROM_PASSAGES, OVERRIDE_LIVE)
 _EXTRACTIVE_KINDS = ("spans", "patterns")  # kinds of answers that a passage may contain verbatim
-_KILT_DEPTH = 5  # depth of recall in KILT
+_KILT_DEPTH = 5  # cutoff of KILT's recall@k
 
 
 def measure_citations(question: Question, reading: Reading) -> Mapping[str, float]:

@@ -26,11 +26,12 @@ from rag_model.evaluation.measures.measure import AnswerMeasure, CorpusMeasure
 from rag_model.extras import require
 
 FEVER_3WAY = ("SUPPORTS", "REFUTES", "NOT ENOUGH INFO")
-FEVER_2WAY = FEVER_3WAY[:2]  # the RAG paper's two-way accuracy
+FEVER_2WAY = FEVER_3WAY[:2]  # labels of the RAG paper's two-way accuracy on FEVER
 
 BleuCounts: TypeAlias = npt.NDArray[np.float64]
 
-_PUNCTUATION = str.maketrans("", "", string.punctuation)  # only ASCII, as in SQuAD's script
+# SQuAD's script removes only ASCII punctuation, too
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _QUESTION_WORDS = frozenset(["what", "which", "why", "who", "whom", "whose", "where", "when", "how"])
 _OPEN_QUESTION_WORDS = ("what", "which")  # question words whose next word belongs to them

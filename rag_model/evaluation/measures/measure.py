@@ -235,7 +235,7 @@ def _to_list(values: Any) -> list[Any]:
 def _check_value(name: str, plugin_value: Any) -> float:
     """Return a value of an installed measure as a float in [0, 1]."""
     number = float(plugin_value) if isinstance(plugin_value, Real) else math.nan
-    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # also true for NaN
+    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # the condition is also true for NaN
         raise MEASURES.wrong_plugin_error(name, f"returned {plugin_value!r:.60}", "return numbers from 0 to 1")
     return min(1.0, max(0.0, number))
 

@@ -37,8 +37,8 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.evaluation.reports.training import TrainingCurves, iter_training_sections
 
-_TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # time from the question to its answer
-_MAX_SHOWN_TEXT = 400  # characters of a passage
+_TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # row title of the time from a question to its answer
+_MAX_SHOWN_TEXT = 400  # maximum number of characters of a passage that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class AnswerReport:
     snapshot: str
     created_at: str  # ISO 8601 UTC
     kind: AnswerKind
-    results: Sequence[AblationResult]  # the open-book result first
+    results: Sequence[AblationResult]  # results of the conditions, beginning with the open book
     retrieval: Mapping[str, float]  # measures of retrieval, such as Success@k
     collapse: CollapseStats
     # intervals of the values in `retrieval`, if known
@@ -63,7 +63,7 @@ class AnswerReport:
     # report on the threshold; None if none was requested
     abstention: AbstentionReport | None = None
     retrieval_worth: str = ""  # one sentence on whether retrieval is worth its cost
-    notes: Sequence[str] = ()  # sentences about the ablations
+    notes: Sequence[str] = ()  # sentences about the ablations, to be shown as notes
     max_wrong: int = 100  # maximum number of wrong answers on the page
 
 

@@ -29,7 +29,8 @@ from rag_model.evaluation.reports.page import (
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild, list_warnings
 
-_STATISTICS: Mapping[str, str] = {  # titles by name in IndexHealth.metrics or `build_metrics`
+# titles of statistics, by their name in IndexHealth.metrics or `build_metrics`
+_STATISTICS: Mapping[str, str] = {
     "degree": "mean links of a node",
     "unlinked": "nodes without a link from another node",
     "repaired": "nodes unreachable before repair",
@@ -69,24 +70,25 @@ class BuildReport:
     snapshot: str
     created_at: str  # ISO 8601 UTC
     verdict: GateVerdict
-    counts: Mapping[str, int]  # name -> number, such as articles, passages, embedded, reused
-    k: int = 20  # depth of the recall curves
-    dropped: Mapping[str, int] = field(default_factory=dict)  # reason -> number of pages
-    unknown_templates: Mapping[str, int] = field(default_factory=dict)  # name -> number of articles
+    counts: Mapping[str, int]  # counts by name, such as articles, passages, embedded, reused
+    k: int = 20  # cutoff k of the recall curves
+    dropped: Mapping[str, int] = field(default_factory=dict)  # number of dropped pages by reason
+    # number of articles that use an unknown template, by its name
+    unknown_templates: Mapping[str, int] = field(default_factory=dict)
     language: str = ""  # language of the corpus
-    quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title, reason
-    # lower bound of a bucket in words -> number of passages
+    quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title and reason of each page
+    # number of passages by the lower bound of their length, in words
     lengths: Mapping[int, int] = field(default_factory=dict)
-    # index -> its recall and cost at several settings
+    # recall and cost at several settings, by index
     curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
-    # index -> its recall and cost at its default setting
+    # recall and cost at the default setting, by index
     settings: Mapping[str, OperatingPoint] = field(default_factory=dict)
-    # index -> statistics of its file
+    # statistics of the index file, by index
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
-    # index -> statistics of its build, such as nodes that were unreachable before repair
+    # statistics of the build, such as nodes that were unreachable before repair, by index
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     stages: Sequence[BuildStage] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)  # kind of file -> bytes
+    sizes: Mapping[str, int] = field(default_factory=dict)  # size in bytes by kind of file
     # values of dump, recipe, vector space, parent and versions
     lineage: Mapping[str, str] = field(default_factory=dict)
     history: Sequence[PastBuild] = ()  # the last builds, oldest first, including this one

@@ -21,13 +21,13 @@ from rag_model.index.quality.results import OperatingPoint
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 # size of the viewBox: half the width of the page, or the width of a phone
 _WIDTH, _HEIGHT = 460.0, 280.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins for the labels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins of a chart, which hold its labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
 _N_COLOURS = 4  # number of line colours, which repeat
 _MAX_LABELS = 6  # maximum number of labels below a chart
 _MAX_MARKS = 60  # maximum number of dashed lines in a chart
-_GAP = 0.5  # space on both sides of a column
+_GAP = 0.5  # space on both sides of a bar in a column chart
 # Recalls with a grid line; a higher recall is drawn at the last one.
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}

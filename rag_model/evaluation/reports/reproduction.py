@@ -48,7 +48,7 @@ class ReproductionRow:
     evaluation: str  # full id
     questions: int
     is_sample: bool = False  # measured on a sample, so not compared with the published value
-    failure: str = ""  # why the row has no value
+    failure: str = ""  # reason why the row has no value; empty if it has one
 
     @property
     def difference(self) -> float | None:

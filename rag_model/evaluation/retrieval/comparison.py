@@ -217,7 +217,8 @@ class RetrieverComparison:
     measured: RetrieverMetrics
     overall: GroupMetrics
     ranks: Mapping[str, float]  # RR@k of answers and KILT's page measures; see `rank_metrics`
-    stages: Sequence[Mapping[str, Estimate]]  # estimates of each stage of `measured`
+    # estimates of the measures of each stage of `measured`
+    stages: Sequence[Mapping[str, Estimate]]
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
     # Share of the questions that passages of each kind answer; empty if all passages are prose.
     kinds: Mapping[str, float] = field(default_factory=dict)

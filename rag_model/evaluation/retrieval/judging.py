@@ -139,7 +139,8 @@ class RetrievalJudge:
     """Measures rankings by relevance judgements."""
 
     judged_by: JudgedBy
-    qrels: Qrels = field(default_factory=dict)  # empty if judged by answers
+    # grades of the judged ids by question; empty if judged by answers
+    qrels: Qrels = field(default_factory=dict)
     patterns: bool = False  # whether answers are regular expressions
 
     @classmethod

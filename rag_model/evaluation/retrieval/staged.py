@@ -37,7 +37,7 @@ from rag_model.retrieve.retriever import (
 _Key = TypeVar("_Key")
 # The arguments are the number of finished and of all questions.
 ProgressCallback = Callable[[int, int], None]
-ENCODER = "question encoder"  # name of the stage in reports
+ENCODER = "question encoder"  # name of the encoder's stage in reports
 PASSAGES = "reading of passages"  # name of the stage that reads texts and computes products
 
 
@@ -145,7 +145,7 @@ class StageRankings:
 
     expression: str
     retriever: SnapshotRetriever
-    # label -> measure -> one value per question
+    # values by stage label and by measure, one per question
     values: Mapping[str, Mapping[str, Sequence[float]]]
     stages: tuple[RetrieverStage, ...]  # stages of the last batch; the final stage is last
     outcomes: tuple[RetrievalResult, ...]  # results of the final stage
@@ -156,8 +156,8 @@ class StageMetrics:
     """The measures and costs of one stage of a retriever; times are per query."""
 
     name: str  # part of the retriever expression, without depths
-    values: Mapping[str, Sequence[float]]  # measure -> one value per question
-    milliseconds: float  # time of this stage alone
+    values: Mapping[str, Sequence[float]]  # values by measure, one per question
+    milliseconds: float  # time of this stage without its child retrievers
     search_milliseconds: float  # time with its child retrievers
     total_milliseconds: float  # time with its child retrievers and the encoder
     bytes: int  # size of the files that only this stage reads, not its child retrievers

@@ -38,7 +38,7 @@ _WORKER_BYTES = 1 << 30
 class ScoreBlock(RecordedTask):
     """A worker's task: a block of data to score, and the model that scores it."""
 
-    content: BlobRef  # the data, as JSON
+    content: BlobRef  # data to score, as JSON
     identity: str  # digest of the model
     contexts: int  # number of texts that the model reads
     model: Files = ()  # files of the model; empty if the block is recorded

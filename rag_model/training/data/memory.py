@@ -32,9 +32,10 @@ from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.training.data.examples import index_passages
 
-RankedRow = tuple[int, float]  # (global row, retriever score)
+RankedRow = tuple[int, float]  # pair of a global row and the retriever's score
 GROUP_SECONDS_PER_ROW = 5e-4  # seconds of one core to read the row group that contains a row
-Encode = Callable[[Sequence[Passage]], Vectors]  # m passages -> (m, d) float32
+# function that encodes m passages as (m, d) float32 vectors
+Encode = Callable[[Sequence[Passage]], Vectors]
 
 
 @dataclass(frozen=True, slots=True)

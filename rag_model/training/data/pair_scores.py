@@ -124,7 +124,7 @@ def _digest_scores(key: str, scores: list[float]) -> str:
 class PairBlock(ScoreBlock):
     """A block of pairs to score with a cross-encoder."""
 
-    cpu: bool = False  # do not use a GPU
+    cpu: bool = False  # whether to run without a GPU
     onnx: bool = False  # whether onnxruntime runs the cross-encoder instead of torch
 
     stage: ClassVar[str] = "teach"
@@ -163,7 +163,7 @@ class WorkerPairScorer:
     identity: str  # digest of the cross-encoder's files
     runner: TaskRunner
     on_progress: OnProgress = lambda _, __: None
-    cpu: bool = False  # do not use a GPU
+    cpu: bool = False  # whether to run without a GPU
     block: int = BLOCK  # pairs per block
     onnx: bool = False  # result of `runs_on_onnx(folder)`; the graph must be a single file
     dtype: str = "float32"

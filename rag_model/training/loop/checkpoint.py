@@ -53,7 +53,7 @@ class BestWeights:
     """The best weights so far, by the dev set."""
 
     step: int
-    folder: str  # relative to the training's folder
+    folder: str  # folder of the weights, relative to the training's folder
     measures: Mapping[str, float]
 
 
@@ -73,7 +73,7 @@ class TrainerState:
     """
 
     step: int  # the last completed step
-    initial_measures: Mapping[str, float]  # the measures of step 0
+    initial_measures: Mapping[str, float]  # measures of the initial weights (step 0)
     best: BestWeights
     scaler: Mapping[str, Any] = field(default_factory=dict)  # fp16's loss scale
     # searched snapshots by step; the last one is current

@@ -171,7 +171,7 @@ class TrainingResult:
     initial_measures: Measures  # measures on the dev set at step 0
     best_measures: Measures
     best_folder: Path  # the folder with the best weights that `Task.save` wrote
-    best_step: int  # 0 if no step improved the goal
+    best_step: int  # step of the best weights; 0 if no step improved the goal
     # searched snapshots by step; empty if the task searches none
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()
 
@@ -278,7 +278,7 @@ class _Trainer(Generic[Batch]):
     settings: LoopSettings
     folder: TrainingFolder
     accelerator: Accelerator
-    on_checkpoint: Callable[[int, int], None]  # called after every checkpoint
+    on_checkpoint: Callable[[int, int], None]  # callback after every checkpoint
     steps: int = field(init=False)
     is_main_process: bool = field(init=False)  # whether this is the first process, which writes
     searched_snapshots: tuple[SearchedSnapshot, ...] = ()  # snapshots, by step

@@ -18,7 +18,7 @@ class Goal:
     """The measure of `Task.evaluate` that selects the best checkpoint."""
 
     measure: str
-    larger: bool = True  # whether larger is better
+    larger: bool = True  # whether a larger value is better
 
     @classmethod
     def for_measure(cls, measure: str) -> "Goal":

@@ -61,13 +61,13 @@ from rag_model.training.objectives.rag import (
 _MIN_WORDS = 5  # minimum words of a statement; shorter leads are headings and broken text
 LOOP = LoopSettings(
     epochs=10,  # paper: 10
-    accumulation=8,  # paper: batches of 4, 8 times
+    accumulation=8,  # the paper accumulates 8 batches of 4
     learning_rate=3e-5,  # paper: 3e-5
     # The paper's 500 warm-up steps are 2 % of the 27,400 steps on SQuAD (87,599 examples, 10 epochs
     # and batches of 32).
     warmup_share=0.02,
-    weight_decay=0.001,  # code: as the authors of RAG
-    max_gradient_norm=0.1,  # code: as the authors of RAG
+    weight_decay=0.001,  # the code uses the value of RAG's authors
+    max_gradient_norm=0.1,  # the code uses the value of RAG's authors
 )
 LEADS, NONE = "leads", "none"
 # further candidates per statement, because those that contain the statement are dropped
@@ -148,7 +148,7 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
         lead_counts.append(result["leads"] - skipped_counts[-1])
         previous_page = result["last"]
     rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(lead_counts)
-    # reservoir sampling (Vitter's algorithm R)
+    # The loop is reservoir sampling (Vitter's algorithm R).
     for lead_number in range(partition.n):
         slot = lead_number if lead_number < limit else rng.randrange(lead_number + 1)
         if slot < limit:

@@ -31,7 +31,7 @@ from rag_model.training.loop.task import Measures, Task
 from rag_model.training.moving_index import Rebuilder
 from rag_model.training.origins import InitialModels, NamedModels, choose_models
 
-# divisor for scores of unit vectors; sentence-transformers multiplies by 20
+# temperature for scores of unit vectors; sentence-transformers multiplies by 20
 UNIT_TEMPERATURE = 0.05
 TRAINED_COPIES = 4  # copies of a trained weight: the weight, its gradient, and Adam's two moments
 # cost of a training step in forward passes: backward costs two (Kaplan et al. 2020, section 2.1)
@@ -66,14 +66,14 @@ class Job(Generic[S]):
     """Everything that determines the model of one training."""
 
     store: Store
-    snapshot: Snapshot  # pinned by its id
+    snapshot: Snapshot  # the snapshot of the training, identified by its id
     origins: InitialModels  # the initial models
     settings: S
     examples: Examples
     # digests of the initial models' files, by part; empty for `costs`
     digests: Mapping[str, str] = field(default_factory=dict)
     work: Path | None = None  # the training's folder, where `prepare` may cache slow results
-    # called with the finished and the total amount
+    # callback with the finished and the total amount of work
     on_progress: Callable[[int, int], None] = lambda _, __: None
     rebuild: Rebuilder | None = None  # runs the rebuilds of a moving index; if None, there are none
     runner: TaskRunner | None = None  # runs tasks on workers; if None, this process runs them
@@ -106,15 +106,16 @@ class ModelDescription:
 class TrainingCosts:
     """Estimated costs of a training, computed from sizes alone."""
 
-    stage_bytes: Mapping[str, int]  # memory of each stage, without the memory of a bare process
+    # bytes of memory of each stage, in addition to those of a bare process
+    stage_bytes: Mapping[str, int]
     batches: int  # batches per epoch, in one process; 1 or more
     step_operations: float  # floating-point operations of a batch, forward and backward
-    evaluation_operations: float  # operations of one evaluation
-    rebuild_operations: float = 0.0  # operations of encoding all passages once
+    evaluation_operations: float  # floating-point operations of one evaluation
+    rebuild_operations: float = 0.0  # floating-point operations to encode all passages once
     rebuilds: int = 0  # number of rebuilds, including the one at the end
-    # operations before the first step, such as scoring by a generator
+    # floating-point operations before the first step, such as a generator's scoring
     preparation_operations: float = 0.0
-    # loop settings of this stage; None means those of the settings
+    # loop settings of this stage; None means the table `loop` of the settings
     loop: LoopSettings | None = None
     previous_stages: "tuple[TrainingCosts, ...]" = ()  # costs of the stages before this one
 
@@ -125,7 +126,8 @@ class TrainingStage:
 
     name: str  # subfolder of the training's folder; empty means the folder itself
     loop: LoopSettings
-    # builds the task from the folder of the previous stage's best weights, and on_progress
+    # function that builds the task from the folder of the previous stage's best weights and
+    # `on_progress`
     task: Callable[[Path | None, OnProgress], Task[Any]]
 
 
@@ -135,13 +137,14 @@ class Objective(Protocol[S]):
 
     # name for `finetune`, and kind of the models: up to 40 lower-case letters, digits and dashes
     name: str
-    summary: str  # a few words for the help text
+    summary: str  # summary of a few words for the help text
     options: frozenset[Option]  # accepted command-line options
     settings: type[S]
     result: ModelDescription
     # table of `settings` whose `temperature` depends on the length of vectors; empty means no table
     tempered: str = ""
-    # False: it trains on the snapshot's own text, and `Job.examples` is empty
+    # whether it learns from examples; if false, it trains on the snapshot's own text, and
+    # `Job.examples` is empty
     takes_examples: bool = True
     # increase it when the same inputs would give a different model, to invalidate the memo
     version: int = 0

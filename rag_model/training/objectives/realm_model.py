@@ -60,7 +60,7 @@ class MaskedText:
 class MaskingLimits:
     """Sizes of the window of a text and of its masks."""
 
-    window: int  # wordpieces of the window
+    window: int  # maximum number of wordpieces of the window
     max_masks: int  # maximum masked wordpieces
     share: float  # share of the window's wordpieces, for random masks
 

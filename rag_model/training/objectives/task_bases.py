@@ -353,7 +353,7 @@ class TextTask:
     """Base of tasks whose batches are passages of a snapshot."""
 
     kind: str  # the objective's name
-    module: Any  # has a method `save`
+    module: Any  # module of the training, which has a method `save`
 
     def __init__(self, snapshot: Snapshot, rows: Rows, recipe: Any, digests: Mapping[str, str] | None = None) -> None:
         """Split `rows` into training and held-out texts.
