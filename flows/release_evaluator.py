@@ -67,7 +67,7 @@ class ReleaseEvaluator:
 
     def headline(self, model: str | None) -> str:
         """Return the deciding measure: of answers if there is a model, else of retrieval."""
-        return deciding_measure(self.settings.kind) if model else self.judge.headline(self.settings.depth)
+        return deciding_measure(self.settings.kind) if model else self.judge.get_headline_measure(self.settings.depth)
 
     def check(self, acceptance: ReleaseCriteria, *, answers: bool) -> None:
         """Check before the build that the measures of the acceptance are available.

@@ -181,7 +181,7 @@ def supports_statement(texts: Sequence[str], statement: str, question: str = "",
 
     Therefore a text that denies the statement also supports it, and a paraphrase may not.
 
-    >>> supports_statement(["In 1945 it was first published."], "It was published in 1945.", "When?")
+    >>> supports_statement(["In 1945 it was first published."], "It was published in 1945.")
         True
     """
     if not texts:

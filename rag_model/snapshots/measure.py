@@ -149,7 +149,7 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     judge = RetrievalJudge.for_questions(question_set, floor.judged_by, patterns=floor.patterns)
     expression = floor.retriever or snapshot.manifest.content.default_retriever
     retriever = open_retriever(snapshot, expression)
-    depth = min(judge.depth(floor.measure), retriever.most)
+    depth = min(judge.get_cutoff(floor.measure), retriever.most)
     outcomes = list(retrieve(retriever, question_set.questions, depth, patterns=floor.patterns))
     return RetrieverScore(expression, estimate_mean(judge.values(outcomes, [floor.measure])[floor.measure]))
 

@@ -185,7 +185,7 @@ class Finetuning:
             "recipe": {
                 **asdict(settings),
                 **{
-                    name: resolve_precision(loop_settings).loss_settings()
+                    name: resolve_precision(loop_settings).list_loss_settings()
                     for name, loop_settings in find_loop_settings(settings).items()
                 },
             },

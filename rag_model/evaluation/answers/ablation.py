@@ -89,7 +89,7 @@ class AblationResult:
 
     @property
     def costs(self) -> dict[str, float]:
-        """The known means per question of `seconds` to answer, tokens `read` and tokens `written`."""
+        """Known means per question of `seconds` to answer, tokens `read` and tokens `written`."""
         readings = [scored_answer.reading for scored_answer in self.scored]
         token_usages = [reading.usage for reading in readings if reading.usage is not None]
         cost_values: dict[str, list[float]] = {

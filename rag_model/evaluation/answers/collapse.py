@@ -60,7 +60,7 @@ class CollapseStats:
         """Return the metrics by name, for journals and reports."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def reason(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
+    def describe_collapse(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> str:
         """Return a sentence about the collapse and its remedy; empty if nothing has collapsed."""
         if self.questions < limits.questions:
             return ""
@@ -80,13 +80,13 @@ class CollapseStats:
             )
         return ""
 
-    def check(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> None:
+    def check_limits(self, limits: CollapseLimits = COLLAPSE_LIMITS) -> None:
         """Check that retrieval has not collapsed.
 
         Raises:
             CollapsedError: retrieval has collapsed, or the model ignores its passages.
         """
-        if reason := self.reason(limits):
+        if reason := self.describe_collapse(limits):
             raise CollapsedError(reason)
 
 

@@ -5,7 +5,7 @@
 >>> evaluation.retrieve()  # doctest: +SKIP
 >>> for condition in evaluation.conditions():  # doctest: +SKIP
 ...     evaluation.answer_condition(condition)
->>> evaluation.results[0].metrics["EM"], evaluation.collapse.reason()  # doctest: +SKIP
+>>> evaluation.results[0].metrics["EM"], evaluation.collapse.describe_collapse()  # doctest: +SKIP
 """
 
 import json
@@ -346,7 +346,7 @@ class AnswerEvaluation:
             return {}
         return self.judge.intervals(self.outcomes, self._measured_depth, self.settings.resampling)
 
-    def question_values(self) -> dict[str, Sequence[float | None]]:
+    def list_question_values(self) -> dict[str, Sequence[float | None]]:
         """Return the retrieval and open-book measures of each question, in order.
 
         A value is None if the measure does not apply to the question.
@@ -397,7 +397,7 @@ class AnswerEvaluation:
 
     @property
     def retrieval_worth(self) -> str:
-        """A sentence about whether retrieval is worth its cost (see `describe_retrieval_benefit`)."""
+        """A sentence about whether retrieval is worth its cost."""
         return describe_retrieval_benefit(self.results, deciding_measure(self.settings.kind), self.search_milliseconds)
 
     @property

@@ -72,7 +72,7 @@ class Reading:
         read_texts = [entry.text for entry in self.context] or [passage.text for passage in self.passages if passage.id]
         return name_memory(self.answer, read_texts)
 
-    def get_context_entry(self, number: int) -> ReadContextEntry:
+    def get_entry(self, number: int) -> ReadContextEntry:
         """Return the entry to which a citation with this number refers."""
         return self.context[number - 1]
 

@@ -110,14 +110,14 @@ def _check_citations(statement: Statement, reading: Reading, question: Question)
 
 
 def _is_supported(statement: Statement, cited_numbers: Sequence[int], reading: Reading, question: Question) -> bool:
-    texts = [f"{entry.title} {entry.text}" for entry in map(reading.get_context_entry, cited_numbers)]
+    texts = [f"{entry.title} {entry.text}" for entry in map(reading.get_entry, cited_numbers)]
     return supports_statement(texts, statement.text, question.text, question.answers)
 
 
 def _measure_gold_citations(question: Question, reading: Reading, statements: Iterable[Statement]) -> dict[str, float]:
     gold_sets = [set(question.passages)] if question.passages else [set(pages) for pages in question.evidence]
     cited_entries = [
-        reading.get_context_entry(cited_number)
+        reading.get_entry(cited_number)
         for cited_number in dict.fromkeys(cited_number for statement in statements for cited_number in statement.cited)
     ]
     if not gold_sets or not cited_entries:

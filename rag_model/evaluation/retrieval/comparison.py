@@ -362,7 +362,7 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
     candidates = _build_candidates(measured, measure)
     best = max(candidates, key=lambda candidate: candidate.quality.value)
     if len(candidates) == 1:
-        return f"only {best.name} was measured: give --retriever again to compare it with another one"
+        return f"only {best.name} was measured: give --retriever again to compare it with another"
     differences = {candidate.name: estimate_difference(candidate.values, best.values) for candidate in candidates}
     acceptable_retrievers = [candidate for candidate in candidates if differences[candidate.name].high >= 0]
     milliseconds_limit = _COST_TOLERANCE * min(candidate.milliseconds for candidate in acceptable_retrievers)
@@ -371,8 +371,8 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
         key=lambda candidate: candidate.quality.value,
     )
     choice_text = (
-        f"use {chosen_retriever.name} for this corpus: {measure} {chosen_retriever.quality.value:.3f} at "
-        f"{chosen_retriever.milliseconds:.3g} ms"
+        f"use {chosen_retriever.name} for this corpus: {measure} "
+        f"{chosen_retriever.quality.value:.3f} at {chosen_retriever.milliseconds:.3g} ms"
     )
     if chosen_retriever.quality.value == best.quality.value:
         is_cheapest = all(
@@ -384,9 +384,9 @@ def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> s
         return f"{choice_text} per question is the best value, and {cheaper_note}"
     difference = differences[chosen_retriever.name]
     return (
-        f"{choice_text} per question; the best retriever, {best.name}, has {best.quality.value:.3f} at "
-        f"{best.milliseconds:.3g} ms, but the interval of the difference, {difference.low:+.3f} to "
-        f"{difference.high:+.3f}, is not below 0"
+        f"{choice_text} per question; the best retriever, {best.name}, has "
+        f"{best.quality.value:.3f} at {best.milliseconds:.3g} ms, but the interval of the "
+        f"difference, {difference.low:+.3f} to {difference.high:+.3f}, is not below 0"
     )
 
 

@@ -190,11 +190,11 @@ class RetrievalJudge:
             for cutoff in measure.report_cutoffs(k, self.judged_by)
         ]
 
-    def headline(self, k: int) -> str:
+    def get_headline_measure(self, k: int) -> str:
         """Return the measure that ranks retrievers at depth `k`."""
         return f"Success@{k}" if self.judged_by == "answers" else "nDCG@10"
 
-    def depth(self, measure: str) -> int:
+    def get_cutoff(self, measure: str) -> int:
         """Return the cutoff k of a measure such as Success@20.
 
         Raises:

@@ -66,7 +66,7 @@ class StageTimings:
     stages: Mapping[str, float]  # milliseconds by label, each without its child retrievers
     passages: float  # milliseconds for the inner products and the texts of the hits
 
-    def encoding(self, stage: RetrieverStage) -> float:
+    def get_encoding_milliseconds(self, stage: RetrieverStage) -> float:
         """Return the milliseconds per query of the encoders that a stage needs."""
         return sum(self.encoders.get(id(encoder), 0.0) for encoder in stage.encoders)
 
@@ -273,7 +273,7 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
             values=result.values[label_by_id[id(stage)]],
             milliseconds=milliseconds[-1],
             search_milliseconds=sum(milliseconds),
-            total_milliseconds=sum(milliseconds) + costs.encoding(stage),
+            total_milliseconds=sum(milliseconds) + costs.get_encoding_milliseconds(stage),
             bytes=sum(n_bytes for path, n_bytes in size_by_path.items() if path not in child_paths),
             total_bytes=sum(size_by_path.values()) + _count_encoder_bytes(stage),
         )
@@ -285,7 +285,7 @@ def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetr
     return RetrieverMetrics(
         result.expression,
         tuple(map(combine, complete_stages)),
-        costs.encoding(final_stage),
+        costs.get_encoding_milliseconds(final_stage),
         _count_encoder_bytes(final_stage),
         costs.n_queries,
         result.outcomes,

@@ -94,7 +94,7 @@ class PassageJudge:
         self._generator, self._settings, self._generates_answers = generator, settings, generates_answers
         self._gold_answers = collect_gold_answers(examples, settings)
 
-    def identity(self, digest: str) -> str:
+    def compute_identity(self, digest: str) -> str:
         """Return the digest of all inputs of a verdict except the pair.
 
         `digest` identifies the generator. Each dtype other than float32 has its own digest.
@@ -350,24 +350,24 @@ def build_pools(judged: Iterable[tuple[Example, Sequence[Passage], Sequence[RagV
     Raises:
         InputError: no question has both pools.
     """
-    pooled_examples, agreements, n_all_right, n_all_wrong = list[PooledExample](), list[float](), 0, 0
+    pooled_examples, agreements, n_right, n_wrong = list[PooledExample](), list[float](), 0, 0
     for example, passages, verdicts in judged:
         pooled_example = build_pooled_example(example, passages, verdicts, size)
         if pooled_example is not None:
             pooled_examples.append(pooled_example)
             agreements.append(compute_agreement(verdicts))
         elif verdicts and verdicts[0].right:
-            n_all_right += 1
+            n_right += 1
         else:
-            n_all_wrong += 1
+            n_wrong += 1
     if not pooled_examples:
         raise InputError(
-            f"none of {n_all_right + n_all_wrong:,} questions has a passage with which the generator "
-            f"answers right and one with which it answers wrong ({n_all_right:,} are all right, "
-            f"{n_all_wrong:,} all wrong): use another generator, more passages per question, or "
+            f"none of {n_right + n_wrong:,} questions has a passage with which the generator "
+            f"answers right and one with which it answers wrong ({n_right:,} are all right, "
+            f"{n_wrong:,} all wrong): use another generator, more passages per question, or "
             "other examples"
         )
-    return ExamplePools(tuple(pooled_examples), n_all_right, n_all_wrong, estimate_mean(agreements))
+    return ExamplePools(tuple(pooled_examples), n_right, n_wrong, estimate_mean(agreements))
 
 
 def check_agreement(pools: ExamplePools) -> None:

@@ -75,8 +75,8 @@ class MiningSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.skip < self.depth or self.negatives < 0:
             raise UsageError(
-                f"depth = {self.depth}, skip = {self.skip} and negatives = {self.negatives} are invalid: "
-                "give 0 <= skip < depth and negatives >= 0"
+                f"depth = {self.depth}, skip = {self.skip} and negatives = {self.negatives} are "
+                "invalid: give 0 <= skip < depth and negatives >= 0"
             )
 
 

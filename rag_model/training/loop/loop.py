@@ -72,14 +72,14 @@ def _is_transformers_model(model: nn.Module) -> bool:
 
 
 class ForwardSplitter:
-    """Splits the forward passes of a module's transformers models into parts, after `halve`."""
+    """Splits the forward passes of a module's transformers models into parts, after `double_parts`."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Store the module; its models are unchanged until the first `halve`."""
+        """Store the module; its models are unchanged until the first `double_parts`."""
         self._module, self._n_parts, self._largest_batch = module, 1, 0
         self._is_running_part = False
 
-    def halve(self) -> bool:
+    def double_parts(self) -> bool:
         """Run each forward pass in twice as many parts; return False if parts cannot be smaller."""
         if self._n_parts == 1:
             # The size of a batch that failed in its first pass is unknown.
@@ -300,7 +300,7 @@ class _Trainer(Generic[Batch]):
             )
         self.steps = self.settings.count_steps(len(self.epoch[1]), n_processes)
         with self.accelerator.main_process_first():
-            self.folder.claim({**self.settings.loss_settings(), "processes": n_processes}, self.task.recipe())
+            self.folder.claim({**self.settings.list_loss_settings(), "processes": n_processes}, self.task.recipe())
         self.searched_snapshots = self.list_searched_snapshots(0)
 
     def move_index(self, step: int) -> Measures:
@@ -363,7 +363,7 @@ class _Trainer(Generic[Batch]):
                 measure_rows.append(torch.stack(step_measures))
             exchange_counts()
         except torch.OutOfMemoryError:
-            can_repeat = abandon_step(can_repeat=self.splitter.halve())
+            can_repeat = abandon_step(can_repeat=self.splitter.double_parts())
         except StepAbandonedError as error:
             can_repeat = error.can_repeat
         if can_repeat is None:

@@ -60,7 +60,7 @@ class LoopSettings:
         if self.warmup_share > 1:
             raise UsageError(f"warmup_share of a training is {self.warmup_share}: use 1 or less")
 
-    def loss_settings(self) -> dict[str, Any]:
+    def list_loss_settings(self) -> dict[str, Any]:
         """Return the settings that determine the losses; a run with others does not resume.
 
         `dev_examples` is left out, because the digest of the examples covers the draw.

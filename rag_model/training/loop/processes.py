@@ -78,7 +78,7 @@ class TrainingProcesses:
         self.share(lambda: results.append(compute()))
         return results[0] if self.is_first else compute()
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Leave the group of processes; `share` must not be called afterwards."""
         if self.count > 1:
             distributed.destroy_process_group()

@@ -262,7 +262,7 @@ class End2EndTraining:
             )
 
     @property
-    def candidates(self) -> int:
+    def n_candidates(self) -> int:
         """Number of passages to retrieve from the index."""
         return self.end2end.candidates or self.rag.k
 
@@ -381,7 +381,7 @@ class End2EndTask(RagTask):
         # (s, d)
         question_vectors = self.module.embed_questions([f"{marker} {text}" for text in texts])
         candidates = self._memory.retrieve(
-            texts, to_numpy(question_vectors), self._settings.candidates + _EXTRA_CANDIDATES
+            texts, to_numpy(question_vectors), self._settings.n_candidates + _EXTRA_CANDIDATES
         )
         indexes, retrieval = drop_source_passages(candidates, texts)
         if not indexes:
@@ -397,15 +397,15 @@ class End2EndTask(RagTask):
 
     def _retrieve_batch(self, batch: RagBatch, question_vectors: Tensor) -> RetrievedBatch:
         candidates = self._memory.retrieve(
-            [pair.example.question for pair in batch], to_numpy(question_vectors), self._settings.candidates
+            [pair.example.question for pair in batch], to_numpy(question_vectors), self._settings.n_candidates
         )
-        if self._settings.candidates == self._recipe.k:  # reranking would only change the order
+        if self._settings.n_candidates == self._recipe.k:  # reranking would only change the order
             return candidates
         return rerank(candidates, to_numpy(question_vectors), self._encode, self._recipe.k)
 
     def _retrieve_questions(self, questions: Sequence[str]) -> RetrievedBatch:
         question_vectors = self._question.encode_questions(questions)
-        candidates = self._memory.retrieve(questions, question_vectors, self._settings.candidates)
+        candidates = self._memory.retrieve(questions, question_vectors, self._settings.n_candidates)
         return rerank(candidates, question_vectors, self._encode, self._recipe.k)
 
     def _encode(self, passages: Sequence[Passage]) -> Vectors:
@@ -457,7 +457,7 @@ class End2EndObjective(Objective[End2EndTraining]):
         rag_job = Job(job.store, job.snapshot, job.origins, RagTraining(settings.loop, rag), job.examples)
         rag_costs = RagObjective(settings.end2end.marginal, "").costs(rag_job, models)
         n_statements = 0 if reconstruction.statements == NONE else reconstruction.batch_size
-        k, n_candidates = min(rag.k, job.snapshot.n), min(settings.candidates, job.snapshot.n)
+        k, n_candidates = min(rag.k, job.snapshot.n), min(settings.n_candidates, job.snapshot.n)
         n_contexts = (rag.batch_size + n_statements) * k
         extra_bytes = TRAINED_COPIES * estimate_weight_bytes(passage) + passage.estimate_activation_bytes(
             n_contexts, PASSAGE_TOKENS

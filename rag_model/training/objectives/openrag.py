@@ -461,7 +461,7 @@ def _build_online_judge(
     judge = PassageJudge(generator, answerable, job.settings.judge, generates_answers=generates_answers)
     if not job.work:
         return judge
-    judge_identity = judge.identity(job.digests.get(GENERATOR, ""))
+    judge_identity = judge.compute_identity(job.digests.get(GENERATOR, ""))
     return CachedPairScorer(judge, judge_identity, job.work, block=1, joins_blocks=True)
 
 

@@ -156,7 +156,7 @@ def measure_retrieval(
     """
     collapse_stats = measure_collapse([[hit.passage.id for hit in hits] for hits in retrieval.hits], n)
     if limits is not None:
-        collapse_stats.check(limits)
+        collapse_stats.check_limits(limits)
     has_answer = [
         any(AnswerMatcher(example.answers).match(hit.passage.text) for hit in hits)
         for example, hits in zip(examples, retrieval.hits, strict=True)

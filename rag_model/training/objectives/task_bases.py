@@ -446,8 +446,8 @@ class BiEncoder(nn.Module):
         super().__init__()
         if question.dim != passage.dim:
             raise UsageError(
-                f"question encoder {question.folder} has {question.dim} dimensions and passage encoder "
-                f"{passage.folder} has {passage.dim}: use encoders of equal dimension"
+                f"question encoder {question.folder} has {question.dim} dimensions and passage "
+                f"encoder {passage.folder} has {passage.dim}: use encoders of equal dimension"
             )
         if frozen and question is passage:
             raise UsageError("a shared encoder cannot be frozen for passages and trained for questions: use two")

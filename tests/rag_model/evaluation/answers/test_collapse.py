@@ -40,24 +40,24 @@ def test_spread_is_a_share(passages: list[list[str]]) -> None:
 def test_where_there_is_no_choice_nothing_has_collapsed() -> None:
     whole = measure_collapse([["a", "b"]] * 50, corpus_size=2)  # k is the corpus
     closed = measure_collapse([[]] * 50, corpus_size=100)  # closed book
-    assert (whole.spread, whole.reason()) == (1, "")
-    assert (closed.spread, closed.reason()) == (1, "")
-    assert measure_collapse([], corpus_size=0).reason() == ""
+    assert (whole.spread, whole.describe_collapse()) == (1, "")
+    assert (closed.spread, closed.describe_collapse()) == (1, "")
+    assert measure_collapse([], corpus_size=0).describe_collapse() == ""
 
 
 def test_a_collapse_fails_loudly() -> None:
     with pytest.raises(RefusedError, match=r"20 questions got 2 distinct passages .*learning rate"):
-        measure_collapse([["a", "b"]] * 20, corpus_size=100).check()
-    measure_collapse([["a", "b"]] * 19, corpus_size=100).check()  # too few to say
-    measure_collapse([["a", "b"]] * 50, corpus_size=100).check(CollapseLimits(least_spread=0))
+        measure_collapse([["a", "b"]] * 20, corpus_size=100).check_limits()
+    measure_collapse([["a", "b"]] * 19, corpus_size=100).check_limits()  # too few to say
+    measure_collapse([["a", "b"]] * 50, corpus_size=100).check_limits(CollapseLimits(least_spread=0))
 
 
 def test_a_model_that_does_not_read_fails_loudly() -> None:
     healthy = [[str(n)] for n in range(50)]
     with pytest.raises(RefusedError, match="ignores its passages: 96% of 50 answers"):
-        measure_collapse(healthy, corpus_size=100, unchanged=0.96).check()
-    measure_collapse(healthy, corpus_size=100, unchanged=0.9).check()
-    measure_collapse(healthy, corpus_size=100).check()
+        measure_collapse(healthy, corpus_size=100, unchanged=0.96).check_limits()
+    measure_collapse(healthy, corpus_size=100, unchanged=0.9).check_limits()
+    measure_collapse(healthy, corpus_size=100).check_limits()
     assert "unchanged" not in measure_collapse(healthy, corpus_size=100).metrics()
 
 

@@ -76,14 +76,14 @@ def test_a_model_that_reads_is_told_so(examine: Examine) -> None:
     assert seen.retrieval == {"Success@1": 1, "Success@5": 1}
     assert seen.ranks == {"RR@5": 1}
     assert (seen.collapse.spread, seen.collapse.unchanged) == (pytest.approx(1), 0)
-    assert seen.collapse.reason() == ""
+    assert seen.collapse.describe_collapse() == ""
 
 
 def test_a_retriever_that_has_collapsed_is_told_so(examine: Examine) -> None:
     seen = examine(asked(), EvaluationSettings(ablations=AblationSettings(sweep=())), worn=True)
     assert seen.collapse.spread == pytest.approx(0)
     assert seen.collapse.unchanged == 1  # another question's passages are the same
-    assert "retrieval has collapsed" in seen.collapse.reason()
+    assert "retrieval has collapsed" in seen.collapse.describe_collapse()
 
 
 def test_more_passages_than_there_are_are_all_of_them(examine: Examine) -> None:

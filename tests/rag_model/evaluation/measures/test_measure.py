@@ -187,12 +187,12 @@ def test_an_installed_measure_is_reported(package: None, make_hits) -> None:
     question = Question("q", "Q", ("b",), passages=("1-2", "2-4", "9-9"))
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
     assert judge.measures(20)[-1] == "AP@20"
-    assert judge.depth("AP@7") == 7
+    assert judge.get_cutoff("AP@7") == 7
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
     values = judge.mean_values([match_hits(question, hits)], 4)
     assert values["AP@4"] == pytest.approx((1 / 2 + 2 / 4) / 3)
     with pytest.raises(UsageError, match="judged by answers: choose one such as Success@20, RR@20"):
-        RetrievalJudge("answers").depth("AP@4")
+        RetrievalJudge("answers").get_cutoff("AP@4")
 
 
 def test_an_installed_measure_of_answers_is_reported(package: None) -> None:

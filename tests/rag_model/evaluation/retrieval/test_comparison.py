@@ -84,7 +84,15 @@ def test_the_page_shows_every_retriever_stage_and_group(snapshot: Snapshot, meas
     judge = RetrievalJudge.for_questions(asked)
     standings = compare_retrievers(measured, judge, 3, group_questions(snapshot, asked, judge))
     report = RetrievalReport(
-        snapshot.id, "2026-11-22", 4, 3, judge.judged_by, judge.headline(3), standings, "<take> exact", ["a note"]
+        snapshot.id,
+        "2026-11-22",
+        4,
+        3,
+        judge.judged_by,
+        judge.get_headline_measure(3),
+        standings,
+        "<take> exact",
+        ["a note"],
     )
     html = render_retrieval_report(report)
     assert_harmless(html)

@@ -83,7 +83,7 @@ def test_nothing_is_judged_by_what_a_question_does_not_name(by: JudgedBy, questi
 @pytest.mark.parametrize("name", ["Success", "Success@0", "nDCG@10", "R@5", "MAP", "EM"])
 def test_a_measure_that_does_not_apply_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="judged by answers: choose one such as Success@20, RR@20"):
-        RetrievalJudge("answers").depth(name)
+        RetrievalJudge("answers").get_cutoff(name)
 
 
 def test_kilt_names_pages(make_hits) -> None:

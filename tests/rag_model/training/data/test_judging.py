@@ -66,19 +66,19 @@ def test_a_judge_that_does_not_write_says_the_same_log_p(generator: Generator) -
     told, found = (judge_passages(one, QUESTION, PASSAGES) for one in (judge, silent))
     assert [one.log_p for one in found] == [one.log_p for one in told]
     assert not any(one.right for one in found)
-    assert judge.identity("x") != silent.identity("x")
+    assert judge.compute_identity("x") != silent.compute_identity("x")
 
 
 def test_all_that_decides_a_verdict_is_in_its_identity(generator: Generator) -> None:
     one, other = Example("1", QUESTION, ("a",)), Example("1", QUESTION, ("b",))
     judge = PassageJudge(generator, [one], JudgeSettings())
-    assert judge.identity("x") == PassageJudge(generator, [one], JudgeSettings()).identity("x")
+    assert judge.compute_identity("x") == PassageJudge(generator, [one], JudgeSettings()).compute_identity("x")
     others = (
-        judge.identity("y"),
-        PassageJudge(generator, [other], JudgeSettings()).identity("x"),
-        PassageJudge(generator, [one], JudgeSettings(max_new_tokens=3)).identity("x"),
+        judge.compute_identity("y"),
+        PassageJudge(generator, [other], JudgeSettings()).compute_identity("x"),
+        PassageJudge(generator, [one], JudgeSettings(max_new_tokens=3)).compute_identity("x"),
     )
-    assert judge.identity("x") not in others
+    assert judge.compute_identity("x") not in others
 
 
 def test_what_cannot_be_is_refused(generator: Generator) -> None:

@@ -61,7 +61,7 @@ def test_a_part_is_computed_again_with_the_same_dropout(tiny: Path) -> None:
         return torch.cat([model(input_ids=half)[0] for half in ids.chunk(2)])
 
     def run_split() -> torch.Tensor:
-        assert ForwardSplitter(model).halve()
+        assert ForwardSplitter(model).double_parts()
         return model(input_ids=ids)[0]  # type: ignore[no-any-return]
 
     for run in (run_halves, run_split):
@@ -82,7 +82,7 @@ def test_generators_compute_the_same_logits_in_parts(save: Callable[..., Path], 
     for _ in range(2):
         contexts = generator.encode_contexts(questions, passages)
         logits.append(generator.logits(contexts, generator.encode_targets(["a king", "a river", "x"])))
-        assert splitter.halve()
+        assert splitter.double_parts()
     torch.testing.assert_close(logits[1], logits[0], rtol=1e-4, atol=1e-5)
 
 
