@@ -220,7 +220,7 @@ def _check_floor(draft: Snapshot, name: str, floor: QuestionFloor) -> None:
     try:
         if floor.retriever:
             plan_retriever(draft, floor.retriever)
-        RetrievalJudge.for_questions(read_questions(floor.file), floor.judged_by, patterns=floor.patterns).depth(
+        RetrievalJudge.for_questions(read_questions(floor.file), floor.judged_by, patterns=floor.patterns).get_cutoff(
             floor.measure
         )
     except BookwheelError as error:

@@ -327,7 +327,7 @@ class RagTask:
         """
         n_answered = min(self._recipe.answered, len(self._dev))
         if self._recipe.refuse_collapse and "unchanged" in measures:
-            CollapseStats(n_answered, 0.0, 0, 1.0, measures["unchanged"]).check(self._recipe.limits)
+            CollapseStats(n_answered, 0.0, 0, 1.0, measures["unchanged"]).check_limits(self._recipe.limits)
 
     def _retrieve_initial_hits(self) -> dict[str, list[RankedRow]]:
         """Retrieve the passages of all training questions with the initial encoder."""
