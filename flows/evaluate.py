@@ -151,7 +151,7 @@ class AnswerRun:
             ranks=evaluation.ranks,
             collapse=evaluation.collapse.metrics(),
             judged_by=evaluation.judge.judged_by,
-            refusal=evaluation.collapse.reason(evaluation.settings.limits),
+            refusal=evaluation.collapse.describe_collapse(evaluation.settings.limits),
             ablations=[row.to_json() for row in evaluation.results] if len(evaluation.results) > 1 else [],
             search=evaluation.search_milliseconds,
             stages=evaluation.stages,
@@ -273,7 +273,7 @@ def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> 
     examination = run.examination
     values = MeasureValues(
         tuple(question.id for question in examination.question_set.questions),
-        {run.retriever: examination.question_values()},
+        {run.retriever: examination.list_question_values()},
     )
     metrics_by_retriever = {run.retriever: to_metrics({**outcome.metrics, **outcome.ranks}, outcome.intervals)}
     outcome_json = asdict(replace(outcome, report=None))

@@ -205,7 +205,7 @@ def finetune(
                     job, Path(work) if work else None, name, beam_options, clock, processes
                 )
             else:
-                processes.leave()
+                processes.leave_group()
                 published_training = tag_existing_model(job, finetuning_result, name) if processes.is_first else None
             if published_training is None:
                 return None
@@ -348,7 +348,7 @@ def train_and_publish(
             complete_examples(job, folder, on_progress)
         with clock("train") as on_progress:
             trained_model = train_model(job, folder, beam_options, on_progress, processes)
-        processes.leave()
+        processes.leave_group()
         if not processes.is_first:
             return None
         with clock("publish"):

@@ -115,7 +115,8 @@ def release(
         ReleaseRefusedError: the evaluation is recorded and was not accepted; the ref did not move.
         BookwheelError: a stage failed; run the release again to continue.
     """
-    opened_store, clock, acceptance = Store.open(store, create=True), StageClock("release"), acceptance or ReleaseCriteria()
+    opened_store, clock = Store.open(store, create=True), StageClock("release")
+    acceptance = acceptance or ReleaseCriteria()
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
