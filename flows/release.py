@@ -26,7 +26,7 @@ from flows.stage import StageClock, deployment_flow, stage
 from flows.training import KindName, RecipeTables
 from rag_model.errors import UsageError
 from rag_model.evaluation.answers.settings import EvaluationSettings
-from rag_model.evaluation.gate import ReleaseCriteria, GateVerdict, check_release
+from rag_model.evaluation.gate import GateVerdict, ReleaseCriteria, check_release
 from rag_model.evaluation.records import compare_evaluations
 from rag_model.reading.model import resolve_model_id
 from rag_model.snapshots.parent import Parent
