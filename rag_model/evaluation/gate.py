@@ -29,11 +29,12 @@ class QuestionFloor:
     """The minimum metric of a retriever on a question file: `[gate.questions.NAME]` of a recipe."""
 
     file: str  # path, URL or BEIR folder of the questions, as for `evaluate`
-    floor: float  # minimum of the mean over the questions
+    floor: float  # minimum of the measure's mean over the questions
     # name of the measure, such as RR@k, or nDCG@k and R@k for judged pages
     measure: str = "Success@20"
-    retriever: str = ""  # retriever expression; empty: the snapshot's default
-    judged_by: JudgedBy | None = None  # criterion of relevance; None: depends on the questions
+    retriever: str = ""  # retriever expression; empty means the snapshot's default
+    # criterion of relevance; if None, it depends on the questions
+    judged_by: JudgedBy | None = None
     patterns: bool = False  # whether the answers are regular expressions
 
     def __post_init__(self) -> None:
@@ -46,7 +47,7 @@ class GateRecipe:
     """The thresholds of a snapshot's checks; the defaults suit a nightly build of real dumps."""
 
     k: int = 20  # cutoff of the recall, as in DPR
-    queries: int = 256  # number of sampled queries; 256 estimate the mean recall to about .01
+    queries: int = 256  # number of sampled queries; 256 determine the mean recall to about .01
     seed: int = 0  # random seed of the sample
     # Recall floors by index name, which override the defaults of the index kinds.
     floors: Mapping[str, RecallFloor] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class GateRecipe:
     # Maximum share of the parent's passages that may be lost; a month of Wikipedia edits loses far
     # less.
     max_passage_loss: float = 0.1
-    # whether the encoder space must not change, as services keep their encoder
+    # whether the encoder space must stay the same, because services keep their encoder
     same_space: bool = True
 
     def __post_init__(self) -> None:
@@ -74,8 +75,8 @@ class SnapshotSummary:
     """The properties of a snapshot that the gate compares with its parent's."""
 
     passages: int  # number of passages
-    space: str | None  # digest of the encoder space; None: no embeddings
-    # Time of the newest revision, ISO 8601 in UTC; empty: the source has no revisions.
+    space: str | None  # digest of the encoder space; None without embeddings
+    # Time of the newest revision, ISO 8601 in UTC; if empty, the source has no revisions.
     newest_revision: str
 
 
@@ -96,14 +97,14 @@ class RetrieverScore:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateCheck:
     """One check with its result."""
 
     name: str  # name of the checked value
     passed: bool  # whether the check passed
     observed: str  # observed value
     wanted: str  # required value
-    why: str  # meaning of a failure, and what to do
+    why: str  # what a failure means, and what to do about it
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class GateVerdict:
     """The decision of the gate, which passes if every check passed."""
 
     passed: bool
-    checks: tuple[Check, ...]
+    checks: tuple[GateCheck, ...]
 
     @property
     def reason(self) -> str:
@@ -142,8 +143,8 @@ def check_snapshot(
     return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
 
-def _check_passages(summary: SnapshotSummary) -> Check:
-    return Check(
+def _check_passages(summary: SnapshotSummary) -> GateCheck:
+    return GateCheck(
         "passages",
         summary.passages > 0,
         f"{summary.passages:,}",
@@ -152,30 +153,30 @@ def _check_passages(summary: SnapshotSummary) -> Check:
     )
 
 
-def _check_recall(recipe: GateRecipe, recalls: Mapping[str, IndexRecalls]) -> Iterator[Check]:
+def _check_recall(recipe: GateRecipe, recalls: Mapping[str, IndexRecalls]) -> Iterator[GateCheck]:
     for index, index_recalls in recalls.items():
-        floor = recipe.floor(index, index_recalls.factory)
-        explanation = (
+        recall_floor = recipe.floor(index, index_recalls.factory)
+        failure_explanation = (
             f"The {index} index misses passages that exact search finds: raise efSearch or nprobe, "
             "or build it with more links, more cells or longer codes."
         )
         for name, recall, minimum in (
-            ("mean", float(index_recalls.recalls.mean()), floor.mean),
-            ("5th percentile", compute_p5(index_recalls.recalls), floor.p5),
+            ("mean", float(index_recalls.recalls.mean()), recall_floor.mean),
+            ("5th percentile", compute_p5(index_recalls.recalls), recall_floor.p5),
         ):
-            yield Check(
+            yield GateCheck(
                 f"{index} recall@{recipe.k}, {name}",
                 recall >= minimum,
                 f"{recall:.3f}",
                 f"at least {minimum:.3f}",
-                explanation,
+                failure_explanation,
             )
 
 
-def _check_question_floors(recipe: GateRecipe, scores: Mapping[str, RetrieverScore]) -> Iterator[Check]:
+def _check_question_floors(recipe: GateRecipe, scores: Mapping[str, RetrieverScore]) -> Iterator[GateCheck]:
     for name, score in scores.items():
         question_floor = recipe.questions[name]
-        yield Check(
+        yield GateCheck(
             f"{question_floor.measure} of {score.retriever} on the questions {name}",
             score.estimate.value >= question_floor.floor,
             str(score.estimate),
@@ -184,27 +185,27 @@ def _check_question_floors(recipe: GateRecipe, scores: Mapping[str, RetrieverSco
         )
 
 
-def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: SnapshotSummary) -> Iterator[Check]:
-    loss = max(0, parent.passages - summary.passages) / max(1, parent.passages)
-    yield Check(
+def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: SnapshotSummary) -> Iterator[GateCheck]:
+    lost_share = max(0, parent.passages - summary.passages) / max(1, parent.passages)
+    yield GateCheck(
         "passages lost since the parent",
-        loss <= recipe.max_passage_loss,
-        f"{loss:.1%} ({parent.passages:,} to {summary.passages:,})",
+        lost_share <= recipe.max_passage_loss,
+        f"{lost_share:.1%} ({parent.passages:,} to {summary.passages:,})",
         f"at most {recipe.max_passage_loss:.1%}",
         "The dump is truncated, the cleaner drops too much, or --limit is set.",
     )
     if recipe.same_space:
-        yield Check(
+        yield GateCheck(
             "encoder space",
             summary.space == parent.space,
             "the parent's"
             if summary.space == parent.space
-            else f"{_short_digest(summary.space)}, the parent's is {_short_digest(parent.space)}",
+            else f"{_cut_digest(summary.space)}, the parent's is {_cut_digest(parent.space)}",
             "the parent's",
             "Services that follow the ref would refuse the snapshot: publish it under another ref, "
             "or allow a new space.",
         )
-    yield Check(
+    yield GateCheck(
         "newest revision",
         summary.newest_revision >= parent.newest_revision,
         summary.newest_revision or "unknown (imported passages have no dates: publish them under another ref)",
@@ -213,12 +214,12 @@ def _check_parent(recipe: GateRecipe, summary: SnapshotSummary, parent: Snapshot
     )
 
 
-def _short_digest(space: str | None) -> str:
+def _cut_digest(space: str | None) -> str:
     return "none" if space is None else space.removeprefix("sha256:")[:12]
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseRequirements:
+class ReleaseCriteria:
     """The requirements for a release: minimum metrics, and no loss compared with the served
     snapshot.
 
@@ -228,9 +229,11 @@ class ReleaseRequirements:
     with the same answers has a difference of 0 for every question, and passes with any tolerance.
     """
 
-    floors: Mapping[str, float] = field(default_factory=dict)  # minimum by measure, from 0 to 1
-    tolerance: float | None = 0.02  # maximum loss, from 0 to 1; None: no comparison
-    measures: tuple[str, ...] = ()  # measures to compare; empty: the deciding one, such as EM
+    # minimum value by the name of a measure, from 0 to 1
+    floors: Mapping[str, float] = field(default_factory=dict)
+    tolerance: float | None = 0.02  # maximum loss, from 0 to 1; None switches the comparison off
+    # measures to compare; empty means only the deciding one, such as EM
+    measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the floors and the tolerance are between 0 and 1."""
@@ -253,7 +256,7 @@ class ReleaseRequirements:
 
 
 def check_release(
-    acceptance: ReleaseRequirements,
+    acceptance: ReleaseCriteria,
     metrics: MetricMap,
     comparisons: Mapping[str, MeasureComparison] | None,
     headline: str,
@@ -284,10 +287,10 @@ def check_release(
     return GateVerdict(all(check.passed for check in checks), tuple(checks))
 
 
-def _check_floors(acceptance: ReleaseRequirements, metrics: MetricMap) -> Iterator[Check]:
+def _check_floors(acceptance: ReleaseCriteria, metrics: MetricMap) -> Iterator[GateCheck]:
     for name, floor in acceptance.floors.items():
         metric = _get_measure(metrics, name)
-        yield Check(
+        yield GateCheck(
             name,
             metric.value >= floor,
             str(metric),
@@ -297,14 +300,14 @@ def _check_floors(acceptance: ReleaseRequirements, metrics: MetricMap) -> Iterat
 
 
 def _check_no_loss(
-    acceptance: ReleaseRequirements, comparisons: Mapping[str, MeasureComparison] | None, headline: str
-) -> Iterator[Check]:
+    acceptance: ReleaseCriteria, comparisons: Mapping[str, MeasureComparison] | None, headline: str
+) -> Iterator[GateCheck]:
     if comparisons is None or acceptance.tolerance is None:
         return
     for name in acceptance.measures or (headline,):
         comparison = _get_measure(comparisons, name)
         lower_bound = comparison.difference.value if comparison.difference.low is None else comparison.difference.low
-        yield Check(
+        yield GateCheck(
             f"{name} against the present one",
             lower_bound >= -acceptance.tolerance,
             f"{comparison.difference.value:+.3f}{_format_interval(comparison)}, "
@@ -314,20 +317,20 @@ def _check_no_loss(
         )
 
 
-def _check_collapse(collapsed: str) -> Iterator[Check]:
+def _check_collapse(collapsed: str) -> Iterator[GateCheck]:
     if collapsed:
         explanation = "The model does not use its passages: train it longer, or look at its ablations."
-        yield Check("use of passages", False, collapsed, "no collapse", explanation)
+        yield GateCheck("use of passages", False, collapsed, "no collapse", explanation)
 
 
-def _check_not_withdrawn(withdrawn: str) -> Iterator[Check]:
+def _check_not_withdrawn(withdrawn: str) -> Iterator[GateCheck]:
     """Refuse a snapshot that was rolled back, because a schedule must not undo the rollback."""
     if withdrawn:
         explanation = (
             "The ref was moved away from this snapshot: release a new one, or move the ref by hand with `tag`."
         )
-        observed = f"a snapshot that the ref left after {withdrawn}"
-        yield Check("the candidate", False, observed, "a snapshot that the ref never left", explanation)
+        observed_text = f"a snapshot that the ref left after {withdrawn}"
+        yield GateCheck("the candidate", False, observed_text, "a snapshot that the ref never left", explanation)
 
 
 def _get_measure(values_by_name: Mapping[str, ValueT], name: str) -> ValueT:
