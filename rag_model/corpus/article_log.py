@@ -38,7 +38,7 @@ from rag_model.parquet_pages import PagesError, check_groups
 # Increase it when the columns or the keys of logs change; earlier logs can still be read.
 ARTICLE_LOG_VERSION = 4
 _KEY_BYTES = 16  # bytes of SHA-256; keys are only compared within one page id
-_COLUMNS = [
+_FIRST_COLUMNS = [
     ("page_id", pa.string()),
     ("key", pa.binary(_KEY_BYTES)),
     ("passages", pa.int32()),
@@ -54,7 +54,7 @@ _LATER_COLUMNS = [  # columns that logs of earlier versions lack
 # These settings have their own entries in the key, or are not part of it.
 _EXCLUDED_SETTINGS = {"chunker", "words", "quarantine_share", "quarantine_floor"}
 ARTICLE_SCHEMA = pa.schema(
-    [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_COLUMNS, *_LATER_COLUMNS]]
+    [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_FIRST_COLUMNS, *_LATER_COLUMNS]]
 )
 
 
@@ -92,9 +92,9 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
     `recipe_identity` is the identity of a chunk recipe. The recipe's quarantine limits are excluded
     because they do not affect passages.
     """
-    settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
+    key_settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
     # Without such settings nothing is added, so that keys of earlier logs remain valid.
-    extra_settings = [settings] if settings else []
+    extra_settings = [key_settings] if key_settings else []
     return digest_json(
         [asdict(siteinfo), recipe_identity["chunker"], recipe_identity.get("words"), version, *extra_settings]
     ).encode()
@@ -107,9 +107,9 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
     are always part of the key, because only pages that `page_lines` staged have any.
     """
     hasher = hashlib.sha256(basis)
-    for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
+    for key_field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
         # A NUL in a document's id or title must not be mistaken for the end of the field.
-        hasher.update(field.replace("\0", "\0\1").encode() + b"\0")
+        hasher.update(key_field.replace("\0", "\0\1").encode() + b"\0")
     if isinstance(article, Page):
         hasher.update(article.text.encode())
     else:
@@ -161,10 +161,10 @@ def redact_log(log_path: Path, pages: Collection[str], out: Path) -> None:
     Raises:
         InputError: The log is damaged.
     """
-    log = _read_log(log_path)
-    keep_mask = [page not in pages for page in log["page_id"].to_pylist()]
-    schema = pa.schema([field for field in ARTICLE_SCHEMA if field.name in log.column_names])
-    _write_log(log.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
+    log_table = _read_log(log_path)
+    keep_mask = [page_id not in pages for page_id in log_table["page_id"].to_pylist()]
+    schema = pa.schema([field for field in ARTICLE_SCHEMA if field.name in log_table.column_names])
+    _write_log(log_table.filter(pa.array(keep_mask, pa.bool_())).cast(schema).combine_chunks(), out)
 
 
 @dataclass(slots=True)
@@ -207,14 +207,14 @@ class ReusableArticles:
         article = self._find_article(key, with_spans=with_spans)
         if article is None:
             return None
-        templates = _split_names(article.templates)
+        template_names = _split_names(article.templates)
         end_row = article.start + article.count
         spans = article.spans.get_range(article.start, end_row) if article.spans else ()
         if article.digest:
             stored = StoredArticle(article.file, article.start, article.count, article.digest)
-            return ArticleResult((), article.reason, article.dropped, spans, stored, templates)
+            return ArticleResult((), article.reason, article.dropped, spans, stored, template_names)
         passages = to_passages(article.file.iter_tables(article.start, end_row))
-        return ArticleResult(passages, article.reason, article.dropped, spans, templates=templates)
+        return ArticleResult(passages, article.reason, article.dropped, spans, templates=template_names)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
         """Return a logged page with only its id, time and key; `find` returns its passages.
@@ -242,15 +242,15 @@ class ReusableArticles:
             return
         start_rows = np.cumsum(passage_counts) - passage_counts
         page_ids = log["page_id"].to_pylist()
-        is_consistent = _mask_consistent_articles(file, page_ids, start_rows, passage_counts)
+        consistent_mask = _find_consistent_articles(file, page_ids, start_rows, passage_counts)
         keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
         later_columns: list[list[Any]] = [
-            log[name].to_pylist() if name in log.column_names else [default] * len(page_ids)
-            for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
+            log[name].to_pylist() if name in log.column_names else [default_value] * len(page_ids)
+            for (name, _), default_value in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
         columns = page_ids, start_rows.tolist(), passage_counts.tolist(), reasons, *later_columns
         articles = map(_LoggedArticle, *columns, repeat(file), repeat(spans))
-        self._articles.update(compress(zip(keys, articles, strict=True), is_consistent.tolist()))
+        self._articles.update(compress(zip(keys, articles, strict=True), consistent_mask.tolist()))
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -266,15 +266,15 @@ def _split_names(names: str) -> tuple[str, ...]:
     return tuple(names.split("|")) if names else ()
 
 
-def _mask_consistent_articles(
+def _find_consistent_articles(
     file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], n_rows: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
     """Return (n,): for each article, whether all passages at its rows belong to its page."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
-    page_numbers = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
-    is_own_row = page_numbers.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
-    n_own = np.concatenate([[0], np.cumsum(is_own_row)])
-    is_complete: npt.NDArray[np.bool_] = n_own[starts + n_rows] - n_own[starts] == n_rows
+    page_indices = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
+    is_own_row = page_indices.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
+    own_rows_before = np.concatenate([[0], np.cumsum(is_own_row)])
+    is_complete: npt.NDArray[np.bool_] = own_rows_before[starts + n_rows] - own_rows_before[starts] == n_rows
     return is_complete
 
 
@@ -284,8 +284,8 @@ def _write_log(log: pa.Table, path: Path) -> None:
     A part without passages is left out of a snapshot, and the next build gives its page range to
     the neighbouring parts. This must not change the logs of those parts.
     """
-    rows = np.flatnonzero(log["passages"].to_numpy())
-    log = log.slice(rows[0], rows[-1] + 1 - rows[0]) if len(rows) else log.slice(0, 0)
+    article_rows = np.flatnonzero(log["passages"].to_numpy())
+    log = log.slice(article_rows[0], article_rows[-1] + 1 - article_rows[0]) if len(article_rows) else log.slice(0, 0)
     with atomic_write(path) as temporary:
         pq.write_table(
             log, temporary, compression="zstd", store_schema=False, use_dictionary=False, write_statistics=False
@@ -295,10 +295,10 @@ def _write_log(log: pa.Table, path: Path) -> None:
 def _read_log(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
-            later_names = [name for name, _ in _LATER_COLUMNS if name in file.schema_arrow.names]
-            names = [name for name, _ in _COLUMNS] + later_names
-            check_groups(path, file, names, path.stat().st_size)
-            log = file.read(names, use_threads=False)
+            later_columns = [name for name, _ in _LATER_COLUMNS if name in file.schema_arrow.names]
+            column_names = [name for name, _ in _FIRST_COLUMNS] + later_columns
+            check_groups(path, file, column_names, path.stat().st_size)
+            log = file.read(column_names, use_threads=False)
             # page ids are numbers in earlier logs
             return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:

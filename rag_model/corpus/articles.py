@@ -43,8 +43,8 @@ def get_namespace_aliases(code: str) -> dict[str, int]:
     >>> get_namespace_aliases("el")
     {'αρχείο': 6, 'εικόνα': 6, 'κατηγορία': 14}
     """
-    names = get_names(code)
-    return dict.fromkeys(names.files, _FILE) | dict.fromkeys(names.categories, _CATEGORY)
+    localized_names = get_names(code)
+    return dict.fromkeys(localized_names.files, _FILE) | dict.fromkeys(localized_names.categories, _CATEGORY)
 
 
 def get_base_language(code: str) -> str:
@@ -53,21 +53,21 @@ def get_base_language(code: str) -> str:
     >>> get_base_language("pt-BR"), get_base_language("nb")
     ('pt', 'no')
     """
-    base = code.lower().partition("-")[0]
-    return "no" if base == "nb" else base
+    base_code = code.lower().partition("-")[0]
+    return "no" if base_code == "nb" else base_code
 
 
 def get_language(code: str) -> Language:
     """Return the words of a language (`de`, `pt-BR`, …), its fallback languages and English."""
     codes = dict.fromkeys([*map(get_base_language, list_fallbacks(code)), "en"])
-    tables = [LANGUAGE_WORDS[language] for language in codes if language in LANGUAGE_WORDS]
+    word_tables = [LANGUAGE_WORDS[language] for language in codes if language in LANGUAGE_WORDS]
     words_by_field = {
-        field.name: tuple(chain.from_iterable(table.get(field.name, ()) for table in tables))
+        field.name: tuple(chain.from_iterable(word_table.get(field.name, ()) for word_table in word_tables))
         for field in fields(Language)
     }
-    names = get_names(code)
-    words_by_field["disambiguation_templates"] += names.disambiguation
-    words_by_field["apparatus_headings"] += names.headings
+    localized_names = get_names(code)
+    words_by_field["disambiguation_templates"] += localized_names.disambiguation
+    words_by_field["apparatus_headings"] += localized_names.headings
     return Language(**words_by_field)
 
 
@@ -77,7 +77,7 @@ def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
     Looks at the title, the start of the text and the names of templates, without parsing.
     """
     patterns = _compile_page_patterns(siteinfo.language)
-    return next((reason for reason, applies in _DROP_TESTS.items() if applies(page, patterns)), page)
+    return next((reason for reason, must_drop in _DROP_TESTS.items() if must_drop(page, patterns)), page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class _PagePatterns:
 def _compile_page_patterns(code: str) -> _PagePatterns:
     language = get_language(code)
     template_names = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in language.disambiguation_templates)
-    templates = rf"\{{\{{[\s_]*(?i:{template_names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
+    template_pattern = rf"\{{\{{[\s_]*(?i:{template_names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
     redirect_words = "|".join(map(re.escape, ["#REDIRECT", *get_names(code).redirects]))
-    redirect = rf"\s*+(?:{redirect_words})\s*+:?\s*+\[\["
-    return _PagePatterns(language, re.compile(redirect, re.IGNORECASE), re.compile(templates))
+    redirect_pattern = rf"\s*+(?:{redirect_words})\s*+:?\s*+\[\["
+    return _PagePatterns(language, re.compile(redirect_pattern, re.IGNORECASE), re.compile(template_pattern))
 
 
 def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
@@ -103,8 +103,8 @@ def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
     >>> has_disambiguation_template(["Modèle:Homonymie de personnes"], "fr")
     True
     """
-    markers = _list_disambiguation_templates(language)
-    return any(name.rpartition(":")[2].replace("_", " ").strip().lower() in markers for name in names)
+    disambiguation_templates = _list_disambiguation_templates(language)
+    return any(name.rpartition(":")[2].replace("_", " ").strip().lower() in disambiguation_templates for name in names)
 
 
 @cache
@@ -113,7 +113,7 @@ def _list_disambiguation_templates(language: str) -> frozenset[str]:
 
 
 def _is_disambiguation(page: Page, patterns: _PagePatterns) -> bool:
-    has_title_mark = any(mark in page.title for mark in patterns.language.disambiguation_titles)
+    has_title_mark = any(title_mark in page.title for title_mark in patterns.language.disambiguation_titles)
     return has_title_mark or patterns.disambiguation.search(page.text) is not None
 
 

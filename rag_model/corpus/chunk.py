@@ -97,12 +97,12 @@ class ChunkRecipe:
     def __post_init__(self) -> None:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
         for name, choices in (("structures", StructureName), ("metadata", MetadataName)):
-            values, options = {*getattr(self, name)}, get_args(choices)
-            if unknown_values := sorted(values - {*options}):
+            setting_values, allowed_values = {*getattr(self, name)}, get_args(choices)
+            if unknown_values := sorted(setting_values - {*allowed_values}):
                 raise UsageError(
-                    f"{name} has the unknown value {unknown_values[0]!r}: choose from {', '.join(options)}"
+                    f"{name} has the unknown value {unknown_values[0]!r}: choose from {', '.join(allowed_values)}"
                 )
-            object.__setattr__(self, name, tuple(sorted(values)))
+            object.__setattr__(self, name, tuple(sorted(setting_values)))
         if not 0 <= self.quarantine_share <= 1:
             raise UsageError(f"quarantine_share must be from 0 to 1, not {self.quarantine_share}")
 
@@ -114,9 +114,9 @@ class ChunkRecipe:
         """
         if self.words is not None and "words" in self.settings:
             raise UsageError("the recipe gives words twice, in [chunk] and in its settings: remove one of them")
-        words = {} if self.words is None else {"words": self.words}
-        paths = {name: str(path) for name, path in (files or {}).items()}
-        return build_chunker(self.chunker, {**words, **self.settings, **paths})
+        words_setting = {} if self.words is None else {"words": self.words}
+        path_by_setting = {name: str(path) for name, path in (files or {}).items()}
+        return build_chunker(self.chunker, {**words_setting, **self.settings, **path_by_setting})
 
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as JSON values, with defaults, and with digests instead of file paths.
@@ -125,7 +125,7 @@ class ChunkRecipe:
             InputError: The file of a setting is missing.
         """
         settings = settings_to_json(self.create_chunker())
-        words = {"words": settings.pop("words")} if "words" in settings else {}
+        words_setting = {"words": settings.pop("words")} if "words" in settings else {}
         optional_fields: dict[str, Any] = {"settings": settings} if settings else {}
         if self.spans:
             optional_fields["spans"] = True  # omitted if false, as in recipes of earlier versions
@@ -133,17 +133,17 @@ class ChunkRecipe:
             optional_fields["structures"] = list(self.structures)
         if self.metadata:
             optional_fields["metadata"] = list(self.metadata)
-        quarantine = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
-        return {"chunker": self.chunker, **words, **optional_fields, **quarantine}
+        quarantine_limits = {"quarantine_share": self.quarantine_share, "quarantine_floor": self.quarantine_floor}
+        return {"chunker": self.chunker, **words_setting, **optional_fields, **quarantine_limits}
 
     def get_identity(self) -> dict[str, Any]:
         """Return all values that affect passages, including the version of the chunker."""
-        version = self.create_chunker().version
-        identity = {**self.to_json(), **({"version": version} if version else {})}
+        chunker_version = self.create_chunker().version
+        recipe_identity = {**self.to_json(), **({"version": chunker_version} if chunker_version else {})}
         structures_version = {"structures_version": STRUCTURES_VERSION} if self.structures else {}
         metadata_version = {"metadata_version": METADATA_VERSION} if self.metadata else {}
         spans_version = {"spans": SPANS_VERSION} if self.spans else {}
-        return identity | spans_version | structures_version | metadata_version
+        return recipe_identity | spans_version | structures_version | metadata_version
 
     @property
     def schema(self) -> pa.Schema:
@@ -215,7 +215,7 @@ def chunk_part(
     Raises:
         InputError: The source cannot be read, or too many of its pages are unparsable.
     """
-    tally, article_log, span_writer = _Tally(suppressed=suppressed), ArticleLog(), SpanWriter()
+    tally, article_log, span_writer = _PartTally(suppressed=suppressed), ArticleLog(), SpanWriter()
     with PassageWriter(out, recipe.schema) as writer:
         context = _ChunkContext(recipe, siteinfo, files, table, page_table)
         for article in _iter_articles(part, context, tally, reusable or ReusableArticles()):
@@ -226,15 +226,15 @@ def chunk_part(
                 digest = stored_article.digest
                 writer.copy_article(stored_article.file, stored_article.first, stored_article.count, digest)
             if recipe.spans:
-                for spans_of_passage in result.spans or [find_spans(passage.text) for passage in result.passages]:
-                    span_writer.write(spans_of_passage)
+                for passage_spans in result.spans or [find_spans(passage.text) for passage in result.passages]:
+                    span_writer.write(passage_spans)
             if article.key:
                 template_digest = table.compute_digest(result.templates) if result.templates else b""
                 article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
         tally.check_quarantine(part, recipe)
-    lengths = Counter[int]()
-    for words, n_passages in writer.lengths.items():
-        lengths[words // LENGTH_BIN * LENGTH_BIN] += n_passages
+    length_histogram = Counter[int]()
+    for n_words, n_passages in writer.lengths.items():
+        length_histogram[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
     if log is not None:
         article_log.save(log)
     if spans is not None and recipe.spans:
@@ -247,7 +247,7 @@ def chunk_part(
         quarantined=tuple(tally.quarantined),
         newest_revision=format_iso(tally.newest_revision) or "",
         words=sum(words * n_passages for words, n_passages in writer.lengths.items()),
-        lengths={str(length): n_passages for length, n_passages in sorted(lengths.items())},
+        lengths={str(length_bin): n_passages for length_bin, n_passages in sorted(length_histogram.items())},
         unknown_templates=dict(
             sorted(tally.unknown_templates.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNKNOWN_TEMPLATES]
         ),
@@ -256,7 +256,7 @@ def chunk_part(
 
 
 @dataclass(slots=True)
-class _Tally:
+class _PartTally:
     """Counters of pages and articles, and the quarantined pages."""
 
     suppressed: Collection[str] = ()
@@ -293,12 +293,12 @@ class _Tally:
             self.quarantined.append(QuarantinedPage(str(page.page_id), page.title, reason))
 
     def check_quarantine(self, part: Part, recipe: ChunkRecipe) -> None:
-        unparsable = self.dropped["unparsable"]
-        max_unparsable = max(recipe.quarantine_floor, recipe.quarantine_share * (self.articles + unparsable))
-        if unparsable > max_unparsable:
+        n_unparsable = self.dropped["unparsable"]
+        max_unparsable = max(recipe.quarantine_floor, recipe.quarantine_share * (self.articles + n_unparsable))
+        if n_unparsable > max_unparsable:
             first_page = self.quarantined[0]
             raise InputError(
-                f"{format_count(unparsable, 'page')} of {part.name} cannot be parsed, but the recipe "
+                f"{format_count(n_unparsable, 'page')} of {part.name} cannot be parsed, but the recipe "
                 f"allows {max_unparsable:.0f}; the first is {first_page.title!r} ({first_page.reason}): "
                 "check the dump, or raise quarantine_share in the recipe"
             )
@@ -347,7 +347,7 @@ class _ChunkContext:
 
 
 @dataclass(slots=True)
-class _Article:
+class _ArticleEntry:
     """The result of an article; an article without a key is not logged."""
 
     result: ArticleResult
@@ -356,7 +356,9 @@ class _Article:
     revised: int | None = None
 
 
-def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles) -> Iterator[_Article]:
+def _iter_articles(
+    part: Part, context: _ChunkContext, tally: _PartTally, reusable: ReusableArticles
+) -> Iterator[_ArticleEntry]:
     """Yield the articles of a part in order; each imported passage is an article of its own."""
     dump_format = get_part_format(part)
     if isinstance(dump_format, PageFormat):
@@ -369,14 +371,14 @@ def _iter_articles(part: Part, context: _ChunkContext, tally: _Tally, reusable: 
         if not tally.accept_page(str(item.page_id)):
             continue
         if isinstance(item, Passage):
-            yield _Article(ArticleResult([item]))
+            yield _ArticleEntry(ArticleResult([item]))
         else:
-            names = context.recipe.metadata
-            key = compute_article_key(compute_key_basis(part), item, with_metadata=bool(names))
+            metadata_names = context.recipe.metadata
+            key = compute_article_key(compute_key_basis(part), item, with_metadata=bool(metadata_names))
             reused_article = reusable.find(key, with_spans=context.recipe.spans)
-            result = reused_article or _chunk_document(item, names, open_chunker())
+            result = reused_article or _chunk_document(item, metadata_names, open_chunker())
             tally.count_article(result, is_reused=reused_article is not None)
-            yield _Article(result, str(item.page_id), key, item.revised)
+            yield _ArticleEntry(result, str(item.page_id), key, item.revised)
 
 
 def _chunk_document(
@@ -391,24 +393,25 @@ def _chunk_document(
 
 
 def _chunk_pages(
-    part: Part, page_format: PageFormat, context: _ChunkContext, tally: _Tally, reusable: ReusableArticles
-) -> Iterator[_Article]:
+    part: Part, page_format: PageFormat, context: _ChunkContext, tally: _PartTally, reusable: ReusableArticles
+) -> Iterator[_ArticleEntry]:
     """Yield the articles and dropped pages of a part of a wiki, reusing unchanged ones."""
-    open_chunker, key_basis, spans = cache(context.open_chunker), context.compute_key_basis(part), context.recipe.spans
+    open_chunker, with_spans = cache(context.open_chunker), context.recipe.spans
+    key_basis = context.compute_key_basis(part)
 
     def identify(element: bytes) -> tuple[bytes, Page | None]:
         metadata = context.find_element_metadata(element)
         if metadata is None:
             return b"", None
         key = compute_element_key(key_basis, element, metadata)
-        return key, reusable.find_page(key, with_spans=spans) or _skim_outside_page(element, part)
+        return key, reusable.find_page(key, with_spans=with_spans) or _skim_outside_page(element, part)
 
     for parsed_page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
         page = context.add_metadata(parsed_page)
         key = page.key or compute_article_key(key_basis, page)
-        reused_article = reusable.find(key, with_spans=spans)
+        reused_article = reusable.find(key, with_spans=with_spans)
         if reused_article is None and page.key:  # logs of earlier versions have no keys of elements
-            reused_article = reusable.find(compute_article_key(key_basis, page), with_spans=spans)
+            reused_article = reusable.find(compute_article_key(key_basis, page), with_spans=with_spans)
         result = reused_article or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
             tally.record_time(page)
@@ -425,7 +428,7 @@ def _chunk_pages(
             tally.count_article(result, is_reused=reused_article is not None)
             if result.templates:  # even an empty update takes as long as finding an article
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
-        yield _Article(result, str(page.page_id), key, page.revised)
+        yield _ArticleEntry(result, str(page.page_id), key, page.revised)
 
 
 def _skim_outside_page(element: bytes, part: Part) -> Page | None:
@@ -473,14 +476,14 @@ def _chunk_page(
     metadata = collect_metadata(page, context.siteinfo) if metadata_names else page.metadata
     if "aliases" in metadata_names:
         sections = add_aliases(sections, page.title, metadata.aliases)
-    prose = tuple(section for section in sections if section.text) if clean_options else sections
-    article = Article(str(page.page_id), page.rev_id, page.title, prose, page.revised)
+    prose_sections = tuple(section for section in sections if section.text) if clean_options else sections
+    article = Article(str(page.page_id), page.rev_id, page.title, prose_sections, page.revised)
     passages = list(chunk_article(article))
     passage_spans = find_article_spans(article, passages) if with_spans else []
     if clean_options:
         used_ids = {passage.id for passage in passages}
-        words = getattr(context.recipe.create_chunker(), "words", DEFAULT_WORDS)
-        structure_passages = list(build_structure_passages(article, sections, words, used_ids))
+        max_words = getattr(context.recipe.create_chunker(), "words", DEFAULT_WORDS)
+        structure_passages = list(build_structure_passages(article, sections, max_words, used_ids))
         passages += structure_passages
         passage_spans += [find_spans(passage.text) for passage in structure_passages if with_spans]
     passages = set_passage_metadata(passages, metadata, metadata_names)

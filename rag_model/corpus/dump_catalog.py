@@ -48,7 +48,7 @@ class UntrustedServerError(InputError):
     """The server sends invalid data; a retry does not help."""
 
 
-class _SameServerRedirects(HTTPRedirectHandler):
+class _SameServerRedirectHandler(HTTPRedirectHandler):
     """Follows redirects only within the same server."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
@@ -84,9 +84,9 @@ class _MinimumRateStream(io.RawIOBase):
         if self._seconds_left <= 0:
             raise TimeoutError(f"the server sends less than {MIN_BYTES >> 10} KiB in {PATIENCE:.0f} s")
         self._sock.settimeout(self._seconds_left)
-        start_time = time.monotonic()
+        start_seconds = time.monotonic()
         n_read: int | None = self._raw.readinto(buffer)
-        waited_seconds = time.monotonic() - start_time
+        waited_seconds = time.monotonic() - start_seconds
         self._seconds_left = min(PATIENCE, self._seconds_left - waited_seconds + (n_read or 0) * PATIENCE / MIN_BYTES)
         return n_read
 
@@ -96,32 +96,32 @@ class _MinimumRateStream(io.RawIOBase):
         super().close()
 
 
-class _Response(HTTPResponse):
+class _RateLimitedResponse(HTTPResponse):
     def __init__(self, sock: Any, *arguments: Any, **settings: Any) -> None:
         super().__init__(sock, *arguments, **settings)
         file: Any = self.fp
         self.fp = io.BufferedReader(_MinimumRateStream(file.detach(), sock))
 
 
-class _Connection(HTTPConnection):
-    response_class = _Response
+class _RateCheckedConnection(HTTPConnection):
+    response_class = _RateLimitedResponse
 
 
-class _SecureConnection(HTTPSConnection):
-    response_class = _Response
+class _RateCheckedHttpsConnection(HTTPSConnection):
+    response_class = _RateLimitedResponse
 
 
 class _HttpHandler(HTTPHandler):
     def http_open(self, req: Request) -> Any:
-        return self.do_open(_Connection, req)
+        return self.do_open(_RateCheckedConnection, req)
 
 
 class _HttpsHandler(HTTPSHandler):
     def https_open(self, req: Request) -> Any:
-        return self.do_open(_SecureConnection, req)
+        return self.do_open(_RateCheckedHttpsConnection, req)
 
 
-_OPENER = build_opener(_SameServerRedirects, _HttpHandler, _HttpsHandler)
+_OPENER = build_opener(_SameServerRedirectHandler, _HttpHandler, _HttpsHandler)
 
 
 @contextmanager
@@ -184,11 +184,11 @@ def find_newest(
     """
     refuse_secret(wiki)
     wiki = wiki.rstrip("/") + "/"
-    dates = sorted(set(_RUN_LINK.findall(_read_page(wiki))), reverse=True)
-    if not dates:
+    run_dates = sorted(set(_RUN_LINK.findall(_read_text_page(wiki))), reverse=True)
+    if not run_dates:
         raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
-    for date in [date for date in dates if date > after][:_MAX_UNFINISHED_RUNS]:
-        if dump := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, [job, *tables]):
+    for run_date in [run_date for run_date in run_dates if run_date > after][:_MAX_UNFINISHED_RUNS]:
+        if dump := _read_dump_status(urljoin(wiki, f"{run_date}/dumpstatus.json"), run_date, [job, *tables]):
             return dump
     return None
 
@@ -205,17 +205,17 @@ def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lamb
     """
     folder.mkdir(parents=True, exist_ok=True)
     _check_disk_space(dump, folder)
-    done_bytes = 0
+    fetched_bytes = 0
     for file in dump.files:
         if not (folder / file.name).exists():
             try:
-                _fetch_file(file, folder, partial(_report_total, on_progress, done_bytes, dump.size))
+                _fetch_dump_file(file, folder, partial(_report_total, on_progress, fetched_bytes, dump.size))
             except OSError as error:
                 raise ResourceError(f"cannot write {folder / file.name}: {error.strerror}") from error
-        done_bytes += file.size
-        on_progress(done_bytes, dump.size)
-    streams = [file.name for file in dump.files if ".xml" in file.name]
-    return str(folder / (streams[0] if len(streams) == 1 else "*.xml*.bz2"))
+        fetched_bytes += file.size
+        on_progress(fetched_bytes, dump.size)
+    stream_names = [file.name for file in dump.files if ".xml" in file.name]
+    return str(folder / (stream_names[0] if len(stream_names) == 1 else "*.xml*.bz2"))
 
 
 def fetch_file(
@@ -229,8 +229,8 @@ def fetch_file(
         ResourceError: The disk has too little free space, or is full.
     """
     with open_url(url, {"Range": "bytes=0-0"}) as response:
-        size_header = response.headers.get("Content-Range") or response.headers.get("Content-Length") or ""
-    file_size = size_header.rpartition("/")[2]
+        size_text = response.headers.get("Content-Range") or response.headers.get("Content-Length") or ""
+    file_size = size_text.rpartition("/")[2]
     if not file_size.isdecimal():
         raise InputError(f"the server of {url} does not report the file's size: download the file and give its path")
     fetch_dump(PublishedDump("", (DumpFile(path.name, url, int(file_size), checksum),)), path.parent, on_progress)
@@ -254,15 +254,15 @@ def _check_disk_space(dump: PublishedDump, folder: Path) -> None:
         )
 
 
-def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump | None:
+def _read_dump_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump | None:
     """Return the dump of a run; None if a job is not done or there is no status yet."""
     try:
-        jobs = parse_json(_read_page(url, text_on_404="{}")).get("jobs", {})
-        statuses = [jobs.get(name, {}) for name in job_names]
-        if any(status.get("status") != "done" for status in statuses):
+        jobs = parse_json(_read_text_page(url, text_on_404="{}")).get("jobs", {})
+        job_statuses = [jobs.get(job_name, {}) for job_name in job_names]
+        if any(job_status.get("status") != "done" for job_status in job_statuses):
             return None
-        file_entries = [entry for status in statuses for entry in sorted(status["files"].items())]
-        files = tuple(_parse_file_entry(url, name, file_entry) for name, file_entry in file_entries)
+        file_entries = [file_entry for job_status in job_statuses for file_entry in sorted(job_status["files"].items())]
+        files = tuple(_parse_file_entry(url, file_name, file_entry) for file_name, file_entry in file_entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
@@ -288,22 +288,22 @@ def _get_partial_path(folder: Path, file: DumpFile) -> Path:
     return folder / f"{file.name}.part"
 
 
-def _fetch_file(file: DumpFile, folder: Path, on_progress: Callable[[int], object]) -> None:
-    path, tries = _get_partial_path(folder, file), 0
+def _fetch_dump_file(file: DumpFile, folder: Path, on_progress: Callable[[int], object]) -> None:
+    path, n_failed_tries = _get_partial_path(folder, file), 0
     while (start_size := _get_file_size(path)) < file.size:
         try:
             _append_bytes(file, path, on_progress)
         except UntrustedServerError:
             raise
         except (HTTPException, TimeoutError, ConnectionError, InputError) as error:
-            tries = 0 if _get_file_size(path) - start_size >= MIN_BYTES else tries + 1
-            if tries == _MAX_TRIES:
+            n_failed_tries = 0 if _get_file_size(path) - start_size >= MIN_BYTES else n_failed_tries + 1
+            if n_failed_tries == _MAX_TRIES:
                 raise InputError(
                     f"{file.url} broke off at byte {_get_file_size(path)} of {file.size} ({error}): run it again"
                 ) from error
-            time.sleep(min(2**tries, 30) / 10)
-    algorithm, digits = file.checksum or ("size", "")
-    if _get_file_size(path) != file.size or (digits and hash_file(path, algorithm) != digits):
+            time.sleep(min(2**n_failed_tries, 30) / 10)
+    algorithm, expected_digest = file.checksum or ("size", "")
+    if _get_file_size(path) != file.size or (expected_digest and hash_file(path, algorithm) != expected_digest):
         path.unlink()
         raise InputError(f"{file.url} does not match its {algorithm} and was deleted: run it again")
     fsync(path)
@@ -318,16 +318,16 @@ def _append_bytes(file: DumpFile, path: Path, on_progress: Callable[[int], objec
     start_size = _get_file_size(path)
     with open_url(file.url, {"Range": f"bytes={start_size}-"} if start_size else {}) as response:
         is_resumed = start_size and response.status == 206
-        with path.open("ab" if is_resumed else "wb") as out:
-            while block := response.read(min(_BLOCK_BYTES, file.size - out.tell() + 1)):
-                if out.tell() + len(block) > file.size:
+        with path.open("ab" if is_resumed else "wb") as partial_file:
+            while body_chunk := response.read(min(_BLOCK_BYTES, file.size - partial_file.tell() + 1)):
+                if partial_file.tell() + len(body_chunk) > file.size:
                     path.unlink()
                     raise UntrustedServerError(
                         f"{file.url} is longer than the {file.size} bytes in the dump's status, "
                         "and was deleted: try again later"
                     )
-                out.write(block)
-                on_progress(out.tell())
+                partial_file.write(body_chunk)
+                on_progress(partial_file.tell())
     if _get_file_size(path) < file.size:
         raise ConnectionError("the server closed the connection")
 
@@ -342,11 +342,11 @@ def hash_file(path: Path, algorithm: str) -> str:
         return hashlib.file_digest(file, algorithm).hexdigest()
 
 
-def _read_page(url: str, text_on_404: str | None = None) -> str:
+def _read_text_page(url: str, text_on_404: str | None = None) -> str:
     """Return the text of a page, or `text_on_404` if the server responds 404."""
     try:
         with open_url(url, {}) as response:
-            return b"".join(_read_blocks(response)).decode("utf-8", "replace")
+            return b"".join(_read_limited_body(response)).decode("utf-8", "replace")
     except InputError as error:
         if text_on_404 is not None and isinstance(error.__cause__, HTTPError) and error.__cause__.code == 404:
             return text_on_404
@@ -355,15 +355,15 @@ def _read_page(url: str, text_on_404: str | None = None) -> str:
         raise UnreachableError(f"{url} broke off ({error}): try again later") from error
 
 
-def _read_blocks(response: Any) -> Iterator[bytes]:
+def _read_limited_body(response: Any) -> Iterator[bytes]:
     """Yield the bytes of a page, at most `_MAX_PAGE_BYTES`.
 
     Raises:
         TimeoutError: The server sends too slowly.
     """
-    start_time, done_bytes = time.monotonic(), 0
-    while done_bytes < _MAX_PAGE_BYTES and (block := response.read(_MIN_PAGE_RATE)):
-        done_bytes += len(block)
-        if time.monotonic() > start_time + PATIENCE + done_bytes / _MIN_PAGE_RATE:
-            raise TimeoutError(f"{done_bytes:,} bytes arrived in {time.monotonic() - start_time:.0f} s")
-        yield block
+    start_seconds, fetched_bytes = time.monotonic(), 0
+    while fetched_bytes < _MAX_PAGE_BYTES and (body_chunk := response.read(_MIN_PAGE_RATE)):
+        fetched_bytes += len(body_chunk)
+        if time.monotonic() > start_seconds + PATIENCE + fetched_bytes / _MIN_PAGE_RATE:
+            raise TimeoutError(f"{fetched_bytes:,} bytes arrived in {time.monotonic() - start_seconds:.0f} s")
+        yield body_chunk

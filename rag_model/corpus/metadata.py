@@ -121,7 +121,7 @@ def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
 
 def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
     """Return the categories that a page's wikitext names, in their order."""
-    prefixes = {name for name, number in siteinfo.namespaces.items() if number == _CATEGORY}
+    prefixes = {name for name, namespace_id in siteinfo.namespaces.items() if namespace_id == _CATEGORY}
     links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in prefixes)
     return _list_titles([link[2].replace("_", " ") for link in links])
 
@@ -134,13 +134,13 @@ def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str])
     new_aliases = select_aliases(title, aliases)
     if not new_aliases or not sections:
         return tuple(sections)
-    line = f"{'; '.join(new_aliases)}."  # chunkers cut between sentences
+    alias_line = f"{'; '.join(new_aliases)}."  # chunkers cut between sentences
     first_section, *other_sections = sections
     if first_section.heading:
-        return (Section("", line), *sections)
-    offset = len(line) + 1
-    links = tuple((start + offset, end + offset) for start, end in first_section.links)
-    text = f"{line}\n{first_section.text}" if first_section.text else line
+        return (Section("", alias_line), *sections)
+    alias_length = len(alias_line) + 1
+    links = tuple((start + alias_length, end + alias_length) for start, end in first_section.links)
+    text = f"{alias_line}\n{first_section.text}" if first_section.text else alias_line
     return (replace(first_section, text=text, links=links), *other_sections)
 
 
@@ -149,11 +149,11 @@ def set_passage_metadata(
 ) -> list[Passage]:
     """Return passages with the requested columns of their page's metadata."""
     language = metadata.language if "language" in names else ""
-    item = metadata.wikidata if "wikidata" in names else ""
+    wikidata_item = metadata.wikidata if "wikidata" in names else ""
     categories = _join_categories(metadata.categories) if "categories" in names else ""
-    if not (language or item or categories):
+    if not (language or wikidata_item or categories):
         return list(passages)
-    return [replace(passage, language=language, wikidata=item, categories=categories) for passage in passages]
+    return [replace(passage, language=language, wikidata=wikidata_item, categories=categories) for passage in passages]
 
 
 def _match_text(pattern: re.Pattern[str], value: object) -> str:
@@ -162,10 +162,10 @@ def _match_text(pattern: re.Pattern[str], value: object) -> str:
 
 def _list_titles(value: object) -> tuple[str, ...]:
     """Return the distinct titles in a list or one text, each on one line and not too long."""
-    values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    titles_in_value = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
     titles = (
         " ".join(_SURROGATE.sub("\ufffd", title).replace(CATEGORY_SEPARATOR, " ").split())
-        for title in values
+        for title in titles_in_value
         if isinstance(title, str)
     )
     return tuple(dict.fromkeys(title for title in titles if 0 < len(title) <= MAX_TITLE))
@@ -203,15 +203,15 @@ def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> in
 
     A redirect to a section is left out, because it names only a part of the article's subject.
     """
-    rows: set[tuple[int, str, int, str]] = set()
+    redirect_rows: set[tuple[int, str, int, str]] = set()
     for page in pages:
-        target = _find_target(page, siteinfo)
-        if target and target != page.title and page.namespace == 0:
-            rows.add((_hash_title(target), target, page.page_id, page.title))
-    columns = zip(*sorted(rows), strict=True) if rows else [()] * len(_REDIRECT_SCHEMA)
+        target_title = _find_target(page, siteinfo)
+        if target_title and target_title != page.title and page.namespace == 0:
+            redirect_rows.add((_hash_title(target_title), target_title, page.page_id, page.title))
+    columns = zip(*sorted(redirect_rows), strict=True) if redirect_rows else [()] * len(_REDIRECT_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _REDIRECT_SCHEMA, strict=True)]
     _write_table(pa.table(arrays, schema=_REDIRECT_SCHEMA), path)
-    return len(rows)
+    return len(redirect_rows)
 
 
 def _find_target(page: Page, siteinfo: Siteinfo) -> str:
@@ -235,16 +235,16 @@ def merge_redirects(parts: Iterable[Path], prefix: int, n_bits: int, out: Path, 
 
     Redirects whose ids are in `removed` are left out, because their titles were taken down.
     """
-    first_key, end_key = (bound << _KEY_BITS - n_bits for bound in (prefix, prefix + 1))
-    tables = []
+    first_key, end_key = (prefix_bound << _KEY_BITS - n_bits for prefix_bound in (prefix, prefix + 1))
+    key_ranges = []
     for path in parts:
         table = _map_table(path)
         keys = _get_keys(table)
         start_row = np.searchsorted(keys, np.uint64(first_key))
         end_row = len(keys) if end_key >> _KEY_BITS else np.searchsorted(keys, np.uint64(end_key))
-        tables.append(table.slice(start_row, end_row - start_row))
+        key_ranges.append(table.slice(start_row, end_row - start_row))
     # Grouping removes the duplicates of a page that is in the dump twice.
-    table = pa.concat_tables(tables)
+    table = pa.concat_tables(key_ranges)
     if removed:
         removed_ids = pa.array(sorted(removed), pa.int64())
         table = table.filter(pc.invert(pc.is_in(table["page_id"], removed_ids)))
@@ -268,14 +268,14 @@ def write_items(chunks: Iterable[bytes], location: str, out: Path) -> int:
 
 
 def _iter_item_batches(chunks: Iterable[bytes], location: str) -> Iterator[pa.RecordBatch]:
-    rest, has_table, page_items = b"", False, list[tuple[int, int]]()
+    unparsed_bytes, has_table, page_items = b"", False, list[tuple[int, int]]()
     for chunk in chunks:
-        unread_bytes, row_end = rest + chunk, 0
+        unread_bytes, row_end = unparsed_bytes + chunk, 0
         has_table = has_table or b"page_props" in unread_bytes
-        for match in _PROPERTY.finditer(unread_bytes):  # quotes inside a value are escaped
-            page_items.append((int(match[1]), int(match[2])))
-            row_end = match.end()
-        rest = unread_bytes[max(row_end, len(unread_bytes) - _MAX_PROPERTY_BYTES) :]
+        for row_match in _PROPERTY.finditer(unread_bytes):  # quotes inside a value are escaped
+            page_items.append((int(row_match[1]), int(row_match[2])))
+            row_end = row_match.end()
+        unparsed_bytes = unread_bytes[max(row_end, len(unread_bytes) - _MAX_PROPERTY_BYTES) :]
         if len(page_items) >= _ITEM_BATCH_ROWS:
             yield _to_batch(page_items)
             page_items = []
@@ -308,21 +308,21 @@ class PageTable:
 
     def find(self, page_id: int, title: str) -> Metadata:
         """Return the Wikidata item and the aliases of an article."""
-        item = self._items.get(page_id)
-        return Metadata(wikidata=f"Q{item}" if item else "", aliases=self._find_aliases(title))
+        item_number = self._items.get(page_id)
+        return Metadata(wikidata=f"Q{item_number}" if item_number else "", aliases=self._find_aliases(title))
 
     def _find_aliases(self, title: str) -> tuple[str, ...]:
         if not self._redirects:
             return ()
-        key = _hash_title(title)
-        table, keys = self._redirects[key >> self._shift]
-        start_row = int(np.searchsorted(keys, np.uint64(key)))
-        end_row = int(np.searchsorted(keys, np.uint64(key), "right"))
+        title_key = _hash_title(title)
+        table, keys = self._redirects[title_key >> self._shift]
+        start_row = int(np.searchsorted(keys, np.uint64(title_key)))
+        end_row = int(np.searchsorted(keys, np.uint64(title_key), "right"))
         if start_row == end_row:
             return ()
-        rows = table.slice(start_row, end_row - start_row)
+        alias_rows = table.slice(start_row, end_row - start_row)
         # The oldest redirects are first, because these are the names that are used most.
-        targets_and_aliases = zip(rows["title"].to_pylist(), rows["alias"].to_pylist(), strict=True)
+        targets_and_aliases = zip(alias_rows["title"].to_pylist(), alias_rows["alias"].to_pylist(), strict=True)
         return select_aliases(title, _list_titles([alias for target, alias in targets_and_aliases if target == title]))
 
 
@@ -331,12 +331,12 @@ NO_PAGES = PageTable()
 
 def _read_items(path: Path, first_page: int, last_page: int) -> dict[int, int]:
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-        items: dict[int, int] = {}
+        item_by_page: dict[int, int] = {}
         for batch_number in range(reader.num_record_batches):
             page_ids, item_numbers = (column.to_numpy() for column in reader.get_batch(batch_number).columns)
             is_in_part = (first_page <= page_ids) & (page_ids <= last_page)
-            items.update(zip(page_ids[is_in_part].tolist(), item_numbers[is_in_part].tolist(), strict=True))
-        return items
+            item_by_page.update(zip(page_ids[is_in_part].tolist(), item_numbers[is_in_part].tolist(), strict=True))
+        return item_by_page
 
 
 def _write_table(table: pa.Table, path: Path) -> None:

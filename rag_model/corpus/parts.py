@@ -98,7 +98,7 @@ def select_template_runs(runs: Sequence[PageRun]) -> list[PageRun]:
         if not run.has_templates:
             skipped_runs.append(run)
             continue
-        if selected_runs and sum(skipped.slice.length for skipped in skipped_runs) <= _MAX_TEMPLATE_GAP:
+        if selected_runs and sum(skipped_run.slice.length for skipped_run in skipped_runs) <= _MAX_TEMPLATE_GAP:
             selected_runs += skipped_runs
         selected_runs.append(run)
         skipped_runs = []
@@ -139,8 +139,8 @@ def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
     joined_slice: Slice | None = None
     for byte_slice in slices:
         if joined_slice is not None and _is_adjacent(joined_slice, byte_slice):
-            length = joined_slice.length + byte_slice.length
-            joined_slice = replace(joined_slice, length=length, last_page=byte_slice.last_page)
+            joined_bytes = joined_slice.length + byte_slice.length
+            joined_slice = replace(joined_slice, length=joined_bytes, last_page=byte_slice.last_page)
             continue
         if joined_slice is not None:
             yield joined_slice
@@ -156,12 +156,12 @@ def _is_adjacent(joined_slice: Slice, byte_slice: Slice) -> bool:
 
 def stage_file(stage: StageFile, path: Path) -> str:
     """Stage a file and return its URL; delete the local file unless the URL is its own path."""
-    url = stage(path)
-    filesystem, file_path = url_to_fs(url)
+    staged_url = stage(path)
+    filesystem, file_path = url_to_fs(staged_url)
     is_in_place = "file" in filesystem.protocol and Path(file_path) == path.absolute()
     if not is_in_place:
         path.unlink(missing_ok=True)
-    return url
+    return staged_url
 
 
 @contextmanager

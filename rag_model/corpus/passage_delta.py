@@ -59,11 +59,11 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
         texts = pa.Table.from_batches(
             target_file.iter_selected(new_rows.tolist(), _TEXTS), _select_fields(target_file, with_texts=True)
         )
-        tables = rows.take(pa.array(new_rows)), texts
-        columns = {name: table[name] for table in tables for name in table.column_names}
-        runs = {_RUNS_KEY: base_row_of, _TEXT_RUNS_KEY: text_row_of}
+        column_tables = rows.take(pa.array(new_rows)), texts
+        columns = {name: table[name] for table in column_tables for name in table.column_names}
+        row_maps = {_RUNS_KEY: base_row_of, _TEXT_RUNS_KEY: text_row_of}
         new_table = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
-        _write_rows(new_table, out, {key: json.dumps(_list_runs(row_of)) for key, row_of in runs.items()})
+        _write_rows(new_table, out, {key: json.dumps(_list_runs(row_map)) for key, row_map in row_maps.items()})
         with PassageFile(out) as delta:
             return delta.created_by == target_file.created_by
 
@@ -106,10 +106,10 @@ def compute_base_rows(delta: PassageFile, n_base: int, n_rows: int, *, by_text: 
     )
     if runs is None:
         raise InputError(f"the delta does not lead from {n_base} passages to {n_rows}: read the whole file")
-    firsts, run_lengths = np.array(runs, np.int64).reshape(-1, 2).T
+    first_rows, run_lengths = np.array(runs, np.int64).reshape(-1, 2).T
     run_starts = np.cumsum(run_lengths) - run_lengths
     base_row_of: Rows = np.arange(n_rows) + np.repeat(
-        np.where(firsts == _NEW_ROW, -2 * n_rows, firsts - run_starts), run_lengths
+        np.where(first_rows == _NEW_ROW, -2 * n_rows, first_rows - run_starts), run_lengths
     )
     base_row_of[base_row_of < 0] = _NEW_ROW
     return base_row_of
@@ -133,7 +133,7 @@ def _select_fields(file: PassageFile, *, with_texts: bool) -> pa.Schema:
 
 def _write_rows(table: pa.Table, out: Path, metadata: dict[str, str]) -> None:
     """Write rows in the same row groups as `PassageWriter`."""
-    with atomic_write(out) as temporary, open_passage_writer(temporary, table.schema) as file:
+    with atomic_write(out) as temporary_path, open_passage_writer(temporary_path, table.schema) as file:
         for first_row in range(0, table.num_rows, ROW_GROUP):
             file.write_table(table.slice(first_row, ROW_GROUP).combine_chunks(), row_group_size=ROW_GROUP)
         if metadata:

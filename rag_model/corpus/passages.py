@@ -123,7 +123,7 @@ class PassageWriter:
         rows = list(map(self._values, passages))
         digest = hashlib.sha256(b"".join(map(_encode_row, rows))).digest()[:ARTICLE_DIGEST_BYTES]
         self._new_rows += rows
-        self._count_rows(len(rows), digest)
+        self._record_rows(len(rows), digest)
         return digest
 
     def write_table(self, rows: pa.Table) -> None:
@@ -131,7 +131,7 @@ class PassageWriter:
         self._flush_new_rows()
         self._flush_run()
         self._tables.append(rows)
-        self._count_rows(rows.num_rows, b"")
+        self._record_rows(rows.num_rows, b"")
 
     def copy_article(self, file: "PassageFile", first: int, count: int, digest: bytes) -> None:
         """Append an article from the rows of another file; `digest` is the article's digest.
@@ -147,7 +147,7 @@ class PassageWriter:
         else:
             self._flush_run()
             self._run = file, first, first + count
-        self._count_rows(count, digest)
+        self._record_rows(count, digest)
 
     @property
     def digest(self) -> str:
@@ -157,7 +157,7 @@ class PassageWriter:
         """
         return f"{ALGORITHM}:{self._hasher.hexdigest()}"
 
-    def _count_rows(self, n_passages: int, digest: bytes) -> None:
+    def _record_rows(self, n_passages: int, digest: bytes) -> None:
         self._hasher.update(digest if n_passages else b"")
         self.rows += n_passages
         if self.rows - self._written_rows >= ROW_GROUP:
@@ -183,11 +183,11 @@ class PassageWriter:
         table = pa.concat_tables(self._tables)
         self._tables.clear()
         while table.num_rows >= min_rows:
-            group = table.slice(0, ROW_GROUP).combine_chunks()
-            self._file.write_table(group, row_group_size=ROW_GROUP)
-            lengths, length_counts = np.unique(group["n_words"].to_numpy(), return_counts=True)
-            self.lengths.update(dict(zip(lengths.tolist(), length_counts.tolist(), strict=True)))
-            self._written_rows += group.num_rows
+            row_group = table.slice(0, ROW_GROUP).combine_chunks()
+            self._file.write_table(row_group, row_group_size=ROW_GROUP)
+            distinct_lengths, length_counts = np.unique(row_group["n_words"].to_numpy(), return_counts=True)
+            self.lengths.update(dict(zip(distinct_lengths.tolist(), length_counts.tolist(), strict=True)))
+            self._written_rows += row_group.num_rows
             table = table.slice(ROW_GROUP)
         if table.num_rows:
             self._tables.append(table)
@@ -251,8 +251,8 @@ class PassageFile:
             columns = self._file.schema_arrow.names
         missing_columns = [column for column in required_columns if column not in columns]
         if missing_columns:
-            names = ", ".join(missing_columns)
-            raise InputError(f"{self._name} lacks the columns {names} of a passage file: build it again")
+            column_list = ", ".join(missing_columns)
+            raise InputError(f"{self._name} lacks the columns {column_list} of a passage file: build it again")
         schemas = sorted(PASSAGE_SCHEMAS, key=len, reverse=True)
         # The widest passage schema whose columns the file has.
         self.schema = next(schema for schema in schemas if {*schema.names[len(_REQUIRED) :]} <= {*columns})
@@ -262,10 +262,10 @@ class PassageFile:
         group_sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         file_bytes = _get_size(source)
         self._max_decoded = FREE_BYTES + MAX_EXPANSION * file_bytes
-        is_possible = all(0 <= n_rows <= _MAX_GROUP_ROWS for n_rows in group_sizes) and self.n_rows <= file_bytes
-        if sum(group_sizes) != self.n_rows or not is_possible:
-            claim = f"claims {self.n_rows:,} rows in {file_bytes:,} bytes"
-            raise InputError(f"{self._name} {claim}: build or pull it again")
+        is_plausible = all(0 <= n_rows <= _MAX_GROUP_ROWS for n_rows in group_sizes) and self.n_rows <= file_bytes
+        if sum(group_sizes) != self.n_rows or not is_plausible:
+            size_claim = f"claims {self.n_rows:,} rows in {file_bytes:,} bytes"
+            raise InputError(f"{self._name} {size_claim}: build or pull it again")
         with self._translate_errors():
             check_footer(metadata, file_bytes)
         for group in range(metadata.num_row_groups):  # before Arrow allocates memory for pages
@@ -391,8 +391,8 @@ class PassageFile:
 
     def _find_or_read_group(self, group: int, stored_columns: list[str], leaves: Sequence[int]) -> pa.Table:
         """Return a whole row group with dictionary-encoded texts, from the cache if it is there."""
-        key = str(self._name), group
-        table: pa.Table | None = None if self._group_cache is None else self._group_cache.find(key)
+        cache_key = str(self._name), group
+        table: pa.Table | None = None if self._group_cache is None else self._group_cache.find(cache_key)
         if table is None:
             self._check_pages([group], leaves)
             with self._translate_errors():
@@ -400,7 +400,7 @@ class PassageFile:
                 # cores.
                 table = self._dictionary_file.read_row_group(group, stored_columns, use_threads=False)
             if self._group_cache is not None:
-                self._group_cache.add(key, table, table.nbytes)
+                self._group_cache.add(cache_key, table, table.nbytes)
         return table
 
     @cached_property
@@ -413,8 +413,8 @@ class PassageFile:
         """Open the file; a local one is read without the threads that read ahead, which cost
         CPU time.
         """
-        read_ahead = not isinstance(self._source, Path)
-        return pq.ParquetFile(self._source, page_checksum_verification=True, pre_buffer=read_ahead, **options)
+        pre_buffer = not isinstance(self._source, Path)
+        return pq.ParquetFile(self._source, page_checksum_verification=True, pre_buffer=pre_buffer, **options)
 
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the file contains; it may lack dates, kinds and metadata."""
@@ -533,8 +533,8 @@ def to_seconds(dates: pa.Array) -> pa.Array:
         ValueError: A date is not a whole second, or outside of the years 1 to 9999.
     """
     seconds = dates.cast(_SECONDS).cast(pa.int64())
-    for bound in pc.min_max(seconds).as_py().values():
-        check_seconds(bound or 0)
+    for date_bound in pc.min_max(seconds).as_py().values():
+        check_seconds(date_bound or 0)
     return seconds
 
 
@@ -588,26 +588,26 @@ def count_words(texts: pa.Array) -> npt.NDArray[np.int32]:
             is_space[space_starts] = is_space[space_starts + 1] = True
     starts_word = ~is_space
     starts_word[1:] &= is_space[:-1]
-    is_filled = offsets[:-1] < offsets[1:]
-    first_bytes = offsets[:-1][is_filled]
+    is_nonempty = offsets[:-1] < offsets[1:]
+    first_bytes = offsets[:-1][is_nonempty]
     # a text starts a word even if the previous text ends with a letter
     starts_word[first_bytes] = ~is_space[first_bytes]
     word_counts = np.zeros(len(texts), np.int32)
     if len(first_bytes):
-        word_counts[is_filled] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
+        word_counts[is_nonempty] = np.add.reduceat(starts_word, first_bytes, dtype=np.int32)
     return word_counts
 
 
 def hash_passages(titles: pa.Array, texts: pa.Array) -> pa.Array:
     """Return `Passage.hash_of` for each row, from the canonical JSON of all rows at once."""
     columns = map(_escape_json, (titles, texts))
-    pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(columns, ('","', '"]'), strict=True)), "")
-    json_bytes, offsets = _view_strings(pairs)
-    view, sha256 = json_bytes.data, hashlib.sha256
-    digests = b"".join([sha256(view[start:end]).digest()[:16] for start, end in pairwise(offsets.tolist())])
-    hash_offsets = np.arange(len(pairs) + 1, dtype=np.int32) * 32
+    json_pairs = pc.binary_join_element_wise('["', *chain.from_iterable(zip(columns, ('","', '"]'), strict=True)), "")
+    json_bytes, offsets = _view_strings(json_pairs)
+    byte_view, sha256 = json_bytes.data, hashlib.sha256
+    digests = b"".join([sha256(byte_view[start:end]).digest()[:16] for start, end in pairwise(offsets.tolist())])
+    hash_offsets = np.arange(len(json_pairs) + 1, dtype=np.int32) * 32
     buffers = [None, pa.py_buffer(hash_offsets), pa.py_buffer(digests.hex().encode())]
-    return pa.Array.from_buffers(pa.string(), len(pairs), buffers)
+    return pa.Array.from_buffers(pa.string(), len(json_pairs), buffers)
 
 
 def _escape_json(strings: pa.Array) -> pa.Array:

@@ -67,11 +67,11 @@ def plan_dump(
         InputError: A file is missing, damaged, empty, or does not have the format of its name.
         UsageError: The files have an unknown format or several formats.
     """
-    for option, limit_value in (("limit", limit), ("part_bytes", part_bytes)):
-        if limit_value is not None and limit_value < 1:
-            raise UsageError(f"{option} must be at least 1, not {limit_value}")
-    files = find_dump_files(pattern)
-    urls = files.urls
+    for option_name, option_value in (("limit", limit), ("part_bytes", part_bytes)):
+        if option_value is not None and option_value < 1:
+            raise UsageError(f"{option_name} must be at least 1, not {option_value}")
+    dump_files = find_dump_files(pattern)
+    urls = dump_files.urls
     format_names = {detect_format(url) for url in urls}
     if len(format_names) != 1 and not (format_names and has_document_files(format_names)):
         raise UsageError(
@@ -88,8 +88,8 @@ def plan_dump(
         parent_boundaries,
         choose_part_format(format_name),
         *site_and_mirror,
-        files.folder,
-        files.dropped,
+        dump_files.folder,
+        dump_files.dropped,
     )
     dump_format = get_format(format_name)
     with explain_format_errors(dump_format, "plan"):
@@ -116,10 +116,10 @@ def compute_source_digest(part: Part) -> str:
     Raises:
         InputError: A slice cannot be read.
     """
-    header = canonical_json([part.kind, part.first_page, part.last_page])
+    range_header = canonical_json([part.kind, part.first_page, part.last_page])
     if has_digest_names(part):
-        return digest_chunks([header, canonical_json([basename(byte_slice.url) for byte_slice in part.slices])])
-    return digest_chunks(chain([header], chain.from_iterable(map(_read_input_bytes, part.slices))))
+        return digest_chunks([range_header, canonical_json([basename(byte_slice.url) for byte_slice in part.slices])])
+    return digest_chunks(chain([range_header], chain.from_iterable(map(_read_input_bytes, part.slices))))
 
 
 def has_digest_names(part: Part) -> bool:

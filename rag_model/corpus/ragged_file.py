@@ -75,9 +75,9 @@ class RaggedBatch:
     @classmethod
     def concatenate(cls, batches: Sequence[Self]) -> Self:
         """Concatenate the passages of all batches."""
-        inputs = batches or [cls.empty()]
-        columns = zip(*(batch.columns() for batch in inputs), strict=True)
-        lengths = np.concatenate([np.diff(batch.offsets) for batch in inputs])
+        input_batches = batches or [cls.empty()]
+        columns = zip(*(batch.columns() for batch in input_batches), strict=True)
+        lengths = np.concatenate([np.diff(batch.offsets) for batch in input_batches])
         return cls(*map(np.concatenate, columns), compute_offsets(lengths))
 
     def __len__(self) -> int:
@@ -177,9 +177,9 @@ class _RemoteBatch(Generic[RowsT]):
             raise ValueError("a row outside of its buffer")
         if start_byte == end_byte:
             return  # the address of an empty buffer has no meaning
-        position = buffer.address - batch_bytes.ctypes.data + start_byte
-        file_bytes = _read_range(self._source, self._start + position, end_byte - start_byte)
-        batch_bytes[position : position + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
+        buffer_offset = buffer.address - batch_bytes.ctypes.data + start_byte
+        file_bytes = _read_range(self._source, self._start + buffer_offset, end_byte - start_byte)
+        batch_bytes[buffer_offset : buffer_offset + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
 
 
 def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
@@ -188,8 +188,8 @@ def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
         fields = map(values.field, range(values.type.num_fields))
         return [buffer for field in fields for buffer in _list_value_buffers(field)]
     if isinstance(values, pa.FixedSizeListArray):
-        list_size = values.type.list_size
-        return [(buffer, list_size * width) for buffer, width in _list_value_buffers(values.values)]
+        values_per_list = values.type.list_size
+        return [(buffer, values_per_list * width) for buffer, width in _list_value_buffers(values.values)]
     return [(values.buffers()[1], values.type.bit_width // 8)]
 
 
@@ -347,11 +347,11 @@ class SparseVectors(RaggedBatch):
 
     def compute_digests(self) -> npt.NDArray[np.uint64]:
         """Return the (m,) digests of passages, equal for equal terms and weights."""
-        hashes = (self.terms.astype(np.uint64) << np.uint64(8) | self.weights) + np.uint64(1)
+        value_hashes = (self.terms.astype(np.uint64) << np.uint64(8) | self.weights) + np.uint64(1)
         for shift, factor in _DIGEST_ROUNDS:
-            hashes = (hashes ^ (hashes >> shift)) * factor
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes ^ (hashes >> np.uint64(31)))])
-        digests: npt.NDArray[np.uint64] = sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+            value_hashes = (value_hashes ^ (value_hashes >> shift)) * factor
+        hash_sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(value_hashes ^ (value_hashes >> np.uint64(31)))])
+        digests: npt.NDArray[np.uint64] = hash_sums[self.offsets[1:]] - hash_sums[self.offsets[:-1]]
         return digests
 
 

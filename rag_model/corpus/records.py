@@ -264,8 +264,8 @@ class Plan:
 
     def compute_digest(self) -> str:
         """Return a digest of a site's pages: of the URLs of their files, which never change."""
-        files = sorted({byte_slice.url for part in self.parts for byte_slice in part.slices})
-        return digest_json([self.kind, asdict(self.siteinfo), files])
+        file_urls = sorted({byte_slice.url for part in self.parts for byte_slice in part.slices})
+        return digest_json([self.kind, asdict(self.siteinfo), file_urls])
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -302,8 +302,8 @@ def parse_seconds(text: str) -> int:
     """
     if not _ISO_SHAPE.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is not a date in the form 2026-11-01")
-    time = datetime.fromisoformat(text)
-    return check_seconds(((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _SECOND)
+    parsed_time = datetime.fromisoformat(text)
+    return check_seconds(((parsed_time if parsed_time.tzinfo else parsed_time.replace(tzinfo=UTC)) - _EPOCH) // _SECOND)
 
 
 def check_seconds(seconds: int) -> int:

@@ -63,30 +63,30 @@ def redact_part(part: PartFiles, pages: Collection[str], folder: Path) -> tuple[
     Raises:
         InputError: A file is damaged.
     """
-    out = PartFiles(
+    redacted_files = PartFiles(
         folder / "passages.parquet",
         {name: folder / f"{name}.vectors" for name in part.vectors},
         part.articles and folder / "articles.parquet",
         part.spans and folder / "spans.npy",
     )
-    kept_rows = _redact_passages(part.passages, pages, out.passages)
+    kept_rows = _redact_passages(part.passages, pages, redacted_files.passages)
     for name, path in part.vectors.items():
-        _redact_vectors(path, np.array(kept_rows, np.int64), out.vectors[name])
-    if part.articles and out.articles:
-        redact_log(part.articles, pages, out.articles)
-    if part.spans and out.spans:
-        SpanFile(part.spans).write_rows(kept_rows, out.spans)
-    return out, len(kept_rows)
+        _redact_vectors(path, np.array(kept_rows, np.int64), redacted_files.vectors[name])
+    if part.articles and redacted_files.articles:
+        redact_log(part.articles, pages, redacted_files.articles)
+    if part.spans and redacted_files.spans:
+        SpanFile(part.spans).write_rows(kept_rows, redacted_files.spans)
+    return redacted_files, len(kept_rows)
 
 
 def _redact_vectors(source: Path, kept_rows: NDArray[np.int64], out: Path) -> None:
     """Write the vectors, token vectors or weighted terms of the kept passages."""
     if is_token_file(source):
-        tokens = TokenFile(source)
-        _copy_rows(tokens, kept_rows, TokenWriter(out, tokens.dim, tokens.dtype.name))
+        token_file = TokenFile(source)
+        _copy_rows(token_file, kept_rows, TokenWriter(out, token_file.dim, token_file.dtype.name))
     elif is_sparse_file(source):
-        terms = SparseFile(source)
-        _copy_rows(terms, kept_rows, SparseWriter(out, terms.dim, terms.scale))
+        sparse_file = SparseFile(source)
+        _copy_rows(sparse_file, kept_rows, SparseWriter(out, sparse_file.dim, sparse_file.scale))
     else:
         vectors = np.load(source, mmap_mode="r", allow_pickle=False)
         with out.open("wb") as file:
@@ -103,8 +103,8 @@ def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[in
     """Write the kept passages and return their rows."""
     kept_rows = []
     with PassageFile(source) as file, PassageWriter(out, file.schema) as writer:
-        for row, passage in enumerate(file.iter_passages()):
+        for row_number, passage in enumerate(file.iter_passages()):
             if passage.page_id not in pages:
-                kept_rows.append(row)
+                kept_rows.append(row_number)
                 writer.write(passage)
     return kept_rows

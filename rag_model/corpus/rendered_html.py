@@ -60,15 +60,15 @@ def clean_html(
     """
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters of HTML")
-    marks = (LINK_START, LINK_END) if anchors else ("", "")
-    grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
+    link_marks = (LINK_START, LINK_END) if anchors else ("", "")
+    section_grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
 
     def extract(section: RawSection) -> tuple[str, list[Structure]]:
-        requested_grids = (grid for grid in grids or () if is_requested(grid, structures))
-        results = (grid.to_structure(to_plain_text) for grid in requested_grids)
-        return section.body, [structure for structure in results if structure is not None]
+        requested_grids = (grid for grid in section_grids or () if is_requested(grid, structures))
+        extracted_structures = (grid.to_structure(to_plain_text) for grid in requested_grids)
+        return section.body, [structure for structure in extracted_structures if structure is not None]
 
-    raw_sections = _split_sections(text, marks, grids)
+    raw_sections = _split_sections(text, link_marks, section_grids)
     language = siteinfo.language
     return clean_sections(
         raw_sections, lambda raw: raw, language, anchors=anchors, extract=extract if structures else None
@@ -80,7 +80,7 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
 
     After each section, `grids` has the tables of that section, unless it is None.
     """
-    level, heading, texts = 0, "", list[str]()
+    level, heading, section_texts = 0, "", list[str]()
     skipped_element: Any = None  # the dropped element whose end is the next event
     depth = 0
     events = _iter_elements(text)
@@ -91,18 +91,18 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
             if depth > _MAX_DEPTH:
                 raise _create_nesting_error()
             if replacement := _get_replacement(element):
-                texts.append(replacement)
+                section_texts.append(replacement)
                 skipped_element = element
                 events.skip_subtree()
                 continue
             if name in _HEADINGS:
-                yield RawSection(level, heading, _protect_text("".join(texts)))
+                yield RawSection(level, heading, _protect_text("".join(section_texts)))
                 if grids is not None:
                     grids.clear()
-                level, heading, texts = int(name[1]), "", []
+                level, heading, section_texts = int(name[1]), "", []
             is_link = name == "a" and _is_link(element)
-            texts.append(marks[0] if is_link else _START_MARKS.get(name, ""))
-            texts.append(_remove_codes(element.text))
+            section_texts.append(marks[0] if is_link else _START_MARKS.get(name, ""))
+            section_texts.append(_remove_codes(element.text))
             continue
         depth -= 1
         if skipped_element is not None:
@@ -110,12 +110,12 @@ def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None)
             if grids is not None and name == "table":
                 grids.append(_read_table(element))
         elif name in _HEADINGS:
-            heading, texts = _protect_text("".join(texts)), []
+            heading, section_texts = _protect_text("".join(section_texts)), []
         else:
             is_link = name == "a" and _is_link(element)
-            texts.append(marks[1] if is_link else _END_MARKS.get(name, ""))
-        texts.append(_remove_codes(element.tail))
-    yield RawSection(level, heading, _protect_text("".join(texts)))
+            section_texts.append(marks[1] if is_link else _END_MARKS.get(name, ""))
+        section_texts.append(_remove_codes(element.tail))
+    yield RawSection(level, heading, _protect_text("".join(section_texts)))
 
 
 def _remove_codes(text: str | None) -> str:
@@ -146,7 +146,7 @@ def _iter_elements(text: str) -> Any:
         root = etree.fromstring(text.encode("utf-8", "replace"), parser)
     except etree.ParseError:  # the text has no element and no words
         root = None
-    if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
+    if any("depth" in log_entry.message for log_entry in parser.error_log.filter_from_fatals()):
         raise _create_nesting_error()
     return iter(()) if root is None else etree.iterwalk(root, events=("start", "end"))
 
@@ -178,8 +178,8 @@ def _read_table(table: Any) -> Grid:
             attributes = " ".join(f'{key}="{value}"' for key, value in element.attrib.items())
             builder.handle_tag(name, attributes, is_end=not is_start)
         elif element is not table:
-            mark = (_START_MARKS if is_start else _END_MARKS).get(name)
-            builder.add_text(_MARKUP[mark] if mark else "")
+            cell_mark = (_START_MARKS if is_start else _END_MARKS).get(name)
+            builder.add_text(_MARKUP[cell_mark] if cell_mark else "")
         if is_start or element is not table:
             text = element.text if is_start else element.tail
             builder.add_text(_protect_text(_remove_codes(text)))
@@ -203,13 +203,13 @@ def _is_link(element: Any) -> bool:
 def _get_replacement(element: Any, *, in_table: bool = False) -> str:
     """Return the text in place of a dropped element or a formula; empty if the element is kept."""
     if element.tag == "math" or (element.tag == "img" and "mwe-math" in element.get("class", "")):
-        tex = element.get("alttext") or element.get("alt") or ""
-        return protect(remove_noncharacters(render_tex(tex))) or GAP
+        tex_source = element.get("alttext") or element.get("alt") or ""
+        return protect(remove_noncharacters(render_tex(tex_source))) or GAP
     if (
         (element.tag in _DROPPED_TAGS and not (in_table and element.tag == "table"))
         or not _DROPPED_CLASSES.isdisjoint(element.get("class", "").split())
         or element.get("role") in _DROPPED_ROLES
-        or any(kind.startswith(_DROPPED_TYPES) for kind in element.get("typeof", "").split())
+        or any(type_name.startswith(_DROPPED_TYPES) for type_name in element.get("typeof", "").split())
         or "display:none" in element.get("style", "").replace(" ", "")
     ):
         return GAP

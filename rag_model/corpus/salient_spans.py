@@ -80,14 +80,14 @@ def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[li
 
 def _locate_links(article: Article, passages: Sequence[Passage]) -> list[list[tuple[int, int]]]:
     text, links = _join_sections(article.sections)
-    starts = [start for start, _ in links]
+    link_starts = [start for start, _ in links]
     links_by_passage: list[list[tuple[int, int]]] = []
     for passage, passage_start in zip(passages, _locate_passages(text, passages), strict=True):
         links_in_passage: list[tuple[int, int]] = []
         if passage_start is not None:
-            end = passage_start + len(passage.text)
-            nearby = links[bisect_right(starts, passage_start - 1) : bisect_right(starts, end)]
-            links_in_passage = [(first - passage_start, last - passage_start) for first, last in nearby if last <= end]
+            passage_end = passage_start + len(passage.text)
+            nearby_links = links[bisect_right(link_starts, passage_start - 1) : bisect_right(link_starts, passage_end)]
+            links_in_passage = [(i - passage_start, j - passage_start) for i, j in nearby_links if j <= passage_end]
         links_by_passage.append(links_in_passage)
     return links_by_passage
 
@@ -97,21 +97,22 @@ def _locate_passages(text: str, passages: Sequence[Passage]) -> Iterator[int | N
 
     A passage starts at the end of the previous passage or earlier, so only that range is searched.
     """
-    previous_start, end = -1, 0
+    previous_start, passage_end = -1, 0
     for passage in passages:
         passage_text = passage.text
-        guess = next((start for start in (end, end + 1) if text.startswith(passage_text, start)), None)
-        offset = text.find(passage_text, previous_start + 1, end + 1 + len(passage_text)) if guess is None else guess
+        offset = next((i for i in (passage_end, passage_end + 1) if text.startswith(passage_text, i)), None)
+        if offset is None:
+            offset = text.find(passage_text, previous_start + 1, passage_end + 1 + len(passage_text))
         if offset < 0:
             yield None
             continue
-        previous_start, end = offset, offset + len(passage_text)
+        previous_start, passage_end = offset, offset + len(passage_text)
         yield offset
 
 
 def _join_sections(sections: Sequence[Section]) -> tuple[str, list[tuple[int, int]]]:
     """Join the words of all sections by single spaces, and shift the links."""
-    lines: list[str] = []
+    section_lines: list[str] = []
     links: list[tuple[int, int]] = []
     offset = 0
     for section in sections:
@@ -120,20 +121,20 @@ def _join_sections(sections: Sequence[Section]) -> tuple[str, list[tuple[int, in
             continue
         if section.links:
             links += _shift_links(section, words, offset)
-        lines.append(" ".join(words))
-        offset += len(lines[-1]) + 1
-    return " ".join(lines), links
+        section_lines.append(" ".join(words))
+        offset += len(section_lines[-1]) + 1
+    return " ".join(section_lines), links
 
 
 def _shift_links(section: Section, words: Sequence[str], offset: int) -> Iterator[tuple[int, int]]:
     """Yield the links of a section, shifted to the line of its words that starts at `offset`."""
     section_offsets, line_offsets = [], []
-    position = 0
+    word_start = 0
     for word in words:
-        position = section.text.index(word, position)
-        section_offsets.append(position)
+        word_start = section.text.index(word, word_start)
+        section_offsets.append(word_start)
         line_offsets.append(offset)
-        position += len(word)
+        word_start += len(word)
         offset += len(word) + 1
     for start, end in section.links:
         first, last = bisect_right(section_offsets, start) - 1, bisect_right(section_offsets, end - 1) - 1
@@ -200,5 +201,5 @@ class SpanFile:
 
 
 def _write_spans(spans: npt.NDArray[np.int32], path: Path) -> None:
-    with atomic_write(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary_path, temporary_path.open("wb") as file:
         np.save(file, spans, allow_pickle=False)

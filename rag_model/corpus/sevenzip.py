@@ -68,19 +68,19 @@ def _locate_in_child(arguments: list[str]) -> dict[str, Any]:
 
 
 def _describe_file(archive: Any, name: str) -> ArchivedFile:
-    names = [file.filename for file in archive.files if not file.is_directory]
-    if not names:
+    file_names = [file.filename for file in archive.files if not file.is_directory]
+    if not file_names:
         raise InputError(f"{name} holds no file: give an archive of one dump")
-    if len(names) != 1:
-        raise InputError(f"{name} holds {len(names)} files: unpack it with `7z x {name}`, and give the files")
+    if len(file_names) != 1:
+        raise InputError(f"{name} holds {len(file_names)} files: unpack it with `7z x {name}`, and give the files")
     (file,) = (file for file in archive.files if not file.is_directory)
-    streams = archive.header.main_streams
-    if file.emptystream or streams is None:
+    main_streams = archive.header.main_streams
+    if file.emptystream or main_streams is None:
         raise InputError(f"{name} holds an empty file: download it again")
     coders = [(coder["method"], coder["properties"] or b"") for coder in file.folder.coders]
     return ArchivedFile(
-        archive.afterheader + streams.packinfo.packpos,
-        streams.packinfo.packsizes[0],
+        archive.afterheader + main_streams.packinfo.packpos,
+        main_streams.packinfo.packsizes[0],
         file.uncompressed,
         file.crc32,
         _build_filters(coders, name),

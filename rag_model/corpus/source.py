@@ -101,25 +101,25 @@ def list_folder(pattern: str) -> list[FolderEntry] | None:
         fs, root = _open_filesystem(pattern)
         if "http" in fs.protocol or fs.isfile(root) or not fs.isdir(root):
             return None
-        entries, folders = list[FolderEntry](), [root.rstrip("/")]
-        while folders:
-            folder = folders.pop()
+        entries, pending_folders = list[FolderEntry](), [root.rstrip("/")]
+        while pending_folders:
+            folder = pending_folders.pop()
             try:
-                listing = fs.ls(folder, detail=True)
+                file_infos = fs.ls(folder, detail=True)
             except OSError:
                 if folder == root.rstrip("/"):
                     raise
                 entries.append(FolderEntry(fs.unstrip_protocol(folder), _make_relative(folder, root), 0, "unreadable"))
                 continue
-            for info in listing:
-                name = info["name"].rstrip("/")
+            for file_info in file_infos:
+                name = file_info["name"].rstrip("/")
                 if name == folder:  # object stores list a folder as its own entry
                     continue
-                problem = _find_problem(info, basename(name))
-                if info["type"] == "directory" and not problem:
-                    folders.append(name)
+                problem = _find_problem(file_info, basename(name))
+                if file_info["type"] == "directory" and not problem:
+                    pending_folders.append(name)
                 else:
-                    n_bytes = int(info.get("size") or 0)
+                    n_bytes = int(file_info.get("size") or 0)
                     entries.append(FolderEntry(fs.unstrip_protocol(name), _make_relative(name, root), n_bytes, problem))
     except Exception as error:
         raise _read_error(pattern, error) from error
@@ -206,16 +206,16 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
     except Exception as error:
         raise _read_error(url, error) from error
     if remaining:
-        is_empty = not offset and remaining == length
-        fault = "is empty" if is_empty else f"ends before byte {offset + (length or 0)}"
-        raise InputError(f"{basename(url)} {fault}: download it again")
+        is_file_empty = not offset and remaining == length
+        problem = "is empty" if is_file_empty else f"ends before byte {offset + (length or 0)}"
+        raise InputError(f"{basename(url)} {problem}: download it again")
 
 
 def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the expected errors, and the errors of imported HTTP clients that are no OSErrors."""
     return (
         *expected,
-        *(getattr(sys.modules[name], error) for name, error in _CLIENT_ERRORS.items() if name in sys.modules),
+        *(getattr(sys.modules[name], error_name) for name, error_name in _CLIENT_ERRORS.items() if name in sys.modules),
     )
 
 
@@ -242,9 +242,9 @@ def _read_error(url: str, error: Exception) -> InputError:
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether an error shows that reading the file again later would also fail."""
-    status = getattr(error, "status", None)  # status of an HTTP response
-    if isinstance(status, int):
-        return 400 <= status < 500 and status not in _TEMPORARY_STATUSES
+    http_status = getattr(error, "status", None)  # status of an HTTP response
+    if isinstance(http_status, int):
+        return 400 <= http_status < 500 and http_status not in _TEMPORARY_STATUSES
     if not isinstance(error, OSError):
         return type(error).__module__.partition(".")[0] not in _NETWORK_MODULES
     return isinstance(error, _PERMANENT_ERRORS) or error.errno in _PERMANENT_ERRNOS
@@ -313,9 +313,9 @@ def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: st
     """
     compressed_bytes, n_yielded = b"".join(chunks), 0
     try:
-        for block in bzip2.decode_streams(compressed_bytes):
-            n_yielded += len(block)
-            yield block
+        for decoded_block in bzip2.decode_streams(compressed_bytes):
+            n_yielded += len(decoded_block)
+            yield decoded_block
     except bzip2.UnusualStreamError:
         for decoded_bytes in decode([compressed_bytes], "bz2", source_name):
             yield decoded_bytes[n_yielded:]
@@ -367,10 +367,10 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
                 archive.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
                 if not member.isreg():
                     continue
-                content = archive.extractfile(member)
-                if member.issparse() or content is None:
+                member_file = archive.extractfile(member)
+                if member.issparse() or member_file is None:
                     raise InputError(f"{name} has a sparse file, {member.name[:80]!r}: pack it without --sparse")
-                chunks = iter(partial(content.read, CHUNK_BYTES), b"")
+                chunks = iter(partial(member_file.read, CHUNK_BYTES), b"")
                 yield decode(chunks, _get_codec(member.name), name)
     except (tarfile.TarError, ValueError, OverflowError) as error:
         problem = "is truncated or not a tar archive"
@@ -443,16 +443,16 @@ def _decode_streams(
     decoder: _Decoder | None = None
     head = b""  # first bytes of the current stream
     for chunk in chunks:
-        rest = chunk
-        while rest := rest if decoder else rest.lstrip(padding):
+        undecoded_bytes = chunk
+        while undecoded_bytes := undecoded_bytes if decoder else undecoded_bytes.lstrip(padding):
             if decoder is None:
                 decoder, head = create_decoder(), b""
-            head += rest[: len(magic) - len(head)]
+            head += undecoded_bytes[: len(magic) - len(head)]
             try:
-                yield from drain(decoder, rest)
+                yield from drain(decoder, undecoded_bytes)
             except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
                 raise InputError(f"{source_name} is corrupt ({str(error).lower()}): {_DOWNLOAD_ADVICE}") from error
-            rest = decoder.unused_data if decoder.eof else b""
+            undecoded_bytes = decoder.unused_data if decoder.eof else b""
             decoder = None if decoder.eof else decoder
     if decoder is not None and not magic.startswith(head):
         raise InputError(f"{source_name} is corrupt (no compressed data): {_DOWNLOAD_ADVICE}")
@@ -469,17 +469,17 @@ def _decode_archive(url: str) -> Iterator[bytes]:
     if b"".join(read_bytes(url, 0, len(_7Z_MAGIC))) != _7Z_MAGIC:
         raise InputError(f"{name} is not a 7z archive: {_DOWNLOAD_ADVICE}")
     file = sevenzip.find_archived_file(url, name)
-    if (memory := max((options.get("dict_size", 0) for options in file.filters), default=0)) > MAX_XZ_BYTES:
+    if (dictionary_bytes := max((options.get("dict_size", 0) for options in file.filters), default=0)) > MAX_XZ_BYTES:
         raise InputError(
-            f"{name} needs {memory >> 20} MiB to decode, and the limit is {MAX_XZ_BYTES >> 20}: "
+            f"{name} needs {dictionary_bytes >> 20} MiB to decode, and the limit is {MAX_XZ_BYTES >> 20}: "
             f"unpack it with `7z x {name}`, and give the extracted file"
         )
     decoded_bytes, checksum = 0, 0
-    for block in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
-        decoded_bytes, checksum = decoded_bytes + len(block), zlib.crc32(block, checksum)
+    for decoded_block in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
+        decoded_bytes, checksum = decoded_bytes + len(decoded_block), zlib.crc32(decoded_block, checksum)
         if decoded_bytes > file.size:
             break
-        yield block
+        yield decoded_block
     if decoded_bytes < file.size:
         raise InputError(f"{name} is truncated (it ends inside its compressed file): {_DOWNLOAD_ADVICE}")
     if decoded_bytes > file.size or file.crc32 not in {None, checksum}:
@@ -522,8 +522,8 @@ def _decode_zstd(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
                 yield decoded_bytes
     except OSError as error:
         problem = str(error).lower()
-        state = "truncated" if "truncated" in problem else "corrupt"
-        raise InputError(f"{source_name} is {state} ({problem}): {_DOWNLOAD_ADVICE}") from error
+        damage = "truncated" if "truncated" in problem else "corrupt"
+        raise InputError(f"{source_name} is {damage} ({problem}): {_DOWNLOAD_ADVICE}") from error
 
 
 def _drain_bz2(decoder: bz2.BZ2Decompressor | lzma.LZMADecompressor, compressed_bytes: bytes) -> Iterator[bytes]:

@@ -111,8 +111,8 @@ def mirror_site(url: str, sleep: Callable[[float], None] = time.sleep) -> SiteFi
         ResourceError: The folder cannot be written.
         UsageError: The address is invalid, may contain a secret, or would be read unencrypted.
     """
-    read_at, files = _recent_files.get(url, (0.0, None))
-    if files is None or time.monotonic() - read_at > _FRESH_SECONDS:
+    last_read, files = _recent_files.get(url, (0.0, None))
+    if files is None or time.monotonic() - last_read > _FRESH_SECONDS:
         with _SiteClient(url, sleep) as client:
             try:
                 files = client.mirror()
@@ -140,10 +140,10 @@ class _SiteClient:
         if not is_confidential(scheme, host):
             raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start_path}")
         root = Path(os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
-        folder_name = quote(self._url.partition("://")[2], safe="")
-        if len(folder_name) > _MAX_NAME_BYTES:
-            folder_name = f"{folder_name[:_MAX_NAME_BYTES]}-{digest_json(folder_name).rpartition(':')[2][:16]}"
-        self.folder, self._versions_file = root / folder_name, root / f"{folder_name}.json"
+        folder = quote(self._url.partition("://")[2], safe="")
+        if len(folder) > _MAX_NAME_BYTES:
+            folder = f"{folder[:_MAX_NAME_BYTES]}-{digest_json(folder).rpartition(':')[2][:16]}"
+        self.folder, self._versions_file = root / folder, root / f"{folder}.json"
         self._robots, self._n_fetched, self._n_failed = RobotFileParser(), 0, 0
         self._robots.parse([])  # until robots.txt is read, everything may be read
         self._delay, self._sleep, self._has_answered = 0.0, sleep, False
@@ -159,7 +159,7 @@ class _SiteClient:
         """Fetch the pages that changed, and remove those that the sitemap no longer lists."""
         with self._lock_folder():
             self._read_robots()
-            versions, pages, dropped = self._load_versions(), dict[str, str](), Counter[str]()
+            version_by_path, url_by_path, dropped = self._load_versions(), dict[str, str](), Counter[str]()
             try:
                 for page, lastmod in self._list_pages(dropped):
                     path = _choose_path(page)
@@ -167,21 +167,21 @@ class _SiteClient:
                         dropped["bad_name"] += 1
                     elif not self._robots.can_fetch("bookwheel", page):
                         dropped["robots"] += 1
-                    elif path not in pages:
-                        pages[path] = page
-                        self._update_page(page, path, lastmod, versions, dropped)
-                        self._check_failures(len(pages), _STOP_AFTER_FAILED_PAGES)
-                    elif pages[path] != page:
+                    elif path not in url_by_path:
+                        url_by_path[path] = page
+                        self._update_page(page, path, lastmod, version_by_path, dropped)
+                        self._check_failures(len(url_by_path), _STOP_AFTER_FAILED_PAGES)
+                    elif url_by_path[path] != page:
                         dropped["same_name"] += 1
             finally:
-                self._save_versions(versions)
-            self._check_failures(len(pages), _MAX_FAILED_PAGES)
-            if not versions.keys() & pages.keys():
+                self._save_versions(version_by_path)
+            self._check_failures(len(url_by_path), _MAX_FAILED_PAGES)
+            if not version_by_path.keys() & url_by_path.keys():
                 raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
-            for path in versions.keys() - pages.keys():
-                del versions[path]
-            self._save_versions(versions)
-            self._remove_other_files(versions)
+            for path in version_by_path.keys() - url_by_path.keys():
+                del version_by_path[path]
+            self._save_versions(version_by_path)
+            self._remove_other_files(version_by_path)
         return SiteFiles(self.folder, dict(dropped))
 
     def _check_failures(self, n_pages: int, max_failed: int) -> None:
@@ -201,8 +201,8 @@ class _SiteClient:
 
     def _remove_other_files(self, versions: Mapping[str, _PageVersion]) -> None:
         """Remove pages that are not listed, and temporary files of interrupted runs."""
-        for folder, _, names in os.walk(self.folder):
-            for file in (Path(folder, name) for name in names):
+        for folder, _, file_names in os.walk(self.folder):
+            for file in (Path(folder, name) for name in file_names):
                 if file.relative_to(self.folder).as_posix() not in versions:
                     file.unlink(missing_ok=True)
 
@@ -214,12 +214,12 @@ class _SiteClient:
         has_file = path in versions and file.exists()
         if has_file and lastmod and lastmod == version.lastmod:
             return
-        conditions = {"If-None-Match": version.etag, "If-Modified-Since": version.modified} if has_file else {}
+        condition_headers = {"If-None-Match": version.etag, "If-Modified-Since": version.modified} if has_file else {}
         try:
-            status, headers, body = self._fetch(page, MAX_PAGE_BYTES, {k: v for k, v in conditions.items() if v})
-            reason = "" if status == 200 or (status == 304 and has_file) else "missing"
+            status, headers, body = self._fetch(page, MAX_PAGE_BYTES, {k: v for k, v in condition_headers.items() if v})
+            drop_reason = "" if status == 200 or (status == 304 and has_file) else "missing"
         except _UnusablePageError as error:
-            status, headers, body, reason = 0, httpx.Headers(), None, error.reason
+            status, headers, body, drop_reason = 0, httpx.Headers(), None, error.reason
         except UnreachableError as error:
             if str(error.__cause__) != _SERVER_ERROR:
                 raise
@@ -227,18 +227,18 @@ class _SiteClient:
             if has_file:
                 _log.warning("%s answers %s: keeping its last version", page, _SERVER_ERROR)
                 return
-            status, headers, body, reason = 500, httpx.Headers(), None, "server_error"
+            status, headers, body, drop_reason = 500, httpx.Headers(), None, "server_error"
         if status == 200:
             is_page = headers.get("content-type", "").partition(";")[0].strip().lower() in _PAGE_TYPES
-            reason = ("" if is_page else "unknown_format") if body is not None else "too_large"
-        if reason:
-            dropped[reason] += 1
+            drop_reason = ("" if is_page else "unknown_format") if body is not None else "too_large"
+        if drop_reason:
+            dropped[drop_reason] += 1
             versions.pop(path, None)
             file.unlink(missing_ok=True)
             return
         if status == 200 and body is not None and not (has_file and file.read_bytes() == body):
-            with atomic_write(file) as temporary:
-                temporary.write_bytes(body)
+            with atomic_write(file) as temporary_path:
+                temporary_path.write_bytes(body)
         # A reply with status 304 repeats the ETag, and may leave out other headers.
         etag, modified = headers.get("etag", version.etag), headers.get("last-modified", version.modified)
         versions[path] = _PageVersion(lastmod, etag[:1000], modified[:100])
@@ -249,36 +249,37 @@ class _SiteClient:
     def _read_robots(self) -> None:
         """Read `robots.txt`; without one, everything may be read."""
         status, _, body = self._fetch(f"{self._origin}/robots.txt", _MAX_ROBOTS_BYTES)
-        text = (body or b"").decode("utf-8", "replace") if status == 200 else ""
-        lines = ["User-agent: *", "Disallow: /"] if body is None else filter(_is_rule, text.splitlines())
+        robots_text = (body or b"").decode("utf-8", "replace") if status == 200 else ""
+        rule_lines = ["User-agent: *", "Disallow: /"] if body is None else filter(_is_rule, robots_text.splitlines())
         self._robots = RobotFileParser()
-        self._robots.parse(lines)
+        self._robots.parse(rule_lines)
         self._delay = float(min(self._robots.crawl_delay("bookwheel") or 0, _MAX_DELAY))
 
     def _list_pages(self, dropped: Counter[str]) -> Iterator[tuple[str, str]]:
         """Yield the address and `lastmod` of each page of the sitemap and of the sitemaps that
         it lists.
         """
-        queue, seen_sitemaps, n_pages = [self._origin + self._start_path], {self._origin + self._start_path}, 0
-        while queue:
-            sitemap = queue.pop(0)
+        pending_sitemaps, n_pages = [self._origin + self._start_path], 0
+        seen_sitemaps = {*pending_sitemaps}
+        while pending_sitemaps:
+            sitemap = pending_sitemaps.pop(0)
             if not self._robots.can_fetch("bookwheel", sitemap):
                 raise InputError(f"robots.txt of {self._origin} forbids {sitemap}: ask the site's operator")
             status, _, body = self._fetch(sitemap, _MAX_SITEMAP_BYTES)
             if status != 200 or body is None:
                 problem = f"answers HTTP {status}" if status != 200 else f"has more than {_MAX_SITEMAP_BYTES >> 20} MiB"
                 raise InputError(f"{sitemap} {problem}: check the address of the sitemap")
-            for kind, location, lastmod in _parse_sitemap(body, sitemap):
-                origin, path = _split_address(location)
+            for entry_kind, entry_url, lastmod in _parse_sitemap(body, sitemap):
+                origin, path = _split_address(entry_url)
                 address = origin + path
-                n_pages += kind == "url"
+                n_pages += entry_kind == "url"
                 if origin != self._origin:
                     dropped["other_host" if origin else "bad_name"] += 1
-                elif kind == "url":
+                elif entry_kind == "url":
                     yield address, lastmod
                 elif address not in seen_sitemaps:
                     seen_sitemaps.add(address)
-                    queue.append(address)
+                    pending_sitemaps.append(address)
                 if n_pages > _MAX_PAGES or len(seen_sitemaps) > _MAX_SITEMAPS:
                     raise InputError(
                         f"{self._url} lists more than {_MAX_PAGES:,} pages or {_MAX_SITEMAPS:,} sitemaps: give a "
@@ -305,9 +306,9 @@ class _SiteClient:
                         continue
                     if response.status_code in BUSY_STATUSES:
                         status = f"HTTP {response.status_code}"
-                        seconds = parse_retry_after(response.headers.get("retry-after"))
-                        status += " with Retry-After" if seconds is not None and status == _SERVER_ERROR else ""
-                        raise BusyError(status, seconds, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
+                        delay = parse_retry_after(response.headers.get("retry-after"))
+                        status += " with Retry-After" if delay is not None and status == _SERVER_ERROR else ""
+                        raise BusyError(status, delay, _MAX_ERROR_TRIES if status == _SERVER_ERROR else MAX_TRIES)
                     if response.status_code != 200:
                         return response.status_code, response.headers, b""
                     return 200, response.headers, read_body(response, max_bytes)
@@ -323,24 +324,24 @@ class _SiteClient:
 
     def _follow_redirect(self, url: str, response: httpx.Response) -> str:
         try:
-            target = follow_redirect(url, response)
+            redirect_url = follow_redirect(url, response)
         except InputError as error:
             raise _UnusablePageError("other_host", str(error)) from error
-        if not self._robots.can_fetch("bookwheel", target):
-            message = f"{url} redirects to {target}, which robots.txt forbids: ask the site's operator"
+        if not self._robots.can_fetch("bookwheel", redirect_url):
+            message = f"{url} redirects to {redirect_url}, which robots.txt forbids: ask the site's operator"
             raise _UnusablePageError("robots", message)
-        return target
+        return redirect_url
 
     def _load_versions(self) -> dict[str, _PageVersion]:
         try:
             version_rows = json.loads(self._versions_file.read_bytes())
-            return {path: _PageVersion(**row) for path, row in version_rows.items()}
+            return {path: _PageVersion(**version_row) for path, version_row in version_rows.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}  # every page is fetched again
 
     def _save_versions(self, versions: Mapping[str, _PageVersion]) -> None:
-        with atomic_write(self._versions_file) as temporary:
-            temporary.write_text(json.dumps({path: asdict(version) for path, version in versions.items()}))
+        with atomic_write(self._versions_file) as temporary_path:
+            temporary_path.write_text(json.dumps({path: asdict(version) for path, version in versions.items()}))
 
 
 def _choose_path(page: str) -> str:
@@ -349,17 +350,17 @@ def _choose_path(page: str) -> str:
     >>> _choose_path("https://example.org/guide/"), _choose_path("https://example.org/a?b=1")
     ('guide/index.html', 'a%3Fb=1.html')
     """
-    parts = urlsplit(page)
-    *folders, name = unquote(parts.path.lstrip("/")).split("/")
-    name = (name or "index.html") + (f"?{parts.query}" if parts.query else "")
+    url_parts = urlsplit(page)
+    *folders, name = unquote(url_parts.path.lstrip("/")).split("/")
+    name = (name or "index.html") + (f"?{url_parts.query}" if url_parts.query else "")
     segments = [quote(segment, safe=" =&") for segment in (*folders, name)]
-    is_safe = all(segment.strip(".") and not segment.startswith(".") for segment in segments)
+    is_safe_path = all(segment.strip(".") and not segment.startswith(".") for segment in segments)
     # The name of a folder never ends like the name of a page, so it cannot be the name of a file.
     segments[:-1] = [_HTML_ENDING.sub(lambda ending: f"%2E{ending[0][1:]}", folder) for folder in segments[:-1]]
     segments[-1] += "" if _HTML_ENDING.search(segments[-1]) else ".html"
     path = "/".join(segments)
-    is_short = len(path) <= _MAX_PATH_BYTES and all(len(segment) <= _MAX_NAME_BYTES for segment in segments)
-    return path if is_safe and is_short else ""
+    is_short_path = len(path) <= _MAX_PATH_BYTES and all(len(segment) <= _MAX_NAME_BYTES for segment in segments)
+    return path if is_safe_path and is_short_path else ""
 
 
 def _split_address(address: str) -> tuple[str, str]:
@@ -369,15 +370,15 @@ def _split_address(address: str) -> tuple[str, str]:
     (('https://example.org', '/'), ('', ''))
     """
     try:
-        parts = urlsplit(address)
-        port, host = parts.port, parts.hostname
+        url_parts = urlsplit(address)
+        port, host = url_parts.port, url_parts.hostname
     except ValueError:
         return "", ""
-    if not host or "@" in parts.netloc:
+    if not host or "@" in url_parts.netloc:
         return "", ""
-    is_default = port in {None, {"http": 80, "https": 443}.get(parts.scheme)}
-    origin = f"{parts.scheme}://{f'[{host}]' if ':' in host else host}{'' if is_default else f':{port}'}"
-    return origin, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    is_default = port in {None, {"http": 80, "https": 443}.get(url_parts.scheme)}
+    origin = f"{url_parts.scheme}://{f'[{host}]' if ':' in host else host}{'' if is_default else f':{port}'}"
+    return origin, (url_parts.path or "/") + (f"?{url_parts.query}" if url_parts.query else "")
 
 
 def _is_rule(line: str) -> bool:
@@ -410,6 +411,6 @@ def _parse_sitemap(body: bytes, url: str) -> Iterator[tuple[str, str, str]]:
         ) from error
     if etree.QName(root).localname not in {"urlset", "sitemapindex"}:
         raise InputError(f"{url} is not a sitemap (its root is {root.tag!r:.60}): give the address of an XML sitemap")
-    for entry in root.iterchildren("{*}url", "{*}sitemap"):
-        address, lastmod = (" ".join((entry.findtext(f"{{*}}{name}") or "").split()) for name in ("loc", "lastmod"))
-        yield etree.QName(entry).localname, address, lastmod[:40]
+    for node in root.iterchildren("{*}url", "{*}sitemap"):
+        address, lastmod = (" ".join((node.findtext(f"{{*}}{name}") or "").split()) for name in ("loc", "lastmod"))
+        yield etree.QName(node).localname, address, lastmod[:40]

@@ -97,25 +97,25 @@ class WikiClient:
                 would be sent unencrypted.
         """
         refuse_secret(url)
-        parts = urlsplit(url[len("mediawiki+") :])
+        url_parts = urlsplit(url[len("mediawiki+") :])
         if (
             not url.lower().startswith(("mediawiki+https:", "mediawiki+http:"))
-            or not parts.hostname
-            or parts.query
-            or parts.fragment
+            or not url_parts.hostname
+            or url_parts.query
+            or url_parts.fragment
         ):
             raise UsageError(f"{url} is not a wiki's address: give one such as mediawiki+https://wiki.example.org/")
-        host, self._is_encrypted = parts.netloc.lower(), parts.scheme.lower() == "https"
-        if not is_confidential(parts.scheme, host):
+        host, self._is_encrypted = url_parts.netloc.lower(), url_parts.scheme.lower() == "https"
+        if not is_confidential(url_parts.scheme, host):
             raise UsageError(
-                f"{url} would be read without encryption: give mediawiki+https://{parts.netloc}{parts.path}"
+                f"{url} would be read without encryption: give mediawiki+https://{url_parts.netloc}{url_parts.path}"
             )
-        self.url = f"{parts.scheme.lower()}://{host}{parts.path}"
+        self.url = f"{url_parts.scheme.lower()}://{host}{url_parts.path}"
         self.requests = 0
         self._sleep = sleep
-        root = self.url if self.url.endswith("/") else f"{self.url}/"
-        candidate_urls = (urljoin(root, name) for name in (api_path, "w/api.php", "api.php") if name)
-        self._api_urls = (self.url,) if parts.path.endswith(".php") else tuple(dict.fromkeys(candidate_urls))
+        root_url = self.url if self.url.endswith("/") else f"{self.url}/"
+        candidate_urls = (urljoin(root_url, name) for name in (api_path, "w/api.php", "api.php") if name)
+        self._api_urls = (self.url,) if url_parts.path.endswith(".php") else tuple(dict.fromkeys(candidate_urls))
         account = _read_account(host)
         self._user, self._password = account.user, account.password
         self._has_account, token = bool(account.user or account.token), account.token
@@ -158,7 +158,7 @@ class WikiClient:
             if "continue" not in reply:
                 return
             continue_fields = check_object(reply["continue"], self.url).items()
-            next_continuation = {str(name): str(parameter) for name, parameter in continue_fields}
+            next_continuation = {str(name): str(continue_value) for name, continue_value in continue_fields}
             if next_continuation == continuation or not next_continuation:
                 raise InputError(f"{self.url} keeps returning the same results: check that it is a MediaWiki site")
             continuation = next_continuation
@@ -174,12 +174,12 @@ class WikiClient:
             if self._needs_login:
                 self._log_in()
             reply = self._call(parameters, is_asserted=self._has_account)
-            code = self._get_error_code(reply)
-            if code not in _LOGIN_CODES or not self._user:
+            error_code = self._get_error_code(reply)
+            if error_code not in _LOGIN_CODES or not self._user:
                 break
             self._needs_login = True  # the session has ended
-        if code:
-            raise self._build_refusal_error(code, reply)
+        if error_code:
+            raise self._build_refusal_error(error_code, reply)
         return reply
 
     def _call(self, parameters: Mapping[str, Any], *, is_asserted: bool = False) -> Reply:
@@ -187,36 +187,36 @@ class WikiClient:
 
         The first request finds out which of them it is.
         """
-        problems: list[_NoApiError] = []
+        api_errors: list[_NoApiError] = []
         for url in self._api_urls:
             try:
-                send = partial(self._send, url, parameters, is_asserted=is_asserted)
-                reply = retry(url, send, lambda: self._has_answered, self._sleep)
+                send_request = partial(self._send, url, parameters, is_asserted=is_asserted)
+                reply = retry(url, send_request, lambda: self._has_answered, self._sleep)
             except _NoApiError as error:
                 if len(self._api_urls) == 1:
                     raise
-                problems.append(error)
+                api_errors.append(error)
                 continue
             self._api_urls = (url,)
             return reply
         raise InputError(
-            f"{self.url} has no API of MediaWiki at w/api.php or api.php ({problems[0].reason}): give the "
+            f"{self.url} has no API of MediaWiki at w/api.php or api.php ({api_errors[0].reason}): give the "
             f"address of its api.php, such as mediawiki+{self.url.rstrip('/')}/wiki/api.php"
-        ) from problems[0]
+        ) from api_errors[0]
 
     def _send(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
-        fields = {
+        request_fields = {
             "format": "json",
             "formatversion": "2",
             "maxlag": str(_MAX_LAG),
             **({"assert": "user"} if is_asserted else {}),
-            **{name: _join_values(parameter) for name, parameter in parameters.items()},
+            **{name: _join_values(continue_value) for name, continue_value in parameters.items()},
         }
-        is_post = any(name in fields for name in ("lgtoken", "text")) or fields["action"] == "purge"
+        is_post = any(name in request_fields for name in ("lgtoken", "text")) or request_fields["action"] == "purge"
         for _ in range(MAX_REDIRECTS):
             self.requests += 1
-            arguments: dict[str, Any] = {"data": fields} if is_post else {"params": fields}
-            request = self._http.stream("POST" if is_post else "GET", url, **arguments)
+            request_arguments: dict[str, Any] = {"data": request_fields} if is_post else {"params": request_fields}
+            request = self._http.stream("POST" if is_post else "GET", url, **request_arguments)
             with self._explain_errors(url), request as response:
                 self._has_answered = True
                 if response.is_redirect and not is_post:
@@ -254,11 +254,11 @@ class WikiClient:
         return "" if error is None else str(check_object(error, self.url).get("code"))[:60]
 
     def _build_refusal_error(self, code: str, reply: Reply) -> InputError:
-        info = " ".join(str(reply["error"].get("info", "")).split())[:200]
+        error_info = " ".join(str(reply["error"].get("info", "")).split())[:200]
         is_denied = code in {"readapidenied", "permissiondenied", "mwoauth-invalid-authorization", *_LOGIN_CODES}
-        accounts = f"set {USER} and {PASSWORD} to a bot password, or {TOKEN} to an OAuth token, that may read it"
-        advice = accounts if is_denied else "check the wiki"
-        return InputError(f"{self.url} refuses the request ({code}: {info}): {advice}")
+        account_advice = f"set {USER} and {PASSWORD} to a bot password, or {TOKEN} to an OAuth token, that may read it"
+        advice = account_advice if is_denied else "check the wiki"
+        return InputError(f"{self.url} refuses the request ({code}: {error_info}): {advice}")
 
     def _log_in(self) -> None:
         """Log in with a bot password.
@@ -266,10 +266,10 @@ class WikiClient:
         Raises:
             InputError: The site does not accept it.
         """
-        tokens = self._call({"action": "query", "meta": "tokens", "type": "login"})
-        token = check_object(check_object(tokens.get("query"), self.url).get("tokens"), self.url).get("logintoken")
-        fields = {"action": "login", "lgname": self._user, "lgpassword": self._password, "lgtoken": str(token)}
-        login_reply = check_object(self._call(fields).get("login", {}), self.url)
+        token_reply = self._call({"action": "query", "meta": "tokens", "type": "login"})
+        token = check_object(check_object(token_reply.get("query"), self.url).get("tokens"), self.url).get("logintoken")
+        request_fields = {"action": "login", "lgname": self._user, "lgpassword": self._password, "lgtoken": str(token)}
+        login_reply = check_object(self._call(request_fields).get("login", {}), self.url)
         if login_reply.get("result") != "Success":
             raise InputError(
                 f"{self.url} does not accept the account in {USER} ({str(login_reply.get('result'))[:40]}: "

@@ -130,11 +130,11 @@ class StagedMirror:
 
     def put(self, data: bytes) -> tuple[str, int]:
         """Stage a block."""
-        name = f"block-{len(self._urls):05d}.gz"
-        path = self._workdir / name
+        block_name = f"block-{len(self._urls):05d}.gz"
+        path = self._workdir / block_name
         path.write_bytes(data)
-        self._urls[name] = stage_file(self._stage, path)
-        return name, len(data)
+        self._urls[block_name] = stage_file(self._stage, path)
+        return block_name, len(data)
 
     def get_url(self, block: Block) -> str:
         """Return the URL of a staged block."""
@@ -180,18 +180,19 @@ def apply_stream(
 
 def _write_blocks(mirror: Mirror, pages: Sequence[tuple[int, bytes]]) -> Iterator[Block]:
     """Write pages, in the order of their ids, as blocks of about equal size."""
-    total_bytes, position = sum(len(page_xml) for _, page_xml in pages), 0
+    total_bytes, next_page = sum(len(page_xml) for _, page_xml in pages), 0
     n_blocks, done_bytes = max(1, round(total_bytes / BLOCK_BYTES)), 0
     for i in range(1, n_blocks + 1):
-        start = position
-        while position < len(pages) and (done_bytes * n_blocks < total_bytes * i or i == n_blocks):
-            done_bytes += len(pages[position][1])
-            position += 1
-        if position == start:
+        first = next_page
+        while next_page < len(pages) and (done_bytes * n_blocks < total_bytes * i or i == n_blocks):
+            done_bytes += len(pages[next_page][1])
+            next_page += 1
+        if next_page == first:
             continue
-        block_xml = b"".join(page_xml for _, page_xml in pages[start:position])
+        block_xml = b"".join(page_xml for _, page_xml in pages[first:next_page])
         blob_ref, blob_bytes = mirror.put(gzip.compress(block_xml, 6, mtime=0))
-        yield Block(blob_ref, blob_bytes, pages[start][0], pages[position - 1][0], len(block_xml), position - start)
+        first_id, last_id = pages[first][0], pages[next_page - 1][0]
+        yield Block(blob_ref, blob_bytes, first_id, last_id, len(block_xml), next_page - first)
 
 
 def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
@@ -211,8 +212,8 @@ def read_block(mirror: Mirror, block: Block) -> list[tuple[Page, bytes]]:
 
 def remove_pages(mirror: Mirror, state: MirrorState, pages: Collection[int]) -> MirrorState:
     """Remove pages; return the new state."""
-    removal_by_page = {page: None for page in pages if _find_block(state.blocks, page) is not None}
-    return apply_changes(mirror, state, removal_by_page) if removal_by_page else state
+    removed_pages = {page: None for page in pages if _find_block(state.blocks, page) is not None}
+    return apply_changes(mirror, state, removed_pages) if removed_pages else state
 
 
 def to_slice(block: Block, url: str) -> Slice:

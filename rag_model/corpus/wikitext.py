@@ -89,10 +89,10 @@ class Links:
         """Return the visible text of a link from the texts between its bars, the target first."""
         target = arguments[0].strip()
         prefix, colon, title = target.removeprefix(":").partition(":")
-        name = prefix.strip().lower().replace("_", " ") if colon else ""
-        if name and target[0] != ":" and self._is_hidden(name, is_bare=len(arguments) == 1):
+        prefix_name = prefix.strip().lower().replace("_", " ") if colon else ""
+        if prefix_name and target[0] != ":" and self._is_hidden(prefix_name, is_bare=len(arguments) == 1):
             return GAP
-        is_namespace = name and name in self._names and not title.partition("#")[0].strip()
+        is_namespace = prefix_name and prefix_name in self._names and not title.partition("#")[0].strip()
         if is_namespace or ((_UNUSUAL_CHARACTER.search(target) or not target) and not _is_title(target)):
             text = "|".join(arguments)
             return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
@@ -107,21 +107,21 @@ class Links:
     def _get_shown_text(target: str, arguments: list[str]) -> str:
         if len(arguments) == 1:
             title = _decode_title(target) if "%" in target else target
-            words = protect_character(title.replace("_", " "), "'")
-        elif words := protect_character("|".join(arguments[1:]), "|"):
-            words = render_apostrophes(words)
+            visible_text = protect_character(title.replace("_", " "), "'")
+        elif visible_text := protect_character("|".join(arguments[1:]), "|"):
+            visible_text = render_apostrophes(visible_text)
         else:
-            words = _QUALIFIER.sub("", target.rpartition(":")[2])
-        return protect_character(words, ":") if ":" in words else words
+            visible_text = _QUALIFIER.sub("", target.rpartition(":")[2])
+        return protect_character(visible_text, ":") if ":" in visible_text else visible_text
 
 
 def _is_title(target: str) -> bool:
     """Return whether the target of a link can be a title; otherwise MediaWiki shows its
     brackets.
     """
-    match = _INVALID_TITLE.search(target)
-    if match is None or match[0][:1] not in ("%", "&"):
-        return match is None
+    invalid_match = _INVALID_TITLE.search(target)
+    if invalid_match is None or invalid_match[0][:1] not in ("%", "&"):
+        return invalid_match is None
     title, fragment, _ = html.unescape(unquote(target)).partition("#")
     return _INVALID_TITLE.search(title or fragment) is None
 
@@ -148,24 +148,24 @@ def find_link_spans(prose: str, expanded_text: str, clean: Callable[[str], str])
     lines = prose.split("\n")
     if len(lines) != len(marked_lines):
         return ()
-    spans: list[tuple[int, int]] = []
+    link_spans: list[tuple[int, int]] = []
     offset = 0
     for line, marked_line in zip(lines, marked_lines, strict=True):
         if remove_marks(marked_line) == line:
-            spans += ((offset + start, offset + end) for start, end in _iter_spans(marked_line))
+            link_spans += ((offset + start, offset + end) for start, end in _iter_spans(marked_line))
         offset += len(line) + 1
-    return tuple(spans)
+    return tuple(link_spans)
 
 
 def _iter_spans(line: str) -> Iterator[tuple[int, int]]:
     """Yield the spans of marked words in the line without marks, without surrounding spaces."""
-    offset, open_text = 0, ""
+    offset, link_text = 0, ""
     for piece in _MARKS.split(line):
-        if piece == LINK_END and (words := open_text.strip()):
-            words_end = offset - (len(open_text) - len(open_text.rstrip()))
+        if piece == LINK_END and (words := link_text.strip()):
+            words_end = offset - (len(link_text) - len(link_text.rstrip()))
             yield words_end - len(words), words_end
-        open_text = "" if piece in (LINK_START, LINK_END) else piece
-        offset += len(open_text)
+        link_text = "" if piece in (LINK_START, LINK_END) else piece
+        offset += len(link_text)
 
 
 def clean_wikitext(
@@ -190,15 +190,15 @@ def clean_wikitext(
     """
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters")
-    marks = (LINK_START, LINK_END) if anchors else ("", "")
-    links = Links(siteinfo.namespaces).render
-    prefixes = {name for name, key in siteinfo.namespaces.items() if key == _TEMPLATE}
-    templates = Templates(title, siteinfo.language, links, prefixes)
-    scanner = Scanner(templates.render, links, is_dropped, marks=marks)
-    body = cut_tables(resolve_variants(strip_extensions(remove_noncharacters(text)), siteinfo.language))
-    extract = StructureParser(templates, links, body, structures).extract if structures else None
+    link_marks = (LINK_START, LINK_END) if anchors else ("", "")
+    render_link = Links(siteinfo.namespaces).render
+    template_prefixes = {name for name, namespace_id in siteinfo.namespaces.items() if namespace_id == _TEMPLATE}
+    templates = Templates(title, siteinfo.language, render_link, template_prefixes)
+    scanner = Scanner(templates.render, render_link, is_dropped, marks=link_marks)
+    cut_text = cut_tables(resolve_variants(strip_extensions(remove_noncharacters(text)), siteinfo.language))
+    extract_structures = StructureParser(templates, render_link, cut_text, structures).extract if structures else None
     return clean_sections(
-        split_sections(body.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract
+        split_sections(cut_text.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract_structures
     )
 
 
@@ -228,14 +228,14 @@ def clean_sections(
                 continue
         if heading and is_link_list(raw_text):
             continue
-        clean = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
+        clean_text = to_plain_text if apparatus_level == _NO_LEVEL else to_running_text
         structures: Sequence[Structure] = ()
         if extract is not None and apparatus_level == _NO_LEVEL:
             raw_text, structures = extract(section)
         expanded_text = expand(raw_text)
-        text = clean(remove_marks(expanded_text))
+        text = clean_text(remove_marks(expanded_text))
         if text or structures:
-            links = find_link_spans(text, expanded_text, clean) if anchors else ()
+            links = find_link_spans(text, expanded_text, clean_text) if anchors else ()
             sections.append(Section(heading_text, text, links, tuple(structures)))
     return tuple(sections)
 

@@ -112,8 +112,8 @@ def _is_abbreviation(bare_word: str, stripped_word: str) -> bool:
     is_initial = len(bare_word) == 1 and bare_word.isalpha()
     is_ordinal = bare_word.isdigit() and len(bare_word) <= 2
     # U.S., e.g., p.m.
-    is_dotted = "." in bare_word and all(len(part) <= 2 for part in bare_word.split("."))
-    return is_initial or is_ordinal or is_dotted or bare_word.casefold() in _ABBREVIATIONS
+    has_inner_dots = "." in bare_word and all(len(part) <= 2 for part in bare_word.split("."))
+    return is_initial or is_ordinal or has_inner_dots or bare_word.casefold() in _ABBREVIATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +145,19 @@ def split_article(article: Article) -> ArticleWords:
     """Return the words of all sections of an article."""
     words: list[str] = []
     boundary_strengths: list[int] = []
-    sections: list[int] = []
-    iter_boundaries = _iter_lines if article.keeps_lines else _iter_boundaries
+    section_numbers: list[int] = []
+    iter_boundaries = _iter_line_words if article.keeps_lines else _iter_bounded_words
     for section_number, section in enumerate(article.sections):
-        for word, strength in iter_boundaries(section.text):
+        for word, boundary_strength in iter_boundaries(section.text):
             words.append(word)
-            boundary_strengths.append(strength)
-        sections += [section_number] * (len(words) - len(sections))
-    return ArticleWords(words, boundary_strengths, sections, range(len(words)))
+            boundary_strengths.append(boundary_strength)
+        section_numbers += [section_number] * (len(words) - len(section_numbers))
+    return ArticleWords(words, boundary_strengths, section_numbers, range(len(words)))
 
 
 def split_section(article: Article, section: Section) -> list[str]:
     """Return the words of a section of an article, as `split_article` does."""
-    return [word for word, _ in _iter_lines(section.text)] if article.keeps_lines else split_words(section.text)
+    return [word for word, _ in _iter_line_words(section.text)] if article.keeps_lines else split_words(section.text)
 
 
 def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span]) -> Iterator[Passage]:
@@ -170,50 +170,50 @@ def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span])
     section_names = [create_anchor(section.heading, used_names) for section in article.sections]
     passage_counts = Counter[int]()
     for start, end in spans:
-        section = words.sections[start]
-        passage_number, section_name = passage_counts[section], section_names[section]
-        passage_counts[section] += 1
+        section_number = words.sections[start]
+        passage_number, section_name = passage_counts[section_number], section_names[section_number]
+        passage_counts[section_number] += 1
         position = f"{section_name}.{passage_number}" if section_name else str(passage_number)
         yield build_passage(
-            article, position, article.sections[section].heading, words.numbers[start], words.words[start:end]
+            article, position, article.sections[section_number].heading, words.numbers[start], words.words[start:end]
         )
 
 
-def _iter_boundaries(text: str) -> Iterator[tuple[str, int]]:
+def _iter_bounded_words(text: str) -> Iterator[tuple[str, int]]:
     """Yield the words of a text, each with the strength of the boundary before it."""
-    last_token, boundary = "", HEADING
+    last_token, strength = "", HEADING
     for line in text.split("\n"):
         tokens = line.split()
         if not tokens:
-            boundary = max(boundary, PARAGRAPH)
+            strength = max(strength, PARAGRAPH)
             continue
-        if boundary == LINE and not ends_line(last_token, tokens[0]):
-            boundary = WORD
+        if strength == LINE and not ends_line(last_token, tokens[0]):
+            strength = WORD
         for token in tokens:
-            if boundary == WORD and ends_sentence(last_token, token):
-                boundary = SENTENCE
-            yield from _iter_words(token, boundary)
-            last_token, boundary = token, WORD
-        boundary = LINE
+            if strength == WORD and ends_sentence(last_token, token):
+                strength = SENTENCE
+            yield from _iter_token_words(token, strength)
+            last_token, strength = token, WORD
+        strength = LINE
 
 
-def _iter_lines(text: str) -> Iterator[tuple[str, int]]:
+def _iter_line_words(text: str) -> Iterator[tuple[str, int]]:
     """Yield the words of a text with kept lines; a line's first word has its break and indentation.
 
     Every line break is a boundary, because the dump format has already joined wrapped lines.
     """
-    boundary, line_break = HEADING, "\n\n"
+    strength, line_break = HEADING, "\n\n"
     for line in text.split("\n"):
-        words = _iter_boundaries(line)
+        words = _iter_bounded_words(line)
         if (first_word := next(words, None)) is None:
-            boundary, line_break = max(boundary, PARAGRAPH), "\n\n"
+            strength, line_break = max(strength, PARAGRAPH), "\n\n"
             continue
-        yield line_break + _INDENTATION.match(line)[0] + first_word[0].lstrip(), boundary  # type: ignore[index]
+        yield line_break + _INDENTATION.match(line)[0] + first_word[0].lstrip(), strength  # type: ignore[index]
         yield from words
-        boundary, line_break = LINE, "\n"
+        strength, line_break = LINE, "\n"
 
 
-def _iter_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
+def _iter_token_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
     if len(token) < 12:  # most words; `split_token` splits no word of this length
         yield " " + token, boundary
         return

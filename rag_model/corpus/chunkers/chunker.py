@@ -104,14 +104,14 @@ def create_anchor(heading: str, used_names: dict[str, int]) -> str:
     >>> create_anchor("Early life", {"Early_life": 1})
     'Early_life_2'
     """
-    name = candidate = "_".join(heading.split())[:MAX_ANCHOR]
-    suffix = used_names.get(name, 0)
-    while candidate in used_names:
-        suffix += 1
-        candidate = f"{name}_{suffix}"
-    used_names[name] = max(suffix, 1)
-    used_names.setdefault(candidate, 1)
-    return candidate
+    anchor = unique_anchor = "_".join(heading.split())[:MAX_ANCHOR]
+    last_suffix = used_names.get(anchor, 0)
+    while unique_anchor in used_names:
+        last_suffix += 1
+        unique_anchor = f"{anchor}_{last_suffix}"
+    used_names[anchor] = max(last_suffix, 1)
+    used_names.setdefault(unique_anchor, 1)
+    return unique_anchor
 
 
 def settings_to_json(chunker: Chunker) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def settings_to_json(chunker: Chunker) -> dict[str, Any]:
         InputError: A file does not exist.
     """
     settings: dict[str, Any] = asdict(chunker)  # type: ignore[call-overload]
-    return settings | {name: _digest_setting(chunker, name, path) for name, path in _list_paths(chunker).items()}
+    return settings | {name: _digest_setting(chunker, name, path) for name, path in _list_file_paths(chunker).items()}
 
 
 def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
@@ -130,7 +130,7 @@ def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
     Raises:
         InputError: A file does not exist, or no file in a folder matches.
     """
-    return {name: _list_files(chunker, name, path) for name, path in _list_paths(chunker).items()}
+    return {name: _list_files(chunker, name, path) for name, path in _list_file_paths(chunker).items()}
 
 
 def digest_files(files: Mapping[str, str]) -> str:
@@ -143,9 +143,9 @@ def is_single_file(files: Mapping[str, Any]) -> bool:
     return [*files] == [_SINGLE_FILE]
 
 
-def _list_paths(chunker: Chunker) -> dict[str, Path]:
-    settings = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
-    return {name: setting for name, setting in settings.items() if isinstance(setting, Path)}
+def _list_file_paths(chunker: Chunker) -> dict[str, Path]:
+    setting_values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
+    return {name: setting_value for name, setting_value in setting_values.items() if isinstance(setting_value, Path)}
 
 
 def _digest_setting(chunker: Chunker, setting: str, path: Path) -> str:
@@ -159,13 +159,13 @@ def _list_files(chunker: Chunker, setting: str, path: Path) -> dict[str, Path]:
         raise InputError(f"the recipe gives the digest {path} for {setting}: give the path of the file or folder")
     if path.is_file():
         return {_SINGLE_FILE: path}
-    (patterns,) = (field.metadata.get("files", ("*",)) for field in fields(chunker) if field.name == setting)  # type: ignore[arg-type]
-    if not any(path.glob(patterns[0])):
-        expected_path = "a file" if patterns[0] == "*" else patterns[0]
+    (file_patterns,) = (field.metadata.get("files", ("*",)) for field in fields(chunker) if field.name == setting)  # type: ignore[arg-type]
+    if not any(path.glob(file_patterns[0])):
+        expected_files = "a file" if file_patterns[0] == "*" else file_patterns[0]
         raise InputError(
-            f"{setting} of the recipe's chunker must be a folder with {expected_path}, not {path}: correct it"
+            f"{setting} of the recipe's chunker must be a folder with {expected_files}, not {path}: correct it"
         )
-    glob_patterns = (f"{folder}{pattern}" for pattern in patterns for folder in ("", "*/"))
+    glob_patterns = (f"{folder}{pattern}" for pattern in file_patterns for folder in ("", "*/"))
     file_by_name = {
         file.relative_to(path).as_posix(): file for glob_pattern in glob_patterns for file in path.glob(glob_pattern)
     }

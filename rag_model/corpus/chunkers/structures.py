@@ -28,11 +28,13 @@ def build_structure_passages(
     used_names: dict[str, int] = {}
     for section in sections:
         anchor = create_anchor(section.heading, used_names)
-        n_by_kind: dict[str, int] = {}
+        count_by_kind: dict[str, int] = {}
         for structure in section.structures:
-            structure_number = n_by_kind[structure.kind] = n_by_kind.get(structure.kind, -1) + 1
+            structure_number = count_by_kind[structure.kind] = count_by_kind.get(structure.kind, -1) + 1
             position = f"{anchor}.{structure.kind}{structure_number}".lstrip(".")
-            for passage_number, (start, text, n_words) in enumerate(group_rows(structure, max_words, section.heading)):
+            for passage_number, (first_word, text, n_words) in enumerate(
+                group_rows(structure, max_words, section.heading)
+            ):
                 passage_id = f"{article.page_id}:{position}.{passage_number}"
                 while passage_id in used_ids:  # the heading of another section equals this position
                     passage_id += "_"
@@ -44,7 +46,7 @@ def build_structure_passages(
                     article.title,
                     section.heading[:MAX_HEADING],
                     text,
-                    start,
+                    first_word,
                     n_words,
                     Passage.hash_of(article.title, text),
                     article.revised,
@@ -54,32 +56,32 @@ def build_structure_passages(
 
 def group_rows(structure: Structure, max_words: int, heading: str = "") -> Iterator[tuple[int, str, int]]:
     """Yield passages of whole rows, each as (number of words before it, text, number of words)."""
-    head = _fit_head([heading, *structure.head], max_words)
-    head_words = sum(map(_count_words, head))
+    head_lines = _fit_head([heading, *structure.head], max_words)
+    head_words = sum(map(_count_words, head_lines))
     lines, row_words, words_before = list[str](), 0, 0
     for row in structure.rows:
         for line in _split_row(row, max_words - head_words):
             n_words = _count_words(line)
             if lines and head_words + row_words + n_words > max_words:
-                yield words_before, "\n".join([*head, *lines]), head_words + row_words
+                yield words_before, "\n".join([*head_lines, *lines]), head_words + row_words
                 lines, words_before, row_words = [], words_before + row_words, 0
             lines.append(line)
             row_words += n_words
     if lines:
-        yield words_before, "\n".join([*head, *lines]), head_words + row_words
+        yield words_before, "\n".join([*head_lines, *lines]), head_words + row_words
 
 
 def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
     """Return the head lines that fit into their share of a passage; the first that does not is
     cut.
     """
-    words_left, head = int(max_words * _HEAD_SHARE), list[str]()
+    words_left, head_lines = int(max_words * _HEAD_SHARE), list[str]()
     for line in filter(None, lines):
-        line_start = _split_row(line, words_left)[0] if words_left > 0 else ""
-        if line_start:
-            head.append(line_start)
-        words_left -= _count_words(line_start)
-    return head
+        cut_line = _split_row(line, words_left)[0] if words_left > 0 else ""
+        if cut_line:
+            head_lines.append(cut_line)
+        words_left -= _count_words(cut_line)
+    return head_lines
 
 
 def _split_row(row: str, max_words: int) -> list[str]:

@@ -82,24 +82,24 @@ def _iter_windows(
     """
     start, end, n_words = 0, 0, len(tokens_before) - 1
     while end < n_words:
-        window_end = _find_end(start, tokens_before, count_tokens, max_tokens)
+        new_end = _find_window_end(start, tokens_before, count_tokens, max_tokens)
         # The overlap with the previous window leaves no space for another word.
-        if window_end <= end:
+        if new_end <= end:
             start = end
             continue
-        end = window_end
+        end = new_end
         yield start, end
-        start = _find_next_start(start, end, tokens_before, count_tokens, max_overlap)
+        start = _find_next_window(start, end, tokens_before, count_tokens, max_overlap)
 
 
-def _find_end(start: int, tokens_before: Sequence[int], count: CountTokens, max_tokens: int) -> int:
-    end = max(start + 1, _estimate_end(tokens_before, start, max_tokens))
-    while end - start > 1 and (n_tokens := count((start, end))) > max_tokens:
-        end = start + max(1, (end - start) * max_tokens // n_tokens)
+def _find_window_end(start: int, tokens_before: Sequence[int], count: CountTokens, max_tokens: int) -> int:
+    end = max(start + 1, _estimate_window_end(tokens_before, start, max_tokens))
+    while end - start > 1 and (window_tokens := count((start, end))) > max_tokens:
+        end = start + max(1, (end - start) * max_tokens // window_tokens)
     return end
 
 
-def _find_next_start(start: int, end: int, tokens_before: Sequence[int], count: CountTokens, max_overlap: int) -> int:
+def _find_next_window(start: int, end: int, tokens_before: Sequence[int], count: CountTokens, max_overlap: int) -> int:
     """Return the start of the next window, so that the overlap has at most `max_overlap` tokens."""
     next_start = end
     while next_start - 1 > start and tokens_before[end] - tokens_before[next_start - 1] <= max_overlap:
@@ -109,7 +109,7 @@ def _find_next_start(start: int, end: int, tokens_before: Sequence[int], count: 
     return next_start
 
 
-def _estimate_end(tokens_before: Sequence[int], start: int, max_tokens: int) -> int:
+def _estimate_window_end(tokens_before: Sequence[int], start: int, max_tokens: int) -> int:
     end = start
     while end + 1 < len(tokens_before) and tokens_before[end + 1] - tokens_before[start] <= max_tokens:
         end += 1
@@ -133,8 +133,8 @@ def _split_long_words(text: ArticleWords, tokenizer: "Tokenizer", max_tokens: in
                     text.numbers[word_number],
                 )
             )
-    words, breaks, sections, numbers = zip(*word_parts, strict=True) if word_parts else ((), (), (), ())
-    return ArticleWords(words, breaks, sections, numbers), [token_counts[word] for word in words]
+    words, strengths, sections, numbers = zip(*word_parts, strict=True) if word_parts else ((), (), (), ())
+    return ArticleWords(words, strengths, sections, numbers), [token_counts[word] for word in words]
 
 
 @explain_tokenizer_errors()

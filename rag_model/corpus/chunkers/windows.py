@@ -60,11 +60,11 @@ class Words(Windows):
     def __call__(self, article: Article) -> Iterator[Passage]:
         """Yield windows of `words` words, with the section of their start."""
         section_words = [split_section(article, section) for section in article.sections]
-        article_words = [word for words in section_words for word in words]
-        section_of_word = [i for i, words in enumerate(section_words) for _ in words]
-        for window, start in enumerate(range(0, len(article_words), self.words)):
+        article_words = [word for section in section_words for word in section]
+        section_of_word = [i for i, section in enumerate(section_words) for _ in section]
+        for window_number, start in enumerate(range(0, len(article_words), self.words)):
             heading = article.sections[section_of_word[start]].heading
-            yield build_passage(article, str(window), heading, start, article_words[start : start + self.words])
+            yield build_passage(article, str(window_number), heading, start, article_words[start : start + self.words])
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Sections(Windows):
         """Yield windows of `words` words for each section; its last window may be shorter."""
         used_names: dict[str, int] = {}
         for section in article.sections:
-            prefix = create_anchor(section.heading, used_names)
+            anchor = create_anchor(section.heading, used_names)
             words_of_section = split_section(article, section)
-            for window, start in enumerate(range(0, len(words_of_section), self.words)):
-                position = f"{prefix}.{window}" if prefix else str(window)
+            for window_number, start in enumerate(range(0, len(words_of_section), self.words)):
+                position = f"{anchor}.{window_number}" if anchor else str(window_number)
                 yield build_passage(
                     article, position, section.heading, start, words_of_section[start : start + self.words]
                 )
@@ -106,15 +106,15 @@ def split_span(span: Span, words: ArticleWords, max_words: int) -> Iterator[Span
             yield span
         return
     max_strength = max(words.breaks[start_word + 1 : end_word])
-    small_pieces: list[Span] = []
+    small_spans: list[Span] = []
     for piece in words.split_at(span, max_strength):
         if piece[1] - piece[0] <= max_words:
-            small_pieces.append(piece)
+            small_spans.append(piece)
             continue
-        yield from join_spans(small_pieces, max_words)
-        small_pieces.clear()
+        yield from join_spans(small_spans, max_words)
+        small_spans.clear()
         yield from split_span(piece, words, max_words)
-    yield from join_spans(small_pieces, max_words)
+    yield from join_spans(small_spans, max_words)
 
 
 def join_spans(spans: Sequence[Span], max_words: int) -> Iterator[Span]:

@@ -174,10 +174,10 @@ class IsolatedFiles(DocumentFiles):
             DroppedFileError: The file is damaged, or no document can be read from it.
             MissingExtraError: The library is not installed.
         """
-        ending = f".{name.lower().rpartition('.')[2]}"
-        require(self.libraries[ending], extra=self.extra)
+        file_ending = f".{name.lower().rpartition('.')[2]}"
+        require(self.libraries[file_ending], extra=self.extra)
         with temporary_folder(self.extra) as folder:
-            path = folder / f"file{ending}"
+            path = folder / f"file{file_ending}"
             path.write_bytes(data)
             try:
                 reply = _get_worker(self.module).call(str(path), _MAX_PARSE_SECONDS)
@@ -259,15 +259,15 @@ class SectionBuilder:
         The table's header ends with the first row that has text in several cells.
         """
         lines: list[str] = []
-        n_headers = 0
+        n_header_lines = 0
         for row in rows:
             cells = [" ".join(clean_text(cell).split()) for cell in row]
             if any(cells):
                 lines.append(" | ".join(cells).rstrip(" |"))
-                if not n_headers and sum(map(bool, cells)) > 1:
-                    n_headers = len(lines)
+                if not n_header_lines and sum(map(bool, cells)) > 1:
+                    n_header_lines = len(lines)
         if lines:
-            self.add_table(lines[:n_headers], lines[n_headers:])
+            self.add_table(lines[:n_header_lines], lines[n_header_lines:])
 
     def finish(self) -> list[tuple[str, str]]:
         """End the last section, and return all sections."""
@@ -295,25 +295,25 @@ def find_dump_files(pattern: str) -> DumpFiles:
     if is_sitemap(pattern):
         from rag_model.corpus.web_site import mirror_site  # noqa: PLC0415 - imports httpx
 
-        site = mirror_site(pattern)
-        folder_files = find_dump_files(str(site.folder))
-        return replace(folder_files, dropped=Counter(folder_files.dropped) + Counter(site.dropped))
+        mirrored_site = mirror_site(pattern)
+        folder_files = find_dump_files(str(mirrored_site.folder))
+        return replace(folder_files, dropped=Counter(folder_files.dropped) + Counter(mirrored_site.dropped))
     is_folder = bool(pattern.strip()) and not is_wiki_site(pattern)
     folder_entries = list_folder(pattern) if is_folder else None
     if folder_entries is None:
         urls = drop_companions(expand_pattern(pattern))
         return DumpFiles(urls, "" if is_wiki_site(pattern) else _find_root_folder(pattern))
-    formats = list_document_formats()
-    dropped = Counter[str]()
+    document_formats = list_document_formats()
+    drop_counts = Counter[str]()
     urls = []
     for folder_entry in folder_entries:
-        if reason := _find_drop_reason(folder_entry, formats):
-            dropped[reason] += 1
+        if reason := _find_drop_reason(folder_entry, document_formats):
+            drop_counts[reason] += 1
         else:
             urls.append(folder_entry.url)
     if not urls:
-        raise _create_no_documents_error(pattern, dropped)
-    return DumpFiles(urls, get_url(pattern), dropped)
+        raise _create_no_documents_error(pattern, drop_counts)
+    return DumpFiles(urls, get_url(pattern), drop_counts)
 
 
 def list_document_formats() -> list["DocumentFiles"]:
@@ -346,8 +346,8 @@ def _find_drop_reason(folder_entry: FolderEntry, formats: Sequence["DocumentFile
     if folder_entry.size > dump_format.max_bytes:
         return "too_large"
     # fsspec would read `::` in a path as a separator of chained URLs.
-    is_valid = "::" not in folder_entry.path and _SURROGATE.search(folder_entry.path) is None
-    return "" if is_valid and len(_build_document_id(folder_entry.path)) <= MAX_ID else "bad_name"
+    is_valid_path = "::" not in folder_entry.path and _SURROGATE.search(folder_entry.path) is None
+    return "" if is_valid_path and len(_build_document_id(folder_entry.path)) <= MAX_ID else "bad_name"
 
 
 def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:
@@ -368,9 +368,9 @@ def _build_document_id(path: str) -> str:
 
 
 def _create_no_documents_error(folder: str, dropped: Mapping[str, int]) -> InputError:
-    reasons = ", ".join(f"{_DROP_REASONS.get(name, name)}: {n:,}" for name, n in sorted(dropped.items()))
+    reason_counts = ", ".join(f"{_DROP_REASONS.get(name, name)}: {n:,}" for name, n in sorted(dropped.items()))
     formats = [dump_format.summary for name, dump_format in BUILT_IN_FORMATS.items() if has_document_files([name])]
     return InputError(
-        f"{folder} has no documents ({reasons or 'it is empty'}): give {', '.join(formats)}, "
+        f"{folder} has no documents ({reason_counts or 'it is empty'}): give {', '.join(formats)}, "
         "or a glob of dumps such as 'dumps/*.bz2'"
     )

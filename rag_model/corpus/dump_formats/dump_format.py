@@ -147,7 +147,7 @@ FORMATS: Registry[DumpFormat] = Registry(
 )
 # Help text of the option --dump. It names no plugins, because looking them up takes time.
 DUMP_HELP = (
-    f"Path, URL or glob: {', '.join(entry.summary for entry in BUILT_IN_FORMATS.values())}; "
+    f"Path, URL or glob: {', '.join(builtin.summary for builtin in BUILT_IN_FORMATS.values())}; "
     "all files except Parquet may be compressed (.bz2, .gz, .xz, .zst, .7z)."
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
@@ -162,9 +162,11 @@ def list_summaries(*kinds: SourceKind) -> list[str]:
 
     Built-in formats come first; the kind of a plugin is unknown before it is imported.
     """
-    plugins = [name for name in FORMATS.list_names() if name not in BUILT_IN_FORMATS]
-    built_in = [entry.summary for entry in BUILT_IN_FORMATS.values() if not kinds or entry.kind in kinds]
-    return [*built_in, *(f"{name} (of an installed package)" for name in plugins)]
+    plugin_names = [name for name in FORMATS.list_names() if name not in BUILT_IN_FORMATS]
+    built_in_summaries = [
+        builtin.summary for builtin in BUILT_IN_FORMATS.values() if not kinds or builtin.kind in kinds
+    ]
+    return [*built_in_summaries, *(f"{name} (of an installed package)" for name in plugin_names)]
 
 
 def describe_formats(*kinds: SourceKind) -> str:
@@ -183,7 +185,7 @@ def detect_format(url: str) -> str:
             the file.
         UsageError: No format recognizes the file.
     """
-    name = _detect_name(url)
+    name = _detect_format_name(url)
     if name is None:
         file_name = url.rpartition("/")[2]
         raise UsageError(f"{file_name} is not a dump of a known format: give {describe_formats()}")
@@ -196,7 +198,7 @@ def find_format(url: str) -> DumpFormat | None:
     Raises:
         InputError: As for `detect_format`.
     """
-    name = _detect_name(url)
+    name = _detect_format_name(url)
     return None if name is None else get_format(name)
 
 
@@ -219,7 +221,7 @@ def get_format(name: str) -> DumpFormat:
             f"no dump format {name!r}: choose one of {', '.join(FORMATS.list_names())}, or install its package"
         )
     if not is_standard(name):
-        _check_format(name, dump_format)
+        _check_plugin(name, dump_format)
     return dump_format
 
 
@@ -297,28 +299,28 @@ def is_from_bookwheel(dump_format: object) -> bool:
 
 def plugin_error(dump_format: object, problem: str) -> InputError:
     """Return an error whose message names a format, its package and the problem."""
-    names = [name for name in FORMATS.list_names() if not is_standard(name)]
-    name = next((name for name in names if FORMATS.find_loaded(name) is dump_format), None)
-    description = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
-    return InputError(f"{description} {problem}: repair or uninstall its package")
+    plugin_names = [name for name in FORMATS.list_names() if not is_standard(name)]
+    name = next((name for name in plugin_names if FORMATS.find_loaded(name) is dump_format), None)
+    plugin_description = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
+    return InputError(f"{plugin_description} {problem}: repair or uninstall its package")
 
 
-def _check_format(name: str, plugin: object) -> None:
-    description = FORMATS.describe(name)
+def _check_plugin(name: str, plugin: object) -> None:
+    plugin_description = FORMATS.describe(name)
     missing_members = [member for member in _MEMBERS if not callable(getattr(plugin, member, None))]
     kind, version = getattr(plugin, "kind", None), getattr(plugin, "version", None)
     if isinstance(plugin, type):
-        raise InputError(f"{description} is the class {plugin.__name__}: register an instance of it")
+        raise InputError(f"{plugin_description} is the class {plugin.__name__}: register an instance of it")
     if missing_members:
         raise InputError(
-            f"{description} is {plugin!r:.40}, without `{missing_members[0]}`: register an instance of a "
+            f"{plugin_description} is {plugin!r:.40}, without `{missing_members[0]}`: register an instance of a "
             "subclass of RecordFormat or PageFormat"
         )
     if kind not in get_args(SourceKind):
-        kinds = ", ".join(map(repr, get_args(SourceKind)))
-        raise InputError(f"{description} has the kind {kind!r:.40}: give it one of {kinds}")
+        allowed_kinds = ", ".join(map(repr, get_args(SourceKind)))
+        raise InputError(f"{plugin_description} has the kind {kind!r:.40}: give it one of {allowed_kinds}")
     if not isinstance(version, str):
-        raise InputError(f"{description} has the version {version!r:.40}: give it a string")
+        raise InputError(f"{plugin_description} has the version {version!r:.40}: give it a string")
 
 
 _MEMBERS = ("recognize", "is_companion", "can_plan_fast", "plan", "read")
@@ -361,7 +363,7 @@ def choose_part_format(name: str) -> str:
     return "" if name in BUILT_IN_FORMATS and not BUILT_IN_FORMATS[name].has_own_parts else name
 
 
-def _detect_name(url: str) -> str | None:
+def _detect_format_name(url: str) -> str | None:
     if is_wiki_site(url):
         return SITE
     file_name, read_head = url.rpartition("/")[2], cache(lambda: _read_head(url))
@@ -401,14 +403,14 @@ def _is_companion(file_name: str) -> bool:
 def _read_head(url: str) -> bytes:
     from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
-    head = b""
-    files = source.read_archived_files(url) if source.is_tar(url) else iter([source.read_decoded(url)])
-    for chunk in next(files, iter(())):
-        head += chunk
-        if len(head) >= HEAD_BYTES:
+    head_bytes = b""
+    file_streams = source.read_archived_files(url) if source.is_tar(url) else iter([source.read_decoded(url)])
+    for chunk in next(file_streams, iter(())):
+        head_bytes += chunk
+        if len(head_bytes) >= HEAD_BYTES:
             break
-    head = head[:HEAD_BYTES]
-    return head + _read_parquet_schema(url) if head.startswith(_PARQUET_MAGIC) else head
+    head_bytes = head_bytes[:HEAD_BYTES]
+    return head_bytes + _read_parquet_schema(url) if head_bytes.startswith(_PARQUET_MAGIC) else head_bytes
 
 
 def _read_parquet_schema(url: str) -> bytes:
@@ -417,7 +419,7 @@ def _read_parquet_schema(url: str) -> bytes:
 
     file_bytes = source.get_size(url)
     last_bytes = b"".join(source.read_bytes(url, max(0, file_bytes - 8), min(8, file_bytes)))
-    length = int.from_bytes(last_bytes[:4], "little")
-    if not (last_bytes.endswith(_PARQUET_MAGIC) and length <= file_bytes - 12):
+    schema_bytes = int.from_bytes(last_bytes[:4], "little")
+    if not (last_bytes.endswith(_PARQUET_MAGIC) and schema_bytes <= file_bytes - 12):
         return b""
-    return b"".join(source.read_bytes(url, file_bytes - 8 - length, min(length, HEAD_BYTES)))
+    return b"".join(source.read_bytes(url, file_bytes - 8 - schema_bytes, min(schema_bytes, HEAD_BYTES)))

@@ -58,15 +58,15 @@ class Markdown(DocumentFiles):
             MissingExtraError: markdown-it-py is not installed.
         """
         markdown_it = require("markdown_it", extra="markdown")
-        fields, text = _split_front_matter(decode_text(data))
+        front_matter, text = _split_front_matter(decode_text(data))
         builder = SectionBuilder()
-        if title := _get_text(fields, "title"):
+        if title := _get_text_field(front_matter, "title"):
             builder.start_section(0, title)
-        builder.add_block(_get_text(fields, "description"))
+        builder.add_block(_get_text_field(front_matter, "description"))
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
-        revised = next(filter(None, map(_parse_time, map(fields.get, _DATE_FIELDS))), None)
-        metadata_fields = {name: fields.get(source) for name, source in _METADATA_FIELDS.items()}
+        revised = next(filter(None, map(_parse_time, map(front_matter.get, _DATE_FIELDS))), None)
+        metadata_fields = {name: front_matter.get(source_field) for name, source_field in _METADATA_FIELDS.items()}
         return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(metadata_fields)))
 
 
@@ -76,10 +76,10 @@ def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
     if match is None:
         return {}, text
     try:
-        fields = _parse_yaml(match[2]) if match[1] == "---" else tomllib.loads(match[2])
+        front_matter = _parse_yaml(match[2]) if match[1] == "---" else tomllib.loads(match[2])
     except (ValueError, RecursionError):
-        fields = {}
-    return fields if isinstance(fields, dict) else {}, text[match.end() :]
+        front_matter = {}
+    return front_matter if isinstance(front_matter, dict) else {}, text[match.end() :]
 
 
 def _parse_yaml(text: str) -> Any:
@@ -91,7 +91,7 @@ def _parse_yaml(text: str) -> Any:
         raise ValueError(error) from error
 
 
-def _get_text(fields: Mapping[str, Any], name: str) -> str:
+def _get_text_field(fields: Mapping[str, Any], name: str) -> str:
     field_text = fields.get(name)
     return field_text if isinstance(field_text, str) else ""
 
@@ -117,21 +117,21 @@ class _TokenReader:
 
     def read(self, tokens: "Iterable[Token]") -> None:
         for token in tokens:
-            kind = token.type
-            if kind == "heading_open" and not self._lists:
+            token_type = token.type
+            if token_type == "heading_open" and not self._lists:
                 self._heading_level = int(token.tag[1:])
-            elif kind in {"bullet_list_open", "ordered_list_open"}:
-                self._lists.append("- " if kind.startswith("bullet") else "")
-            elif kind == "list_item_open":
+            elif token_type in {"bullet_list_open", "ordered_list_open"}:
+                self._lists.append("- " if token_type.startswith("bullet") else "")
+            elif token_type == "list_item_open":
                 self._mark = "  " * (len(self._lists) - 1) + (self._lists[-1] or f"{token.info}. ")
-            elif kind == "table_open":
+            elif token_type == "table_open":
                 self._is_in_table = True
-            elif kind == "tr_close":
+            elif token_type == "tr_close":
                 self._lines.append(" | ".join(self._cells))
                 self._cells.clear()
-            elif kind in {"bullet_list_close", "ordered_list_close", "table_close"}:
+            elif token_type in {"bullet_list_close", "ordered_list_close", "table_close"}:
                 self._close_list_or_table()
-            elif kind in {"inline", "fence", "code_block", "html_block"}:
+            elif token_type in {"inline", "fence", "code_block", "html_block"}:
                 self._add_text(_render_text(token))
 
     def _close_list_or_table(self) -> None:
@@ -139,8 +139,8 @@ class _TokenReader:
         if not is_table:
             self._lists.pop()
         if not self._lists:
-            n_headers = 1 if is_table else 0
-            self._builder.add_table(self._lines[:n_headers], self._lines[n_headers:])
+            n_header_lines = 1 if is_table else 0
+            self._builder.add_table(self._lines[:n_header_lines], self._lines[n_header_lines:])
             self._lines.clear()
 
     def _add_text(self, text: str) -> None:
@@ -198,7 +198,7 @@ class HtmlPages(DocumentFiles):
             root = etree.fromstring(text.encode(), parser)
         except (etree.ParseError, UnparsablePageError) as error:
             raise DroppedFileError("damaged") from error
-        if any("depth" in entry.message for entry in parser.error_log.filter_from_fatals()):
+        if any("depth" in log_entry.message for log_entry in parser.error_log.filter_from_fatals()):
             # the parser left out elements that are nested too deeply
             raise DroppedFileError("damaged")
         builder = SectionBuilder()
@@ -299,18 +299,18 @@ class _ElementReader:
     def _add_table(self, element: Any) -> None:
         caption = " ".join("".join(element.xpath("caption//text()")).split())
         lines = [caption] if caption else []
-        n_headers = len(lines)
+        n_header_lines = len(lines)
         for row in element.iter("tr"):
             cells = [cell for cell in row if cell.tag in {"td", "th"}]
             texts = [" ".join("".join(_iter_cell_text(cell)).split()) for cell in cells]
             if any(texts):
-                n_headers += n_headers == len(lines) and all(cell.tag == "th" for cell in cells)
+                n_header_lines += n_header_lines == len(lines) and all(cell.tag == "th" for cell in cells)
                 lines.append(" | ".join(texts))
         if self._list_depth:
             self._add_block("\n".join(lines))
         else:
             self._end_block()
-            self._builder.add_table(lines[:n_headers], lines[n_headers:])
+            self._builder.add_table(lines[:n_header_lines], lines[n_header_lines:])
 
     def _add_text(self, text: str | None) -> None:
         inline_text = _BLANKS.sub(" ", text or "")

@@ -139,17 +139,17 @@ def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: Ident
     """
     parser, is_regular = PageParser(location), True
     for element_bytes in _split_elements(chunks):
-        element, key = element_bytes.lstrip(b" \t\r\n"), b""
+        page_element, page_key = element_bytes.lstrip(b" \t\r\n"), b""
         if is_regular:
-            key, logged_page = identify(element)
+            page_key, logged_page = identify(page_element)
             if logged_page is not None:
                 parser.begin_fragment()
                 yield logged_page
                 continue
         pages = parser.feed(element_bytes)
-        is_regular = is_regular and _is_plain_element(element) and len(pages) == 1 and parser.is_between_pages
+        is_regular = is_regular and _is_plain_element(page_element) and len(pages) == 1 and parser.is_between_pages
         for _, page in pages:
-            yield replace(page, key=key) if is_regular else page
+            yield replace(page, key=page_key) if is_regular else page
     parser.close()
 
 
@@ -161,11 +161,11 @@ def parse_namespace_pages(
     Other pages are not parsed, and damaged pages are left out.
     """
     # The pages of a mirror have `<redirect/>` without the target.
-    tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect"] * redirects
+    wanted_tags = [b"<ns>%d</ns>" % key for key in namespaces] + [b"<redirect"] * redirects
     for element_bytes in _split_elements(chunks):
         page_start = max(element_bytes.find(b"<page>"), 0)
-        head = element_bytes[page_start : page_start + _NAMESPACE_HEAD]
-        if any(tag in head for tag in tags) and element_bytes.endswith(_PAGE_END):
+        element_head = element_bytes[page_start : page_start + _NAMESPACE_HEAD]
+        if any(tag in element_head for tag in wanted_tags) and element_bytes.endswith(_PAGE_END):
             parser = PageParser(location)
             parser.begin_fragment()
             with suppress(InputError):  # the job that chunks the page reports it
@@ -174,8 +174,8 @@ def parse_namespace_pages(
 
 
 def _is_plain_element(element_bytes: bytes) -> bool:
-    is_element = element_bytes.startswith(b"<page>") and element_bytes.endswith(_PAGE_END)
-    return is_element and _NON_ELEMENT.search(element_bytes) is None
+    is_page_element = element_bytes.startswith(b"<page>") and element_bytes.endswith(_PAGE_END)
+    return is_page_element and _NON_ELEMENT.search(element_bytes) is None
 
 
 def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -183,11 +183,11 @@ def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
     buffer = b""
     for chunk in chunks:
         buffer += chunk
-        start = 0
-        while (end := buffer.find(_PAGE_END, start) + len(_PAGE_END)) >= len(_PAGE_END):
-            yield buffer[start:end]
-            start = end
-        buffer = buffer[start:]
+        element_start = 0
+        while (element_end := buffer.find(_PAGE_END, element_start) + len(_PAGE_END)) >= len(_PAGE_END):
+            yield buffer[element_start:element_end]
+            element_start = element_end
+        buffer = buffer[element_start:]
         if len(buffer) > _MAX_ELEMENT_BYTES:
             yield buffer
             buffer = b""
@@ -260,11 +260,11 @@ class PageParser:
             InputError: The export is empty or incomplete.
         """
         if self._head_bytes is not None:
-            raise self._error("is empty", "download it again")
+            raise self._create_error("is empty", "download it again")
         if self._root_bytes and len(self._paths) == 1:
             self._parse(b"</mediawiki>")
         if self._paths:
-            raise self._error("ends before its XML is complete", "it is truncated, download it again")
+            raise self._create_error("ends before its XML is complete", "it is truncated, download it again")
         self._parse(b"", is_last=True)
         # This frees megabytes in a reference cycle without waiting for the garbage collector.
         del self._expat
@@ -273,36 +273,36 @@ class PageParser:
         try:
             self._expat.Parse(xml_bytes, is_last)
         except expat.ExpatError as error:
-            raise self._error(f"is not well-formed XML ({error})", _EXPORT_ADVICE) from error
+            raise self._create_error(f"is not well-formed XML ({error})", _EXPORT_ADVICE) from error
         self._fed_bytes += len(xml_bytes)
         if self._fed_bytes - self._expat.CurrentByteIndex > MAX_TOKEN and self._expat.CurrentByteIndex >= 0:
-            raise self._error(f"has an XML tag of more than {MAX_TOKEN >> 20} MiB", _EXPORT_ADVICE)
+            raise self._create_error(f"has an XML tag of more than {MAX_TOKEN >> 20} MiB", _EXPORT_ADVICE)
 
     def _start_element(self, tag: str, attributes: dict[str, str]) -> None:
         if not self._paths:
             if tag != "mediawiki":
-                raise self._error(f"is XML, but its root is <{tag[:40]}> and not <mediawiki>", _EXPORT_ADVICE)
+                raise self._create_error(f"is XML, but its root is <{tag[:40]}> and not <mediawiki>", _EXPORT_ADVICE)
             self._language = attributes.get("xml:lang", "")
             self._paths.append("")
             return
-        path = f"{self._paths[-1]}/{tag}"
+        element_path = f"{self._paths[-1]}/{tag}"
         if len(self._paths) == MAX_DEPTH:
-            raise self._error(f"nests XML elements more than {MAX_DEPTH} deep", _EXPORT_ADVICE)
-        self._paths.append(path)
-        if path in _CAPTURED_PATHS:
+            raise self._create_error(f"nests XML elements more than {MAX_DEPTH} deep", _EXPORT_ADVICE)
+        self._paths.append(element_path)
+        if element_path in _CAPTURED_PATHS:
             self._namespace_key = self._parse_number(attributes.get("key", "0"))
             self._text, self._text_length = [], 0
             self._expat.CharacterDataHandler = self._add_text
-        elif path == "/page":
+        elif element_path == "/page":
             self._page_offset = self._expat.CurrentByteIndex - self._root_bytes
             self._fields, self._newest_revision = {}, {}
-        elif path == "/page/redirect":
-            self._fields[path] = attributes.get("title", "")
+        elif element_path == "/page/redirect":
+            self._fields[element_path] = attributes.get("title", "")
 
     def _add_text(self, text: str) -> None:
         self._text_length += len(text)
         if self._text_length > MAX_TEXT:
-            raise self._error(f"has an element with more than {MAX_TEXT >> 20} MiB of text", _EXPORT_ADVICE)
+            raise self._create_error(f"has an element with more than {MAX_TEXT >> 20} MiB of text", _EXPORT_ADVICE)
         self._text.append(text)
 
     def _end_element(self, tag: str) -> None:
@@ -322,8 +322,8 @@ class PageParser:
     def _keep_newest_revision(self) -> None:
         """Keep the revision if it is the newest of the page so far."""
         revision = {name: self._fields.pop(name) for name in _REVISION_FIELDS if name in self._fields}
-        newest = self._newest_revision
-        if not newest or self._get_revision_recency(revision) >= self._get_revision_recency(newest):
+        newest_revision = self._newest_revision
+        if not newest_revision or self._get_revision_recency(revision) >= self._get_revision_recency(newest_revision):
             self._newest_revision = revision
 
     def _get_revision_recency(self, revision: dict[str, str]) -> tuple[int, int]:
@@ -331,16 +331,16 @@ class PageParser:
 
         The id alone is not sufficient, because imported old revisions get new ids.
         """
-        time = self._parse_time(revision.get(f"{_REVISION}/timestamp", ""))
-        return get_recency(time, self._parse_number(revision.get(f"{_REVISION}/id", "0")))
+        revised = self._parse_time(revision.get(f"{_REVISION}/timestamp", ""))
+        return get_recency(revised, self._parse_number(revision.get(f"{_REVISION}/id", "0")))
 
     def _build_page(self) -> Page:
         fields, revision = self._fields, self._newest_revision
-        metadata = fields.get("/page/metadata")
+        metadata_text = fields.get("/page/metadata")
         if "/page/id" not in fields or "/page/title" not in fields:
-            raise self._error("has a <page> without <id> or <title>", _EXPORT_ADVICE)
+            raise self._create_error("has a <page> without <id> or <title>", _EXPORT_ADVICE)
         if len(fields["/page/title"]) > MAX_TITLE:
-            raise self._error(f"has a <title> of more than {MAX_TITLE:,} characters", _EXPORT_ADVICE)
+            raise self._create_error(f"has a <title> of more than {MAX_TITLE:,} characters", _EXPORT_ADVICE)
         return Page(
             page_id=self._parse_number(fields["/page/id"]),
             rev_id=self._parse_number(revision.get(f"{_REVISION}/id", "0")),
@@ -351,16 +351,16 @@ class PageParser:
             target=fields.get("/page/redirect", ""),
             model=revision.get(f"{_REVISION}/model", "wikitext"),
             text=revision.get(f"{_REVISION}/text", ""),
-            metadata=NO_METADATA if metadata is None else parse_metadata(metadata),
+            metadata=NO_METADATA if metadata_text is None else parse_metadata(metadata_text),
         )
 
     def _build_siteinfo(self) -> Siteinfo:
-        aliases = get_namespace_aliases(self._language)
+        namespace_aliases = get_namespace_aliases(self._language)
         return Siteinfo(
             dbname=self._fields.get("/siteinfo/dbname", ""),
             language=self._language,
             base=self._fields.get("/siteinfo/base", ""),
-            namespaces={**CANONICAL_NAMESPACES, **aliases, **self._namespaces},
+            namespaces={**CANONICAL_NAMESPACES, **namespace_aliases, **self._namespaces},
             case=self._fields.get("/siteinfo/case", "first-letter"),
         )
 
@@ -368,9 +368,9 @@ class PageParser:
         try:
             number = int(text)
         except ValueError as error:
-            raise self._error(f"has {text[:40]!r} instead of a number", _EXPORT_ADVICE) from error
+            raise self._create_error(f"has {text[:40]!r} instead of a number", _EXPORT_ADVICE) from error
         if not _MIN_NUMBER <= number <= _MAX_NUMBER:
-            raise self._error(f"has the number {text[:40]}, which is out of range", _EXPORT_ADVICE)
+            raise self._create_error(f"has the number {text[:40]}, which is out of range", _EXPORT_ADVICE)
         return number
 
     def _parse_time(self, text: str) -> int | None:
@@ -380,15 +380,15 @@ class PageParser:
         try:
             seconds = parse_seconds(text.strip())
         except ValueError as error:
-            raise self._error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
+            raise self._create_error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
         if seconds >= _TIME_LIMIT:  # one such page would make every later dump look outdated
-            raise self._error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
+            raise self._create_error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
         return seconds
 
     def _reject_doctype(self, *_: object) -> None:
-        raise self._error("declares a document type, which could hide an entity bomb", _EXPORT_ADVICE)
+        raise self._create_error("declares a document type, which could hide an entity bomb", _EXPORT_ADVICE)
 
-    def _error(self, problem: str, advice: str) -> InputError:
+    def _create_error(self, problem: str, advice: str) -> InputError:
         return InputError(f"{self._location} {problem}: {advice}")
 
 
@@ -446,10 +446,10 @@ def find_offset_index(url: str) -> str | None:
     name_match = _DUMP_NAME.fullmatch(basename(url))
     if name_match is None:
         return None
-    stem, number, page_range = name_match["stem"], name_match["number"], name_match["range"] or ""
+    stem, file_number, page_range = name_match["stem"], name_match["number"], name_match["range"] or ""
     folder = url.removesuffix(basename(url))
-    candidates = (f"{stem}-index{number}.txt{page_range}.bz2", f"{stem}{number}-index.txt{page_range}.bz2")
-    return next((folder + candidate for candidate in candidates if file_exists(folder + candidate)), None)
+    index_names = f"{stem}-index{file_number}.txt{page_range}.bz2", f"{stem}{file_number}-index.txt{page_range}.bz2"
+    return next((folder + index_name for index_name in index_names if file_exists(folder + index_name)), None)
 
 
 def find_properties_file(url: str) -> str | None:
@@ -459,8 +459,8 @@ def find_properties_file(url: str) -> str | None:
     """
     name = basename(url)
     stem, separator, _ = name.partition("-pages-")
-    prefix = url.removesuffix(name) + stem
-    candidates = [f"{prefix}-page_props.sql.gz", f"{prefix}-page_props.sql"] if separator else []
+    url_prefix = url.removesuffix(name) + stem
+    candidates = [f"{url_prefix}-page_props.sql.gz", f"{url_prefix}-page_props.sql"] if separator else []
     return next(filter(file_exists, candidates), None)
 
 
@@ -473,20 +473,20 @@ def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) ->
     Raises:
         InputError: The index is malformed, incomplete, or belongs to another dump.
     """
-    streams = groupby(_read_entries(index_url, namespaces), itemgetter(0))
+    stream_groups = groupby(_read_entries(index_url, namespaces), itemgetter(0))
     file_bytes = get_size(url)
     run: PageRun | None = None
-    stream_entries = ((offset, list(index_entries)) for offset, index_entries in streams)
-    for (offset, index_entries), (run_end, _) in pairwise(chain(stream_entries, [(file_bytes, list[_IndexEntry]())])):
-        if not offset < run_end <= file_bytes:
+    stream_entries = ((offset, list(entries)) for offset, entries in stream_groups)
+    for (run_start, entries), (run_end, _) in pairwise(chain(stream_entries, [(file_bytes, list[_IndexEntry]())])):
+        if not run_start < run_end <= file_bytes:
             raise InputError(
-                f"{basename(index_url)} places a stream at byte {offset} of {basename(url)}, "
+                f"{basename(index_url)} places a stream at byte {run_start} of {basename(url)}, "
                 f"past its end or its next stream: {_ADVICE}"
             )
-        is_first, run = run is None, _build_run(url, offset, run_end, index_entries)
+        is_first, run = run is None, _build_run(url, run_start, run_end, entries)
         if is_first:
             _check_stream(run, index_url)
-            _check_header(run, index_url)
+            _check_dump_header(run, index_url)
         yield run
     if run is None:
         raise InputError(f"{basename(index_url)} is empty: {_ADVICE}")
@@ -494,9 +494,9 @@ def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) ->
 
 
 def _build_run(url: str, offset: int, run_end: int, entries: Sequence[_IndexEntry]) -> PageRun:
-    _, ids, are_templates = zip(*entries, strict=True)
-    byte_slice = Slice(url, offset, run_end - offset, "bz2", min(ids), max(ids))
-    return PageRun(byte_slice, run_end - offset, _is_increasing(ids), any(are_templates))
+    _, page_ids, template_flags = zip(*entries, strict=True)
+    byte_slice = Slice(url, offset, run_end - offset, "bz2", min(page_ids), max(page_ids))
+    return PageRun(byte_slice, run_end - offset, _is_increasing(page_ids), any(template_flags))
 
 
 def _is_increasing(ids: Sequence[int]) -> bool:
@@ -504,14 +504,14 @@ def _is_increasing(ids: Sequence[int]) -> bool:
 
 
 def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
-    for number, line in enumerate(read_lines(index_url), start=1):
-        offset, _, rest = line.partition(b":")
-        page_id, _, title = rest.partition(b":")
+    for line_number, line in enumerate(read_lines(index_url), start=1):
+        offset, _, id_and_title = line.partition(b":")
+        page_id, _, title = id_and_title.partition(b":")
         try:
             yield int(offset), int(page_id), _is_template_title(title, namespaces)
         except ValueError as error:
             raise InputError(
-                f"line {number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
+                f"line {line_number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
             ) from error
 
 
@@ -523,7 +523,7 @@ def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
     return defines_templates(text, namespaces.get(text.partition(":")[0].strip().lower()))
 
 
-def _check_header(run: PageRun, index_url: str) -> None:
+def _check_dump_header(run: PageRun, index_url: str) -> None:
     """Check that no page is stored before the first stream; otherwise the index is incomplete."""
     location = basename(run.slice.url)
     header = decode(read_bytes(run.slice.url, 0, run.slice.offset), "bz2", location)
@@ -534,8 +534,8 @@ def _check_header(run: PageRun, index_url: str) -> None:
 def _check_stream(run: PageRun, index_url: str) -> None:
     """Check that a stream starts at the offset in the index and contains the listed pages."""
     byte_slice = run.slice
-    head = b"".join(read_bytes(byte_slice.url, byte_slice.offset, min(10, byte_slice.length)))
-    if not _STREAM_MAGIC.match(head):
+    stream_head = b"".join(read_bytes(byte_slice.url, byte_slice.offset, min(10, byte_slice.length)))
+    if not _STREAM_MAGIC.match(stream_head):
         raise InputError(
             f"{basename(index_url)} places a stream at byte {byte_slice.offset} of "
             f"{basename(byte_slice.url)}, but no bz2 stream begins there: {_ADVICE}"
@@ -581,9 +581,9 @@ def stage_runs(runs: Iterator[XmlRun], workdir: Path, stage: StageFile) -> Itera
             tempfile.NamedTemporaryFile(dir=workdir, prefix="split-", suffix=".gz", delete=False) as file,
         ):
             for run in runs:
-                member = gzip.compress(run.data, 1, mtime=0)
-                page_runs.append(run.to_page_run(file.name, file.tell(), len(member), "gzip"))
-                file.write(member)
+                gzip_member = gzip.compress(run.data, 1, mtime=0)
+                page_runs.append(run.to_page_run(file.name, file.tell(), len(gzip_member), "gzip"))
+                file.write(gzip_member)
                 if file.tell() >= MIN_FILE_BYTES:
                     break
         url = stage_file(stage, Path(file.name)) if page_runs else ""

@@ -46,19 +46,19 @@ class Office(IsolatedFiles):
 
 def _read_file(path: str) -> dict[str, Any]:
     """Return the sections and the time of the last change of a file, or the reason to drop it."""
-    file = Path(path)
+    file_path = Path(path)
     try:
-        with ZipFile(file) as archive:
+        with ZipFile(file_path) as archive:
             entries = archive.infolist()
             if len(entries) > _MAX_FILES or sum(entry.file_size for entry in entries) > _MAX_UNPACKED_BYTES:
                 return {"dropped": "too_large"}
-            properties = (archive.read(name) for name in _PROPERTY_FILES if name in archive.namelist())
-            time_match = _MODIFIED_TIME.search(next(properties, b""))
-        sections = _READERS[file.suffix](file).sections
+            property_files = (archive.read(name) for name in _PROPERTY_FILES if name in archive.namelist())
+            time_match = _MODIFIED_TIME.search(next(property_files, b""))
+        sections = _READERS[file_path.suffix](file_path).sections
     except DroppedFileError as error:
         return {"dropped": error.reason}
     except BadZipFile:
-        return {"dropped": "encrypted" if file.read_bytes().startswith(_OLE_HEADER) else "damaged"}
+        return {"dropped": "encrypted" if file_path.read_bytes().startswith(_OLE_HEADER) else "damaged"}
     except MemoryError:
         raise
     except Exception:  # the libraries raise errors of many types for damaged XML
@@ -79,17 +79,19 @@ def _read_word(path: Path) -> ParsedFile:
 def _drop_hidden_runs(path: Path) -> BytesIO:
     """Return a copy of a Word file without images and hidden text; mammoth drops deleted text."""
     etree, file = require("lxml.etree", extra="office"), BytesIO()
-    with ZipFile(path) as source, ZipFile(file, "w") as target:
-        for name in filter(re.compile(r"\.(xml|rels)$").search, source.namelist()):
-            member_bytes = source.read(name)
+    with ZipFile(path) as source_archive, ZipFile(file, "w") as target_archive:
+        for name in filter(re.compile(r"\.(xml|rels)$").search, source_archive.namelist()):
+            member_bytes = source_archive.read(name)
             if b"vanish" in member_bytes:
                 root = etree.fromstring(member_bytes, etree.XMLParser(resolve_entities=False, no_network=True))
-                runs = {hidden.getparent().getparent() for hidden in root.iter("{*}vanish") if _is_enabled(hidden)}
-                for run in runs:  # a set, because a run may contain the property twice
-                    if etree.QName(run).localname == "r":
-                        run.getparent().remove(run)
+                hidden_runs = {
+                    vanish.getparent().getparent() for vanish in root.iter("{*}vanish") if _is_enabled(vanish)
+                }
+                for hidden_run in hidden_runs:  # a set, because a run may contain the property twice
+                    if etree.QName(hidden_run).localname == "r":
+                        hidden_run.getparent().remove(hidden_run)
                 member_bytes = etree.tostring(root)
-            target.writestr(name, member_bytes)
+            target_archive.writestr(name, member_bytes)
     return file
 
 
@@ -120,8 +122,8 @@ def _read_presentation(path: Path) -> ParsedFile:
 
 def _add_shape(builder: SectionBuilder, shape: Any, depth: int = 0) -> None:
     if depth < _MAX_GROUP_DEPTH:
-        for member in getattr(shape, "shapes", ()):  # only a group has `shapes`
-            _add_shape(builder, member, depth + 1)
+        for group_member in getattr(shape, "shapes", ()):  # only a group has `shapes`
+            _add_shape(builder, group_member, depth + 1)
     if shape.has_text_frame:
         lines = [f"{'  ' * paragraph.level}{clean_text(paragraph.text)}" for paragraph in shape.text_frame.paragraphs]
         builder.add_block("\n".join(lines))

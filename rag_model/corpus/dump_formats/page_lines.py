@@ -118,7 +118,7 @@ class PageLines(RenderedPages):
         pages: Iterator[Page] = (self.build_page(row, siteinfo, location) for location, row in rows)
         if request.limit is not None:
             pages = self._limit_articles(pages, request.limit, siteinfo)
-        runs = _group_pages(sort_pages(pages, request.workdir))
+        runs = _group_into_runs(sort_pages(pages, request.workdir))
         yield from stage_runs(runs, request.workdir, request.stage)
 
     def _limit_articles(self, pages: Iterable[Page], limit: int, siteinfo: Siteinfo) -> Iterator[Page]:
@@ -149,20 +149,20 @@ class EnterprisePages(PageLines):
 
     def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
         """Return the siteinfo from `is_part_of`, `in_language` and the address of the page."""
-        address = _WIKI_ADDRESS.match(self._read_text(row, "url", location))
-        if address is None:
+        address_match = _WIKI_ADDRESS.match(self._read_text(row, "url", location))
+        if address_match is None:
             raise InputError(
                 f"{location} has no `url` such as https://en.wikipedia.org/wiki/Ada: give {self.description}"
             )
         dbname = self._read_text(row, "is_part_of.identifier", location)
         language = self._read_text(row, "in_language.identifier", location)
-        return _build_siteinfo(dbname, language, address[0])
+        return _build_siteinfo(dbname, language, address_match[0])
 
     def build_page(self, row: Row, siteinfo: Siteinfo, location: str) -> Page:
         """Return the page with its HTML."""
-        if (wiki := self._read_text(row, "is_part_of.identifier", location)) != siteinfo.dbname:
+        if (dbname := self._read_text(row, "is_part_of.identifier", location)) != siteinfo.dbname:
             raise InputError(
-                f"{location} is of {wiki[:80]!r}, but the first page of {siteinfo.dbname!r}: give one wiki at a time"
+                f"{location} is of {dbname[:80]!r}, but the first page of {siteinfo.dbname!r}: give one wiki at a time"
             )
         templates = _read_names(row, "templates")
         is_article = not has_disambiguation_template(templates, siteinfo.language)
@@ -217,8 +217,8 @@ class CirrusPages(PageLines):
                 continue
             if page_id is None:
                 raise InputError(f"{location} has no action `index` before it: give {self.description}")
-            is_number = isinstance(page_id, str) and page_id.isdecimal() and len(page_id) < len(str(_MAX_NUMBER))
-            yield location, {"page_id": int(page_id) if is_number else page_id, **row}
+            is_numeric_id = isinstance(page_id, str) and page_id.isdecimal() and len(page_id) < len(str(_MAX_NUMBER))
+            yield location, {"page_id": int(page_id) if is_numeric_id else page_id, **row}
             page_id = None
         if page_id is not None:
             raise InputError(f"{basename(url)} ends after an action, without its page: download it again")
@@ -235,18 +235,18 @@ class CirrusPages(PageLines):
         language = row.get("language")
         if not isinstance(language, str):
             raise InputError(f"{location} has no string `language`: give {self.description}")
-        wiki = row.get("wiki")
-        return _build_siteinfo(wiki if isinstance(wiki, str) else "", language, "")
+        dbname = row.get("wiki")
+        return _build_siteinfo(dbname if isinstance(dbname, str) else "", language, "")
 
     def build_page(self, row: Row, siteinfo: Siteinfo, location: str) -> Page:
         """Return the page with its plain text."""
         if not isinstance(text := row.get("text", ""), str):
             raise InputError(f"{location} has no string `text`: give {self.description}")
-        model = row.get("content_model", "wikitext")
+        content_model = row.get("content_model", "wikitext")
         if has_disambiguation_template(_read_names(row, "template"), siteinfo.language):
             text = _DISAMBIGUATION
-        elif model == "wikitext":
-            model = PLAIN_MODEL
+        elif content_model == "wikitext":
+            content_model = PLAIN_MODEL
         return Page(
             page_id=_read_number(row, "page_id", location),
             rev_id=_read_number(row, "version", location, default=0),
@@ -254,7 +254,7 @@ class CirrusPages(PageLines):
             namespace=_read_number(row, "namespace", location, default=0),
             title=_read_title(row, "title", location),
             redirect=False,
-            model=str(model)[:100],
+            model=str(content_model)[:100],
             text=text,
             metadata=build_metadata(
                 {
@@ -354,16 +354,16 @@ def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, byte
         translate_write_errors(workdir),
     ):
         batches = (sorted(batch) for batch in _batch_pages(pages))
-        last_batch, files = list[_SortedPage](), list[Path]()
+        last_batch, batch_files = list[_SortedPage](), list[Path]()
         for batch in batches:
-            files += [_write_pages(last_batch, Path(folder))] if last_batch else []
+            batch_files += [_write_pages(last_batch, Path(folder))] if last_batch else []
             last_batch = batch
-        while len(files) > MAX_MERGED_FILES:
-            files = [
-                _write_pages(_merge_and_delete(files[start_file : start_file + MAX_MERGED_FILES]), Path(folder))
-                for start_file in range(0, len(files), MAX_MERGED_FILES)
+        while len(batch_files) > MAX_MERGED_FILES:
+            batch_files = [
+                _write_pages(_merge_and_delete(batch_files[first_file : first_file + MAX_MERGED_FILES]), Path(folder))
+                for first_file in range(0, len(batch_files), MAX_MERGED_FILES)
             ]
-        merged_pages = heapq.merge(_merge_and_delete(files), last_batch)
+        merged_pages = heapq.merge(_merge_and_delete(batch_files), last_batch)
         for page_id, revisions in groupby(merged_pages, key=lambda page: page.page_id):
             yield page_id, next(revisions).xml
 
@@ -383,17 +383,17 @@ def _batch_pages(pages: Iterable[Page]) -> Iterator[list[_SortedPage]]:
 
 def _write_pages(pages: Iterable[_SortedPage], folder: Path) -> Path:
     path = folder / f"{secrets.token_hex(8)}.lz4"  # lz4 takes a tenth of the time of gzip
-    with pa.CompressedOutputStream(pa.OSFile(str(path), "wb"), "lz4") as out:
+    with pa.CompressedOutputStream(pa.OSFile(str(path), "wb"), "lz4") as batch_file:
         for page in pages:
-            out.write(_HEADER.pack(page.page_id, *page.age, len(page.xml)))
-            out.write(page.xml)
+            batch_file.write(_HEADER.pack(page.page_id, *page.age, len(page.xml)))
+            batch_file.write(page.xml)
     return path
 
 
 def _merge_and_delete(files: Sequence[Path]) -> Iterator[_SortedPage]:
     yield from heapq.merge(*map(_read_pages, files))
-    for file in files:
-        file.unlink()
+    for batch_file in files:
+        batch_file.unlink()
 
 
 def _read_pages(path: Path) -> Iterator[_SortedPage]:
@@ -403,11 +403,11 @@ def _read_pages(path: Path) -> Iterator[_SortedPage]:
             yield _SortedPage(page_id, (negated_time, negated_rev_id), file.read(xml_bytes))
 
 
-def _group_pages(pages: Iterable[tuple[int, bytes]]) -> Iterator[XmlRun]:
+def _group_into_runs(pages: Iterable[tuple[int, bytes]]) -> Iterator[XmlRun]:
     """Yield runs of pages of at least `mediawiki.MIN_RUN_BYTES`; the last may be smaller."""
     run_xml, page_ids = bytearray(), list[int]()
-    for page_id, xml in pages:
-        run_xml += xml
+    for page_id, page_xml in pages:
+        run_xml += page_xml
         page_ids.append(page_id)
         if len(run_xml) >= mediawiki.MIN_RUN_BYTES:
             yield XmlRun(0, bytes(run_xml), page_ids)

@@ -93,15 +93,15 @@ class Parquet(RecordFormat):
         """Yield the results of `parse` for batches of the rows [first_row, end_row)."""
         try:
             with fsspec.open(url, "rb").open() as source:
-                metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
-                names = get_schema(metadata).to_arrow_schema().names
-                columns = _select_columns(names, self.columns)
+                metadata, file_size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
+                column_names = get_schema(metadata).to_arrow_schema().names
+                columns = _select_columns(column_names, self.columns)
                 row_number, leaves = first_row, list_leaves(metadata, columns)
                 # Over a network a few large requests are faster than many small ones.
                 open_file = partial(open_parquet, source, metadata=metadata, pre_buffer=not Path(url).is_file())
                 with open_file() as plain_file:
                     file = plain_file
-                    max_row_bytes = check_groups(source, file, columns, size, first_row, end_row)
+                    max_row_bytes = check_groups(source, file, columns, file_size, first_row, end_row)
                     if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # Read as dictionaries, a text that many rows share is in memory only once.
                         text_paths = list_text_paths(metadata, columns)
@@ -157,8 +157,8 @@ def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
     """Convert records to the columns of `Parquet.read_columns`; the texts of sections are
     joined.
     """
-    record_rows = [record[:4] for record in records]  # without metadata
-    ids, titles, bodies, dates = zip(*record_rows, strict=True) if record_rows else ((), (), (), ())
+    plain_records = [record[:4] for record in records]  # without metadata
+    ids, titles, bodies, dates = zip(*plain_records, strict=True) if plain_records else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
     page_ids = [record[4].get(PAGE_FIELD, "") if len(record) > 4 else "" for record in records]
     text_columns = [pa.array(column, pa.string()) for column in (ids, titles, texts, page_ids)]
@@ -245,16 +245,16 @@ def _needs_no_parsing(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = 
     if not {*_REQUIRED_COLUMNS} <= {*schema.names} or any(types.get(field.name) != field.type for field in schema):
         return False
     shortest_id = pc.min(pc.binary_length(batch["id"])).as_py() or 0
-    limits = {"id": MAX_ID, "title": MAX_TITLE, PAGE_FIELD: MAX_ID}
-    fits = all(
-        (pc.max(pc.binary_length(batch[name])).as_py() or 0) <= limit
-        for name, limit in limits.items()
+    length_limits = {"id": MAX_ID, "title": MAX_TITLE, PAGE_FIELD: MAX_ID}
+    has_short_values = all(
+        (pc.max(pc.binary_length(batch[name])).as_py() or 0) <= max_length
+        for name, max_length in length_limits.items()
         if name in schema.names
     )
     if DATE_FIELD in schema.names:
         date_bounds = pc.min_max(batch[DATE_FIELD]).as_py().values()
-        fits &= all(EARLIEST <= (seconds or 0) <= LATEST for seconds in date_bounds)
-    return fits and shortest_id > 0 and not batch["id"].null_count
+        has_short_values &= all(EARLIEST <= (seconds or 0) <= LATEST for seconds in date_bounds)
+    return has_short_values and shortest_id > 0 and not batch["id"].null_count
 
 
 def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:

@@ -46,34 +46,34 @@ def _read_file(path: str) -> dict[str, Any]:
     pdfium = require("pypdfium2", extra="pdf")
     try:
         with pdfium.PdfDocument(path) as document:
-            pages = list(_iter_pages(document, _find_chapters(document), pdfium))
+            page_sections = list(_iter_pages(document, _find_chapters(document), pdfium))
             date_match = _DATE.match(document.get_metadata_value("ModDate"))
     except pdfium.PdfiumError as error:
         return {"dropped": "encrypted" if "password" in str(error).lower() else "damaged"}
-    return {"sections": pages, "revised": _parse_time(date_match)}
+    return {"sections": page_sections, "revised": _parse_time(date_match)}
 
 
 def _find_chapters(document: Any) -> dict[int, str]:
     """Return, by page number, the outline path of the first chapter that starts on the page."""
-    chapters: dict[int, str] = {}
-    path: list[str] = []
+    chapter_by_page: dict[int, str] = {}
+    heading_path: list[str] = []
     for bookmark in islice(document.get_toc(), _MAX_BOOKMARKS):
         destination = bookmark.get_dest()
-        path[bookmark.level :] = [" ".join(clean_text(bookmark.get_title()).split())[:MAX_HEADING_PART]]
+        heading_path[bookmark.level :] = [" ".join(clean_text(bookmark.get_title()).split())[:MAX_HEADING_PART]]
         page_number = destination.get_index() if destination else None
         if page_number is not None:
-            chapters.setdefault(page_number, " > ".join(filter(None, path))[: MAX_HEADING - 20])
-    return chapters
+            chapter_by_page.setdefault(page_number, " > ".join(filter(None, heading_path))[: MAX_HEADING - 20])
+    return chapter_by_page
 
 
 def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iterator[tuple[str, str]]:
     """Yield a heading (chapter and page number) and the text of each page with text."""
-    chapter, budget = "", iter(range(_MAX_TABLE_ITEMS))
+    chapter, table_budget = "", iter(range(_MAX_TABLE_ITEMS))
     for page_number in range(len(document)):
         chapter, builder = chapters.get(page_number, chapter), SectionBuilder()
         try:
             page = document[page_number]
-            for block in split_page(pdfium.raw, page, page.get_textpage(), budget):
+            for block in split_page(pdfium.raw, page, page.get_textpage(), table_budget):
                 if isinstance(block, str):
                     for paragraph in _join_lines(block):
                         builder.add_block(paragraph)
@@ -93,13 +93,13 @@ def _join_lines(text: str) -> Iterator[str]:
     """Yield the paragraphs of a text; a line that ends within a sentence is joined to the next."""
     text = clean_text(_DOT_LEADERS.sub(" ", _remove_line_hyphens(text)))
     for paragraph in re.split(r"\n\s*\n", text):
-        lines: list[list[str]] = []
+        line_words: list[list[str]] = []
         for words in filter(None, map(str.split, paragraph.split("\n"))):
-            if lines and not ends_line(lines[-1][-1], words[0]):
-                lines[-1] += words
+            if line_words and not ends_line(line_words[-1][-1], words[0]):
+                line_words[-1] += words
             else:
-                lines.append(words)
-        yield "\n".join(map(" ".join, lines))
+                line_words.append(words)
+        yield "\n".join(map(" ".join, line_words))
 
 
 def _parse_time(date_match: re.Match[str] | None) -> int | None:

@@ -67,7 +67,7 @@ class _Character(NamedTuple):
         height = self.bottom - self.top
         return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
 
-    def is_sideways(self, last: "_Character") -> bool:
+    def is_above_or_below(self, last: "_Character") -> bool:
         """Return whether it is a letter above or below the letter `last`, as in a rotated table."""
         common_height = min(self.bottom, last.bottom) - max(self.top, last.top)
         is_beside = 4 * common_height > min(self.bottom - self.top, last.bottom - last.top)
@@ -85,7 +85,7 @@ class _Grid:
         self._cells_below_line = set(_list_borders(rows, self.ys, self.xs))
         self._cells_right_of_line = {(row, column) for column, row in _list_borders(columns, self.xs, self.ys)}
 
-    def locate(self, character: _Character) -> _Cell | None:
+    def find_cell(self, character: _Character) -> _Cell | None:
         """Return the cell that contains the centre of a character, or None."""
         row = bisect(self.ys, (character.top + character.bottom) / 2) - 1
         column = bisect(self.xs, (character.left + character.right) / 2) - 1
@@ -100,35 +100,38 @@ class _Grid:
         """
         ruled_rows = {row for row, column in self._cells_right_of_line if 0 < column < self.n_columns}
         first_cells = self._merge_cells(characters, cells, ruled_rows)
-        texts, last_indices, n_cut_words = defaultdict[_TextKey, list[str]](list), dict[_TextKey, int](), 0
-        subrows, last_key = Counter[int](), None  # number of the current subrow of each row
+        cell_texts, last_indices, n_cut_words = defaultdict[_TextKey, list[str]](list), dict[_TextKey, int](), 0
+        subrow_by_row, last_text_key = Counter[int](), None  # number of the current subrow of each row
         for i, cell in cells.items():
             row, column = first_cells[cell]
-            last = last_indices.get((row, subrows[row], column))
-            is_new_line = last is not None and characters[i].top > (characters[last].top + characters[last].bottom) / 2
+            last_index = last_indices.get((row, subrow_by_row[row], column))
+            is_new_line = (
+                last_index is not None
+                and characters[i].top > (characters[last_index].top + characters[last_index].bottom) / 2
+            )
             # a subrow begins after other cells
-            if is_new_line and last_key != (row, subrows[row], column):
-                subrows[row], last, is_new_line = subrows[row] + 1, None, False
-            key = last_key = row, subrows[row], column
+            if is_new_line and last_text_key != (row, subrow_by_row[row], column):
+                subrow_by_row[row], last_index, is_new_line = subrow_by_row[row] + 1, None, False
+            text_key = last_text_key = row, subrow_by_row[row], column
             previous_character = characters[i - 1]
-            if last == i - 1:
-                n_cut_words += characters[i].is_sideways(previous_character)
+            if last_index == i - 1:
+                n_cut_words += characters[i].is_above_or_below(previous_character)
             else:
                 n_cut_words += bool(previous_character.text.strip()) and characters[i].follows(
                     previous_character, _LETTER_GAP
                 )
-                texts[key].append("\n" if is_new_line else "" if last is None else " ")
-            texts[key].append(characters[i].text)
-            last_indices[key] = i
-        row_keys, columns = sorted({key[:2] for key in texts}), sorted({key[2] for key in texts})
-        n_cells = len({(first_cells[row, column], subrow) for row, subrow in row_keys for column in columns})
-        table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in row_keys]
+                cell_texts[text_key].append("\n" if is_new_line else "" if last_index is None else " ")
+            cell_texts[text_key].append(characters[i].text)
+            last_indices[text_key] = i
+        row_keys, text_columns = sorted({key[:2] for key in cell_texts}), sorted({key[2] for key in cell_texts})
+        n_cells = len({(first_cells[row, column], subrow) for row, subrow in row_keys for column in text_columns})
+        table = [[_join_characters(cell_texts.get((*row, column), "")) for column in text_columns] for row in row_keys]
         for (row, _), row_cells in zip(row_keys, table, strict=True):
             if row not in ruled_rows and sum(map(bool, row_cells)) == 1:
                 # the only text is a heading of the rows below
                 row_cells.sort(key=bool, reverse=True)
         has_columns = sum(sum(map(bool, row_cells)) > 1 for row_cells in table) > 1
-        is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(texts)
+        is_table = has_columns and 2 * len(cell_texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(cell_texts)
         return _split_text_lines(table) if is_table else []
 
     def _merge_cells(
@@ -172,21 +175,23 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
     n_characters = raw.FPDFText_CountChars(text_page)
     is_readable = grids and n_characters <= _MAX_CHARACTERS and len([*islice(budget, n_characters)]) == n_characters
     characters = [_read_character(raw, text_page, i, transform) for i in range(n_characters if is_readable else 0)]
-    prose = dict(enumerate(characters))
+    prose_characters = dict(enumerate(characters))
     tables: dict[int, Rows] = {}  # by the index of their first character
     for grid in grids:
-        located_characters = ((i, grid.locate(character)) for i, character in prose.items() if character.text.strip())
+        located_characters = (
+            (i, grid.find_cell(character)) for i, character in prose_characters.items() if character.text.strip()
+        )
         cell_by_character = {i: cell for i, cell in located_characters if cell}
         if cell_by_character and (table_rows := grid.read_rows(characters, cell_by_character)):
             tables[min(cell_by_character)] = table_rows
             for i in cell_by_character:
-                del prose[i]
+                del prose_characters[i]
     if not tables:
         yield text_page.get_text_bounded()
         return
-    for start, end in pairwise(sorted({0, *tables, n_characters})):
-        yield from [tables[start]] if start in tables else []
-        yield _join_characters(prose[i].text for i in range(start, end) if i in prose)
+    for first_index, end_index in pairwise(sorted({0, *tables, n_characters})):
+        yield from [tables[first_index]] if first_index in tables else []
+        yield _join_characters(prose_characters[i].text for i in range(first_index, end_index) if i in prose_characters)
 
 
 def _join_characters(texts: Iterable[str]) -> str:
@@ -195,11 +200,11 @@ def _join_characters(texts: Iterable[str]) -> str:
 
 
 def _read_character(raw: Any, text_page: Any, i: int, transform: _Transform) -> _Character:
-    box, code = raw.FS_RECTF(), raw.FPDFText_GetUnicode(text_page, i)
+    box, code_point = raw.FS_RECTF(), raw.FPDFText_GetUnicode(text_page, i)
     raw.FPDFText_GetLooseCharBox(text_page, i, box)
     corners = transform(box.left, box.bottom), transform(box.right, box.top)
     (left, right), (top, bottom) = map(sorted, zip(*corners, strict=True))
-    return _Character(chr(code) if code else "", left, right, top, bottom)
+    return _Character(chr(code_point) if code_point else "", left, right, top, bottom)
 
 
 def _iter_edges(
@@ -213,12 +218,12 @@ def _iter_edges(
     for i in range(n_objects):
         yield None
         page_object = get_object(holder, i)
-        kind = raw.FPDFPageObj_GetType(page_object)
-        if kind not in {raw.FPDF_PAGEOBJ_FORM, raw.FPDF_PAGEOBJ_PATH}:
+        pdfium_type = raw.FPDFPageObj_GetType(page_object)
+        if pdfium_type not in {raw.FPDF_PAGEOBJ_FORM, raw.FPDF_PAGEOBJ_PATH}:
             continue
         raw.FPDFPageObj_GetMatrix(page_object, matrix)
         transform = _compose_transform(outer_transform, matrix.a, matrix.b, matrix.c, matrix.d, matrix.e, matrix.f)
-        if kind == raw.FPDF_PAGEOBJ_FORM:
+        if pdfium_type == raw.FPDF_PAGEOBJ_FORM:
             n_members = raw.FPDFFormObj_CountObjects(page_object)
             yield from _iter_edges(raw, page_object, raw.FPDFFormObj_GetObject, n_members, transform)
             continue
@@ -229,9 +234,9 @@ def _iter_edges(
             segment = raw.FPDFPath_GetPathSegment(page_object, j)
             raw.FPDFPathSegment_GetPoint(segment, x, y)
             point = transform(x.value, y.value)
-            kind = raw.FPDFPathSegment_GetType(segment)
-            start_point = point if kind == raw.FPDF_SEGMENT_MOVETO else start_point
-            if kind == raw.FPDF_SEGMENT_LINETO:
+            pdfium_type = raw.FPDFPathSegment_GetType(segment)
+            start_point = point if pdfium_type == raw.FPDF_SEGMENT_MOVETO else start_point
+            if pdfium_type == raw.FPDF_SEGMENT_LINETO:
                 yield _build_edge(last_point, point)
             if raw.FPDFPathSegment_GetClose(segment):
                 yield _build_edge(point, start_point)
@@ -256,26 +261,26 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
     rows, columns = (_merge_lines([edge[1] for edge in edges if edge and edge[0] == axis]) for axis in (0, 1))
     if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_LINE_PAIRS:
         return []
-    groups = [([row], list[_Line]()) for row in rows]
+    line_groups = [([row], list[_Line]()) for row in rows]
     for column in columns:  # joins the groups of lines that the column touches
         joined_group, other_groups = (list[_Line](), [column]), []
-        for group in groups:
+        for group in line_groups:
             if any(row.reaches(column.position) and column.reaches(row.position) for row in group[0]):
                 joined_group[0].extend(group[0])
                 joined_group[1].extend(group[1])
             else:
                 other_groups.append(group)
-        groups = [*other_groups, joined_group]
+        line_groups = [*other_groups, joined_group]
     # Rows with a background and the same columns form one grid if at most one row without a
     # background is between them.
     grid_lines, last_grid_indices = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
-    for row_lines, column_lines in sorted((sorted(group[0]), group[1]) for group in groups if all(group)):
+    for row_lines, column_lines in sorted((sorted(group[0]), group[1]) for group in line_groups if all(group)):
         column_xs = frozenset(column.position for column in column_lines)
-        last_rows = grid_lines[last_grid_indices[column_xs]][0] if column_xs in last_grid_indices else None
+        last_row_lines = grid_lines[last_grid_indices[column_xs]][0] if column_xs in last_grid_indices else None
         top, bottom = row_lines[0].position, row_lines[-1].position
         is_single_row = len({row.position for row in row_lines}) == 2
-        if last_rows and is_single_row and top - last_rows[-1].position < 1.5 * (bottom - top):
-            last_rows.extend(row_lines)
+        if last_row_lines and is_single_row and top - last_row_lines[-1].position < 1.5 * (bottom - top):
+            last_row_lines.extend(row_lines)
             grid_lines[last_grid_indices[column_xs]][1].extend(column_lines)
         else:
             last_grid_indices[column_xs] = len(grid_lines)
@@ -290,16 +295,16 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
 
 def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     """Merge edges that are near each other; return lines by position, without short ones."""
-    positions = _cluster_values(edge.position for edge in edges)
+    line_positions = _cluster_values(edge.position for edge in edges)
     lines = defaultdict[float, list[_Line]](list)
     for edge in sorted(edges, key=lambda edge: edge.start):
-        position = positions[bisect(positions, edge.position) - 1]
-        if lines[position] and lines[position][-1].reaches(edge.start):
-            last_line = lines[position].pop()
-            lines[position].append(_Line(position, last_line.start, max(last_line.end, edge.end)))
+        line_position = line_positions[bisect(line_positions, edge.position) - 1]
+        if lines[line_position] and lines[line_position][-1].reaches(edge.start):
+            last_line = lines[line_position].pop()
+            lines[line_position].append(_Line(line_position, last_line.start, max(last_line.end, edge.end)))
         else:
-            lines[position].append(_Line(position, edge.start, edge.end))
-    return [line for position in positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
+            lines[line_position].append(_Line(line_position, edge.start, edge.end))
+    return [line for position in line_positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
 
 
 def _cluster_values(coordinates: Iterable[float]) -> list[float]:
@@ -320,10 +325,10 @@ def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds
 
     The gaps are between adjacent `gap_bounds`: the columns, if the lines are horizontal.
     """
-    middles = [(gap_start + gap_end) / 2 for gap_start, gap_end in pairwise(gap_bounds)]
+    gap_middles = [(gap_start + gap_end) / 2 for gap_start, gap_end in pairwise(gap_bounds)]
     for line in lines:
-        for gap in range(bisect(middles, line.start), bisect(middles, line.end)):
-            yield bisect(positions, line.position) - 1, gap
+        for gap_index in range(bisect(gap_middles, line.start), bisect(gap_middles, line.end)):
+            yield bisect(positions, line.position) - 1, gap_index
 
 
 def _split_text_lines(table: Rows) -> Rows:

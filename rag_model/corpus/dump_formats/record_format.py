@@ -153,8 +153,8 @@ class RecordFormat:
         Raises:
             InputError: Two records have the same id, or a staged file is missing or corrupt.
         """
-        convert: Callable[..., Article | Passage] = _to_passage if part.kind == "passages" else _to_article
-        yield from (convert(*record) for record in _iter_records(part))
+        convert_record: Callable[..., Article | Passage] = _to_passage if part.kind == "passages" else _to_article
+        yield from (convert_record(*record) for record in _iter_records(part))
 
 
 def check_record(record_format: RecordFormat, record: object) -> None:
@@ -173,10 +173,10 @@ def check_record(record_format: RecordFormat, record: object) -> None:
         has_valid_metadata = all(isinstance(item, dict) for item in metadata_items)
         is_valid = has_strings and has_valid_content and has_valid_time and has_valid_metadata
     if not is_valid:
-        content_name = "text" if record_format.kind == "passages" else "[(heading, text), …]"
+        content_type = "text" if record_format.kind == "passages" else "[(heading, text), …]"
         raise plugin_error(
             record_format,
-            f"yields {record!r:.60} from `read_records` instead of (id, title, {content_name}, seconds or None)",
+            f"yields {record!r:.60} from `read_records` instead of (id, title, {content_type}, seconds or None)",
         )
 
 
@@ -257,25 +257,25 @@ def write_bucket_parts(
     parent's parts are kept unless their mean weight exceeds twice that weight. Without records
     there are no parts.
     """
-    lines = map(_encode_record, records)
-    batch = _take_batch(lines)
+    encoded_records = map(_encode_record, records)
+    batch = _take_batch(encoded_records)
     if not batch:
         return ()
     buffered_bytes = sum(len(line) for _, line in batch)
     weight = source_bytes if buffered_bytes >= MAX_BUFFERED_BYTES else buffered_bytes // COMPRESSION_RATIO
-    starts = _choose_starts(weight, part_weight or choose_part_weight(weight), parent_boundaries)
+    first_hashes = _choose_first_hashes(weight, part_weight or choose_part_weight(weight), parent_boundaries)
     folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
     with translate_write_errors(workdir):
-        for next_batch in chain([batch], iter(lambda: _take_batch(lines), [])):
-            _append_to_buckets(next_batch, starts, folder)
-    ranges = pairwise([*starts, ID_HASHES])
-    parts = tuple(_build_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(ranges))
+        for next_batch in chain([batch], iter(lambda: _take_batch(encoded_records), [])):
+            _append_to_buckets(next_batch, first_hashes, folder)
+    hash_ranges = pairwise([*first_hashes, ID_HASHES])
+    parts = tuple(_build_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(hash_ranges))
     with suppress(OSError):  # the folder is not empty if `stage` leaves the files there
         folder.rmdir()
     return parts
 
 
-def _choose_starts(weight: int, part_weight: int, parent_boundaries: PartBoundaries | None) -> list[int]:
+def _choose_first_hashes(weight: int, part_weight: int, parent_boundaries: PartBoundaries | None) -> list[int]:
     if parent_boundaries is not None and weight <= 2 * part_weight * len(parent_boundaries.starts):
         return list(parent_boundaries.starts)
     n_parts = max(1, round(weight / part_weight))
@@ -301,15 +301,15 @@ def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder
     for id_hash, line in batch:
         bytes_by_bucket[bisect_right(starts, id_hash) - 1] += line
     for i, lines in bytes_by_bucket.items():
-        with _get_bucket_path(folder, i).open("ab") as file:
-            file.write(gzip.compress(lines, 1, mtime=0))
+        with _get_bucket_path(folder, i).open("ab") as bucket_file:
+            bucket_file.write(gzip.compress(lines, 1, mtime=0))
 
 
 def _build_part(kind: SourceKind, bucket: int, first_hash: int, last_hash: int, folder: Path, stage: StageFile) -> Part:
-    path, slices = _get_bucket_path(folder, bucket), tuple[Slice, ...]()
-    if path.exists():
-        file_bytes = path.stat().st_size
-        slices = (Slice(stage_file(stage, path), 0, file_bytes, "gzip", first_hash, last_hash),)
+    bucket_path, slices = _get_bucket_path(folder, bucket), tuple[Slice, ...]()
+    if bucket_path.exists():
+        file_bytes = bucket_path.stat().st_size
+        slices = (Slice(stage_file(stage, bucket_path), 0, file_bytes, "gzip", first_hash, last_hash),)
     return Part(f"part-{bucket:05d}", kind, first_hash, last_hash, slices)
 
 
@@ -336,15 +336,15 @@ def parse_document(row: Mapping[str, Any], location: str) -> Record:
         sections = [sections]
     try:
         if not sections and row.get("contents"):
-            first_line, _, rest = row["contents"].partition("\n")
-            has_title = rest and len(first_line) <= MAX_TITLE  # a longer first line is text
+            first_line, _, body = row["contents"].partition("\n")
+            has_title = body and len(first_line) <= MAX_TITLE  # a longer first line is text
             # Pyserini quotes DPR's titles in this way
             if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':
                 first_line = first_line[1:-1].replace('""', '"')
-            title, sections = (title or first_line, [rest]) if has_title else (title, [row["contents"].rstrip("\n")])
+            title, sections = (title or first_line, [body]) if has_title else (title, [row["contents"].rstrip("\n")])
         document_id_text = check_length(_replace_surrogates(str(document_id)), "id", MAX_ID, location)
         title = check_length(_replace_surrogates(title or ""), "title", MAX_TITLE, location)
-        content = [_parse_section(section) for section in _check_list(sections)]
+        content = [_parse_section(section) for section in _check_sections(sections)]
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{location} has no readable `title`, `text` or `sections`: give strings") from error
     record = (document_id_text, title, content, _parse_date(row.get(DATE_FIELD), location))
@@ -383,7 +383,7 @@ def _parse_date(value: Any, location: str) -> int | None:
         ) from error
 
 
-def _check_list(sections: Any) -> list[Any]:
+def _check_sections(sections: Any) -> list[Any]:
     if not isinstance(sections, list):  # the keys of a dictionary would become sections
         raise TypeError(sections)
     return sections

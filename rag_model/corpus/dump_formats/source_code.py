@@ -78,16 +78,16 @@ class SourceCode(DocumentFiles):
         if max(map(len, lines)) > _MAX_LINE_CHARACTERS:
             raise DroppedFileError("minified")
         tree_sitter = require("tree_sitter", extra="code")
-        module, _, function = _GRAMMAR_BY_ENDING[f".{name.lower().rpartition('.')[2]}"].partition(":")
-        grammar = getattr(require(module, extra="code"), function or "language")
-        root = tree_sitter.Parser(tree_sitter.Language(grammar())).parse(text.encode()).root_node
+        grammar_module, _, grammar_function = _GRAMMAR_BY_ENDING[f".{name.lower().rpartition('.')[2]}"].partition(":")
+        grammar = getattr(require(grammar_module, extra="code"), grammar_function or "language")
+        root_node = tree_sitter.Parser(tree_sitter.Language(grammar())).parse(text.encode()).root_node
         sections: list[tuple[str, str]] = []
-        for path, first_line, end_line in _split_lines(root, lines, 0, len(lines), ()):
-            section = "\n".join(lines[first_line:end_line]).strip("\n")
-            if sections and _CLOSING_BRACKETS.fullmatch(section):
-                sections[-1] = (sections[-1][0], f"{sections[-1][1]}\n{section}".strip("\n"))
-            elif section.strip():
-                sections.append((" > ".join(path)[:MAX_HEADING], section))
+        for path, first_line, end_line in _split_lines(root_node, lines, 0, len(lines), ()):
+            section_text = "\n".join(lines[first_line:end_line]).strip("\n")
+            if sections and _CLOSING_BRACKETS.fullmatch(section_text):
+                sections[-1] = (sections[-1][0], f"{sections[-1][1]}\n{section_text}".strip("\n"))
+            elif section_text.strip():
+                sections.append((" > ".join(path)[:MAX_HEADING], section_text))
         return ParsedFile(sections)
 
 
@@ -98,42 +98,42 @@ def _split_lines(
 
     Comments and decorators that are directly above a definition belong to it.
     """
-    position = first
-    body = node.child_by_field_name("body")
+    next_line = first
+    body_node = node.child_by_field_name("body")
     # The head of a class does not belong to its first member.
-    first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first
-    for member in _find_definitions(node):
-        start_line = max(member.first, position)
-        if member.end <= start_line:
+    first_member_row = body_node.start_point.row + (body_node.text or b"").startswith(b"{") if body_node else first
+    for definition in _find_definitions(node):
+        start_line = max(definition.first, next_line)
+        if definition.end <= start_line:
             continue
-        while start_line > max(position, first_member_row) and lines[start_line - 1].strip():
+        while start_line > max(next_line, first_member_row) and lines[start_line - 1].strip():
             start_line -= 1
-        if path and start_line - position == 1 and position == first:
+        if path and start_line - next_line == 1 and next_line == first:
             start_line = first  # a head of one line goes with the first member
-        if position < start_line:
-            yield path, position, start_line
-        member_path = (*path, member.name)
-        if _CONTAINER_TYPES.fullmatch(member.node.type) and len(path) < _MAX_DEPTH:
-            yield from _split_lines(member.node, lines, start_line, member.end, member_path)
+        if next_line < start_line:
+            yield path, next_line, start_line
+        member_path = (*path, definition.name)
+        if _CONTAINER_TYPES.fullmatch(definition.node.type) and len(path) < _MAX_DEPTH:
+            yield from _split_lines(definition.node, lines, start_line, definition.end, member_path)
         else:
-            yield member_path, start_line, member.end
-        position = first_member_row = member.end
-    if position < end:
-        yield path, position, end
+            yield member_path, start_line, definition.end
+        next_line = first_member_row = definition.end
+    if next_line < end:
+        yield path, next_line, end
 
 
 def _find_definitions(node: "Node") -> Iterator[_Definition]:
     """Yield the outermost definitions of two or more lines in a node, in order."""
-    stack = list(reversed(node.named_children))
-    while stack:
-        child = stack.pop()
-        first, end = child.start_point.row, child.end_point.row + (child.end_point.column > 0)
-        if end - first < 2:
+    pending_nodes = list(reversed(node.named_children))
+    while pending_nodes:
+        child = pending_nodes.pop()
+        first_row, end_row = child.start_point.row, child.end_point.row + (child.end_point.column > 0)
+        if end_row - first_row < 2:
             continue
         if _is_definition(child):
-            yield _Definition(child, _find_definition_name(child), first, end)
+            yield _Definition(child, _find_definition_name(child), first_row, end_row)
         else:
-            stack.extend(reversed(child.named_children))
+            pending_nodes.extend(reversed(child.named_children))
 
 
 def _is_definition(node: "Node") -> bool:
@@ -147,11 +147,11 @@ def _find_definition_name(node: "Node") -> str:
     """Return the name of a definition, which in C is inside nested declarators."""
     name_node = node
     for _ in range(_MAX_DECLARATORS):
-        children = (name_node.child_by_field_name(field) for field in ("name", "declarator", "type"))
-        next_node = next((child for child in children if child is not None), None)
-        if next_node is None:
+        children = (name_node.child_by_field_name(field_name) for field_name in ("name", "declarator", "type"))
+        inner_node = next((child for child in children if child is not None), None)
+        if inner_node is None:
             break
-        name_node = next_node
+        name_node = inner_node
     name = node.type if name_node is node else (name_node.text or b"").decode()
     return " ".join(name.split())[:MAX_HEADING_PART]
 

@@ -105,7 +105,7 @@ class _ListedPage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Events:
+class _SiteEvents:
     """The new entries of the recent changes and of the log."""
 
     siteinfo: Siteinfo
@@ -137,37 +137,37 @@ class SiteFollower:
             InputError: The site's replies are wrong, or it may not be read.
             UnreachableError: The site cannot be reached; the progress is recorded.
         """
-        now = int(self._now().timestamp())
+        now_seconds = int(self._now().timestamp())
         events = self._read_events(state.cursor)
         removed_ids = self._mirror.list_removed_pages(events.siteinfo.dbname)
         cursor = state.cursor
-        if cursor and now < cursor.listed_at + _LISTING_SECONDS and not _has_lost_changes(cursor, events):
+        if cursor and now_seconds < cursor.listed_at + _LISTING_SECONDS and not _has_lost_changes(cursor, events):
             listed_at, site_time = cursor.listed_at, cursor.site_time
-            updated_state = self._fetch_changes(state, events, removed_ids)
+            updated_state = self._fetch_changed_pages(state, events, removed_ids)
         else:
-            listed_at, site_time = now, events.site_time
-            updated_state = self._fetch_outdated(state, events, removed_ids)
-        recent_changes = _keep_recent(events.changes, lambda change: change.timestamp)
-        recent_logs = _keep_recent(events.logs, lambda entry: entry[1])
-        new_cursor = Cursor(now, listed_at, site_time, recent_changes, recent_logs)
+            listed_at, site_time = now_seconds, events.site_time
+            updated_state = self._fetch_stale_pages(state, events, removed_ids)
+        recent_changes = _select_recent(events.changes, lambda change: change.timestamp)
+        recent_logs = _select_recent(events.logs, lambda entry: entry[1])
+        new_cursor = Cursor(now_seconds, listed_at, site_time, recent_changes, recent_logs)
         new_state = MirrorState(updated_state.blocks, new_cursor, events.siteinfo.dbname, self._client.api_path)
-        if cursor is None or listed_at == now or self.fetched_pages or new_state.blocks != state.blocks:
+        if cursor is None or listed_at == now_seconds or self.fetched_pages or new_state.blocks != state.blocks:
             self._mirror.save(new_state)
             return new_state, events.siteinfo, events.licence
         return state, events.siteinfo, events.licence  # nothing is recorded for an idle site
 
     def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages in the order of the listing until there are `limit` articles."""
-        events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
+        events, page_changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
         for listed_pages in self._list_pages():
             for page_id, page in self._fetch_pages(sorted(listed_pages), events.siteinfo):
-                changes[page_id] = page
+                page_changes[page_id] = page
                 n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
                 if n_articles == limit:
                     break
             if n_articles == limit:
                 break
-        return apply_changes(self._mirror, MirrorState(), changes), events.siteinfo, events.licence
+        return apply_changes(self._mirror, MirrorState(), page_changes), events.siteinfo, events.licence
 
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
         """Return a run per page of the site, without fetching the pages, for a dry run."""
@@ -179,16 +179,16 @@ class SiteFollower:
         byte_slice = Slice(self._client.url, 0, page_bytes, "none", page_id, page_id)
         return PageRun(byte_slice, max(1, page_bytes // COMPRESSION_RATIO), True)
 
-    def _read_events(self, cursor: Cursor | None) -> _Events:
+    def _read_events(self, cursor: Cursor | None) -> _SiteEvents:
         """Read the siteinfo, and the changes since the cursor; without one, the last changes."""
-        window: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
+        query_window: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
         if cursor:
-            window = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
-            window |= {"rcstart": cursor.changes[0].timestamp} if cursor.changes else {}
-            window |= {"lestart": cursor.logs[0][1]} if cursor.logs else {}
+            query_window = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
+            query_window |= {"rcstart": cursor.changes[0].timestamp} if cursor.changes else {}
+            query_window |= {"lestart": cursor.logs[0][1]} if cursor.logs else {}
         replies: list[Reply] = []
         first_reply: Reply = {}
-        for reply in self._client.query_all(**_SITEINFO, **_EVENTS, **window, curtimestamp=1):
+        for reply in self._client.query_all(**_SITEINFO, **_EVENTS, **query_window, curtimestamp=1):
             first_reply = first_reply or reply
             replies.append(reply)
             if cursor is None:
@@ -198,15 +198,16 @@ class SiteFollower:
         logs = [(self._read_number(row, "logid"), _read_time(row, self._client.url)) for row in log_entries]
         siteinfo, licence = self._parse_siteinfo(first_reply)
         site_time = parse_seconds(_read_time(first_reply, self._client.url, "curtimestamp"))
-        all_changes = tuple(sorted((change for change, _ in changes), key=_get_sort_key))
+        all_changes = tuple(sorted((change for change, _ in changes), key=_get_change_order))
         all_logs = tuple(sorted(logs, key=lambda entry: (entry[1], entry[0])))
         if cursor is None:
-            return _Events(siteinfo, licence, site_time, all_changes, all_logs)
-        seen_changes, seen_logs = {change.id for change in cursor.changes}, {log_entry[0] for log_entry in cursor.logs}
-        new_changes = [(change, row) for change, row in changes if change.id not in seen_changes]
-        new_entries = [row for row, (log_id, _) in zip(log_entries, logs, strict=True) if log_id not in seen_logs]
+            return _SiteEvents(siteinfo, licence, site_time, all_changes, all_logs)
+        seen_change_ids = {change.id for change in cursor.changes}
+        seen_log_ids = {log_entry[0] for log_entry in cursor.logs}
+        new_changes = [(change, row) for change, row in changes if change.id not in seen_change_ids]
+        new_entries = [row for row, (log_id, _) in zip(log_entries, logs, strict=True) if log_id not in seen_log_ids]
         pages, titles, templates = self._collect_names(new_changes, new_entries)
-        return _Events(siteinfo, licence, site_time, all_changes, all_logs, pages, titles, templates)
+        return _SiteEvents(siteinfo, licence, site_time, all_changes, all_logs, pages, titles, templates)
 
     def _collect_names(
         self, changes: Iterable[tuple[SeenChange, Reply]], log_entries: Iterable[Reply]
@@ -236,10 +237,10 @@ class SiteFollower:
             titles |= named_titles
         return frozenset(pages - {0}), frozenset(titles), frozenset(templates)
 
-    def _fetch_changes(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
+    def _fetch_changed_pages(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
         page_ids = {*events.pages}
         if events.templates:
-            page_ids |= self._find_using_pages(events.templates)
+            page_ids |= self._purge_using_pages(events.templates)
         changes = chain(
             self._fetch_pages(sorted(page_ids), events.siteinfo),
             self._fetch_pages(sorted(events.titles), events.siteinfo, by="titles"),
@@ -248,7 +249,7 @@ class SiteFollower:
         state = apply_stream(self._mirror, state, visible_changes, record=True)
         return remove_pages(self._mirror, state, removed_ids)
 
-    def _fetch_outdated(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
+    def _fetch_stale_pages(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
         """List all pages, and fetch those that differ from the mirror."""
         listed_page_by_id: dict[int, _ListedPage] = {}
         for pages in self._list_pages():
@@ -286,7 +287,7 @@ class SiteFollower:
         ids_to_fetch = sorted(page_id for page_id in outdated_ids if page_id not in removed_ids)
         return apply_stream(self._mirror, state, self._fetch_pages(ids_to_fetch, events.siteinfo), record=True)
 
-    def _fill_empty_mirror(self, state: MirrorState, events: _Events, removed_ids: frozenset[int]) -> MirrorState:
+    def _fill_empty_mirror(self, state: MirrorState, events: _SiteEvents, removed_ids: frozenset[int]) -> MirrorState:
         """Fill an empty mirror with pages that are already known, such as the pages of a dump."""
         if state.blocks or self._settings.text == HTML_MODEL:
             return state
@@ -308,8 +309,8 @@ class SiteFollower:
 
     def _list_pages(self) -> Iterator[dict[int, _ListedPage]]:
         for namespace in sorted(self._namespaces):
-            generator = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
-            for pages in self._query_pages(**generator, **_PROPERTIES, rvprop="ids|timestamp|size"):
+            generator_query = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
+            for pages in self._query_pages(**generator_query, **_PROPERTIES, rvprop="ids|timestamp|size"):
                 yield {page_id: self._parse_listed_page(page) for page_id, page in pages.items()}
 
     def _parse_listed_page(self, page: Reply) -> _ListedPage:
@@ -341,9 +342,9 @@ class SiteFollower:
     ) -> Iterator[tuple[int, Page | None]]:
         """Yield (id, page) by ids or titles; None for a missing page or another namespace."""
         for start in range(0, len(names), IDS_PER_REQUEST):
-            batch = names[start : start + IDS_PER_REQUEST]
-            missing_ids = {name for name in batch if isinstance(name, int)}
-            for pages in self._query_pages(**_CONTENT, **{by: batch}):
+            name_batch = names[start : start + IDS_PER_REQUEST]
+            missing_ids = {name for name in name_batch if isinstance(name, int)}
+            for pages in self._query_pages(**_CONTENT, **{by: name_batch}):
                 for page_id, row in sorted(pages.items()):
                     if by == "pageids" and page_id not in missing_ids:
                         raise InputError(f"{self._client.url} answers with page {page_id}, which was not requested")
@@ -368,7 +369,7 @@ class SiteFollower:
             page, model=HTML_MODEL, text=text, metadata=replace(page.metadata, categories=_read_categories(parsed_page))
         )
 
-    def _find_using_pages(self, templates: Collection[str]) -> set[int]:
+    def _purge_using_pages(self, templates: Collection[str]) -> set[int]:
         """Return the ids of pages that use the templates; make the site render them again."""
         page_ids: set[int] = set()
         for title in sorted(templates):
@@ -384,9 +385,9 @@ class SiteFollower:
     def _parse_page(self, page_id: int, row: Reply) -> Page:
         revision = _get_revision(row) or {}
         slots = revision.get("slots")
-        slot = check_object(slots.get("main", {}) if isinstance(slots, dict) else {}, self._client.url)
-        text, model = slot.get("content", ""), slot.get("contentmodel", "wikitext")
-        if not isinstance(text, str) or not isinstance(model, str):
+        main_slot = check_object(slots.get("main", {}) if isinstance(slots, dict) else {}, self._client.url)
+        text, content_model = main_slot.get("content", ""), main_slot.get("contentmodel", "wikitext")
+        if not isinstance(text, str) or not isinstance(content_model, str):
             raise InputError(f"{self._client.url} sends page {page_id} without text: check the wiki")
         return Page(
             page_id,
@@ -395,38 +396,39 @@ class SiteFollower:
             self._read_number(row, "ns"),
             self._read_title(row),
             bool(row.get("redirect")),
-            model[:100],
+            content_model[:100],
             text,
             metadata=Metadata(wikidata=_get_wikidata_item(row)),
         )
 
     def _parse_change(self, row: Reply) -> tuple[SeenChange, Reply]:
-        revision = self._read_number(row, "revid")
+        rev_id = self._read_number(row, "revid")
         timestamp, title = _read_time(row, self._client.url), str(row.get("title", ""))[:MAX_TITLE]
-        page = self._read_number(row, "pageid")
-        return SeenChange(self._read_number(row, "rcid"), revision, page, title, timestamp), row
+        page_id = self._read_number(row, "pageid")
+        return SeenChange(self._read_number(row, "rcid"), rev_id, page_id, title, timestamp), row
 
     def _parse_siteinfo(self, reply: Reply) -> tuple[Siteinfo, str]:
         """Return (siteinfo as in an export of the site, name of the licence)."""
         url = self._client.url
         general_info = check_object(reply.get("general"), url)
-        names: dict[str, int] = {}
+        namespace_ids: dict[str, int] = {}
         for namespace in check_object(reply.get("namespaces"), url).values():
             namespace_id = self._read_number(check_object(namespace, url), "id", -(1 << 31))
             for name in (namespace.get("canonical"), namespace.get("name")):
-                names |= {name.lower(): namespace_id} if isinstance(name, str) else {}
+                namespace_ids |= {name.lower(): namespace_id} if isinstance(name, str) else {}
         for alias in _get_rows(reply, "namespacealiases"):
-            names |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
-        wiki = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
-        if unknown_namespaces := self._namespaces - set(names.values()):
+            namespace_ids |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
+        wiki_fields = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
+        if unknown_namespaces := self._namespaces - set(namespace_ids.values()):
             raise InputError(f"{url} has no namespace {min(unknown_namespaces)}: give the numbers of its namespaces")
-        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in wiki.values()):
+        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in wiki_fields.values()):
             raise InputError(f"{url} sends no description of the wiki: check that it is a MediaWiki site")
-        language = str(wiki["lang"])
-        namespaces = {**CANONICAL_NAMESPACES, **get_namespace_aliases(language), **names}
+        language = str(wiki_fields["lang"])
+        namespaces = {**CANONICAL_NAMESPACES, **get_namespace_aliases(language), **namespace_ids}
         rights = reply.get("rightsinfo")
         licence = _name_licence(rights) if isinstance(rights, dict) else ""
-        return Siteinfo(str(wiki["wikiid"]), language, str(wiki["base"]), namespaces, str(wiki["case"])), licence
+        dbname, base_url, title_case = (str(wiki_fields[name]) for name in ("wikiid", "base", "case"))
+        return Siteinfo(dbname, language, base_url, namespaces, title_case), licence
 
     def _read_title(self, row: Reply) -> str:
         title = row.get("title")
@@ -441,7 +443,7 @@ class SiteFollower:
         return value
 
 
-def _has_lost_changes(cursor: Cursor, events: _Events) -> bool:
+def _has_lost_changes(cursor: Cursor, events: _SiteEvents) -> bool:
     """Return whether the site no longer has the changes of the cursor.
 
     The changes of a deleted page do not count: the site removes them, and the log names the page.
@@ -453,7 +455,7 @@ def _has_lost_changes(cursor: Cursor, events: _Events) -> bool:
     return not {*cursor.logs} <= {*events.logs}
 
 
-def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
+def _select_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) -> tuple[Any, ...]:
     """Return the entries of the last `_OVERLAP_SECONDS`, and at least the last
     `_MIN_REMEMBERED_CHANGES`.
     """
@@ -467,7 +469,7 @@ def _keep_recent(entries: Sequence[Any], get_timestamp: Callable[[Any], str]) ->
     )
 
 
-def _get_sort_key(change: SeenChange) -> tuple[str, int]:
+def _get_change_order(change: SeenChange) -> tuple[str, int]:
     return change.timestamp, change.id
 
 
@@ -482,16 +484,16 @@ def _read_categories(parse_result: Reply) -> tuple[str, ...]:
     """Return the categories of a rendered page, without hidden ones."""
     categories = parse_result.get("categories")
     rows = categories if isinstance(categories, list) else []
-    names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
-    titles = [name.replace("_", " ") for name in names if isinstance(name, str)]
-    return build_metadata({"categories": titles}).categories
+    raw_names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
+    category_names = [name.replace("_", " ") for name in raw_names if isinstance(name, str)]
+    return build_metadata({"categories": category_names}).categories
 
 
 def _get_wikidata_item(page: Reply) -> str:
     """Return the Wikidata item of a page; empty if it has none."""
-    properties = page.get("pageprops")
+    page_properties = page.get("pageprops")
     return build_metadata(
-        {"wikidata": properties.get("wikibase_item")} if isinstance(properties, dict) else {}
+        {"wikidata": page_properties.get("wikibase_item")} if isinstance(page_properties, dict) else {}
     ).wikidata
 
 
@@ -517,11 +519,11 @@ def _name_licence(rights: Reply) -> str:
     >>> _name_licence({"url": "https://creativecommons.org/licenses/by-sa/4.0/", "text": "CC"})
     'CC BY-SA 4.0'
     """
-    address, text = str(rights.get("url", "")), " ".join(str(rights.get("text", "")).split())
-    if deed := _CREATIVE_COMMONS.fullmatch(address):
-        name = {"zero": "CC0"}.get(deed[2], f"CC {deed[2].upper()}")
-        return f"{name} {deed[3]}"
-    return "".join(filter(str.isprintable, text or address))[:100]
+    licence_url, text = str(rights.get("url", "")), " ".join(str(rights.get("text", "")).split())
+    if deed_match := _CREATIVE_COMMONS.fullmatch(licence_url):
+        name = {"zero": "CC0"}.get(deed_match[2], f"CC {deed_match[2].upper()}")
+        return f"{name} {deed_match[3]}"
+    return "".join(filter(str.isprintable, text or licence_url))[:100]
 
 
 def plan_site_dry_run(url: str, settings: SiteSettings, part_bytes: int | None = None) -> tuple[Plan, int]:
@@ -566,16 +568,16 @@ class WikiSite(RenderedPages):
         known_state = mirror.load()
         with WikiClient(urls[0], api_path=known_state.api_path) as client:
             follower = SiteFollower(client, mirror, request.site)
-            result = follower.take_first(request.limit) if request.limit else follower.follow(known_state)
-        state, siteinfo, licence = result
+            site_result = follower.take_first(request.limit) if request.limit else follower.follow(known_state)
+        state, siteinfo, licence = site_result
         runs = [
             PageRun(to_slice(block, mirror.get_url(block)), max(1, block.xml_bytes // COMPRESSION_RATIO), True)
             for block in state.blocks
         ]
         if not runs:
             raise InputError(f"{urls[0]} has no pages: check the namespaces, and that you may read them")
-        starts = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
-        parts = assemble_parts("wiki", runs, starts, runs[-1].slice.last_page, request.part_format)
+        first_pages = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
+        parts = assemble_parts("wiki", runs, first_pages, runs[-1].slice.last_page, request.part_format)
         read_at = format_iso(state.cursor.read_at) if state.cursor else None
         return Plan("wiki", siteinfo, parts, licence, read_at or "", template_parts=())
 

@@ -80,15 +80,15 @@ def strip_extensions(text: str) -> str:
     """
     if "include" in text or "INCLUDE" in text:
         text = _INCLUDE.sub("", text)
-    parts: list[str] = []
+    text_parts: list[str] = []
     unclosed_names: set[str] = set()
     offset = 0
-    while opening := _OPENING_TAG.search(text, offset):
-        parts.append(text[offset : opening.start()])
-        replacement, offset = _render_tag(text, opening, unclosed_names)
-        parts.append(replacement)
-    parts.append(text[offset:])
-    return "".join(parts)
+    while opening_tag := _OPENING_TAG.search(text, offset):
+        text_parts.append(text[offset : opening_tag.start()])
+        replacement, offset = _render_tag(text, opening_tag, unclosed_names)
+        text_parts.append(replacement)
+    text_parts.append(text[offset:])
+    return "".join(text_parts)
 
 
 def _render_tag(text: str, opening: re.Match[str], unclosed_names: set[str]) -> tuple[str, int]:
@@ -99,11 +99,11 @@ def _render_tag(text: str, opening: re.Match[str], unclosed_names: set[str]) -> 
     name, attributes = opening[1].lower(), opening[2]
     if attributes.endswith("/"):
         return _TAG_RENDERERS[name](attributes, ""), opening.end()
-    closing = None if name in unclosed_names else _CLOSING_TAGS[name].search(text, opening.end())
-    if closing is None:
+    closing_tag = None if name in unclosed_names else _CLOSING_TAGS[name].search(text, opening.end())
+    if closing_tag is None:
         unclosed_names.add(name)
         return protect(opening[0]) if name == "nowiki" else "", opening.end()
-    return _TAG_RENDERERS[name](attributes, text[opening.end() : closing.start()]), closing.end()
+    return _TAG_RENDERERS[name](attributes, text[opening.end() : closing_tag.start()]), closing_tag.end()
 
 
 # A table opens and closes at the start of a line; `|}}` ends a template with an empty last
@@ -138,9 +138,9 @@ def cut_tables(text: str) -> CutText:
         span_starts = [start for start, _ in spans]
         removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
         for i, (offset, table) in enumerate(tables):  # offsets without the removed spans
-            n_before = bisect_left(span_starts, offset)
-            overlap = max(0, spans[n_before - 1][1] - offset) if n_before else 0
-            tables[i] = offset - removed_lengths[n_before] + overlap, table
+            n_spans_before = bisect_left(span_starts, offset)
+            overlap = max(0, spans[n_spans_before - 1][1] - offset) if n_spans_before else 0
+            tables[i] = offset - removed_lengths[n_spans_before] + overlap, table
         tables += [(start - removed_lengths[i], text[start:end]) for i, (start, end) in enumerate(spans)]
         text = _remove_spans(text, spans)
     tables.sort(key=itemgetter(0))
@@ -150,14 +150,14 @@ def cut_tables(text: str) -> CutText:
 def _find_outermost_spans(mark_pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
     open_starts: list[int] = []
     spans: list[tuple[int, int]] = []
-    for mark in mark_pattern.finditer(text):
-        if mark[1]:
-            open_starts.append(mark.start())
+    for table_mark in mark_pattern.finditer(text):
+        if table_mark[1]:
+            open_starts.append(table_mark.start())
         elif open_starts:
             span_start = open_starts.pop()
             while spans and spans[-1][0] > span_start:
                 spans.pop()
-            spans.append((span_start, mark.end()))
+            spans.append((span_start, table_mark.end()))
     return spans
 
 
@@ -185,14 +185,14 @@ class RawSection(NamedTuple):
 
 def split_sections(text: str) -> Iterator[RawSection]:
     """Yield the sections of a page in order; the lead is first, even if it is empty."""
-    level, heading, start = 0, "", 0
-    for line in _HEADING.finditer(text):
-        heading_line = line[0].rstrip()
+    level, heading, body_start = 0, "", 0
+    for heading_match in _HEADING.finditer(text):
+        heading_line = heading_match[0].rstrip()
         n_equals = min(_count_equals(heading_line), _count_equals(heading_line[::-1]), (len(heading_line) - 1) // 2, 6)
         if n_equals:
-            yield RawSection(level, heading, text[start : line.start()], start)
-            level, heading, start = n_equals, heading_line[n_equals:-n_equals].strip(), line.end()
-    yield RawSection(level, heading, text[start:], start)
+            yield RawSection(level, heading, text[body_start : heading_match.start()], body_start)
+            level, heading, body_start = n_equals, heading_line[n_equals:-n_equals].strip(), heading_match.end()
+    yield RawSection(level, heading, text[body_start:], body_start)
 
 
 def is_apparatus(heading: str, language: str) -> bool:
@@ -234,8 +234,8 @@ def is_link_list(body: str) -> bool:
     """
     if "//" not in body:
         return False
-    n_items = sum(1 for _ in _EXTERNAL_ITEM.finditer(body))
-    return n_items > 0 and n_items == sum(1 for _ in _LINE.finditer(body))
+    n_link_items = sum(1 for _ in _EXTERNAL_ITEM.finditer(body))
+    return n_link_items > 0 and n_link_items == sum(1 for _ in _LINE.finditer(body))
 
 
 def _count_equals(text: str) -> int:

@@ -86,7 +86,7 @@ _US_SPELLINGS = (("metre", "meter"), ("litre", "liter"), ("tonne", "metric ton")
 
 
 @dataclass(slots=True)
-class _Request:
+class _ConvertCall:
     """The parsed parameters of one `{{convert}}`."""
 
     call: TemplateCall
@@ -113,28 +113,28 @@ class _Request:
             return True
         return not self._uses_symbols(side)
 
-    def shows_power(self, side: str) -> bool:
+    def shows_power_of_ten(self, side: str) -> bool:
         """Return whether millions are shown as a power of ten in the input or the output."""
         return self._uses_symbols(side) and self.call.get("abbr") != "unit"
 
     def _uses_symbols(self, side: str) -> bool:
-        short_side = self.abbr or "out"
+        symbol_side = self.abbr or "out"
         if self.is_flipped:
-            short_side = {"in": "out", "out": "in"}.get(short_side, short_side)
-        return short_side in {"on", side}
+            symbol_side = {"in": "out", "out": "in"}.get(symbol_side, symbol_side)
+        return symbol_side in {"on", side}
 
     def format_digits(self, digits: str, *, is_output: bool) -> str:
         """Format digits with thousands commas, unless `comma` forbids them, or in words."""
         spell_mode = self.call.get("spell").lower()
-        is_spelled = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
-        is_spelled = is_spelled and self.call.is_english
-        if is_spelled and digits.isdecimal() and len(digits) < 10:
+        is_spelled_out = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
+        is_spelled_out = is_spelled_out and self.call.is_english
+        if is_spelled_out and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole_digits, point, decimals = digits.partition(".")
-        mode = self.call.get("comma")
-        is_plain = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole_digits) < 5)
+        comma_mode = self.call.get("comma")
+        ungrouped = comma_mode in {"off", "gaps", "gaps3"} or (comma_mode == "5" and len(whole_digits) < 5)
         return (
-            (whole_digits if is_plain or not whole_digits.isdecimal() else f"{int(whole_digits):,}") + point + decimals
+            (whole_digits if ungrouped or not whole_digits.isdecimal() else f"{int(whole_digits):,}") + point + decimals
         )
 
 
@@ -150,17 +150,17 @@ def read_number(text: str) -> Quantity | None:
     text = text.strip()
     if fraction := _FRACTION_PATTERN.fullmatch(text):
         return _read_fraction(fraction)
-    number = _NUMBER_PATTERN.fullmatch(text)
-    if not number:
+    number_match = _NUMBER_PATTERN.fullmatch(text)
+    if not number_match:
         return None
-    digits = number[2].replace(",", "")
+    digits = number_match[2].replace(",", "")
     whole_digits, point, decimals = digits.partition(".")
     precision = len(decimals) if point else len(whole_digits.rstrip("0")) - len(whole_digits)
-    power = int(number[3] or 0)
-    value = float(f"{'-' if number[1] in ('-', '−') else ''}{digits}e{power}")
+    power_of_ten = int(number_match[3] or 0)
+    value = float(f"{'-' if number_match[1] in ('-', '−') else ''}{digits}e{power_of_ten}")
     shown_digits = whole_digits + (f".{decimals}" if decimals else "")
-    exponent = power if number[3] else None
-    return Quantity(shown_digits, value, precision - power, number[1].replace("-", "−"), exponent)
+    exponent = power_of_ten if number_match[3] else None
+    return Quantity(shown_digits, value, precision - power_of_ten, number_match[1].replace("-", "−"), exponent)
 
 
 def _read_fraction(fraction: re.Match[str]) -> Quantity:
@@ -185,24 +185,24 @@ def render_convert(call: TemplateCall) -> str:
         with suppress(LookupError, ArithmeticError, ValueError):
             conversions.append(_render_conversion(request, target, side))
     if disp == "unit" or (disp == "unit2" and not conversions):
-        return _get_name(request, request.unit, "in", is_singular=False)
+        return _name_unit(request, request.unit, "in", is_singular=False)
     if disp == "unit2":
         target = request.targets[0]
         unit = find_unit(_COMPOSITES[target][-1][0] if target in _COMPOSITES else target)
-        return _get_name(request, unit, "out", is_singular=False)
+        return _name_unit(request, unit, "out", is_singular=False)
     if disp in {"out", "output only", "number", "output number only"} and conversions:
         return "; ".join(conversions)
-    original = conversions.pop(0) if is_first_input and conversions else _render_original(request)
+    input_text = conversions.pop(0) if is_first_input and conversions else _render_original(request)
     if not conversions:
-        return original
+        return input_text
     before, after, between = request.joins
-    converted = between.join(conversions)
-    first_text, second = (converted, original) if request.is_flipped else (original, converted)
+    output_text = between.join(conversions)
+    first_text, second_text = (output_text, input_text) if request.is_flipped else (input_text, output_text)
     if call.get("abbr") == "~" and not request.is_flipped and not request.parts and before == " (":
         first_text += f" [{get_symbol(request.unit)}]"
     if call.get("spell") in {"In", "On"}:
         first_text = first_text[:1].upper() + first_text[1:]
-    return first_text + before + second + after
+    return first_text + before + second_text + after
 
 
 def render_measure(call: TemplateCall) -> str:
@@ -221,7 +221,7 @@ def render_measure(call: TemplateCall) -> str:
     return _render_original(request) if request.unit.kind else ""
 
 
-def _parse_request(call: TemplateCall) -> _Request:
+def _parse_request(call: TemplateCall) -> _ConvertCall:
     """Parse value, ranges, unit, targets, precision and words, in that order.
 
     Raises:
@@ -229,7 +229,7 @@ def _parse_request(call: TemplateCall) -> _Request:
     """
     arguments = call.positional()[:_MAX_ARGUMENTS]
     quantities, ranges = _take_numbers(arguments)
-    request = _Request(call, quantities, ranges, [], _take_unit(arguments))
+    request = _ConvertCall(call, quantities, ranges, [], _take_unit(arguments))
     while not ranges and len(arguments) > 1 and _is_subdivision(request.unit, arguments[1]):
         _add_smaller_unit(request, arguments)
     disp, abbr = call.get("disp"), call.get("abbr")
@@ -241,16 +241,16 @@ def _parse_request(call: TemplateCall) -> _Request:
     if not call.is_english:
         request.abbr = "on"
     request.is_flipped = "flip" in {disp, call.get("order"), call.get("adj")}
-    adjective = call.get("adj", "sing")
-    request.is_adjective = adjective in {"on", "mid"} and call.is_english
+    adjective_mode = call.get("adj", "sing")
+    request.is_adjective = adjective_mode in {"on", "mid"} and call.is_english
     request.joins = _JOINS.get(disp, (" (", ")", "; "))
 
     target = arguments.pop(0) if arguments and not _INTEGER.fullmatch(arguments[0]) else ""
     request.decimals = _take_precision(arguments)
-    if adjective == "mid" and arguments:
-        words = arguments.pop(0)
-        request.middle = words if words[:1] in {"-", ""} else f" {words}"
-    if adjective == "pre" and arguments:
+    if adjective_mode == "mid" and arguments:
+        middle_words = arguments.pop(0)
+        request.middle = middle_words if middle_words[:1] in {"-", ""} else f" {middle_words}"
+    if adjective_mode == "pre" and arguments:
         request.before_unit = arguments.pop(0)
     if disp == "x":
         before, after = [*arguments[:2], "", ""][:2]
@@ -281,9 +281,9 @@ def spell_integer(number: int, conjunction: str = " and ") -> str:
     if number < 100:
         tens, ones = divmod(number, 10)
         return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
-    power, name = next((power, name) for power, name in _SIZES if number >= power)
+    power, size_name = next((power, size_name) for power, size_name in _SIZES if number >= power)
     quotient, remainder = divmod(number, power)
-    words = f"{spell_integer(quotient, ' ')} {name}"
+    words = f"{spell_integer(quotient, ' ')} {size_name}"
     if not remainder:
         return words
     return words + (conjunction if remainder < 100 else " ") + spell_integer(remainder, conjunction)
@@ -297,9 +297,9 @@ def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
         text = arguments.pop(0)
         quantity = read_number(text)
         if quantity is None:
-            if not (pieces := _split_range(text)):
+            if not (range_parts := _split_range(text)):
                 raise ValueError(text)
-            arguments[:0] = pieces
+            arguments[:0] = range_parts
             continue
         quantities.append(quantity)
         if len(ranges) > _MAX_RANGES:
@@ -312,11 +312,11 @@ def _take_numbers(arguments: list[str]) -> tuple[list[Quantity], list[_Range]]:
 
 def _split_range(text: str) -> list[str]:
     """Split `3 to 5` or `3x5` into number, separator and rest; return [] for other texts."""
-    if match := _SPACED_RANGE.fullmatch(text.strip()):
-        return list(match.groups())
-    for word in _RANGE_WORDS:
-        if (position := text.find(word, 1)) > 0:
-            return [text[:position], word, text[position + len(word) :]]
+    if range_match := _SPACED_RANGE.fullmatch(text.strip()):
+        return list(range_match.groups())
+    for range_word in _RANGE_WORDS:
+        if (word_start := text.find(range_word, 1)) > 0:
+            return [text[:word_start], range_word, text[word_start + len(range_word) :]]
     return []
 
 
@@ -345,24 +345,24 @@ def _pad_words(text: str, before: str, after: str) -> str:
 
 
 def _is_subdivision(unit: Unit, code: str) -> bool:
-    smaller = UNITS.get(code)
-    return smaller is not None and smaller.symbol in _SUBDIVISIONS.get(unit.symbol, ())
+    smaller_unit = UNITS.get(code)
+    return smaller_unit is not None and smaller_unit.symbol in _SUBDIVISIONS.get(unit.symbol, ())
 
 
-def _add_smaller_unit(request: _Request, arguments: list[str]) -> None:
+def _add_smaller_unit(request: _ConvertCall, arguments: list[str]) -> None:
     """Add a number in a smaller unit, such as 1 inch after 6 feet, and sum up in this unit.
 
     Raises:
         ValueError: There is no number before the smaller unit.
     """
     quantity = read_number(arguments.pop(0))
-    smaller = find_unit(arguments.pop(0))
+    smaller_unit = find_unit(arguments.pop(0))
     if quantity is None:
-        raise ValueError(smaller.symbol)
-    total = request.numbers[0].value * round(request.unit.factor / smaller.factor) + quantity.value
+        raise ValueError(smaller_unit.symbol)
+    total_value = request.numbers[0].value * round(request.unit.factor / smaller_unit.factor) + quantity.value
     decimals = quantity.decimals if "/" in quantity.digits else max(quantity.decimals, 0)
-    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (quantity, smaller)]
-    request.numbers, request.unit = [Quantity(quantity.digits, total, decimals)], smaller
+    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (quantity, smaller_unit)]
+    request.numbers, request.unit = [Quantity(quantity.digits, total_value, decimals)], smaller_unit
 
 
 def _split_targets(text: str) -> list[str]:
@@ -376,7 +376,7 @@ def _split_targets(text: str) -> list[str]:
     return [text]
 
 
-def _choose_default_target(request: _Request) -> str:
+def _choose_default_target(request: _ConvertCall) -> str:
     """Return the default target units; lengths below 3 m are converted to feet and inches."""
     if request.parts:
         first_unit = request.parts[0][1]
@@ -386,7 +386,7 @@ def _choose_default_target(request: _Request) -> str:
     return request.unit.default
 
 
-def _render_original(request: _Request) -> str:
+def _render_original(request: _ConvertCall) -> str:
     """Render the measure in its own unit: "5 miles", "5-mile", "5 mi", "6 feet 1 inch"."""
     if request.parts:
         is_hyphenated = request.is_adjective and request.wants_name(request.parts[0][1], "in")
@@ -394,13 +394,13 @@ def _render_original(request: _Request) -> str:
         pieces = []
         for quantity, unit in request.parts:
             formatted_number = _format_input(request, quantity)
-            pieces += [formatted_number.text, _get_name(request, unit, "in", is_singular=formatted_number.is_singular)]
+            pieces += [formatted_number.text, _name_unit(request, unit, "in", is_singular=formatted_number.is_singular)]
         return separator.join(pieces) + request.middle * (not request.is_flipped)
     formatted_numbers = [_format_input(request, quantity) for quantity in request.numbers]
     return _join_numbers(request, formatted_numbers, request.unit, "in")
 
 
-def _format_input(request: _Request, quantity: Quantity) -> _FormattedNumber:
+def _format_input(request: _ConvertCall, quantity: Quantity) -> _FormattedNumber:
     digits, magnitude = quantity.digits, abs(quantity.value)
     if (adjustment := re.fullmatch(r"ri([0-3])", request.call.get("adj"))) and "/" not in digits:
         digits = f"{magnitude + 2 * _FUDGE:.{adjustment[1]}f}"
@@ -410,61 +410,61 @@ def _format_input(request: _Request, quantity: Quantity) -> _FormattedNumber:
     return _FormattedNumber(_add_sign(shown_digits, quantity.sign), magnitude <= 1 if "/" in digits else magnitude == 1)
 
 
-def _get_name(request: _Request, unit: Unit, side: str, *, is_singular: bool) -> str:
+def _name_unit(request: _ConvertCall, unit: Unit, side: str, *, is_singular: bool) -> str:
     """Return the name or symbol of a unit in the input or the output."""
     if request.wants_name(unit, side):
         is_singular = request.is_adjective or (is_singular and not unit.exponent)
-        name = unit.singular if is_singular else unit.plural
+        unit_name = unit.singular if is_singular else unit.plural
     else:
-        name = unit.symbol
-    if request.call.get("sp") == "us" and (request.wants_name(unit, side) or name.startswith("US ")):
+        unit_name = unit.symbol
+    if request.call.get("sp") == "us" and (request.wants_name(unit, side) or unit_name.startswith("US ")):
         for british, american in _US_SPELLINGS:
-            name = name.replace(british, american)
-    return name
+            unit_name = unit_name.replace(british, american)
+    return unit_name
 
 
-def _join_numbers(request: _Request, formatted_numbers: Sequence[_FormattedNumber], unit: Unit, side: str) -> str:
+def _join_numbers(request: _ConvertCall, formatted_numbers: Sequence[_FormattedNumber], unit: Unit, side: str) -> str:
     """Join the numbers of a range and their unit in the input or the output."""
     has_name = request.wants_name(unit, side)
     is_hyphenated = has_name and request.is_adjective
     is_output = (side == "out") != request.is_flipped
-    name = _get_name(request, unit, side, is_singular=formatted_numbers[-1].is_singular)
-    separator = "-" if is_hyphenated else "" if name.startswith("/") else " "
+    unit_name = _name_unit(request, unit, side, is_singular=formatted_numbers[-1].is_singular)
+    separator = "-" if is_hyphenated else "" if unit_name.startswith("/") else " "
     if is_hyphenated:
-        name = name.replace(" ", "-")
-    repeats = not is_hyphenated and any(
+        unit_name = unit_name.replace(" ", "-")
+    repeats_unit = not is_hyphenated and any(
         (symbol_range.repeats_symbol and not has_name) or (symbol_range.repeats_output and is_output)
         for symbol_range in request.ranges
     )
     words = ""
     for i, formatted_number in enumerate(formatted_numbers):
-        is_last = i == len(formatted_numbers) - 1
+        is_last_number = i == len(formatted_numbers) - 1
         text = formatted_number.text
-        if unit.exponent and request.shows_power(side):
+        if unit.exponent and request.shows_power_of_ten(side):
             text += f"×10{format_superscript(str(unit.exponent))}"
-        elif unit.exponent and is_last:
+        elif unit.exponent and is_last_number:
             text += ("-" if request.is_adjective else " ") + _SCALES[unit.exponent]
-        if repeats and not is_last:
-            text += separator + name
+        if repeats_unit and not is_last_number:
+            text += separator + unit_name
         words += (_get_range_text(request, request.ranges[i - 1], has_name, is_output, text) if i else "") + text
     if request.call.get("disp") in {"number", "output number only"} or request.call.get("abbr") == "values":
         return words
     if request.before_unit and side == "in":
         words += f" {request.before_unit}"
-    return words + separator + name + request.middle * (not is_output)
+    return words + separator + unit_name + request.middle * (not is_output)
 
 
-def _get_range_text(request: _Request, separator: _Range, has_name: bool, is_output: bool, following_text: str) -> str:
+def _get_range_text(request: _ConvertCall, separator: _Range, has_name: bool, is_output: bool, next_text: str) -> str:
     text = (separator.of_output if is_output else "") or ("" if has_name else separator.with_symbols) or separator.text
     if not request.call.is_english and any(map(str.isalpha, text)):
         text = "–"
     is_adjective = request.is_adjective and not separator.is_tolerance
     if is_adjective and (has_name or (separator.is_word and request.abbr == "on")):
         text = text.replace(" ", "-")
-    return " – " if text == "–" and following_text.startswith("−") else text
+    return " – " if text == "–" and next_text.startswith("−") else text
 
 
-def _render_conversion(request: _Request, target: str, side: str) -> str:
+def _render_conversion(request: _ConvertCall, target: str, side: str) -> str:
     """Render the conversion to one target.
 
     Raises:
@@ -487,20 +487,20 @@ def _render_conversion(request: _Request, target: str, side: str) -> str:
     return _join_numbers(request, _convert_numbers(request, unit), unit, side)
 
 
-def _render_hands(request: _Request, target: str, side: str) -> str:
+def _render_hands(request: _ConvertCall, target: str, side: str) -> str:
     """Convert a height in hands; 14.2 means 14 hands and 2 inches."""
-    inches = []
+    inch_quantities = []
     for quantity in request.numbers:
         whole_digits, _, inch_digit = quantity.digits.partition(".")
         n_inches = 4 * int(whole_digits) + int(inch_digit or 0)
-        inches.append(Quantity(str(n_inches), float(n_inches), 0.0))
+        inch_quantities.append(Quantity(str(n_inches), float(n_inches), 0.0))
     abbr = "off" if target == "in" and request.abbr is None else request.abbr
-    inch_request = _Request(request.call, inches, request.ranges, [], UNITS["in"], [target], abbr=abbr)
+    inch_request = _ConvertCall(request.call, inch_quantities, request.ranges, [], UNITS["in"], [target], abbr=abbr)
     inch_request.decimals = 0 if request.decimals is None and target in {"in", "cm"} else request.decimals
     return _render_conversion(inch_request, target, side)
 
 
-def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
+def _convert_numbers(request: _ConvertCall, unit: Unit) -> list[_FormattedNumber]:
     """Convert and format the numbers, rounded as the template specifies or by default."""
     outputs = [_convert_value(request, i, unit) for i in range(len(request.numbers))]
     default_decimals = [
@@ -512,13 +512,13 @@ def _convert_numbers(request: _Request, unit: Unit) -> list[_FormattedNumber]:
     return [_format_output(request, value, decimals) for value, decimals in zip(outputs, default_decimals, strict=True)]
 
 
-def _convert_value(request: _Request, i: int, unit: Unit) -> float:
-    value, source = request.numbers[i].value, request.unit
+def _convert_value(request: _ConvertCall, i: int, unit: Unit) -> float:
+    value, source_unit = request.numbers[i].value, request.unit
     if i and request.ranges[i - 1].is_tolerance:
-        return value * source.factor / unit.factor
-    if source.offset or unit.offset or source.is_inverse or unit.is_inverse:
-        return unit.from_base(source.to_base(value))
-    return value * (source.factor / unit.factor)
+        return value * source_unit.factor / unit.factor
+    if source_unit.offset or unit.offset or source_unit.is_inverse or unit.is_inverse:
+        return unit.from_base(source_unit.to_base(value))
+    return value * (source_unit.factor / unit.factor)
 
 
 def compute_default_decimals(
@@ -546,13 +546,13 @@ def compute_default_decimals(
     return int(max(math.floor(number.decimals + extra_decimals + math.log10(2)), min_decimals))
 
 
-def _format_output(request: _Request, value: float, default_decimals: int) -> _FormattedNumber:
+def _format_output(request: _ConvertCall, value: float, default_decimals: int) -> _FormattedNumber:
     """Format a converted number, rounded as the template specifies or by default.
 
     Raises:
         ArithmeticError: The number is infinite.
     """
-    magnitude, significant_figures, step = abs(value), request.call.get("sigfig"), request.call.get("round")
+    magnitude, significant_figures, rounding_step = abs(value), request.call.get("sigfig"), request.call.get("round")
     if math.isinf(magnitude):
         raise OverflowError(value)
     fraction = request.call.get("frac")
@@ -561,12 +561,12 @@ def _format_output(request: _Request, value: float, default_decimals: int) -> _F
     elif request.decimals is not None:
         text, is_singular = _format_magnitude(request, magnitude, request.decimals)
     elif significant_figures.isdecimal() and magnitude:
-        n_figures = min(max(int(significant_figures[:3]), 1), _MAX_FIGURES)
-        power = int(f"{magnitude:.{n_figures - 1}e}".partition("e")[2])
-        text, is_singular = _format_magnitude(request, magnitude, n_figures - 1 - power)
-    elif step in {"0.5", "5", "10", "25", "50"}:
-        multiple = math.floor(magnitude / float(step) + 0.5) * float(step)
-        text, is_singular = _format_magnitude(request, multiple, int(multiple != math.floor(multiple)))
+        n_significant = min(max(int(significant_figures[:3]), 1), _MAX_FIGURES)
+        power = int(f"{magnitude:.{n_significant - 1}e}".partition("e")[2])
+        text, is_singular = _format_magnitude(request, magnitude, n_significant - 1 - power)
+    elif rounding_step in {"0.5", "5", "10", "25", "50"}:
+        rounded_value = math.floor(magnitude / float(rounding_step) + 0.5) * float(rounding_step)
+        text, is_singular = _format_magnitude(request, rounded_value, int(rounded_value != math.floor(rounded_value)))
     else:
         text, is_singular = _format_magnitude(request, magnitude, default_decimals)
     is_zero = not text.strip("0.") or text == "zero"
@@ -584,7 +584,7 @@ def _format_fraction(magnitude: float, denominator: int) -> str:
     return f"{whole_digits} {fraction}" if whole_digits and numerator else fraction or str(whole_digits)
 
 
-def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tuple[str, bool]:
+def _format_magnitude(request: _ConvertCall, magnitude: float, decimals: int) -> tuple[str, bool]:
     """Round and format a number without sign; very large and small numbers get a power of ten.
 
     Returns:
@@ -598,19 +598,19 @@ def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tup
         whole_digits, decimal_digits = leading_digits + "0" * -decimals if leading_digits != "0" else "0", ""
     is_singular = whole_digits == "1" and not decimal_digits.strip("0")
     is_scientific = any(quantity.exponent is not None for quantity in request.numbers)
-    max_whole, max_zeros = (4, 2) if is_scientific else (10, 4)
+    max_whole_digits, max_zeros = (4, 2) if is_scientific else (10, 4)
     significant_decimals = decimal_digits.lstrip("0")
     if (
         whole_digits == "0" and significant_decimals and len(decimal_digits) - len(significant_decimals) >= max_zeros
     ) or (
         whole_digits != "0"
-        and len(whole_digits) >= max_whole
+        and len(whole_digits) >= max_whole_digits
         and not (len(whole_digits) == 10 and whole_digits == "1" + "0" * 9)
     ):
         exponent = len(whole_digits) - 1 if whole_digits != "0" else len(significant_decimals) - len(decimal_digits) - 1
-        n_known = len(whole_digits) + decimals if decimals < 0 else _MAX_FIGURES
+        n_known_digits = len(whole_digits) + decimals if decimals < 0 else _MAX_FIGURES
         digits = (whole_digits + decimal_digits if whole_digits != "0" else significant_decimals)[
-            : min(n_known, _MAX_FIGURES)
+            : min(n_known_digits, _MAX_FIGURES)
         ]
         significand = digits[0] + (f".{digits[1:]}" if digits[1:] else "")
         return f"{significand}×10{format_superscript(str(exponent))}", False
@@ -618,28 +618,28 @@ def _format_magnitude(request: _Request, magnitude: float, decimals: int) -> tup
     return request.format_digits(text, is_output=True), is_singular
 
 
-def _render_composite(request: _Request, target: str, side: str) -> str:
+def _render_composite(request: _ConvertCall, target: str, side: str) -> str:
     """Render a conversion to several units at once, such as feet and inches."""
-    levels = _COMPOSITES[target]
-    smallest = find_unit(levels[0][0])
-    if smallest.kind != request.unit.kind:
+    unit_levels = _COMPOSITES[target]
+    smallest_unit = find_unit(unit_levels[0][0])
+    if smallest_unit.kind != request.unit.kind:
         raise KeyError(target)
-    formatted_numbers = _convert_numbers(request, smallest)
-    has_name = request.wants_name(smallest, side)
+    formatted_numbers = _convert_numbers(request, smallest_unit)
+    has_name = request.wants_name(smallest_unit, side)
     separator = "-" if has_name and request.is_adjective else " "
     words = ""
     for i, formatted_number in enumerate(formatted_numbers):
-        value = _convert_value(request, i, smallest)
+        value = _convert_value(request, i, smallest_unit)
         decimals = len(formatted_number.text.partition(".")[2]) if "×" not in formatted_number.text else 0
-        smaller_units = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
+        amount_left = round(abs(value) + 2 * _FUDGE, decimals) if decimals else float(math.floor(abs(value) + 0.5))
         pieces: list[str] = []
-        for code, ratio in levels:
-            smaller_units, n_units = divmod(smaller_units, ratio) if ratio else (0.0, smaller_units)
+        for code, ratio in unit_levels:
+            amount_left, n_units = divmod(amount_left, ratio) if ratio else (0.0, amount_left)
             text = "0" if not n_units else request.format_digits(f"{n_units:.{decimals}f}", is_output=True)
-            name = _get_name(request, find_unit(code), side, is_singular=n_units == 1)
-            pieces.insert(0, text + separator + name)
+            unit_name = _name_unit(request, find_unit(code), side, is_singular=n_units == 1)
+            pieces.insert(0, text + separator + unit_name)
             decimals = 0
-            if not smaller_units:
+            if not amount_left:
                 break
         text = ("−" if value < 0 else "") + separator.join(pieces)
         words += (_get_range_text(request, request.ranges[i - 1], has_name, True, text) if i else "") + text
@@ -656,8 +656,8 @@ def _render_population_density(call: TemplateCall) -> str:
     if target:
         densities.append((densities[0][0] * source.factor / target.factor, target))
     decimals = int(call.get("prec")) if _INTEGER.fullmatch(call.get("prec")) else int(densities[0][0] < 10)
-    texts = [f"{density + 2 * _FUDGE:,.{max(decimals, 0)}f}{unit.symbol}" for density, unit in densities]
-    return texts[0] + (f" ({texts[1]})" if target else "")
+    density_texts = [f"{density + 2 * _FUDGE:,.{max(decimals, 0)}f}{unit.symbol}" for density, unit in densities]
+    return density_texts[0] + (f" ({density_texts[1]})" if target else "")
 
 
 CONVERT_RENDERERS: dict[str, Renderer] = build_renderers(

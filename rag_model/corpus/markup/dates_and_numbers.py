@@ -42,7 +42,7 @@ def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = 
     """Format a date in the language of the page that calls a template."""
     if call.is_english or not (_is_number(month) and 1 <= int(month) <= 12):
         return format_date(year, month, day, day_first=call.is_on("df") or not call.is_english)
-    day, year = (str(int(part)) if _is_number(part) else part for part in (day, year))
+    day, year = (str(int(date_part)) if _is_number(date_part) else date_part for date_part in (day, year))
     return format_local_date(call.language, day, int(month), year)
 
 
@@ -62,8 +62,8 @@ def render_number_date(call: TemplateCall, numbers: list[str]) -> str:
 
 
 def _render_date(call: TemplateCall) -> str:
-    parts = call.positional()[:3]
-    return format_call_date(call, *parts) if parts else ""
+    date_parts = call.positional()[:3]
+    return format_call_date(call, *date_parts) if date_parts else ""
 
 
 def _render_start_date(call: TemplateCall) -> str:
@@ -85,54 +85,54 @@ def _compute_age(birth: list[str], death: list[str]) -> str:
     """Return the number of years between two dates (year, month, day), like `55` or `55–56`."""
     if len(birth) < 1 or len(death) < 1 or not all(_is_number(part) for part in (*birth, *death) if part):
         return ""
-    (y1, *rest1), (y2, *rest2) = ([int(part) for part in parts if part] or [0] for parts in (birth, death))
-    if not y1 or not y2:
+    (birth_year, *birth_day), (death_year, *death_day) = ([int(n) for n in d if n] or [0] for d in (birth, death))
+    if not birth_year or not death_year:
         return ""
-    if len(rest1) == 2 and len(rest2) == 2:
-        return str(y2 - y1 - (rest2 < rest1))
-    return f"{y2 - y1 - 1}–{y2 - y1}"
+    if len(birth_day) == 2 and len(death_day) == 2:
+        return str(death_year - birth_year - (death_day < birth_day))
+    return f"{death_year - birth_year - 1}–{death_year - birth_year}"
 
 
 def _render_death_year(call: TemplateCall) -> str:
-    death, birth = ([*call.positional(), "", ""])[:2]
-    return death + _format_age(call, _compute_age([birth], [death]))
+    death_year, birth_year = ([*call.positional(), "", ""])[:2]
+    return death_year + _format_age(call, _compute_age([birth_year], [death_year]))
 
 
 def _render_age(call: TemplateCall) -> str:
-    dates = call.positional()
-    return _compute_age(dates[:3], dates[3:6]) if len(dates) >= 6 else ""
+    date_parts = call.positional()
+    return _compute_age(date_parts[:3], date_parts[3:6]) if len(date_parts) >= 6 else ""
 
 
 def _render_as_of(call: TemplateCall) -> str:
-    dates = {key: argument for key, argument in call.params.items() if key.isdigit()} | {"df": "y"}
-    date = _render_date(call._replace(params=dates))
+    date_params = {key: argument for key, argument in call.params.items() if key.isdigit()} | {"df": "y"}
+    date = _render_date(call._replace(params=date_params))
     if call.get("alt") or not call.is_english:
         return call.get("alt") or date
-    words = "since" if call.is_on("since") else "as of"
-    return f"{words if call.is_on('lc') else words.capitalize()} {date}{call.get('post')}".strip()
+    phrase = "since" if call.is_on("since") else "as of"
+    return f"{phrase if call.is_on('lc') else phrase.capitalize()} {date}{call.get('post')}".strip()
 
 
 def _render_sortable_date(call: TemplateCall) -> str:
     """Render `{{dts|July 4, 1976}}` unchanged, and `{{dts|1976|7|4}}` in words."""
-    parts = call.positional()
-    return _render_date(call) if len(parts) > 1 and parts[0].strip("-").isdecimal() else call.get("1")
+    date_parts = call.positional()
+    return _render_date(call) if len(date_parts) > 1 and date_parts[0].strip("-").isdecimal() else call.get("1")
 
 
 def _render_film_dates(call: TemplateCall) -> str:
     """Render dates and places in groups of four parameters: year, month, day, place."""
-    parts = call.positional()
-    releases = []
-    for i in range(0, len(parts), 4):
-        date = format_call_date(call, *parts[i : i + 3])
-        location = parts[i + 3] if len(parts) > i + 3 else ""
-        releases.append(f"{date} ({location})" if location else date)
-    return ", ".join(date for date in releases if date)
+    date_parts = call.positional()
+    release_texts = []
+    for i in range(0, len(date_parts), 4):
+        date = format_call_date(call, *date_parts[i : i + 3])
+        location = date_parts[i + 3] if len(date_parts) > i + 3 else ""
+        release_texts.append(f"{date} ({location})" if location else date)
+    return ", ".join(date for date in release_texts if date)
 
 
 def _render_old_style(call: TemplateCall) -> str:
     new_date, year, old_date = ([*call.positional(), "", "", ""])[:3]
-    mark = "O.S. " if call.is_english else ""
-    return f"{new_date} [{mark}{old_date}] {year}".strip()
+    style_mark = "O.S. " if call.is_english else ""
+    return f"{new_date} [{style_mark}{old_date}] {year}".strip()
 
 
 def _build_prefix_renderer(mark: str) -> Renderer:
@@ -191,10 +191,10 @@ def _render_formatted_number(call: TemplateCall) -> str:
 
 def _render_fraction(call: TemplateCall) -> str:
     """Render `{{frac|1|2}}` as 1/2, `{{frac|3|1|2}}` as 3 1/2, `{{frac|3}}` as 1/3."""
-    parts = call.positional()
-    if len(parts) == 3:
-        return f"{parts[0]} {parts[1]}/{parts[2]}"
-    return f"{parts[0]}/{parts[1]}" if len(parts) == 2 else f"1/{parts[0]}" if parts else "/"
+    numbers = call.positional()
+    if len(numbers) == 3:
+        return f"{numbers[0]} {numbers[1]}/{numbers[2]}"
+    return f"{numbers[0]}/{numbers[1]}" if len(numbers) == 2 else f"1/{numbers[0]}" if numbers else "/"
 
 
 def _render_value(call: TemplateCall) -> str:
@@ -205,8 +205,8 @@ def _render_value(call: TemplateCall) -> str:
         text += f" +{uncertainty.lstrip('+')} −{lower_uncertainty.lstrip('-−')}"
     elif uncertainty:
         text += uncertainty if uncertainty.startswith("(") else f" ± {uncertainty}"
-    if power := call.get("e"):
-        text = (f"({text})" if " " in text else text) + f"×10{format_superscript(power)}"
+    if exponent := call.get("e"):
+        text = (f"({text})" if " " in text else text) + f"×10{format_superscript(exponent)}"
     unit = call.get("u", "ul")
     per_unit = call.get("up", "upl")
     text = call.get("p") + text + call.get("s")
@@ -253,10 +253,10 @@ def _render_ordinal(call: TemplateCall) -> str:
 
 
 def _render_percentage(call: TemplateCall) -> str:
-    part_text, total, digits = ([*call.positional(), "", "", ""])[:3]
+    part_text, total_text, n_decimals = ([*call.positional(), "", "", ""])[:3]
     try:
-        share = 100 * float(part_text.replace(",", "")) / float(total.replace(",", ""))
-        return f"{share:.{min(int(digits or 0), 9)}f}%"
+        share = 100 * float(part_text.replace(",", "")) / float(total_text.replace(",", ""))
+        return f"{share:.{min(int(n_decimals or 0), 9)}f}%"
     except (ValueError, ZeroDivisionError):
         return ""
 
@@ -279,19 +279,19 @@ def render_coordinates(call: TemplateCall) -> str:
     '13.5°N 169.25°W'
     """
     angles: list[str] = []
-    numbers: list[str] = []
+    degrees: list[str] = []
     for value in call.positional():
-        if _ANGLE.fullmatch(value) and len(numbers) < len(_DEGREE_SIGNS):
-            numbers.append(value)
-        elif numbers and value in {"N", "S", "E", "W"} and len(angles) < 2:
-            angles.append("".join(number + sign for number, sign in zip(numbers, _DEGREE_SIGNS, strict=False)) + value)
-            numbers = []
+        if _ANGLE.fullmatch(value) and len(degrees) < len(_DEGREE_SIGNS):
+            degrees.append(value)
+        elif degrees and value in {"N", "S", "E", "W"} and len(angles) < 2:
+            angles.append("".join(number + sign for number, sign in zip(degrees, _DEGREE_SIGNS, strict=False)) + value)
+            degrees = []
         else:
             break
-    if not angles and len(numbers) == 2 and call.name in COORDINATES:  # signed degrees
+    if not angles and len(degrees) == 2 and call.name in COORDINATES:  # signed degrees
         angles = [
             number.lstrip("-−+") + "°" + directions[number[0] in "-−"]
-            for number, directions in zip(numbers, ("NS", "EW"), strict=True)
+            for number, directions in zip(degrees, ("NS", "EW"), strict=True)
         ]
     return " ".join(angles) if len(angles) == 2 else ""
 

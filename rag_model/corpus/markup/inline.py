@@ -36,41 +36,41 @@ def _build_join_renderer(separator: str) -> Renderer:
 
 
 def _build_wrap_renderer(before: str, after: str) -> Renderer:
-    is_word = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
+    is_english_only = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
 
     def render(call: TemplateCall) -> str:
-        return call.get("1") if is_word and not call.is_english else f"{before}{call.get('1')}{after}"
+        return call.get("1") if is_english_only and not call.is_english else f"{before}{call.get('1')}{after}"
 
     return render
 
 
 def _build_constant_renderer(text: str) -> Renderer:
     protected_text = protect(text)
-    is_word = text in {"Yes", "No", "N/A"}
-    return lambda call: "" if is_word and not call.is_english else protected_text
+    is_english_only = text in {"Yes", "No", "N/A"}
+    return lambda call: "" if is_english_only and not call.is_english else protected_text
 
 
 def _render_language(call: TemplateCall) -> str:
     """Render `{{lang-fr|Bonjour}}` as "French: Bonjour", with the translation of lit=."""
-    code = call.name.partition("-")[2]
+    language_code = call.name.partition("-")[2]
     is_labelled = call.is_english and call.get("label") != "none"
-    name = LANGUAGE_NAMES.get(code, "") if is_labelled else ""
+    language_name = LANGUAGE_NAMES.get(language_code, "") if is_labelled else ""
     words = _join_meaning(call, call.get("1", "text"), call.get("2", "translit"), call.get("lit", "translation", "3"))
-    return f"{name}: {words}" if name and words else words
+    return f"{language_name}: {words}" if language_name and words else words
 
 
 def _render_langx(call: TemplateCall) -> str:
-    params = {
+    shifted_params = {
         str(position - 1) if (position := parse_position(key)) else key: argument
         for key, argument in call.params.items()
         if key != "1"
     }
-    return _render_language(TemplateCall(f"lang-{call.get('1')}", params, call.language))
+    return _render_language(TemplateCall(f"lang-{call.get('1')}", shifted_params, call.language))
 
 
 def _join_meaning(call: TemplateCall, words: str, romanized: str, meaning: str) -> str:
-    mark = "lit. " if call.is_english else ""
-    notes = [romanized, f"{mark}'{meaning}'" if meaning else ""]
+    literal_mark = "lit. " if call.is_english else ""
+    notes = [romanized, f"{literal_mark}'{meaning}'" if meaning else ""]
     return ", ".join(note for note in (words, *notes) if note)
 
 
@@ -91,9 +91,9 @@ def _render_chinese(call: TemplateCall) -> str:
 
 def _render_nihongo(call: TemplateCall) -> str:
     """Render `{{nihongo|English|kanji|rōmaji|extra}}` as "English (kanji, rōmaji, extra)"."""
-    english, *rest = (call.positional() + [""] * 5)[:5]
-    notes = ", ".join(note for note in (*rest[:3], call.get("extra")) if note)
-    return f"{english} ({notes}) {rest[3]}".strip() if english and notes else english or notes
+    english, *other_arguments = (call.positional() + [""] * 5)[:5]
+    notes = ", ".join(note for note in (*other_arguments[:3], call.get("extra")) if note)
+    return f"{english} ({notes}) {other_arguments[3]}".strip() if english and notes else english or notes
 
 
 def _render_nihongo_romaji_first(call: TemplateCall) -> str:
@@ -122,10 +122,10 @@ def _render_ipa_symbols(call: TemplateCall) -> str:
 
 def _render_quotation(call: TemplateCall) -> str:
     words = call.get("1", "text", "quote")
-    source = ", ".join(
+    attribution = ", ".join(
         part for part in (call.get("2", "author", "sign", "by"), call.get("3", "source", "title")) if part
     )
-    return f"\n{words}\n{'— ' + source if source and words else ''}\n"
+    return f"\n{words}\n{'— ' + attribution if attribution and words else ''}\n"
 
 
 def _render_list(call: TemplateCall) -> str:
@@ -142,19 +142,19 @@ def _render_columns(call: TemplateCall) -> str:
 
 def _render_flag(call: TemplateCall) -> str:
     """Render `{{flag|FRA}}` as the country's name; a full name is kept."""
-    names = COUNTRY_NAMES if call.is_english else {}
-    return names.get(render_first(call), render_first(call))
+    country_names = COUNTRY_NAMES if call.is_english else {}
+    return country_names.get(render_first(call), render_first(call))
 
 
 def _render_ship(call: TemplateCall) -> str:
     """Render `{{USS|Hornet|CV-12|6}}`: prefix, name, hull number, and a code of what to show."""
     prefix = "" if call.name == "ship" else call.name.upper()
-    parts = call.positional()
+    name_parts = call.positional()
     if call.name == "ship":
-        prefix, parts = ([*parts, ""])[0], parts[1:]
-    name, hull, display_code = ([*parts, "", "", ""])[:3]
-    hull = "" if display_code in {"2", "3", "6"} or not hull else f" ({hull})"
-    return f"{'' if display_code in {'3', '5'} else prefix} {name}{hull}".strip()
+        prefix, name_parts = ([*name_parts, ""])[0], name_parts[1:]
+    name, hull_number, display_code = ([*name_parts, "", "", ""])[:3]
+    hull_number = "" if display_code in {"2", "3", "6"} or not hull_number else f" ({hull_number})"
+    return f"{'' if display_code in {'3', '5'} else prefix} {name}{hull_number}".strip()
 
 
 def _render_interlanguage(call: TemplateCall) -> str:
@@ -206,8 +206,8 @@ def _render_number_sign(call: TemplateCall) -> str:
 
 
 def _render_marriage(call: TemplateCall) -> str:
-    mark = "m. " if call.is_english else ""
-    return f"{call.get('1')} ({mark}{call.get('2')})" if call.get("2") else render_first(call)
+    literal_mark = "m. " if call.is_english else ""
+    return f"{call.get('1')} ({literal_mark}{call.get('2')})" if call.get("2") else render_first(call)
 
 
 _CONSTANTS = {
@@ -244,7 +244,7 @@ _FIRST_PARAMETER_NAMES = (
 )
 
 INLINE_RENDERERS: dict[str, Renderer] = (
-    build_renderers(*((names, _build_constant_renderer(text)) for names, text in _CONSTANTS.items()))
+    build_renderers(*((country_names, _build_constant_renderer(text)) for country_names, text in _CONSTANTS.items()))
     | build_renderers(
         (_FIRST_PARAMETER_NAMES, render_first),
         ("lang, rtl-lang, native name, nativename, wikt-lang, language with name, script/text, font, color, colour, "

@@ -109,11 +109,11 @@ def to_plain_text(text: str) -> str:
         text = _TAG.sub(lambda tag: "\n" if tag[1].lower() in _BLOCK_TAGS else "", text)
     if "-{" in text:
         text = render_variants(text)
-    cells = _CELLS if "{|" in text else _STRAY_ROWS
-    text = _LIST_MARKS.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cells.sub("", text))))
+    cell_pattern = _CELLS if "{|" in text else _STRAY_ROWS
+    text = _LIST_MARKS.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cell_pattern.sub("", text))))
     if GAP in text:
-        for mark in ".,;":  # may follow a space before a reference: `thinking .<ref>`
-            text = text.replace(f" {mark}{GAP}", f"{mark}{GAP}")
+        for punctuation in ".,;":  # may follow a space before a reference: `thinking .<ref>`
+            text = text.replace(f" {punctuation}{GAP}", f"{punctuation}{GAP}")
         text = _close_gaps(_EMPTY_GAP.sub(GAP, text))
     if "&" in text:
         text = _ENTITY.sub(_decode_entity, text)
@@ -174,8 +174,8 @@ def _remove_traces(text: str) -> str:
 
 def _render_term(term: re.Match[str]) -> str:
     words = term[2].strip()
-    colons = term[3][term[1].count(";") :]  # each `;` uses up one colon
-    return f"{words}: {colons}" if words else colons
+    definition_text = term[3][term[1].count(";") :]  # each `;` uses up one colon
+    return f"{words}: {definition_text}" if words else definition_text
 
 
 def _render_superscript(superscript: re.Match[str]) -> str:
@@ -194,8 +194,8 @@ def _render_external_links(text: str) -> str:
     """
     lines = text.split("\n")
     for i, line in enumerate(lines):
-        if "[" in line and (end := line.rfind("]") + 1):
-            lines[i] = _EXTERNAL_LINK.sub(_render_external_link, line[:end]) + line[end:]
+        if "[" in line and (bracket_end := line.rfind("]") + 1):
+            lines[i] = _EXTERNAL_LINK.sub(_render_external_link, line[:bracket_end]) + line[bracket_end:]
     return "\n".join(lines)
 
 
@@ -217,21 +217,21 @@ def render_apostrophes(text: str) -> str:
 
 def _render_quoted_line(line: str) -> str:
     pieces = _QUOTES.split(line)
-    lengths = [0, *(len(run) for run in pieces[1::2])]
+    run_lengths = [0, *(len(apostrophes) for apostrophes in pieces[1::2])]
     pieces = pieces[::2]
-    for i, length in enumerate(lengths):
-        if length == 4 or length > 5:
-            lengths[i] = 3 if length == 4 else 5
-            pieces[i - 1] += "'" * (length - lengths[i])
-    n_bold, n_italic = (sum(length in (mark_length, 5) for length in lengths) for mark_length in (3, 2))
+    for i, run_length in enumerate(run_lengths):
+        if run_length == 4 or run_length > 5:
+            run_lengths[i] = 3 if run_length == 4 else 5
+            pieces[i - 1] += "'" * (run_length - run_lengths[i])
+    n_bold, n_italic = (sum(run_length in (mark_length, 5) for run_length in run_lengths) for mark_length in (3, 2))
     if n_bold % 2 and n_italic % 2:
-        last_characters = {i: pieces[i - 1][-2:] for i, length in enumerate(lengths) if length == 3}
-        choices = (
+        last_characters = {i: pieces[i - 1][-2:] for i, run_length in enumerate(run_lengths) if run_length == 3}
+        candidate_marks = (
             next((i for i, last_two in last_characters.items() if last_two[-1:] != " " and last_two[:-1] == " "), 0),
             next((i for i, last_two in last_characters.items() if last_two[-1:] != " " and last_two[:-1] != " "), 0),
             next((i for i, last_two in last_characters.items() if last_two[-1:] == " "), 0),
         )
-        if i := next(filter(None, choices), 0):
+        if i := next(filter(None, candidate_marks), 0):
             pieces[i - 1] += "'"
     return "".join(pieces)
 
@@ -268,16 +268,16 @@ def render_variants(text: str) -> str:
 
 def _render_variant(choice: re.Match[str]) -> str:
     flags_match = _VARIANT_FLAGS.match(choice[1])
-    forms = choice[1][flags_match.end() :] if flags_match else choice[1]
+    forms_text = choice[1][flags_match.end() :] if flags_match else choice[1]
     flags = {flag.strip() for flag in flags_match[0][:-1].split(";")} if flags_match else set[str]()
     if "R" in flags:
-        return forms
+        return forms_text
     if flags & {"H", "T", "-", "N"} and "A" not in flags:
         return ""
-    form_matches = [_FORM.fullmatch(form) for form in _FORM_END.split(forms) if form.strip()]
+    form_matches = [_FORM.fullmatch(form) for form in _FORM_END.split(forms_text) if form.strip()]
     text_by_variant = {form[1]: form[2].strip() for form in form_matches if form}
     if not all(form_matches) or not text_by_variant:
-        return forms.strip()
+        return forms_text.strip()
     if "D" in flags:
         return "; ".join(text_by_variant.values())
     return text_by_variant[min(text_by_variant, key=lambda variant: _VARIANT_RANKS[variant])]
@@ -294,8 +294,8 @@ def _decode_entity(entity: re.Match[str]) -> str:
             return "" if entity[3] in _RIGHT_TO_LEFT_MARKS else entity[0]
         character = html.unescape(entity[0])
     else:
-        code = int(entity[1] or entity[2], 10 if entity[1] else 16)
-        if code > sys.maxunicode or not _ENTITY_CHARACTER.match(chr(code)):
+        code_point = int(entity[1] or entity[2], 10 if entity[1] else 16)
+        if code_point > sys.maxunicode or not _ENTITY_CHARACTER.match(chr(code_point)):
             return protect(entity[0])
-        character = chr(code)
+        character = chr(code_point)
     return character if character.isspace() else protect(character)

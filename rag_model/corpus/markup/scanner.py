@@ -86,7 +86,7 @@ class Scanner:
         self._link = link
         self._is_dropped = is_dropped
         self._marks = marks
-        self._parameter = parameter or _get_default
+        self._parameter = parameter or _get_default_value
 
     def expand(self, text: str) -> str:
         """Return `text` without templates and links."""
@@ -99,24 +99,24 @@ class Scanner:
             pieces = frames[-1].pieces
             if token_start > offset:
                 pieces.append(text[offset:token_start])
-            kind = token.lastindex
-            if kind is None:
+            token_kind = token.lastindex
+            if token_kind is None:
                 offset = self._process_bracket(frames, text, token[0], token_end)
                 continue
-            if kind == 3 and token[3] == "!" and frames[-1].braces == 0:
+            if token_kind == 3 and token[3] == "!" and frames[-1].braces == 0:
                 frames[-1].end_argument()  # `[[target{{!}}words]]`
-            elif kind == 3:
+            elif token_kind == 3:
                 pieces.append(self._template(token[3].split("|"), inside=_is_inside_line(text, token_start)))
             else:
-                pieces.append(self._render_link(frames, [token[1]] if kind == 1 else [token[1], token[2]]))
+                pieces.append(self._render_link(frames, [token[1]] if token_kind == 1 else [token[1], token[2]]))
             offset = token_end
         frames[-1].pieces.append(text[offset:])
         while len(frames) > 1:
             if frames[-1].braces:
                 _append_unclosed_words(frames)
             else:  # MediaWiki shows `[[` without a matching `]]`
-                link = frames.pop()
-                frames[-1].pieces.append(f"[[{'|'.join(link.end_argument())}")
+                link_frame = frames.pop()
+                frames[-1].pieces.append(f"[[{'|'.join(link_frame.end_argument())}")
         return "".join(frames[0].pieces)
 
     def _process_bracket(self, frames: list[_Frame], text: str, token: str, token_end: int) -> int:
@@ -150,15 +150,15 @@ class Scanner:
 
     def _close_link(self, frames: list[_Frame], text: str, end: int) -> int:
         """Close the innermost link; keep a `]]` that closes no link or crosses a template."""
-        link = frames[-1]
-        if link.braces:
-            link.pieces.append("]]")
+        frame = frames[-1]
+        if frame.braces:
+            frame.pieces.append("]]")
             return end
-        if text[end : end + 1] == "]" and "[" in "".join(link.pieces):  # [[File:…|from [http://…]]]
-            link.pieces.append("]")
+        if text[end : end + 1] == "]" and "[" in "".join(frame.pieces):  # [[File:…|from [http://…]]]
+            frame.pieces.append("]")
             end += 1
         frames.pop()
-        frames[-1].pieces.append(self._render_link(frames, link.end_argument(), contains_link=link.has_link))
+        frames[-1].pieces.append(self._render_link(frames, frame.end_argument(), contains_link=frame.has_link))
         return end
 
     def _render_link(self, frames: list[_Frame], arguments: list[str], *, contains_link: bool = False) -> str:
@@ -170,8 +170,8 @@ class Scanner:
         if contains_link and words != GAP:
             words = f"[[{'|'.join(arguments)}]]"
         frames[-1].has_link = True
-        has_marks = len(frames) == 1 and words not in ("", GAP) and words[:2] != "[["
-        return f"{self._marks[0]}{words}{self._marks[1]}" if has_marks else words
+        needs_marks = len(frames) == 1 and words not in ("", GAP) and words[:2] != "[["
+        return f"{self._marks[0]}{words}{self._marks[1]}" if needs_marks else words
 
     def _close_templates(self, frames: list[_Frame], braces: int) -> int:
         """Close the templates that a run of braces ends: 3 close a parameter, 2 a template.
@@ -196,7 +196,7 @@ class Scanner:
         return braces
 
 
-def _get_default(arguments: list[str]) -> str:
+def _get_default_value(arguments: list[str]) -> str:
     return "|".join(arguments[1:])
 
 

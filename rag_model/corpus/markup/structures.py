@@ -74,15 +74,15 @@ class Grid:
         caption, *texts = clean_texts([self.caption, *(cell.text for cell in cells)], clean)
         for cell, text in zip(cells, texts, strict=True):
             cell.text = text
-        head = [caption] if caption else []
+        head_lines = [caption] if caption else []
         if kind == "infobox":
-            return create_structure(kind, map(_format_field_row, _repeat_spans(rows, 0)), head)
-        n_headers = _count_header_rows(rows)
-        lines = _repeat_spans(rows, n_headers)
-        head += [row[0].text for row in rows[:n_headers] if len(row) == 1 and row[0].text]
-        if columns := _join_headers([lines[n] for n in range(n_headers) if len(rows[n]) > 1]):
-            head.append(columns)
-        return create_structure(kind, map(_format_row, lines[n_headers:]), head)
+            return create_structure(kind, map(_format_field_row, _repeat_spans(rows, 0)), head_lines)
+        n_header_rows = _count_header_rows(rows)
+        text_rows = _repeat_spans(rows, n_header_rows)
+        head_lines += [row[0].text for row in rows[:n_header_rows] if len(row) == 1 and row[0].text]
+        if column_headers := _join_headers([text_rows[n] for n in range(n_header_rows) if len(rows[n]) > 1]):
+            head_lines.append(column_headers)
+        return create_structure(kind, map(_format_row, text_rows[n_header_rows:]), head_lines)
 
 
 def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
@@ -92,10 +92,10 @@ def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
 
 def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str] = ()) -> Structure | None:
     """Return a structure of the rows with text; None if it has hardly any letters and digits."""
-    kept_rows = tuple(row for row in rows if any(map(str.isalnum, row)))
-    if not kept_rows or sum(map(str.isalnum, "".join([*head, *kept_rows[:_MIN_LETTERS]]))) < _MIN_LETTERS:
+    visible_rows = tuple(row for row in rows if any(map(str.isalnum, row)))
+    if not visible_rows or sum(map(str.isalnum, "".join([*head, *visible_rows[:_MIN_LETTERS]]))) < _MIN_LETTERS:
         return None
-    return Structure(kind, kept_rows, tuple(head))
+    return Structure(kind, visible_rows, tuple(head))
 
 
 def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
@@ -109,8 +109,7 @@ def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
 
 def _count_header_rows(cell_rows: Sequence[Sequence[Cell]]) -> int:
     """Return the number of rows at the top that have only header cells; 0 if all rows do."""
-    n_headers = next((n for n, row in enumerate(cell_rows) if not all(cell.is_header for cell in row)), len(cell_rows))
-    return n_headers if n_headers < len(cell_rows) else 0
+    return next((n for n, row in enumerate(cell_rows) if not all(cell.is_header for cell in row)), 0)
 
 
 def _join_headers(rows: Sequence[Sequence[str]]) -> str:
@@ -128,8 +127,8 @@ def _format_row(cells: Sequence[str]) -> str:
 
 
 def _format_field_row(cells: Sequence[str]) -> str:
-    name, *value_texts = (text for text in cells if text) if any(cells) else ("",)
-    return f"{name.rstrip(' :')}: {', '.join(value_texts)}" if value_texts else name
+    field_name, *value_texts = (text for text in cells if text) if any(cells) else ("",)
+    return f"{field_name.rstrip(' :')}: {', '.join(value_texts)}" if value_texts else field_name
 
 
 def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[list[str]]:
@@ -138,21 +137,21 @@ def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[l
     A text is repeated over columns only in the header rows, because a wide cell is read once. A
     budget of characters bounds the repetitions of a hostile table.
     """
-    budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in cell_rows for cell in row)
+    character_budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in cell_rows for cell in row)
     open_spans: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
     text_rows: list[list[str]] = []
     for row_number, row in enumerate(cell_rows):
         text_row: list[str] = []
         for cell in row:
-            budget -= _fill_open_spans(text_row, open_spans, budget)
-            start = len(text_row)
-            width = min(cell.colspan, _MAX_COLSPAN, max(budget, 1))
+            character_budget -= _fill_open_spans(text_row, open_spans, character_budget)
+            column = len(text_row)
+            n_columns = min(cell.colspan, _MAX_COLSPAN, max(character_budget, 1))
             repeated_text = cell.text if row_number < n_headers else ""
-            text_row += [cell.text, *[repeated_text] * (width - 1)]
-            budget -= (width - 1) * (len(repeated_text) + 1)
-            if cell.rowspan > 1 and budget > 0:
-                open_spans |= {start + offset: (cell.rowspan - 1, text_row[start + offset]) for offset in range(width)}
-        budget -= _fill_open_spans(text_row, open_spans, budget)
+            text_row += [cell.text, *[repeated_text] * (n_columns - 1)]
+            character_budget -= (n_columns - 1) * (len(repeated_text) + 1)
+            if cell.rowspan > 1 and character_budget > 0:
+                open_spans |= {column + i: (cell.rowspan - 1, text_row[column + i]) for i in range(n_columns)}
+        character_budget -= _fill_open_spans(text_row, open_spans, character_budget)
         text_rows.append(text_row)
     return text_rows
 
@@ -161,14 +160,14 @@ def _fill_open_spans(text_row: list[str], open_spans: dict[int, tuple[int, str]]
     """Append the texts of cells above that span the next columns; return their characters."""
     n_characters = 0
     while (column := len(text_row)) in open_spans:
-        remaining, text = open_spans.pop(column)
+        remaining_rows, text = open_spans.pop(column)
         n_characters += len(text) + 1
         if n_characters > budget:
             open_spans.clear()
             break
         text_row.append(text)
-        if remaining > 1:
-            open_spans[column] = remaining - 1, text
+        if remaining_rows > 1:
+            open_spans[column] = remaining_rows - 1, text
     return n_characters
 
 
@@ -187,28 +186,28 @@ def parse_wiki_table(text: str) -> Grid:
     grid, depth = Grid(), 0
     builder = GridBuilder(grid)
     for line in text.split("\n"):
-        mark = _TABLE_LINE.match(line)
-        token, rest = (mark[1], line[mark.end() :]) if mark else ("", line)
-        if token == "{|":
+        line_mark = _TABLE_LINE.match(line)
+        mark, rest = (line_mark[1], line[line_mark.end() :]) if line_mark else ("", line)
+        if mark == "{|":
             depth += 1
             if depth == 1:
                 grid.attributes = rest
-        elif token == "|}":
+        elif mark == "|}":
             depth -= 1
             if depth < 1:
                 break
-        elif depth > 1 and token:
-            if token != "|-":
-                cells = (_split_attributes(cell)[1].strip() for cell in _split_cells(rest, is_header=token == "!"))
+        elif depth > 1 and mark:
+            if mark != "|-":
+                cells = (_split_attributes(cell)[1].strip() for cell in _split_cells(rest, is_header=mark == "!"))
                 builder.add_text("\n" + _LINE_SEPARATOR.join(cells))
-        elif token == "|-":
+        elif mark == "|-":
             builder.start_row(rest.lstrip("-"))
-        elif token == "|+":
+        elif mark == "|+":
             builder.start_caption(_protect_list_mark(_split_attributes(rest)[1]))
-        elif token:
-            for cell in _split_cells(rest, is_header=token == "!"):
+        elif mark:
+            for cell in _split_cells(rest, is_header=mark == "!"):
                 attributes, content = _split_attributes(cell)
-                builder.start_cell(attributes, _protect_list_mark(content), is_header=token == "!")
+                builder.start_cell(attributes, _protect_list_mark(content), is_header=mark == "!")
         else:
             builder.add_text("\n" + line)
     builder.end_cell()
@@ -217,11 +216,11 @@ def parse_wiki_table(text: str) -> Grid:
 
 def parse_html_table(text: str) -> Grid:
     """Return the cells of a `<table>` in wikitext with expanded templates and links."""
-    grid, depth, offset = Grid(), 0, 0
+    grid, depth, i = Grid(), 0, 0
     builder = GridBuilder(grid)
     for tag in _HTML_TAG.finditer(text):
-        builder.add_text(text[offset : tag.start()])
-        offset = tag.end()
+        builder.add_text(text[i : tag.start()])
+        i = tag.end()
         is_end, name, attributes = bool(tag[1]), tag[2].lower(), tag[3]
         if name == "table":
             depth += -1 if is_end else 1
@@ -355,20 +354,20 @@ def find_boxes(text: str, templates: Templates) -> Iterator[str]:
     """Yield the infoboxes of a section with their braces; a nested box is part of the outer one."""
     if "{{" not in text:
         return
-    offset = 0
-    while call := _CALL.search(text, offset):
-        offset = call.end()
-        name = normalize_name(call[1])
+    i = 0
+    while call_match := _CALL.search(text, i):
+        i = call_match.end()
+        name = normalize_name(call_match[1])
         is_named_box = _BOX_NAME.match(name) is not None or templates.has_infobox(name)
         if not is_named_box and (not name or name in ALL_RENDERERS or is_dropped(name)):
             continue
-        box_end = find_template_end(text, call.start(1))
+        box_end = find_template_end(text, call_match.start(1))
         if not box_end:
             return  # an unclosed template may contain the rest of the section
-        box = text[call.start(1) - 2 : box_end]
+        box = text[call_match.start(1) - 2 : box_end]
         if is_named_box or len(_NAMED_PARAMETER.findall(box)) >= _MIN_FIELDS:
             yield box
-        offset = box_end - 2  # its closing braces may start the match of the next call
+        i = box_end - 2  # its closing braces may start the match of the next call
 
 
 class BoxRenderer:
@@ -408,16 +407,16 @@ def render_coordinates(arguments: Sequence[str]) -> str:
     '57°18′22″N 4°27′32″W'
     """
     angles: list[str] = []
-    numbers: list[str] = []
+    degrees: list[str] = []
     for argument in map(str.strip, arguments[:9]):
         if _DIRECTION.fullmatch(argument):
-            angles.append("".join(map("".join, zip(numbers, "°′″", strict=False))) + argument.upper())
-            numbers = []
+            angles.append("".join(map("".join, zip(degrees, "°′″", strict=False))) + argument.upper())
+            degrees = []
         elif _DEGREES.fullmatch(argument):
-            numbers.append(argument)
+            degrees.append(argument)
         else:
             break
-    return " ".join(angles) or (f"{numbers[0]}, {numbers[1]}" if len(numbers) == 2 else "")
+    return " ".join(angles) or (f"{degrees[0]}, {degrees[1]}" if len(degrees) == 2 else "")
 
 
 # Renderers that apply only in infoboxes and tables; sort keys have no text.
@@ -437,8 +436,8 @@ _CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
 
 def is_dropped_in_box(name: str) -> bool:
     """Return whether a template has no text in a box or a table; coordinates and boxes have."""
-    normalized = normalize_name(name)
-    return normalized not in _CELL_RENDERERS and not _BOX_NAME.match(normalized) and is_dropped(name)
+    normalized_name = normalize_name(name)
+    return normalized_name not in _CELL_RENDERERS and not _BOX_NAME.match(normalized_name) and is_dropped(name)
 
 
 def parse_box(
@@ -450,13 +449,13 @@ def parse_box(
     """
     name = _get_box_name(box)
     renderer.box_name = "" if _BOX_NAME.match(name) else name
-    texts = clean_texts(expand(box).split(_TEXT_MARK), to_plain_text)
+    field_texts = clean_texts(expand(box).split(_TEXT_MARK), to_plain_text)
     renderer.box_name = ""
     lines: list[str] = []
-    for text in texts:
-        label, mark, value = text.partition(_FIELD_MARK)
+    for text in field_texts:
+        label, separator, value = text.partition(_FIELD_MARK)
         value = value.strip(" ;")
-        if mark and value and (is_portable or not _HIDDEN_VALUE.fullmatch(value)):
+        if separator and value and (is_portable or not _HIDDEN_VALUE.fullmatch(value)):
             label = label.strip(" ;:")
             lines.append(f"{label}: {value}" if label else value)
     return create_structure("infobox", lines)
@@ -470,8 +469,8 @@ def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the visible fields of a box, with the marks for cleaning them in one call."""
     angle_by_direction: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
-        if angle := _ANGLE.match(key):
-            angle_by_direction.setdefault(angle[1].lower()[:3], {})[angle[2].lower()[0]] = value
+        if angle_match := _ANGLE.match(key):
+            angle_by_direction.setdefault(angle_match[1].lower()[:3], {})[angle_match[2].lower()[0]] = value
         elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
             label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
             yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"
@@ -506,16 +505,16 @@ class RawList(NamedTuple):
 def cut_lists(text: str) -> tuple[str, list[RawList]]:
     """Return (section without its long lists, the lists)."""
     pieces: list[str] = []
-    lists: list[RawList] = []
-    offset = 0
-    for match in _LONG_LIST.finditer(text):
-        if not match[0].startswith(("*", "#", ";")) or len(match[0].split()) < _MIN_LIST_WORDS:
+    raw_lists: list[RawList] = []
+    i = 0
+    for list_match in _LONG_LIST.finditer(text):
+        if not list_match[0].startswith(("*", "#", ";")) or len(list_match[0].split()) < _MIN_LIST_WORDS:
             continue
-        pieces.append(text[offset : match.start()])
-        offset = match.end()
+        pieces.append(text[i : list_match.start()])
+        i = list_match.end()
         introduction = _BLANK_LINES.split(pieces[-1].strip()[-2 * _MAX_INTRODUCTION :])[-1].rpartition("\n")[2]
-        lists.append(RawList(introduction, [item for item in _ITEM.split(match[0]) if item.strip()]))
-    return ("".join([*pieces, text[offset:]]), lists) if lists else (text, lists)
+        raw_lists.append(RawList(introduction, [item for item in _ITEM.split(list_match[0]) if item.strip()]))
+    return ("".join([*pieces, text[i:]]), raw_lists) if raw_lists else (text, raw_lists)
 
 
 class StructureParser:
@@ -535,8 +534,8 @@ class StructureParser:
         if "infobox" in self._structures:
             structures += map(self._parse_box, find_boxes(markup, self._templates))
         for table in self._body.select(section.start, section.start + len(markup)):
-            parse = parse_wiki_table if table.lstrip(" \t:*#").startswith("{|") else parse_html_table
-            grid = parse(self._expand(table))
+            parse_table = parse_wiki_table if table.lstrip(" \t:*#").startswith("{|") else parse_html_table
+            grid = parse_table(self._expand(table))
             if is_requested(grid, self._structures):
                 structures.append(grid.to_structure(to_plain_text))
         if "lists" in self._structures:

@@ -80,7 +80,7 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
     A value is [kind or `redirect`, name or body]. If a page is given in several revisions, the last
     one is used.
     """
-    redirect = re.compile(
+    redirect_pattern = re.compile(
         rf"\s*(?:{'|'.join(map(re.escape, ['#REDIRECT', *get_names(language).redirects]))})\s*:?\s*\[\[\s*([^\[\]|#]+)",
         re.IGNORECASE,
     )
@@ -96,8 +96,8 @@ def read_templates(pages: Iterable[Page], language: str, namespaces: Mapping[str
                         templates.setdefault(name, ["disambiguation", ""])
             continue
         name = normalize_name(page.title.partition(":")[2])
-        target = redirect.match(text)
-        target_name = _get_template_name(target[1], namespaces) if target else ""
+        redirect_match = redirect_pattern.match(text)
+        target_name = _get_template_name(redirect_match[1], namespaces) if redirect_match else ""
         template_entry = ["redirect", target_name] if target_name else _classify_template(text)
         entry_characters = len(name) + len(template_entry[1]) if template_entry else 0
         if template_entry and name and (bytes_left := bytes_left - entry_characters) >= 0:
@@ -132,12 +132,12 @@ def _classify_template(text: str) -> TemplateEntry | list[str] | None:
     if is_infobox or _BOX.search(body):
         return TemplateEntry("infobox", canonical_json(parse_infobox(body)).decode()) if is_infobox else _BOX_ENTRY
     body = strip_extensions(body).strip()
-    if lua := _LUA.search(body):
-        module = normalize_name(lua[1])
-        return TemplateEntry("alias", module) if is_known(module) else None
+    if lua_match := _LUA.search(body):
+        module_name = normalize_name(lua_match[1])
+        return TemplateEntry("alias", module_name) if is_known(module_name) else None
     if not body.strip(GAP):
         return TemplateEntry("box")
-    if (call := _FIRST_CALL.match(body)) and is_dropped(call[1]):
+    if (first_call := _FIRST_CALL.match(body)) and is_dropped(first_call[1]):
         return TemplateEntry("box")
     return None if len(body) > MAX_BODY or _UNSUPPORTED.search(body) else TemplateEntry("body", body)
 
@@ -157,9 +157,9 @@ def parse_infobox(body: str) -> list[list[str]]:
         is_closing, name, attributes = tag[1], tag[2].lower(), tag[3]
         if name in ("title", "data", "image"):
             is_open = not is_closing and name != "image" and not attributes.endswith("/") and len(fields) < _MAX_FIELDS
-            source = _SOURCE.search(attributes)
+            source_match = _SOURCE.search(attributes)
             if not is_closing and name != "image" and len(fields) < _MAX_FIELDS:
-                fields.append([(source[1] or source[2] or "").strip() if source else "", "", "", ""])
+                fields.append([(source_match[1] or source_match[2] or "").strip() if source_match else "", "", "", ""])
         elif is_open and not is_closing and next_tag is not None:
             text = body[tag.end() : next_tag.start()].strip()
             fields[-1][1 + ("label", "default", "format").index(name)] = text[:_MAX_FIELD_TEXT]
@@ -186,13 +186,13 @@ def merge_templates(parts: Iterable[Mapping[str, list[str]]]) -> "TemplateTable"
         if not is_known(name) and (is_known(last_hop) or last_hop in entries):
             hop_entry = entries.get(last_hop, TemplateEntry("alias", last_hop))
             entries[name] = hop_entry if hop_entry.kind not in {"body", "infobox"} else TemplateEntry("alias", last_hop)
-    bytes_left, kept_entries = MAX_TABLE_BYTES, dict[str, TemplateEntry]()
+    bytes_left, table_entries = MAX_TABLE_BYTES, dict[str, TemplateEntry]()
     for name, entry in sorted(entries.items(), key=lambda item: (len(item[1].value), item)):
         bytes_left -= len(name.encode()) + len(entry.value.encode())
         if bytes_left < 0:
             break
-        kept_entries[name] = entry
-    return TemplateTable(kept_entries)
+        table_entries[name] = entry
+    return TemplateTable(table_entries)
 
 
 def _follow_redirects(name: str, redirects: Mapping[str, str]) -> list[str]:
@@ -218,8 +218,8 @@ class TemplateTable:
         names = sorted(name for name, template_entry in self.entries.items() if template_entry.kind == "disambiguation")
         if not names:
             return None
-        pattern = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in names)
-        return re.compile(rf"\{{\{{[\s_]*(?i:{pattern})[\s_]*(?:\||\}}\}}|<!--)")
+        names_pattern = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in names)
+        return re.compile(rf"\{{\{{[\s_]*(?i:{names_pattern})[\s_]*(?:\||\}}\}}|<!--)")
 
     def compute_digest(self, names: Iterable[str]) -> bytes:
         """Return a digest of the entries of these names; empty if none has an entry."""
@@ -233,8 +233,8 @@ class TemplateTable:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read a table from the JSON of `to_bytes`."""
-        values: dict[str, list[Any]] = json.loads(data)
-        return cls({name: TemplateEntry(kind, value) for name, (kind, value) in values.items()})
+        json_entries: dict[str, list[Any]] = json.loads(data)
+        return cls({name: TemplateEntry(kind, value) for name, (kind, value) in json_entries.items()})
 
 
 NO_TEMPLATES = TemplateTable({})

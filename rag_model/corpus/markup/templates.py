@@ -139,12 +139,12 @@ _CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", defaul
 @contextmanager
 def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
     """Let the pages that are cleaned in the block resolve unknown templates by a table."""
-    use = TemplateUse(table)
-    token = _CURRENT_USE.set(use)
+    template_use = TemplateUse(table)
+    context_token = _CURRENT_USE.set(template_use)
     try:
-        yield use
+        yield template_use
     finally:
-        _CURRENT_USE.reset(token)
+        _CURRENT_USE.reset(context_token)
 
 
 class Templates:
@@ -176,8 +176,8 @@ class Templates:
         renderer = ALL_RENDERERS.get(name) or inline.find_family_renderer(name)
         if renderer is not None:
             return renderer(parse_call(name, arguments[1:], self._language)) or GAP
-        if (code := arguments[0].strip()) in COUNTRY_NAMES and len(arguments) == 1:
-            return COUNTRY_NAMES[code] if self._language in ("en", "") else code
+        if (country_code := arguments[0].strip()) in COUNTRY_NAMES and len(arguments) == 1:
+            return COUNTRY_NAMES[country_code] if self._language in ("en", "") else country_code
         if name in {"pagename", "fullpagename", "subjectpagename", "basepagename"}:
             return self._title
         if ":" in name:
@@ -198,8 +198,8 @@ class Templates:
             return None
         call = parse_call(name, arguments, self._language)
         fields: list[tuple[str, str]] = []
-        for source, label, default, value_format in json.loads(infobox):
-            argument = call.params.get(source, "")
+        for parameter_name, label, default, value_format in json.loads(infobox):
+            argument = call.params.get(parameter_name, "")
             text = default if not argument else value_format
             words = self._expand_body(text, call) if text else argument
             if words and (label or words != self._title):
@@ -283,19 +283,19 @@ def choose_words(call: TemplateCall) -> str:
     >>> choose_words(parse_call("дн", ["27", "1", "1839"], "uk"))
     '27 січня 1839'
     """
-    positional = [argument for argument in call.positional() if argument]
-    if len(positional) < _PAIR_OF_DATES and (date := render_number_date(call, positional)):
+    arguments = [argument for argument in call.positional() if argument]
+    if len(arguments) < _PAIR_OF_DATES and (date := render_number_date(call, arguments)):
         return date
     if coordinates := render_coordinates(call):
         return coordinates
-    if len(positional) > 1 and _NUMBER.fullmatch(positional[0]):
+    if len(arguments) > 1 and _NUMBER.fullmatch(arguments[0]):
         if measure := convert.render_measure(call):
             return measure
-        quantity, unit = positional[:2]
+        quantity, unit = arguments[:2]
         is_unit = len(unit) <= _MAX_UNIT and not _NUMBER.fullmatch(unit) and not _NOT_SHOWABLE.search(unit)
         return f"{quantity} {unit}" if is_unit else ""
     label = call.get(*_LABELS)
-    candidates = [label] if label else positional
+    candidates = [label] if label else arguments
     code_positions = [i for i, candidate in enumerate(candidates) if _LANGUAGE_CODE.fullmatch(candidate)]
     leading_code = candidates[0] if code_positions[:1] == [0] and len(candidates) > 1 else ""
     words = [candidate for candidate in candidates if _is_showable(candidate, call, is_translated=bool(code_positions))]
@@ -315,14 +315,14 @@ def choose_prose(call: TemplateCall) -> str:
     ''
     """
     arguments = [argument for argument in call.positional() if argument]
-    lists = [argument for argument in arguments if _LIST_START.match(argument)]
-    if lists:
-        return "\n" + "\n".join(lists) + "\n"
+    list_arguments = [argument for argument in arguments if _LIST_START.match(argument)]
+    if list_arguments:
+        return "\n" + "\n".join(list_arguments) + "\n"
     if len(arguments) > 1 and any(_LANGUAGE_CODE.fullmatch(argument) for argument in arguments[:2]):
         return choose_words(call)
     words = call.get("1", "text", "quote")
-    length = len(words) + sum(not character.isascii() for character in words)
-    if length < _MIN_QUOTATION or len(call.params) > _MAX_QUOTATION_PARAMETERS or not _QUOTATION.fullmatch(words):
+    width = len(words) + sum(not character.isascii() for character in words)
+    if width < _MIN_QUOTATION or len(call.params) > _MAX_QUOTATION_PARAMETERS or not _QUOTATION.fullmatch(words):
         return ""
     return "" if words.isascii() and not _is_latin(call.language) else f"\n{words}\n"
 
@@ -338,8 +338,8 @@ def _is_showable(argument: str, call: TemplateCall, *, is_translated: bool) -> b
 @cache
 def _is_latin(language: str) -> bool:
     """Return whether a language is written in Latin letters, judged by its month names."""
-    months = "".join(get_names(language).months)
-    return not months or any(character.isalpha() and character.isascii() for character in months)
+    month_names = "".join(get_names(language).months)
+    return not month_names or any(character.isalpha() and character.isascii() for character in month_names)
 
 
 def _choose_switch_case(searched_case: str, cases: list[str]) -> str:
@@ -347,22 +347,22 @@ def _choose_switch_case(searched_case: str, cases: list[str]) -> str:
 
     A case without a result has the result of the next one.
     """
-    has_matched, default = False, ""
+    has_matched, default_result = False, ""
     for case in cases:
-        key, equals, result = (case_part.strip() for case_part in case.partition("="))
-        has_matched = has_matched or key == searched_case
+        case_key, equals, result = (case_part.strip() for case_part in case.partition("="))
+        has_matched = has_matched or case_key == searched_case
         if equals and has_matched:
             return result
-        if equals and key == "#default":
-            default = result
+        if equals and case_key == "#default":
+            default_result = result
     last_case = cases[-1] if cases else ""
-    return default if "=" in last_case else last_case.strip()
+    return default_result if "=" in last_case else last_case.strip()
 
 
 def _pad_left(text: str, rest: list[str]) -> str:
-    width, fill = (rest[0].strip() if rest else ""), (rest[1] if len(rest) > 1 else "0")
-    n_missing = min(int(width), _MAX_PADDING) - len(text) if width.isascii() and width.isdecimal() else 0
-    return (fill * max(0, n_missing))[: max(0, n_missing)] + text
+    pad_width, fill_text = (rest[0].strip() if rest else ""), (rest[1] if len(rest) > 1 else "0")
+    n_missing = min(int(pad_width), _MAX_PADDING) - len(text) if pad_width.isascii() and pad_width.isdecimal() else 0
+    return (fill_text * max(0, n_missing))[: max(0, n_missing)] + text
 
 
 def _get_stripped(texts: list[str], argument_number: int) -> str:
@@ -387,5 +387,5 @@ _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
 def _render_function(arguments: list[str]) -> str:
     """Render parser functions of the form `{{name:value|…}}`."""
     name, _, argument = arguments[0].strip().partition(":")
-    function = _FUNCTIONS.get(name.strip().lower())
-    return function(argument.strip(f" \n\t{GAP}"), arguments[1:]) if function else ""
+    parser_function = _FUNCTIONS.get(name.strip().lower())
+    return parser_function(argument.strip(f" \n\t{GAP}"), arguments[1:]) if parser_function else ""

@@ -91,10 +91,10 @@ def find_unit(code: str) -> Unit:
         return UNITS[code]
     if len(code) > _MAX_CODE:
         raise KeyError(code)
-    if (scaled := _SCALED.fullmatch(code)) and not _SCALED.match(scaled[2]):
-        unit, exponent = find_unit(scaled[2]), int(scaled[1])
-        default = _PREFIXED_DEFAULTS.get(code, unit.default)
-        return unit._replace(factor=unit.factor * 10.0**exponent, default=default, exponent=exponent)
+    if (scaled_match := _SCALED.fullmatch(code)) and not _SCALED.match(scaled_match[2]):
+        unit, exponent = find_unit(scaled_match[2]), int(scaled_match[1])
+        default_target = _PREFIXED_DEFAULTS.get(code, unit.default)
+        return unit._replace(factor=unit.factor * 10.0**exponent, default=default_target, exponent=exponent)
     if large_match := _LARGE.fullmatch(code):
         return find_unit(f"e{_PREFIXES[large_match[1]][1]}{large_match[2]}")
     dividend, slash, divisor = code.partition("/")
@@ -104,15 +104,15 @@ def find_unit(code: str) -> Unit:
 
 
 def _add_prefix(code: str) -> Unit:
-    for prefix, (name, power) in _PREFIXES.items():
-        if code.startswith(prefix) and (base := code.removeprefix(prefix)) in _PREFIXED_CODES:
-            unit = UNITS[base]
+    for prefix, (prefix_name, power) in _PREFIXES.items():
+        if code.startswith(prefix) and (base_code := code.removeprefix(prefix)) in _PREFIXED_CODES:
+            unit = UNITS[base_code]
             default = _PREFIXED_DEFAULTS.get(code, unit.default)
             symbol = code.replace("µ", "μ")
             return unit._replace(
                 symbol=symbol,
-                singular=name + unit.singular,
-                plural=name + unit.plural,
+                singular=prefix_name + unit.singular,
+                plural=prefix_name + unit.plural,
                 factor=unit.factor * 10.0**power,
                 default=default,
             )
