@@ -3,12 +3,12 @@
 The key of an article covers everything that decides its passages: its revision with time, title and
 wikitext, the recipe, the siteinfo, and the version of the chunking code. The text is part of the
 key because it can change under the same `rev_id`: dumps are edited by hand, and revisions are
-suppressed. Hashing a page takes a hundredth of the time of parsing it. Invalidation is never
-necessary: another recipe gives other keys, while another folder, store or number of workers gives
-the same keys.
+suppressed. Hashing a page takes a hundredth of the time of parsing it. Keys never have to be
+invalidated: a change of the recipe changes them, whereas the folder, the store and the number of
+workers do not.
 
-The key of a wiki's page is computed from the bytes of its element in the dump, so that a page that
-the log holds is not even parsed as XML. The log therefore also holds dropped pages, such as
+The key of a wiki page is a hash of the page's XML element in the dump. A page that the log already
+has is therefore not even parsed as XML. The log therefore also holds dropped pages, such as
 redirects.
 """
 
@@ -37,7 +37,7 @@ from rag_model.parquet_pages import PagesError, check_groups
 
 # Increase it when the columns or the keys of logs change; earlier logs can still be read.
 ARTICLE_LOG_VERSION = 4
-_KEY_BYTES = 16  # bytes of SHA-256; keys are only compared within one page id
+_KEY_BYTES = 16  # first bytes of the SHA-256 digest
 _FIRST_COLUMNS = [
     ("page_id", pa.string()),
     ("key", pa.binary(_KEY_BYTES)),
@@ -58,7 +58,7 @@ ARTICLE_SCHEMA = pa.schema(
 )
 
 
-# `frozen` would take ten times as long, here and below: there is one per page
+# Frozen instances take ten times as long to create, and there is one instance per page.
 @dataclass(slots=True)
 class StoredArticle:
     """The passages of an article as consecutive rows of a passage file, with their digest."""
@@ -71,7 +71,7 @@ class StoredArticle:
 
 @dataclass(slots=True)
 class ArticleResult:
-    """The passages of an article (none if it has no text), or the reason why it has none."""
+    """The passages of an article, or the reason why the page was dropped or could not be parsed."""
 
     passages: Sequence[Passage] = ()
     reason: str = ""  # why the page could not be parsed
@@ -87,13 +87,13 @@ class ArticleResult:
 
 
 def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], version: int) -> bytes:
-    """Return the digest of a part's settings and siteinfo, which is hashed into each of its keys.
+    """Return the digest of a part's settings and siteinfo, which enters the key of each article.
 
     `recipe_identity` is the identity of a chunk recipe. The recipe's quarantine limits are excluded
     because they do not affect passages.
     """
     key_settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
-    # Without such settings nothing is added, so that keys of earlier logs remain valid.
+    # If there are no such settings, nothing is added, so that keys of earlier logs stay valid.
     extra_settings = [key_settings] if key_settings else []
     return digest_json(
         [asdict(siteinfo), recipe_identity["chunker"], recipe_identity.get("words"), version, *extra_settings]
@@ -104,7 +104,7 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
     """Return the 16-byte key of a document, or of a page whose XML element is unknown.
 
     The metadata of a document are part of the key only with `with_metadata`. The metadata of a page
-    are always part of the key, because only pages that `page_lines` staged have any.
+    are always part of the key, because only pages staged by `page_lines` have metadata.
     """
     hasher = hashlib.sha256(basis)
     for key_field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
@@ -130,7 +130,7 @@ def compute_element_key(basis: bytes, element: bytes, metadata: Metadata = NO_ME
 
 
 class ArticleLog:
-    """Collect the results of the articles of a part in order, about 60 bytes each."""
+    """Collect one row of about 60 bytes for each article of a part, in order."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, bytes, int, str, bytes, str, int | None, str, bytes]] = []
@@ -188,7 +188,7 @@ class ReusableArticles:
     def __init__(self, parts: Sequence[tuple[Path, ...]] = (), table: TemplateTable = NO_TEMPLATES) -> None:
         """Open passages, article log and optional spans of each part; skip parts that do not match.
 
-        An article is not found if one of its templates has another entry in `table`.
+        An article is not reused if `table` has a different entry for one of its templates.
 
         Raises:
             InputError: A file is not Parquet, or lacks a column.
@@ -202,7 +202,7 @@ class ReusableArticles:
     def find(self, key: bytes, *, with_spans: bool = False) -> ArticleResult | None:
         """Return the earlier result of an article, or None if there is none with this key.
 
-        With `with_spans`, articles whose spans are not stored are not found.
+        If `with_spans` is set, only articles with stored spans are returned.
         """
         article = self._find_article(key, with_spans=with_spans)
         if article is None:
@@ -219,7 +219,7 @@ class ReusableArticles:
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
         """Return a logged page with only its id, time and key; `find` returns its passages.
 
-        Return None for a page that could not be parsed: its title is needed, but is not logged.
+        Return None for a page that could not be parsed, because the log lacks its title.
         """
         article = self._find_article(key, with_spans=with_spans)
         if article is None or article.reason:
@@ -236,8 +236,8 @@ class ReusableArticles:
     def _add_part(self, file: PassageFile, log: pa.Table, spans: SpanFile | None) -> None:
         self._files.append(file)
         passage_counts = log["passages"].to_numpy()
-        # Skip the part if a page was removed from its passages, so that the log counts more than
-        # the file has, or if an earlier version wrote the file without dates.
+        # Skip the part if the log counts more passages than the file has, because a page was
+        # removed from it, or if the file has no dates, because an earlier version wrote it.
         if passage_counts.sum() != file.n_rows or not file.dated:
             return
         start_rows = np.cumsum(passage_counts) - passage_counts
@@ -269,7 +269,7 @@ def _split_names(names: str) -> tuple[str, ...]:
 def _find_consistent_articles(
     file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], n_rows: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Return (n,): for each article, whether all passages at its rows belong to its page."""
+    """Return (n,) flags: whether all passages in the rows of an article belong to its page."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
     page_indices = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
     is_own_row = page_indices.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
@@ -299,7 +299,7 @@ def _read_log(path: Path) -> pa.Table:
             column_names = [name for name, _ in _FIRST_COLUMNS] + later_columns
             check_groups(path, file, column_names, path.stat().st_size)
             log = file.read(column_names, use_threads=False)
-            # page ids are numbers in earlier logs
+            # Earlier versions stored page ids as numbers.
             return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))
     except (PagesError, OSError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{path} is not a readable article log ({error}): build without it") from error

@@ -2,8 +2,8 @@
 
 DPR (Karpukhin et al. 2020, section 4.1) used DrQA's preparation: WikiExtractor leaves out
 redirects, other namespaces and pages with a disambiguation template; `prep_wikipedia.py` drops
-titles with "(disambiguation)" and those that start with "List of", "Index of" or "Outline of". Here
-these rules apply in each language.
+titles with "(disambiguation)" and those that start with "List of", "Index of" or "Outline of". This
+module applies these rules in every language.
 """
 
 import re
@@ -28,7 +28,7 @@ DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambig
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The words of one language; compared case-insensitively, except in titles."""
+    """The words that mark pages and sections in one language; only titles are case-sensitive."""
 
     disambiguation_templates: tuple[str, ...] = ()
     disambiguation_titles: tuple[str, ...] = ()  # anywhere in a title, including the brackets
@@ -74,7 +74,7 @@ def get_language(code: str) -> Language:
 def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
     """Return the page if it is an article, otherwise the first `DropReason` that applies.
 
-    Looks at the title, the start of the text and the names of templates, without parsing.
+    The tests read the title, the start of the text and the names of templates without parsing.
     """
     patterns = _compile_page_patterns(siteinfo.language)
     return next((reason for reason, must_drop in _DROP_TESTS.items() if must_drop(page, patterns)), page)

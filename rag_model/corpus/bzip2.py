@@ -24,15 +24,15 @@ from rag_model.compiled import compiled
 
 _BLOCK_MAGIC, _END_MAGIC = 0x314159265359, 0x177245385090
 _MAX_BLOCK = 900_000  # bytes of a block before the run-length decoding
-_MAX_DECODED = 1 << 20  # maximum of a decoded block; more is rare, or a decompression bomb
-_PADDING = bytes(512)  # appended to the data: more bytes than are read between two position checks
+_MAX_DECODED = 1 << 20  # maximum bytes of a decoded block; more would be a decompression bomb
+_PADDING = bytes(512)  # appended to the data; more than is read between two position checks
 _TABLE_BITS = 11  # maximum bits of a code that the table has; longer codes are rare
 _MAX_CODE_BITS, _MAX_SYMBOLS, _MAX_TABLES = 20, 258, 6
 _GROUP_SYMBOLS = 50  # number of consecutive symbols with the same Huffman table
 _PARALLEL_SEGMENTS = 8  # number of segments that are followed at the same time
 _BLOCK_SEGMENTS = 512  # number of segments of a block; with fewer, some are much longer than others
 _MIN_SEGMENTED_BYTES = 4_096  # minimum bytes of a block with segments; smaller ones fit in L1
-_STARTS_SEGMENT = np.uint32(1 << 31)  # flag of an entry that starts a segment; see `_get_workspace`
+_STARTS_SEGMENT = np.uint32(1 << 31)  # flag of a chain entry at which a segment starts
 _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
@@ -108,18 +108,18 @@ def _peek_bits(words: Any, bit_pos: Any, n_bits: Any) -> Any:
 
 @compiled
 def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_block_bytes: Any, workspace: Any) -> Any:
-    """Decode a block into the last array; return (next bit, size), either -1 on an error.
+    """Decode a block into the workspace; return (next bit, number of bytes, -1 on an error).
 
     Args:
         words: (w,) uint32, big-endian, with the padding.
         n_bits: number of bits before the padding.
-        bit: first bit after the block's checksum.
-        max_size: maximum bytes of a block at this compression level.
+        bit_pos: first bit after the block's checksum.
+        max_block_bytes: maximum bytes of a block at this compression level.
         workspace: the arrays of `_get_workspace`.
     """
     symbols, chain_entries, segment_symbols, block = workspace
     failure = (np.int64(-1), np.int64(-1))
-    if bit_pos > n_bits or _peek_bits(words, bit_pos, 1):  # a randomised block, of versions before 0.9.5
+    if bit_pos > n_bits or _peek_bits(words, bit_pos, 1):  # randomised, by an old version
         return failure
     origin_row, used_ranges = _peek_bits(words, bit_pos + 1, 24), _peek_bits(words, bit_pos + 25, 16)
     bit_pos += 41
@@ -138,9 +138,10 @@ def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_block_bytes: Any, w
         return failure
     table_of_group = np.empty(n_groups, np.uint8)
     bit_pos = _read_group_tables(words, n_bits, bit_pos, n_tables, table_of_group)
-    # An entry has a symbol in bits 0 to 8 and its code length above them; 0 for longer codes.
+    # An entry has a symbol in bits 0 to 8 and its code length above; it is 0 if the code is longer.
     lookup_tables = np.zeros(_MAX_TABLES << _TABLE_BITS, np.uint16)
-    # For each code length: the number after its last code, and rank minus code of its symbols.
+    # For each code length: the end of its codes, and the difference of rank and code of its
+    # symbols.
     code_ends, rank_offsets = np.zeros((2, _MAX_TABLES, _MAX_CODE_BITS + 1), np.int64)
     symbol_by_rank = np.zeros((_MAX_TABLES, _MAX_SYMBOLS), np.uint16)
     for table_number in range(n_tables):
@@ -228,7 +229,7 @@ def _read_symbols(
     failure = (np.int64(-1), np.int64(-1))
     move_to_front_table, end_symbol = alphabet
     table_of_group, lookup_table, code_ends, rank_offsets, symbol_by_rank = code_tables
-    # Unsigned, because compiled code tests whether a signed index is negative.
+    # These are unsigned because compiled code tests whether a signed index is negative.
     one, eight, byte_mask, last_byte_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
     # The move-to-front list: the first of eight symbols is in the lowest byte.
     first_eight, second_eight, other_symbols = np.uint64(0), np.uint64(0), move_to_front_table[16:].copy()
@@ -266,7 +267,7 @@ def _read_symbols(
                 return failure
             bit_position += np.uint64(code_length)
             symbol = np.uint64(symbol_by_rank[table_number, rank])
-        if symbol <= one:  # a digit of the length of a run of the first symbol
+        if symbol <= one:  # symbols 0 and 1 are digits of a run length
             run_length += digit_weight << np.int64(symbol)
             digit_weight <<= 1
             if n_symbols + run_length > symbols.size:
@@ -363,7 +364,7 @@ def _follow_segments(chain_entries: Any, n_symbols: Any, first_position: Any, se
         n_symbols -= end_column - begin_column
         for i in range(begin_column, end_column):
             symbol = np.int64(segment_symbols[row, i])
-            if run_length == 4:  # four equal symbols precede the number of further ones
+            if run_length == 4:  # after four equal symbols, the count of further ones
                 if n_written + symbol > block.size:
                     return -1
                 block[n_written : n_written + symbol] = previous_symbol

@@ -4,8 +4,8 @@ Every page without passages is counted by reason. A page that the cleaner cannot
 quarantined and the part continues; if more pages are quarantined than the recipe allows, the dump
 is assumed to be broken and the part fails. One page and one row group are in memory at a time.
 
-The passages of an article that an earlier build chunked in the same way are reused (`article_log`)
-instead of parsing it again. The bytes of the file are the same in both cases.
+If an earlier build chunked the same article in the same way, its passages are reused
+(`article_log`), and the article is not parsed again. Reuse does not change the bytes of the file.
 """
 
 import re
@@ -67,14 +67,14 @@ from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.errors import InputError, UsageError, format_count
 
-VERSION = 12  # increase it when the same page would give other passages: no article is reused then
+VERSION = 12  # increase it when the same page would give other passages; then no article is reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
 MAX_UNKNOWN_TEMPLATES = 100  # unknown templates in a part's statistics, the most frequent ones
 # Title, namespace and id as MediaWiki writes them; `html.unescape` decodes these entities.
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
 )
-_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")  # after it, `</page>` may not end the page
+_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")  # after these, `</page>` may not end the page
 LENGTH_BIN = 10  # bin width of the histogram of lengths, in words
 
 
@@ -92,7 +92,7 @@ class ChunkRecipe:
     # Metadata of a page that are stored with its passages; see `corpus.metadata`.
     metadata: tuple[MetadataName, ...] = ()
     quarantine_share: float = 0.01  # maximum share of unparsable articles in a part
-    quarantine_floor: int = 20  # unparsable articles that any part may have
+    quarantine_floor: int = 20  # number of unparsable articles that is always allowed
 
     def __post_init__(self) -> None:
         self.create_chunker()  # rejects an unknown chunker or setting before any work
@@ -178,9 +178,9 @@ class ChunkStats:
     words: int = 0  # words in all passages
     # Number of passages by length, in bins of `LENGTH_BIN` words.
     lengths: Mapping[str, int] = field(default_factory=dict)
-    # Number of articles that use an unknown template, for the most frequent names.
+    # Number of articles that use each unknown template, for the most frequent templates.
     unknown_templates: Mapping[str, int] = field(default_factory=dict)
-    # Number of reused articles; depends on the parent, not on the part's content.
+    # Number of reused articles, which depends on the parent snapshot and not on the content.
     inherited: int = 0
 
 
@@ -209,7 +209,7 @@ def chunk_part(
         suppressed: ids of pages that are counted but not chunked.
         files: paths of the files that the recipe stores as digests, by setting.
         spans: path for the salient spans, if the recipe stores them.
-        table: templates of the wiki; must be the table that `reusable` has.
+        table: templates of the wiki; the same table as that of `reusable`.
         page_table: redirects and Wikidata items of the part's pages.
 
     Raises:
@@ -283,7 +283,7 @@ class _PartTally:
         return True
 
     def record_time(self, page: Page) -> None:
-        """Record the time of an article, even if taken down: the newest time dates the dump."""
+        """Record an article's time, even after a takedown, since the newest time dates the dump."""
         if page.revised is not None and (self.newest_revision is None or page.revised > self.newest_revision):
             self.newest_revision = page.revised
 
@@ -338,7 +338,7 @@ class _ChunkContext:
         return self.page_table.find(int(head[3]), unescape(head[1].decode(errors="replace")))
 
     def add_metadata(self, page: Page) -> Page:
-        """Return a page; an article's metadata are completed from the page table."""
+        """Return the page; the metadata of an article are completed from the page table."""
         # Pages of the article log have no title.
         if not self.page_table or page.namespace != 0 or not page.title:
             return page
@@ -426,13 +426,13 @@ def _chunk_pages(
         else:
             tally.record_time(page)
             tally.count_article(result, is_reused=reused_article is not None)
-            if result.templates:  # even an empty update takes as long as finding an article
+            if result.templates:  # even an empty update takes as long as a look-up
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _ArticleEntry(result, str(page.page_id), key, page.revised)
 
 
 def _skim_outside_page(element: bytes, part: Part) -> Page | None:
-    """Return a page of another part with only its id; None if the element has to be parsed.
+    """Return a page with only its id if it is in another part; None if it must be parsed.
 
     The streams at both ends of a part also have pages of the neighbouring parts.
     """

@@ -27,8 +27,8 @@ from rag_model.http_client import USER_AGENT
 from rag_model.secrets import refuse_secret
 from rag_model.untrusted_text import parse_json
 
-PATIENCE = 60.0  # seconds without a byte after which a connection is closed
-MIN_BYTES = 1 << 16  # minimum bytes in that time
+PATIENCE = 60.0  # seconds after which a silent connection is closed
+MIN_BYTES = 1 << 16  # minimum bytes in `PATIENCE` seconds
 # Current text of all articles, in streams of 100 pages, with an offset index.
 ARTICLES_JOB = "articlesmultistreamdump"
 _RUN_LINK = re.compile(r'href="(?:[^"]*/)?(\d{8})/?"')
@@ -170,12 +170,12 @@ def find_newest(
 ) -> PublishedDump | None:
     """Return the newest complete dump after a date, or None.
 
-    Without a new run, only one request is sent.
+    If there is no newer run, only one request is sent.
 
     Args:
         wiki: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
         after: date of the newest known dump, yyyymmdd.
-        job: job of a run whose files to list.
+        job: name of the job of a run whose files are listed.
         tables: further jobs, which must be done too; their files are listed after the others.
 
     Raises:
@@ -221,7 +221,7 @@ def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lamb
 def fetch_file(
     url: str, path: Path, checksum: tuple[str, str] | None, on_progress: OnProgress = lambda done, total: None
 ) -> None:
-    """Fetch one file to `path`, which exists only when complete; resume an interrupted call.
+    """Fetch one file to `path`, or resume it; `path` exists only when the file is complete.
 
     Raises:
         InputError: The server is unreachable, or the file does not match its checksum (algorithm

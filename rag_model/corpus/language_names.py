@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TABLE = Path(__file__).with_suffix(".tsv")
-_MAX_FALLBACKS = 5  # the longest chain has 3
+_MAX_FALLBACKS = 5  # the longest chain of fallback languages has 3
 _SWITCHES_OF_EXTENSIONS = frozenset({"disambig", "expectunusedtemplate", "noglobal", "archivedtalk"})
 _RENAMED = {"no": "nb"}  # dumps name the Norwegian wiki by the older code
 
@@ -29,7 +29,7 @@ class LanguageNames(NamedTuple):
     redirects: tuple[str, ...] = ()  # as MediaWiki writes them: `#WEITERLEITUNG`
     switches: tuple[str, ...] = ()  # without their underscores: `notoc`
     months: tuple[str, ...] = ()  # names of the months in a date, from January
-    date: tuple[str, ...] = ()  # the format of a date, of `day`, `month`, `number` and `year`
+    date: tuple[str, ...] = ()  # format string of a date with `day`, `month`, `number` and `year`
     disambiguation: tuple[str, ...] = ()  # names of templates of disambiguation pages; lower case
     # Headings of sections of references and links; lower case. Others are in `language_words.toml`.
     headings: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def list_fallbacks(code: str) -> list[str]:
 
 
 def format_local_date(code: str, day: str, month: int, year: str) -> str:
-    """Return a date in a language, as MediaWiki formats it; without a day, the month and the year.
+    """Format a date as MediaWiki does in a language; without a day, only the month and the year.
 
     >>> format_local_date("uk", "27", 1, "1839"), format_local_date("ja", "27", 1, "1839")
     ('27 січня 1839', '1839年1月27日')
@@ -80,7 +80,7 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
 
 @cache
 def list_switches() -> frozenset[str]:
-    """Return the switches of all languages: a page may be in another language than its wiki."""
+    """Return the switches of all languages, as a page may be in another language than its wiki."""
     return _SWITCHES_OF_EXTENSIONS.union(*(names.switches for _, names in _read_table().values()))
 
 

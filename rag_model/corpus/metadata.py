@@ -5,11 +5,11 @@ metadata`). Language, item and categories become columns of the passages, by whi
 filtered. Aliases become the first line of the article, so that every retriever finds them and a
 changed alias changes a passage like any other text.
 
-In a wiki's export, two of these are not part of the page: redirects are pages of their own anywhere
-in the dump, and Wikidata items are in a separate file. Jobs read both once and write them to Arrow
-files, which the chunk job maps into memory to look up each page (`PageTable`). Redirects are sorted
-by a hash of the title of their target, whose first bits decide the file, so that no process needs
-memory for all redirects of a wiki.
+In a wiki's export, the aliases and the Wikidata item are not part of the page: redirects are
+separate pages anywhere in the dump, and Wikidata items are in another file. Jobs read both once and
+write them to Arrow files. The chunk job maps these files into memory to look up each page
+(`PageTable`). Redirects are sorted by a hash of their target's title. The first bits of the hash
+select the file, so that no process needs memory for all redirects of a wiki.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from rag_model.corpus.records import (
 from rag_model.errors import InputError
 
 VERSION = 1  # increase it when the same page would give other metadata
-# Limits, because every passage of a page repeats its metadata.
+# These limits are needed because every passage of a page repeats the page's metadata.
 MAX_CATEGORIES = 2_000  # characters
 MAX_ALIAS_WORDS = 24
 _FIELDS = tuple(field.name for field in fields(Metadata))
@@ -129,7 +129,7 @@ def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
 def add_aliases(sections: Sequence[Section], title: str, aliases: Iterable[str]) -> tuple[Section, ...]:
     """Return the sections with the aliases as the first sentence and line of the introduction.
 
-    An alias is left out if all its words are in the title or in earlier aliases.
+    An alias is left out if the title and the earlier aliases contain all its words.
     """
     new_aliases = select_aliases(title, aliases)
     if not new_aliases or not sections:
@@ -161,7 +161,7 @@ def _match_text(pattern: re.Pattern[str], value: object) -> str:
 
 
 def _list_titles(value: object) -> tuple[str, ...]:
-    """Return the distinct titles in a list or one text, each on one line and not too long."""
+    """Return the distinct titles in a list or a single text, as lines; drop too long ones."""
     titles_in_value = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
     titles = (
         " ".join(_SURROGATE.sub("\ufffd", title).replace(CATEGORY_SEPARATOR, " ").split())
@@ -215,13 +215,13 @@ def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> in
 
 
 def _find_target(page: Page, siteinfo: Siteinfo) -> str:
-    """Return the title of a redirect's target; empty if that is a section or unknown."""
+    """Return the title of a redirect's target; empty if the target is a section or unknown."""
     link = _TARGET.match(page.text)
     if link is not None and link[2]:
         return ""
     if page.target or link is None:
         return page.target
-    # exports before 2012 do not name the target
+    # Exports before 2012 do not name the target.
     title = " ".join(link[1].replace("_", " ").split())
     return title[:1].upper() + title[1:] if siteinfo.case == "first-letter" else title
 
@@ -231,7 +231,7 @@ def _hash_title(title: str) -> int:
 
 
 def merge_redirects(parts: Iterable[Path], prefix: int, n_bits: int, out: Path, removed: Collection[int] = ()) -> None:
-    """Merge the redirects of all parts with keys whose first `n_bits` bits are `prefix`.
+    """Merge the redirects of all parts whose keys start with the `n_bits` bits of `prefix`.
 
     Redirects whose ids are in `removed` are left out, because their titles were taken down.
     """
@@ -291,12 +291,12 @@ def _to_batch(page_items: Sequence[tuple[int, int]]) -> pa.RecordBatch:
 
 
 class PageTable:
-    """The aliases and Wikidata items of the pages of a part, which are not in the pages' XML."""
+    """The aliases and Wikidata items of a part's pages, which the XML of the pages lacks."""
 
     def __init__(
         self, redirects: Sequence[Path] = (), items: Path | None = None, first_page: int = 0, last_page: int = 0
     ) -> None:
-        """Map the files of `merge_redirects` (1, 2, 4, ...), and read the items of the pages."""
+        """Map the files of `merge_redirects` (1, 2, 4, … files), and read the Wikidata items."""
         tables = [_map_table(path) for path in redirects]
         self._redirects = [(table, _get_keys(table)) for table in tables]
         self._shift = _KEY_BITS - (len(tables).bit_length() - 1)

@@ -1,9 +1,9 @@
 """Divide a dump into parts: ranges of page ids of about equal weight, with the slices to read.
 
-The ranges depend on the dump and on the parent snapshot, never on the machine, because they decide
-the row order and thereby the snapshot id. A later build keeps the parent's ranges: an article stays
-in its part from dump to dump, and a part without changed articles stays the same file. New pages
-fill the last part, then new parts.
+The ranges depend on the dump and the parent snapshot but not on the machine, because they determine
+the row order and therefore the snapshot id. A later build keeps the parent's ranges: an article
+stays in its part from dump to dump, and a part without changed articles stays the same file. New
+pages fill the last part, then new parts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ from rag_model.errors import ResourceError
 # Compressed bytes of a part, unless the recipe sets a size.
 MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
 TARGET_PARTS = 16  # number of parts of a dump, within the limits above
-_MAX_TEMPLATE_GAP = 1 << 18  # maximum bytes without templates that are read to save a slice
-# Puts a local file where workers can read it, and returns the URL.
+_MAX_TEMPLATE_GAP = 1 << 18  # maximum bytes without templates between two slices that are joined
+# Stores a local file where workers can read it, and returns its URL.
 StageFile = Callable[[Path], str]
 # Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by
 # machine.
@@ -33,7 +33,7 @@ class PageRun:
     """A run of pages that can be read independently, such as one stream of a dump."""
 
     slice: Slice
-    weight: int  # compressed bytes, or an estimate that is equal on every machine
+    weight: int  # compressed bytes, or an estimate that is the same on every machine
     ordered: bool  # page ids strictly increase within the run
     has_templates: bool = True  # whether a page may define a template; True if unknown
 
@@ -58,8 +58,8 @@ def choose_starts(
 ) -> list[int]:
     """Return the first page id of each part; the first is 0. `runs` are sorted by first page.
 
-    With `parent_boundaries` the parent's parts are kept, except that new pages fill the last one up
-    to `target_weight`.
+    If `parent_boundaries` is given, the parent's parts are kept, and new pages fill the last part
+    up to `target_weight`.
     """
     total_weight = sum(run.weight for run in runs)
     part_weight = target_weight or choose_part_weight(total_weight)

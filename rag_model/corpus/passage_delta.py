@@ -1,16 +1,16 @@
 """Deltas of passage files: the new rows, and the positions of the unchanged rows in a base file.
 
-The changes of a month are in nearly every row group, and row groups are compressed as a whole, so a
-pull would fetch nearly the whole file for a few new rows. A client that has the base file writes
-the target file itself from the delta. Equal rows give equal bytes with the same Parquet library;
-the digest verifies the result.
+Nearly every row group contains a change of the last month, and row groups are compressed as a
+whole, so a pull without deltas would fetch nearly the whole file for a few new rows. A client that
+has the base file writes the target file itself from the delta. The same Parquet library writes
+equal rows as equal bytes, and the digest verifies the result.
 
 A delta is a Parquet file of the new rows, in row order. The metadata of the delta describes the
 rows of the target file as runs, `[[first, count], …]`: a run is `count` consecutive rows of the
 base file from `first`, or the next `count` new rows if `first` is -1; base rows ascend. A second
-list of runs maps rows to base rows with the same text: another revision of an article has other
-rows, but most of its passages keep their text and vector. A delta contains only rows of the target
-file.
+list of runs maps rows to base rows with the same text, because most passages of a new revision of
+an article keep their text and vector although their rows differ. A delta contains only rows of the
+target file.
 """
 
 import json
@@ -40,11 +40,11 @@ Run = tuple[int, int]  # first row in the base file, or -1; number of rows
 def write_delta(base: Path, target: Path, out: Path) -> bool:
     """Write the delta from the passage file `base` to the passage file `target`.
 
-    Reads the texts of new rows only, because the hash of a passage covers its title and its text.
+    Only the texts of new rows are read, because the hash of a passage covers its title and text.
     The other columns of both files are in memory.
 
     Returns:
-        False if this Parquet library would write other bytes for the rows than `target` has.
+        False if this Parquet library writes the rows of `target` as other bytes.
 
     Raises:
         InputError: One of the two files is damaged.
@@ -91,8 +91,8 @@ def apply_delta(base: Path, delta: Path, n_rows: int, out: Path) -> None:
 def compute_base_rows(delta: PassageFile, n_base: int, n_rows: int, *, by_text: bool = False) -> Rows:
     """Return the base row of each target row, (rows,) int64; -1 for new rows.
 
-    New rows are the rows of the delta, in order; base rows are ascending. With `by_text`, a
-    new row also has a base row if the base has its text.
+    New rows are the rows of the delta, in order; base rows are ascending. If `by_text` is set, a
+    new row is also mapped to a base row that has its text.
 
     Raises:
         InputError: The delta is damaged or belongs to other files.
@@ -141,9 +141,9 @@ def _write_rows(table: pa.Table, out: Path, metadata: dict[str, str]) -> None:
 
 
 def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]:
-    """Return, for each target row, the equal base row and the one with the same text; (n,) each.
+    """Return (n,) base rows that equal the target rows, and (n,) base rows with the same text.
 
-    Rows ascend; -1 means that there is no such base row.
+    The base rows ascend; -1 means that there is no such row.
     """
     candidate_rows = (
         pc.index_in(target_rows["id"], value_set=base_rows["id"]).fill_null(_NEW_ROW).to_numpy().astype(np.int64)

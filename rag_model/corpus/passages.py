@@ -1,9 +1,9 @@
-"""Passage files: Parquet with row groups so small that a single passage is cheap to read.
+"""Passage files: Parquet with small row groups, so that a single passage is cheap to read.
 
 The *logical digest* of a file depends only on the values of its rows, article by article, so
 another Parquet version or compression level does not change memo keys. Files are written
-atomically: a file that exists is complete. Files that were written before passages had dates lack
-that column, and files with prose only lack the column of kinds.
+atomically: a file that exists is complete. Files from before passages had dates lack the date
+column, and files that contain only prose lack the column of kinds.
 """
 
 import hashlib
@@ -103,12 +103,12 @@ class PassageWriter:
         # Ten times as fast as `astuple`, which copies.
         self._values = attrgetter(*self._schema.names)
         self.rows = 0
-        self.lengths = Counter[int]()  # number of passages by their words
+        self.lengths = Counter[int]()  # number of passages by number of words
         self._hasher = hashlib.sha256()
         self._written_rows = 0
-        self._tables: list[pa.Table] = []  # rows as columns, not written yet
+        self._tables: list[pa.Table] = []  # tables of rows that are not written yet
         self._new_rows: list[tuple[Any, ...]] = []
-        # rows to copy from another file: first, end
+        # (file, first row, end row) of rows to copy from another file
         self._run: tuple[PassageFile, int, int] | None = None
         self._atomic_write = atomic_write(path)
         self._file: pq.ParquetWriter
@@ -315,7 +315,7 @@ class PassageFile:
                 yield _add_missing_columns(decode_dictionaries(batch), column_names)
 
     def iter_selected(self, rows: Sequence[int], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the given ascending rows with these columns; reads only their row groups.
+        """Yield the given ascending rows with these columns; read only their row groups.
 
         Raises:
             InputError: The file is damaged, or decodes to far more bytes than its size.
@@ -405,21 +405,19 @@ class PassageFile:
 
     @cached_property
     def _dictionary_file(self) -> pq.ParquetFile:
-        """The file with dictionary-encoded texts: a text that many rows share is in memory once."""
+        """The file with dictionary-encoded texts, so that repeated texts are in memory once."""
         metadata = self._file.metadata
         return self._open_parquet(metadata=metadata, read_dictionary=list_text_paths(metadata, _TEXTS))
 
     def _open_parquet(self, **options: Any) -> pq.ParquetFile:
-        """Open the file; a local one is read without the threads that read ahead, which cost
-        CPU time.
-        """
+        """Open the file; read a local file without read-ahead threads, which cost CPU time."""
         pre_buffer = not isinstance(self._source, Path)
         return pq.ParquetFile(self._source, page_checksum_verification=True, pre_buffer=pre_buffer, **options)
 
     def _select_stored_columns(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the file contains; it may lack dates, kinds and metadata."""
         missing_columns = {*FULL_SCHEMA.names} - {*self.schema.names}
-        # one column, to count the rows
+        # one column is needed to count the rows
         return [name for name in columns if name not in missing_columns] or ["n_words"]
 
     def _check_pages(self, groups: Sequence[int], leaves: Sequence[int]) -> int:
@@ -443,9 +441,7 @@ class PassageFile:
         return max((sum(self._checked_leaves[group, leaf] for leaf in leaves) for group in groups), default=0)
 
     def _select_file(self, n_rows: int, max_row_bytes: int, leaves: Sequence[int]) -> pq.ParquetFile:
-        """Return the file without dictionaries, which is faster, if the largest rows fit in
-        memory.
-        """
+        """Return the file without dictionaries, which is faster, if its rows fit in memory."""
         fits_flat = n_rows * max_row_bytes <= _MAX_GROUP_BYTES and not has_repeated_values(self._file.metadata, leaves)
         return self._file if fits_flat else self._dictionary_file
 
@@ -518,7 +514,7 @@ def to_passages(tables: Iterable[pa.Table]) -> list[Passage]:
 
 
 def open_passage_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet writer for passages: equal rows in equal row groups give equal bytes.
+    """Open a Parquet writer for passages that writes equal rows in equal row groups as equal bytes.
 
     Each Parquet page has a checksum, so a reader of byte ranges detects damage without reading the
     whole file.
@@ -554,8 +550,8 @@ def build_passage_table(
 ) -> pa.Table:
     """Build the table of imported passages from their columns.
 
-    If the page id is empty, passages with the same title form a page, and a passage without a title
-    is a page of its own.
+    Passages with empty page ids and the same title form a page; a passage that has neither is a
+    page by itself.
     """
     n_rows, default_page_ids = len(ids), pc.if_else(pc.equal(titles, ""), ids, titles)
     columns = {
@@ -652,7 +648,7 @@ def _to_passages(table: pa.Table) -> list[Passage]:
 
 
 def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Add requested columns that the file lacks: null dates, the kind of prose, no metadata."""
+    """Add requested columns that the file lacks: null dates, kind `prose`, empty metadata."""
     for name in (DATE, *_DEFAULTS):
         if name in columns and name not in batch.schema.names:
             field, default = FULL_SCHEMA.field(name), _DEFAULTS.get(name)
@@ -663,7 +659,7 @@ def _add_missing_columns(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Re
 
 
 def _build_row_array(row_numbers: Iterable[int], first_row: int) -> pa.Array:
-    """Return an Arrow array of `row_numbers` - `first_row`; a list would import pandas."""
+    """Return an Arrow array of `row_numbers` - `first_row`; conversion of a list imports pandas."""
     offsets = np.fromiter(row_numbers, np.int64) - first_row
     return pa.Array.from_buffers(pa.int64(), len(offsets), [None, pa.py_buffer(offsets)])
 
@@ -683,7 +679,7 @@ def _compute_batch_bytes(batch: pa.RecordBatch) -> int:
 
 
 def decode_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode the dictionary columns of a batch: Arrow converts plain ones to Python much faster."""
+    """Decode the dictionary columns of a batch, since Arrow converts plain columns much faster."""
     if not any(map(pa.types.is_dictionary, batch.schema.types)):
         return batch
     arrays = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]

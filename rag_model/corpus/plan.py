@@ -52,14 +52,14 @@ def plan_dump(
     Args:
         pattern: path, URL or glob of files of one format (`dump_formats.dump_format`), or a folder
             of documents.
-        workdir: folder for temporary files before `stage`.
+        workdir: folder for temporary files that are not staged yet.
         stage: called with each file that planning wrote for the workers; returns its URL.
-        limit: use at most this many articles (or documents, or passages) from the start of the
+        limit: maximum number of articles (documents, passages) to use, from the start of the
             source.
         part_bytes: compressed bytes of a part; by default a sixteenth of the total, between 256 KiB
             and 32 MiB.
-        parent_boundaries: parts of the parent snapshot, which are kept if it was built from the
-            same wiki or kind of rows.
+        parent_boundaries: parts of the parent snapshot, which are kept if the parent has the same
+            wiki or kind of rows.
         site: what to read from a MediaWiki site.
         mirror: the pages of a site that earlier builds fetched; None fetches all pages.
 
@@ -123,7 +123,7 @@ def compute_source_digest(part: Part) -> str:
 
 
 def has_digest_names(part: Part) -> bool:
-    """Return whether the slices are whole blobs of a store, whose names are their digests."""
+    """Return whether the slices are whole blobs of a store, which are named by their digests."""
     return part.format == SITE and all(_DIGEST.fullmatch(basename(byte_slice.url)) for byte_slice in part.slices)
 
 

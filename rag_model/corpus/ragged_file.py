@@ -6,13 +6,13 @@ record batch has at most `BATCH_ROWS` rows.
 
 * `TokenFile`: column `tokens`, a list of vectors per passage.
 * `SparseFile`: column `terms`, a list of (term, weight) per passage, terms ascending. A term is a
-  number of the encoder's vocabulary; a weight is a whole number from 1 to 255, where `scale` units
-  are a weight of 1. The scale belongs to the encoder, not to the corpus, so equal passages have
+  number in the encoder's vocabulary. A weight is a whole number from 1 to 255; `scale` units are a
+  weight of 1. The scale belongs to the encoder, not to the corpus, so equal passages have
   equal rows in every part and build. The size of the vocabulary (`dim`) and the scale are stored
   in the metadata of the file.
 
-A file in an object store is read by range: the footer, the offsets, and the values of the requested
-rows, which are not verified by the digest of the file.
+A file in an object store is read by ranges: the footer, the offsets, and the values of the
+requested rows. These values are not verified by the digest of the file.
 """
 
 import io
@@ -38,9 +38,9 @@ _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("padding", "<i4"), (
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
-MAX_TERMS = 1 << 24  # terms of a vocabulary
+MAX_TERMS = 1 << 24  # maximum number of terms of a vocabulary
 MAX_WEIGHT = 255
-QUERY_UNITS = 4096  # units of a query weight of 1; finer than any encoder's rounding
+QUERY_UNITS = 4096  # units of a query weight of 1; finer than the rounding of encoders
 _TERMS_COLUMN = "terms"
 # Steele, Lea, Flood. Fast splittable pseudorandom number generators. OOPSLA 2014: `splitmix64`.
 _DIGEST_ROUNDS = tuple(
@@ -126,7 +126,7 @@ class RaggedWriter(Generic[RowsT]):
 
 
 class _RemoteBatch(Generic[RowsT]):
-    """A record batch of a remote file: only metadata, offsets and requested rows are read."""
+    """A record batch of a remote file, which reads only metadata, offsets and requested rows."""
 
     def __init__(
         self, source: IO[bytes], block: Any, schema: pa.Schema, build_rows: Callable[[pa.Array, Offsets], RowsT]
@@ -163,10 +163,8 @@ class _RemoteBatch(Generic[RowsT]):
         return self._build_rows(*_read_values(batch))
 
     def _map_lists(self) -> tuple[npt.NDArray[np.uint8], pa.ListArray]:
-        """Return the bytes of the batch, with zeros except for the metadata, and the lists in
-        them.
-        """
-        batch_bytes = np.zeros(self._size, np.uint8)  # memory is only taken where bytes are written
+        """Return the batch as bytes, zeros except for the metadata, and the lists in it."""
+        batch_bytes = np.zeros(self._size, np.uint8)  # memory is used only where bytes are written
         batch_bytes[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
         message = pa.ipc.read_message(pa.py_buffer(batch_bytes))
         return batch_bytes, pa.ipc.read_record_batch(message, self._schema).column(0)
@@ -194,7 +192,7 @@ def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
 
 
 def _read_schema(source: IO[bytes]) -> pa.Schema:
-    """Return the schema of a file, whose message starts after the first eight bytes."""
+    """Return the schema of a file, which is the message after the first eight bytes."""
     header = _read_range(source, 0, 16)
     if header[: len(_MAGIC)] != _MAGIC:
         raise ValueError("no Arrow file")
@@ -236,7 +234,7 @@ class RaggedFile(Generic[RowsT]):
     """A part's rows, memory-mapped, or read by range from an object store."""
 
     rows: type[RowsT]
-    content_name: str  # content of a row, for messages
+    content_name: str  # what messages call the content of a row
 
     def __init__(self, source: Path | IO[bytes]) -> None:
         """Memory-map a local file, or read the offsets of the rows in an unbuffered remote file.
@@ -298,7 +296,7 @@ def compute_offsets(lengths: npt.NDArray[np.int64]) -> Offsets:
 
 
 def expand_positions(starts: Offsets, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the positions of all values of rows that start at `starts`, (m,), row by row."""
+    """Return the positions of the values of rows that start at (m,) `starts`, row by row."""
     value_starts = compute_offsets(lengths)
     return np.arange(value_starts[-1]) + np.repeat(starts - value_starts[:-1], lengths)
 

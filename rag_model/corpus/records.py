@@ -1,11 +1,11 @@
-"""The records of a corpus: page, article, passage, and the descriptors of the work on them.
+"""The records of a corpus (page, article, passage), and the descriptors of the work on them.
 
 A descriptor contains the location of the data of one unit of work (a few hundred bytes of JSON).
 The records are the data itself and never leave the worker that reads them.
 
-Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. The times
-are not days, because a page may be edited several times a day and dumps contain seconds. Parquet
-files store them as timestamps, which other tools show as times.
+Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. Days would
+not suffice, because a page may be edited several times a day, and dumps contain seconds. Parquet
+files store the times as timestamps, so that other tools show them as times.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ PassageKind = Literal["prose", "table", "infobox", "list"]
 PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
-# The structure of a page that passages of each kind come from.
+# The structure of a page from which passages of each kind are made.
 STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
 CATEGORY_SEPARATOR = "|"  # joins categories in a column; titles cannot contain it
 MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # names in a recipe
@@ -33,10 +33,10 @@ MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # names
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
 HTML_MODEL, PLAIN_MODEL = "html", "plain"
 
-# Bounds of values that every passage of a document, and every hit in a reply, repeats.
+# Maximum sizes of values that every passage of a document and every hit in a reply repeats.
 MAX_TITLE = 1_000  # characters; MediaWiki's own limit is 255 bytes
 MAX_ID = 1_000  # characters
-# Characters of an imported passage; chunkers have their own bounds.
+# Maximum characters of an imported passage; chunkers have their own limits.
 MAX_PASSAGE = 100_000
 ID_HASHES = 1 << 32  # number of hashes: 0 <= hash_id(…) < ID_HASHES
 # Stricter than fromisoformat, which accepts 20261101120000000.
@@ -182,11 +182,11 @@ def is_sitemap(url: str) -> bool:
 class SiteSettings:
     """What a build reads from a MediaWiki site that it follows."""
 
-    text: str = "wikitext"  # or `html`: as the site itself renders it
+    text: str = "wikitext"  # or `html`, rendered by the site itself
     namespaces: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
-        """Check the kind of text and the namespaces."""
+        """Check that the kind of text and the namespaces are valid."""
         if self.text not in {"wikitext", "html"}:
             raise UsageError(f"text is {self.text!r}: give wikitext, or html for the site's own rendering")
         object.__setattr__(self, "namespaces", tuple(sorted({*self.namespaces})))
@@ -231,7 +231,7 @@ class Part:
         """Return the descriptor as JSON values."""
         part_dict = asdict(self)
         if not self.format:
-            del part_dict["format"]  # plans of earlier versions have this form
+            del part_dict["format"]  # plans of earlier versions lack the field
         return part_dict
 
     @classmethod
@@ -263,7 +263,7 @@ class Plan:
         return plan_dict | ({"dropped": dict(self.dropped)} if self.dropped else {})
 
     def compute_digest(self) -> str:
-        """Return a digest of a site's pages: of the URLs of their files, which never change."""
+        """Return a digest of a site's pages, computed from the URLs of their immutable files."""
         file_urls = sorted({byte_slice.url for part in self.parts for byte_slice in part.slices})
         return digest_json([self.kind, asdict(self.siteinfo), file_urls])
 
@@ -292,7 +292,7 @@ def hash_id(document_id: str) -> int:
 
 
 def parse_seconds(text: str) -> int:
-    """Parse an ISO 8601 date (its first second) or time to seconds; default zone UTC.
+    """Parse an ISO 8601 date (as its first second) or time to seconds; the default zone is UTC.
 
     >>> parse_seconds("2026-11-01T12:00:00Z") - parse_seconds("2026-11-01")
     43200
@@ -318,7 +318,7 @@ def check_seconds(seconds: int) -> int:
 
 
 def format_iso(seconds: int | None) -> str | None:
-    """Format seconds as ISO 8601 in UTC, which sorts by time as text; None gives None.
+    """Format seconds as ISO 8601 in UTC, which as text sorts by time; return None for None.
 
     >>> format_iso(1793534400)
     '2026-11-01T12:00:00Z'
@@ -327,7 +327,7 @@ def format_iso(seconds: int | None) -> str | None:
 
 
 def format_day(seconds: int | None) -> str:
-    """Format the day of seconds in UTC; empty for None.
+    """Format the day of a time in seconds, in UTC; return "" for None.
 
     >>> format_day(1793534400)
     '2026-11-01'

@@ -1,8 +1,8 @@
-"""Remove pages from parts: find the parts that may contain a page, and write them without it.
+"""Remove pages from parts: find the parts that may contain a page, and write these without it.
 
 A redacted part has the same bytes as a part that was chunked without the pages
-(`rag_model.corpus.chunk`), so a later build can reuse its files. A part from before passages had
-dates stays without dates, like the other parts of its snapshot.
+(`rag_model.corpus.chunk`), so a later build can reuse its files. A part without dates, of an
+earlier version, stays without dates like the rest of its snapshot.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -100,7 +100,7 @@ def _copy_rows(source: RaggedFile[RowsT], row_numbers: NDArray[np.int64], writer
 
 
 def _redact_passages(source: Path, pages: Collection[str], out: Path) -> list[int]:
-    """Write the kept passages and return their rows."""
+    """Write the passages of all other pages, and return their rows."""
     kept_rows = []
     with PassageFile(source) as file, PassageWriter(out, file.schema) as writer:
         for row_number, passage in enumerate(file.iter_passages()):

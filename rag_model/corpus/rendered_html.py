@@ -22,10 +22,10 @@ from rag_model.corpus.markup.tex import render_tex
 from rag_model.corpus.records import Section, Siteinfo, Structure, StructureName, UnparsablePageError
 from rag_model.corpus.wikitext import clean_sections
 
-MAX_CHARS = 32 << 20  # characters of a page: attributes of Parsoid repeat the wikitext of templates
+MAX_CHARS = 32 << 20  # maximum characters; Parsoid's attributes repeat the wikitext of templates
 
-_MAX_DEPTH = 1_000  # nested elements; the parser drops those at more than twice this depth
-_MAX_ATTRIBUTES = 1_000  # attributes of a tag
+_MAX_DEPTH = 1_000  # maximum depth; the parser drops elements at more than twice this depth
+_MAX_ATTRIBUTES = 1_000  # maximum attributes of a tag
 _ATTRIBUTE = re.compile(r"""[\s/=]*+[^\s=>/]++(?:\s*+=\s*+(?:"[^"]*+"?+|'[^']*+'?+|[^\s>"']*+))?+""")
 _TAG = re.compile(rf"<[A-Za-z][^\s=/>]*+((?:{_ATTRIBUTE.pattern})*+)")
 
@@ -141,7 +141,7 @@ def _iter_elements(text: str) -> Any:
         no_network=True,
         huge_tree=True,
     )
-    text = text.replace("\x00", "")  # the parser would stop there
+    text = text.replace("\x00", "")  # the parser would stop at a NUL
     try:
         root = etree.fromstring(text.encode("utf-8", "replace"), parser)
     except etree.ParseError:  # the text has no element and no words
@@ -201,7 +201,7 @@ def _is_link(element: Any) -> bool:
 
 
 def _get_replacement(element: Any, *, in_table: bool = False) -> str:
-    """Return the text in place of a dropped element or a formula; empty if the element is kept."""
+    """Return the text that replaces a dropped element or formula; empty if the element is kept."""
     if element.tag == "math" or (element.tag == "img" and "mwe-math" in element.get("class", "")):
         tex_source = element.get("alttext") or element.get("alt") or ""
         return protect(remove_noncharacters(render_tex(tex_source))) or GAP

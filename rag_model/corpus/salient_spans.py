@@ -6,7 +6,7 @@ and the spans inside it are shifted.
 
 A span file is a `.npy` array that is memory-mapped: (m, 4) int32, 16 bytes per span: row of the
 passage in the part, first character, end (exclusive), kind (`LINK`, `DATE`); ascending.
-text[start:end] of the passage is the linked text or the date.
+The linked text or the date is text[start:end] of the passage.
 """
 
 import re
@@ -40,7 +40,7 @@ _DATE = re.compile(
     r"|\d{1,2}(?:st|nd|rd|th) century\b"
     r"|(?<![.,:/-])(?:1\d{3}|20\d{2})s?\b(?![.,:/-]\d))"  # 1940, 1940s; not 1940.5
 )
-_FIELDS = 4  # values of a span in a file
+_FIELDS = 4  # number of values of a span in a file
 
 
 class SalientSpan(NamedTuple):
@@ -71,7 +71,7 @@ def find_spans(text: str, links: Sequence[tuple[int, int]] = ()) -> list[Salient
 
 
 def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[list[SalientSpan]]:
-    """Return the spans of each passage of an article: dates, and links that it contains whole."""
+    """Return the spans of each passage of an article: dates, and links that lie wholly in it."""
     if not any(section.links for section in article.sections):
         return [find_spans(passage.text) for passage in passages]
     links_by_passage = _locate_links(article, passages)

@@ -23,7 +23,7 @@ _BZIP2 = bytes.fromhex("040202")
 _FILTERS = {  # filters of the standard library, by the method ids of 7z
     bytes.fromhex("21"): lzma.FILTER_LZMA2,
     bytes.fromhex("030101"): lzma.FILTER_LZMA1,
-    bytes.fromhex("03030103"): lzma.FILTER_X86,  # py7zr's own default adds it to LZMA2
+    bytes.fromhex("03030103"): lzma.FILTER_X86,  # py7zr by default adds this filter to LZMA2
 }
 
 
@@ -88,7 +88,7 @@ def _describe_file(archive: Any, name: str) -> ArchivedFile:
 
 
 def _build_filters(coders: Iterable[tuple[bytes, bytes]], name: str) -> list[dict[str, int]]:
-    """Return the filters of coders: 7z lists them in the order of decoding, `lzma` of encoding.
+    """Return the filters of coders, which 7z lists in decoding order and `lzma` in encoding order.
 
     Raises:
         InputError: The standard library cannot decode them exactly.

@@ -2,7 +2,8 @@
 
 Local disks, HTTP, S3 and memory raise different errors; this module turns each into an InputError.
 The standard library's `BZ2File` treats invalid bytes after the first stream as padding and stops
-without an error, which loses articles of a multistream dump. Here every byte must decode.
+without an error, which loses articles of a multistream dump. This module requires that every byte
+can be decoded.
 """
 
 import bz2
@@ -38,8 +39,8 @@ _TEMPORARY_STATUSES = {408, 425, 429}
 _NETWORK_MODULES = {"aiohttp"}  # modules whose connection errors are not all OSErrors
 _PERMANENT_ERRORS = FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError
 _PERMANENT_ERRNOS = {errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP}
-MAX_DECODED_BYTES = 1 << 20  # decoded bytes per step, at any compression ratio
-MAX_XZ_BYTES = 256 << 20  # memory of the decoder; `xz -9` needs 65 MiB
+MAX_DECODED_BYTES = 1 << 20  # maximum decoded bytes per step, at any compression ratio
+MAX_XZ_BYTES = 256 << 20  # maximum memory of the decoder; `xz -9` needs 65 MiB
 # The compiled decoder takes 0.4 s to load and saves 0.06 s per megabyte, so a process loads it
 # after `_MIN_COMPILED_BYTES` of bzip2 streams. It decodes slices of up to `_MAX_COMPILED_BYTES`.
 _MIN_COMPILED_BYTES, _MAX_COMPILED_BYTES = 1 << 20, 4 << 20
@@ -170,9 +171,9 @@ def get_size(url: str) -> int:
 
 
 def get_stamp(url: str) -> str | None:
-    """Return an identifier of a file's version: its size, and its tag or modification time.
+    """Return an identifier of a file's version, from the size and the tag or modification time.
 
-    None if the file system reports neither tag nor time.
+    Return None if the file system reports neither tag nor time.
 
     Raises:
         InputError: The file cannot be reached.
@@ -212,7 +213,7 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
 
 
 def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the expected errors, and the errors of imported HTTP clients that are no OSErrors."""
+    """Return the expected errors, and the errors of imported HTTP clients that are not OSErrors."""
     return (
         *expected,
         *(getattr(sys.modules[name], error_name) for name, error_name in _CLIENT_ERRORS.items() if name in sys.modules),
@@ -378,7 +379,7 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
 
 
 class _TarHeader(tarfile.TarInfo):
-    """A tar header that raises an error if it is damaged; the base class ends the archive there."""
+    """A tar header that raises an error if it is damaged, where the base class ends the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
@@ -401,7 +402,7 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
     Raises:
         InputError: The text is refused; the message starts with `source_name`.
     """
-    # This check is first, because UTF-32's byte-order mark starts with UTF-16's.
+    # UTF-32 is checked first, because its byte order mark starts with the mark of UTF-16.
     if head.startswith((BOM_UTF32_LE, BOM_UTF32_BE)):
         raise InputError(f"{source_name} is UTF-32: convert it to UTF-8")
     byte_pairs = head[: len(head[:_UTF16_BYTES]) & ~1]
@@ -541,7 +542,7 @@ def _drain_gzip(decoder: "zlib._Decompress", compressed_bytes: bytes) -> Iterato
             return
 
 
-# By codec: decoder, function that drains it, first bytes of a stream, padding between streams.
+# Codec -> (decoder, function that drains it, first bytes of a stream, padding between streams).
 _CODECS: dict[Compression, tuple[Callable[[], _Decoder], Callable[..., Iterator[bytes]], bytes, bytes]] = {
     "bz2": (bz2.BZ2Decompressor, _drain_bz2, b"BZh", b""),
     "xz": (

@@ -1,12 +1,12 @@
 """Mirror the HTML pages in a web site's sitemap to a folder, which is then read as the dump.
 
 `sitemap+https://docs.example.org/sitemap.xml` names a sitemap or an index of sitemaps
-(https://www.sitemaps.org/protocol.html). The name of a page's file is the path of its address, so
-the page has the same id as in a folder of HTML. The version of each page (`lastmod`, `ETag`,
-`Last-Modified`) is stored beside the folder. A later run requests only pages whose `lastmod`
-changed or is missing, and the server does not send unchanged pages again. An interrupted run
-continues where it stopped. A page that cannot be read is dropped and counted; it does not stop
-a run.
+(https://www.sitemaps.org/protocol.html). The file of a page is named by the path of the page's
+address, so the page has the same id as in a folder of HTML files. The version of each page
+(`lastmod`, `ETag`, `Last-Modified`) is stored beside the folder. A later run requests only pages
+whose `lastmod` changed or is missing, and the server does not send unchanged pages again. An
+interrupted run continues where it stopped. A page that cannot be read is dropped and counted; it
+does not stop a run.
 
 The client is polite (`http_client`): it has one connection, obeys `robots.txt` with its
 `Crawl-delay`, and sends nothing to other servers. The size of replies and the numbers of sitemaps
@@ -58,17 +58,17 @@ _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000
 _MAX_ROBOTS_BYTES = 512 << 10
 # Number and share of pages with HTTP 500; if both are exceeded, the site is considered down.
 _MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1
-# A run stops early only after more failed pages: fewer may be one section that is listed first.
+# A run stops early only after more failed pages, since fewer may be one section listed first.
 _STOP_AFTER_FAILED_PAGES = 50
-# Few tries: a bug in the page is more likely than a busy server, which would send `Retry-After`.
+# There are few tries, because a busy server would send `Retry-After`, so a bug is more likely.
 _SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4
 _MAX_DELAY = 60.0  # seconds between two requests
 _log = logging.getLogger(__name__)
 _SAVE_INTERVAL = 100  # pages between two saves of their versions
-_FRESH_SECONDS = 600.0  # a process does not read a site again within this time
+_FRESH_SECONDS = 600.0  # a process reads a site again only after this time
 _PAGE_TYPES = "text/html", "application/xhtml+xml"
 _HTML_ENDING = re.compile(r"\.(?:html?|xhtml)$", re.IGNORECASE)
-# Bytes of a file name and of a path; file systems allow 255 and 4,096.
+# Maximum bytes of a file name and of a path; file systems allow 255 and 4,096.
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 200, 1_000
 
 
@@ -247,7 +247,7 @@ class _SiteClient:
             self._save_versions(versions)
 
     def _read_robots(self) -> None:
-        """Read `robots.txt`; without one, everything may be read."""
+        """Read `robots.txt`; if there is none, everything may be read."""
         status, _, body = self._fetch(f"{self._origin}/robots.txt", _MAX_ROBOTS_BYTES)
         robots_text = (body or b"").decode("utf-8", "replace") if status == 200 else ""
         rule_lines = ["User-agent: *", "Disallow: /"] if body is None else filter(_is_rule, robots_text.splitlines())

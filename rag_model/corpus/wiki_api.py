@@ -1,8 +1,8 @@
 """A polite client of a MediaWiki site's API (`api.php`).
 
-The client uses one connection and sends one request at a time. Every request has `maxlag`, so a
-site whose databases lag behind refuses it; then it is sent again later (`http_client`). The size of
-replies is limited, redirects to other servers are refused, and credentials come from the
+The client uses one connection and sends one request at a time. Every request has `maxlag`: a site
+whose databases lag behind refuses the request, which is then sent again later (`http_client`). The
+size of replies is limited, redirects to other servers are refused, and credentials come from the
 environment only.
 """
 
@@ -39,7 +39,7 @@ TOKEN = "BOOKWHEEL_WIKI_TOKEN"  # OAuth 2 access token, instead of user and pass
 HOST = "BOOKWHEEL_WIKI_HOST"  # the only host to which the account is sent
 
 IDS_PER_REQUEST = 50  # MediaWiki's limit of ids or titles in a request without a bot's rights
-MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own limit for a result
+MAX_REPLY_BYTES = 64 << 20  # eight times MediaWiki's own maximum for a result
 _MAX_LAG = 5  # seconds, as recommended by https://www.mediawiki.org/wiki/Manual:Maxlag_parameter
 _DATABASE_CODES = {f"internal_api_error_DB{problem}Error" for problem in ("Query", "Connection")}
 _BUSY_CODES = {"maxlag", "ratelimited", "readonly", *_DATABASE_CODES}
@@ -63,9 +63,9 @@ class _Account:
 
 
 def _read_account(host: str) -> _Account:
-    """Return the account in the environment; an empty one unless `host` is the account's host.
+    """Return the account in the environment; an empty account unless `host` is its host.
 
-    No other host must get the credentials, because the users of a form can name any host.
+    Other hosts must not get the credentials, because the users of a web form can name any host.
 
     Raises:
         UsageError: The account is incomplete.
@@ -177,7 +177,7 @@ class WikiClient:
             error_code = self._get_error_code(reply)
             if error_code not in _LOGIN_CODES or not self._user:
                 break
-            self._needs_login = True  # the session has ended
+            self._needs_login = True  # the login session has ended
         if error_code:
             raise self._build_refusal_error(error_code, reply)
         return reply
@@ -185,7 +185,7 @@ class WikiClient:
     def _call(self, parameters: Mapping[str, Any], *, is_asserted: bool = False) -> Reply:
         """Return the reply of `api.php`, which is in the folder `w` of the site or at its root.
 
-        The first request finds out which of them it is.
+        The first request finds out which of these it is.
         """
         api_errors: list[_NoApiError] = []
         for url in self._api_urls:
@@ -288,7 +288,7 @@ class WikiClient:
 
 
 def check_object(value: Any, url: str) -> Reply:
-    """Return a value of a reply if it is an object.
+    """Return a value of a reply, which must be a JSON object.
 
     Raises:
         InputError: It is not.

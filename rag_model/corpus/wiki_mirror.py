@@ -1,7 +1,7 @@
 """The mirror of a MediaWiki site: its pages, in the order of page ids, in immutable blocks.
 
-A block has about a megabyte of `<page>` elements, as an export has them. A changed page gives its
-block a new file; all other blocks, and the parts that consist of them, stay the same.
+A block has about a megabyte of `<page>` elements, as an export has them. If a page changes, its
+block is written to a new file; all other blocks, and the parts that consist of them, stay the same.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from rag_model.corpus.source import basename, read_slice
 from rag_model.errors import InputError
 
 BLOCK_BYTES = 1 << 20  # approximate bytes of XML in a block
-# bytes and number of fetched pages that are written together
+# maximum bytes and number of fetched pages that are written together
 FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000
 
 
@@ -27,7 +27,7 @@ FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000
 class Block:
     """A file of the mirror: the pages of a range of ids, as the `<page>` elements of an export."""
 
-    id: str  # id of the blob; the first field, as in all lists of blobs that `gc` reads
+    id: str  # id of the blob; first, as in all lists of blobs that `gc` reads
     size: int  # compressed bytes
     first_page: int
     last_page: int
@@ -48,7 +48,7 @@ class SeenChange:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The position up to which a site was read: its last changes and log entries, and times."""
+    """The position up to which a site was read: times, last changes and last log entries."""
 
     read_at: int  # seconds since 1970
     listed_at: int  # when the pages were last listed
@@ -86,11 +86,11 @@ class Mirror(Protocol):
         ...
 
     def load(self) -> MirrorState:
-        """Return the newest recorded state; an empty one if there is none."""
+        """Return the newest recorded state, or an empty state if there is none."""
         ...
 
     def read_first_pages(self, siteinfo: Siteinfo) -> Iterable[Page]:
-        """Yield pages that an empty mirror starts with; their revisions may be old."""
+        """Yield the pages that an empty mirror starts with; their revisions may be old."""
         ...
 
     def save(self, state: MirrorState) -> None:
@@ -142,7 +142,7 @@ class StagedMirror:
 
 
 def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page | None]) -> MirrorState:
-    """Write changed pages, and remove those that are None; return the new state."""
+    """Write changed pages, and remove pages whose value is None; return the new state."""
     changes_by_block = defaultdict[int, dict[int, Page | None]](dict)
     first_pages = [block.first_page for block in state.blocks]
     for page_id in sorted(changes):
@@ -166,7 +166,7 @@ def apply_changes(mirror: Mirror, state: MirrorState, changes: Mapping[int, Page
 def apply_stream(
     mirror: Mirror, state: MirrorState, changes: Iterable[tuple[int, Page | None]], *, record: bool
 ) -> MirrorState:
-    """Apply a stream of changed pages in batches; with `record`, save all states but the last."""
+    """Apply a stream of changed pages in batches; if `record`, save all states but the last."""
     batch, batch_bytes = dict[int, Page | None](), 0
     for page_id, page in changes:
         if batch_bytes >= FLUSH_BYTES or len(batch) >= FLUSH_PAGES:

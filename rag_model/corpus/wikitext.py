@@ -12,10 +12,10 @@ second, residues of markup in the text, template cases with missing words:
 | mwparserfromhell 0.7.2, `strip_code` | 2.1 | 444 (of 32 pages) | 176 |
 
 Both libraries build a tree for editing and do not render templates by default; mwparserfromhell
-needs 26 s for 8,000 unclosed `{{a|`, and four times as long for twice as many. Here each pass is a
-regular expression or a stack over the text, linear in its length: extension tags, comments, tables
-and headings (`blocks`), then for each section templates and links (`scanner`, `templates`, `Links`)
-and the remaining markup (`prose`).
+needs 26 s for 8,000 unclosed `{{a|`, and four times as long for twice as many. Each pass of this
+module is a regular expression or a stack, linear in the length of the text. The passes are
+extension tags, comments, tables and headings (`blocks`), and for each section templates and links
+(`scanner`, `templates`, `Links`) and the remaining markup (`prose`).
 
 **Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
 pronunciations and short formulas are kept, because sentences need them. Tables and infoboxes,
@@ -57,12 +57,12 @@ from rag_model.corpus.markup.templates import Templates, is_dropped
 from rag_model.corpus.records import Section, Siteinfo, Structure, StructureName, UnparsablePageError
 
 _FILE, _CATEGORY = 6, 14
-# Every wiki also accepts the English names.
+# Every wiki accepts the English names in addition to its own.
 _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-# most titles have no such character, which saves a slower test
+# most titles have no such character and need no slower test
 _UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
 # Text that no title contains. MediaWiki shows a link to it as text, in which `[https://a.org b]` of
@@ -71,9 +71,9 @@ _INVALID_TITLE = re.compile(rf"[\[\]{{}}<>|\n\0\ufffd]|^::|^:?$|^{_ADDRESS}|&#?\
 _BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org]]`
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)
 _MARKS = re.compile(f"([{LINK_START}{LINK_END}])")
-MAX_CHARS = 8 << 20  # characters of a page; MediaWiki refuses to save more than 2 MiB
+MAX_CHARS = 8 << 20  # maximum characters of a page; MediaWiki refuses to save more than 2 MiB
 _TEMPLATE = 10  # number of the template namespace
-_NO_LEVEL = 7  # deeper than any heading
+_NO_LEVEL = 7  # a level below all headings
 # Returns the markup of a section without its structures, and the structures.
 ExtractStructures = Callable[[RawSection], tuple[str, Sequence[Structure]]]
 
@@ -127,7 +127,7 @@ def _is_title(target: str) -> bool:
 
 
 def _decode_title(target: str) -> str:
-    """Decode a title with `%27`; its characters are text even if they look like markup."""
+    """Decode a percent-encoded title, and protect its characters, which may look like markup."""
     return protect(" ".join(remove_noncharacters(html.unescape(unquote(target))).replace("_", " ").split()))
 
 
@@ -136,8 +136,8 @@ def find_link_spans(prose: str, expanded_text: str, clean: Callable[[str], str])
 
     `prose` is what `clean` returns for `expanded_text` without marks. The section is cleaned again
     with the marks. The marks can change the result (a space before and a space after a mark are not
-    merged), so links in changed lines are skipped, as are links in templates. In real articles
-    nearly all lines are the same with and without the marks.
+    merged), so links in changed lines are skipped, as are links in templates. In real articles, the
+    marks change hardly any line.
     """
     if LINK_START not in expanded_text:
         return ()
@@ -158,7 +158,7 @@ def find_link_spans(prose: str, expanded_text: str, clean: Callable[[str], str])
 
 
 def _iter_spans(line: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans of marked words in the line without marks, without surrounding spaces."""
+    """Yield the spans of marked words, without surrounding spaces, in the line without marks."""
     offset, link_text = 0, ""
     for piece in _MARKS.split(line):
         if piece == LINK_END and (words := link_text.strip()):

@@ -36,7 +36,7 @@ _TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmd
 _IN_REFERENCES = "no nos nr vol vols fig figs ca cf approx pp ed eds trans vs al sec ch art para bd bzw vgl geb jh núm"
 _MONTHS_AND_PLACES = "jan feb mar apr jun jul aug sep sept oct okt nov dec dez mt ft ave blvd dept"
 _ABBREVIATIONS = frozenset(f"{_TITLES} {_IN_REFERENCES} {_MONTHS_AND_PLACES}".split())
-# Strength of the boundary before a word: the larger, the better to split there.
+# Strengths of the boundary before a word; a larger number is a better place to split.
 INSIDE, WORD, SENTENCE, LINE, PARAGRAPH, HEADING = range(6)
 Span = tuple[int, int]  # numbers of the first word and of the word after the last
 _INDENTATION = re.compile(r"[ \t]{0,40}")  # limited, because the length of a passage is limited
@@ -80,8 +80,8 @@ def ends_sentence(word: str, next_word: str) -> bool:
     A sentence ends after a terminal mark (Unicode's `Sentence_Terminal`: full stops of Latin, CJK,
     Arabic, Devanagari, Ethiopic, …) and its closing quotation marks and brackets, unless a
     lower-case letter follows. A Latin full stop after an initial, an ordinal or an abbreviation
-    ends no sentence. In doubt no sentence ends: a missed end gives a longer sentence, whereas a
-    false one splits a sentence.
+    ends no sentence. In doubt the sentence continues, because a missed end only makes it longer,
+    whereas a false end splits it.
 
     >>> ends_sentence("(ended.)", "The"), ends_sentence("Dr.", "Jones"), ends_sentence("approx.", "three")
     (True, False, False)
@@ -156,7 +156,7 @@ def split_article(article: Article) -> ArticleWords:
 
 
 def split_section(article: Article, section: Section) -> list[str]:
-    """Return the words of a section of an article, as `split_article` does."""
+    """Return the words of a section of an article, split in the same way as by `split_article`."""
     return [word for word, _ in _iter_line_words(section.text)] if article.keeps_lines else split_words(section.text)
 
 
@@ -198,7 +198,7 @@ def _iter_bounded_words(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iter_line_words(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the words of a text with kept lines; a line's first word has its break and indentation.
+    """Yield the words of a text with kept lines; a line's first word includes its indentation.
 
     Every line break is a boundary, because the dump format has already joined wrapped lines.
     """
@@ -214,7 +214,7 @@ def _iter_line_words(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iter_token_words(token: str, boundary: int) -> Iterator[tuple[str, int]]:
-    if len(token) < 12:  # most words; `split_token` splits no word of this length
+    if len(token) < 12:  # most words are too short for `split_token` to split them
         yield " " + token, boundary
         return
     for word in split_token(token):

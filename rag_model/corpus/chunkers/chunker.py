@@ -21,7 +21,7 @@ from rag_model.plugins import Registry
 from rag_model.toml import from_table
 
 ChunkFunction = Callable[[Article], Iterator[Passage]]
-# Characters of a heading in a passage, because every passage of a section has a copy.
+# Maximum characters of a heading in a passage; every passage of a section has a copy of it.
 MAX_HEADING = 256
 MAX_ANCHOR = 64  # characters of a heading in a passage id
 _DIGEST_PATTERN = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
@@ -64,7 +64,7 @@ class Chunker(Protocol):
     """
 
     def open(self) -> ChunkFunction:
-        """Return the function that yields an article's passages; reads the files, once per part.
+        """Read the files once per part, and return the function that yields an article's passages.
 
         Raises:
             InputError: A file is damaged.
@@ -75,7 +75,8 @@ class Chunker(Protocol):
 def build_passage(article: Article, position: str, heading: str, start_word: int, words: Sequence[str]) -> Passage:
     """Build the passage of consecutive words of `split_words`, in the section of this heading.
 
-    `position` is the second half of its id; `start_word` is the number of its first word.
+    `position` is the part of the passage id after the page id; `start_word` is the number of its
+    first word.
     """
     text = "".join(words)
     # Only indentation that all lines share is removed, also from the first line.
@@ -98,8 +99,7 @@ def create_anchor(heading: str, used_names: dict[str, int]) -> str:
     """Return a name for a section that is unique in its article, and add it to `used_names`.
 
     Follows MediaWiki's anchors: spaces become underscores, and a repeated heading gets `_2`, `_3`,
-    … `used_names` maps each name to the last number that was tried for it, so that the time for all
-    names of an article is linear.
+    … `used_names` maps each name to its last suffix, so that naming all sections takes linear time.
 
     >>> create_anchor("Early life", {"Early_life": 1})
     'Early_life_2'

@@ -36,7 +36,7 @@ def build_structure_passages(
                 group_rows(structure, max_words, section.heading)
             ):
                 passage_id = f"{article.page_id}:{position}.{passage_number}"
-                while passage_id in used_ids:  # the heading of another section equals this position
+                while passage_id in used_ids:  # another section has this position as its heading
                     passage_id += "_"
                 used_ids.add(passage_id)
                 yield Passage(

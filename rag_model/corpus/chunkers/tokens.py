@@ -78,7 +78,7 @@ def _iter_windows(
 ) -> Iterator[Span]:
     """Yield windows; `tokens_before` has the number of tokens before each word.
 
-    These numbers are sums over single words, which are close to the numbers for the running text.
+    These numbers are sums of the tokens of single words, which is close to the tokens of the text.
     """
     start, end, n_words = 0, 0, len(tokens_before) - 1
     while end < n_words:

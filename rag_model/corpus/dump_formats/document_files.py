@@ -216,7 +216,7 @@ def clean_text(text: str) -> str:
 class SectionBuilder:
     """Builds the sections of a document from its headings and blocks of text.
 
-    The text of a section starts with its path of headings, so that a query finds it by their words.
+    The text of a section starts with its path of headings, so that queries match their words.
     """
 
     def __init__(self) -> None:
@@ -275,7 +275,7 @@ class SectionBuilder:
         return self.sections
 
     def _end_section(self, *, has_subsection: bool) -> None:
-        """Add the current section; without text, only if its heading is in no other section."""
+        """Add the current section, unless it has no text and another section has its heading."""
         if self._blocks or (self._is_heading_new and not has_subsection):
             path = " > ".join(heading for _, heading in self._headings)[:MAX_HEADING]
             text = "\n\n".join(self._blocks)
@@ -331,7 +331,7 @@ def has_document_files(names: Iterable[str]) -> bool:
 
 
 def _find_root_folder(pattern: str) -> str:
-    """Return the URL of the folder before the first wildcard; new files do not change it."""
+    """Return the URL of the folder before the first wildcard, whatever files it contains."""
     literal_prefix = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     return get_url(literal_prefix.rpartition("/")[0] or ".")
 
@@ -355,7 +355,7 @@ def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iter
     for url in urls:
         dump_format = get_format(detect_format(url))
         path = url.removeprefix(f"{folder}/") if url.startswith(f"{folder}/") else basename(url)
-        if not isinstance(dump_format, DocumentFiles):  # such a dump is rejected earlier
+        if not isinstance(dump_format, DocumentFiles):  # planning rejects such a dump
             continue
         try:
             yield dump_format.read_document(url, path)

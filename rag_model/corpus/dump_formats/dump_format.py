@@ -158,7 +158,7 @@ _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end 
 
 
 def list_summaries(*kinds: SourceKind) -> list[str]:
-    """Return one line per accepted format of these kinds (all by default), importing none.
+    """Return one line per accepted format of these kinds (default: all), without imports.
 
     Built-in formats come first; the kind of a plugin is unknown before it is imported.
     """

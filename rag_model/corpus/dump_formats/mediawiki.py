@@ -66,7 +66,7 @@ from rag_model.corpus.source import (
 from rag_model.corpus.wikitext import clean_wikitext
 from rag_model.errors import InputError
 
-MAX_DEPTH = 16  # nested elements; an export has six levels at most
+MAX_DEPTH = 16  # maximum depth of nested elements; an export has at most six levels
 MAX_TEXT = 64 << 20  # characters in one element; MediaWiki's own limit for a page is 2 MiB
 MAX_TOKEN = 16 << 20  # bytes of one tag or comment
 
@@ -84,10 +84,10 @@ _ROOT = b"<mediawiki>"
 _PAGE_END = b"</page>"
 _NON_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
 _MAX_ELEMENT_BYTES = 16 << 20  # bytes of a page that is buffered before it is parsed
-# The Media namespace, and the largest value of an int64 column.
+# The lowest number (of the Media namespace), and the largest value of an int64 column.
 _MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
 _TIME_LIMIT = parse_seconds("2200-01-01")
-_MAX_HEAD_BYTES = 1 << 16  # bytes of white space before the first element
+_MAX_HEAD_BYTES = 1 << 16  # maximum bytes of white space before the first element
 _EXPORT_ADVICE = "give a MediaWiki export as dumps.wikimedia.org has them"
 # English namespace names, which every wiki accepts in addition to its own. They have the keys 0, 2,
 # 4, …, and the namespaces of their talk pages have the keys in between.
@@ -131,8 +131,8 @@ def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: Ident
     """Yield the pages of a run of `<page>` elements; those that a log contains are not parsed.
 
     An element ends at the first `</page>`, because in XML without comments, CDATA sections and
-    instructions every `<` begins a tag. From the first data that are not such an element, for
-    example the end of an export, everything is parsed.
+    instructions every `<` begins a tag. From the first piece that is not such an element, for
+    example the end of an export, all data are parsed.
 
     Raises:
         InputError: As for `parse_pages`.
@@ -168,7 +168,7 @@ def parse_namespace_pages(
         if any(tag in element_head for tag in wanted_tags) and element_bytes.endswith(_PAGE_END):
             parser = PageParser(location)
             parser.begin_fragment()
-            with suppress(InputError):  # the job that chunks the page reports it
+            with suppress(InputError):  # the worker that chunks the page reports the error
                 pages = [page for _, page in parser.feed(element_bytes[page_start:])]
                 yield from (page for page in pages if page.namespace in namespaces or (redirects and page.redirect))
 
@@ -240,7 +240,7 @@ class PageParser:
 
     @property
     def is_between_pages(self) -> bool:
-        """Whether the bytes so far end between two pages."""
+        """Whether the bytes parsed so far end between two pages."""
         return len(self._paths) == 1
 
     def begin_fragment(self) -> None:
@@ -381,7 +381,7 @@ class PageParser:
             seconds = parse_seconds(text.strip())
         except ValueError as error:
             raise self._create_error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
-        if seconds >= _TIME_LIMIT:  # one such page would make every later dump look outdated
+        if seconds >= _TIME_LIMIT:  # one such page would make all later dumps look outdated
             raise self._create_error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
         return seconds
 
@@ -516,7 +516,7 @@ def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_In
 
 
 def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
-    """Return whether a page defines a template by its title in an index; True without a title."""
+    """Return whether an indexed page defines a template; True if the index lacks its title."""
     if not title or b":" not in title:
         return not title
     text = unescape(title.decode(errors="replace")).replace("_", " ")

@@ -24,12 +24,12 @@ from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import serve_call
 
-_MAX_UNPACKED_BYTES, _MAX_FILES = 256 << 20, 20_000  # bytes and files of an archive
+_MAX_UNPACKED_BYTES, _MAX_FILES = 256 << 20, 20_000  # maximum bytes and files of an archive
 _OLE_HEADER = b"\xd0\xcf\x11\xe0"  # a file with a password is an OLE container, not a zip archive
 _MODIFIED_TIME = re.compile(rb"<(?:dcterms:modified|dc:date)\b[^>]*>([^<]{1,40})<")
 # files in the archive with the metadata: of Microsoft Office, and of OpenDocument
 _PROPERTY_FILES = "docProps/core.xml", "meta.xml"
-_WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # for mammoth: a title is a heading
+_WORD_STYLES = "p[style-name='Title'] => h1:fresh"  # mammoth's style map: a title becomes a heading
 _MAX_GROUP_DEPTH = 20  # maximum depth of nested groups of shapes
 
 

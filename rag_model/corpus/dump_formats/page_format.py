@@ -17,7 +17,7 @@ _MISMATCH_ADVICE = "download the dump and its index again, both with the same da
 _UNKNOWN_TIME = -(1 << 63)
 
 
-# Maps the bytes of a `<page>` element to its key, and to its page if a log contains it.
+# Returns the key of a `<page>` element, and the page if a log contains it.
 IdentifyPage = Callable[[bytes], tuple[bytes, Page | None]]
 
 
@@ -130,7 +130,7 @@ class PageFormat:
         twice, first for the ids only. Among pages with the same id, the one with the newest
         revision is used (by `get_recency`), or the first of several with this revision.
 
-        With `identify`, pages of an ordered part that a log holds are not parsed.
+        If `identify` is given, logged pages of an ordered part are not parsed.
 
         Raises:
             InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
@@ -202,7 +202,7 @@ class PageFormat:
         used. The last id is None if there are fewer articles.
         """
         selected_runs: list[PageRun] = []
-        # by id: (recency, whether it is an article)
+        # The newest revision of each page id: its recency, and whether it is an article.
         newest_by_page: dict[int, tuple[tuple[int, int], bool]] = {}
         n_articles = 0
         for run in runs:

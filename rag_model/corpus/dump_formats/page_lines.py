@@ -43,8 +43,8 @@ from rag_model.corpus.records import (
 from rag_model.corpus.source import basename
 from rag_model.errors import InputError
 
-MAX_SORTED_BYTES = 64 << 20  # bytes of pages that are sorted in memory
-MAX_MERGED_FILES = 64  # files that are merged at once; each needs memory for a decoder and a page
+MAX_SORTED_BYTES = 64 << 20  # maximum bytes of pages that are sorted in memory
+MAX_MERGED_FILES = 64  # maximum files merged at once; each needs memory for a decoder and a page
 _MAX_NUMBER = (1 << 63) - 1
 _DISAMBIGUATION = "__DISAMBIG__"  # text of a disambiguation page, as MediaWiki marks them
 Row = dict[str, Any]
@@ -66,7 +66,7 @@ _HEADER = struct.Struct("<qqqQ")
 class PageLines(RenderedPages):
     """Files with one JSON object per page; subclasses read its fields."""
 
-    description: ClassVar[str]  # name of such a dump in messages
+    description: ClassVar[str]  # how messages name such a dump
 
     @abstractmethod
     def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
@@ -141,7 +141,7 @@ class EnterprisePages(PageLines):
     description = "a dump of Wikimedia Enterprise"
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        """Return whether the first line has fields that only such a dump has."""
+        """Return whether the first line has several fields that only such a dump has."""
         if not LINES_ENDING.search(name):
             return False
         head = read_head().lstrip()
@@ -204,7 +204,7 @@ class CirrusPages(PageLines):
         return LINES_ENDING.search(name) is not None and _CIRRUS_ACTION.match(read_head()) is not None
 
     def iter_rows(self, url: str) -> Iterator[tuple[str, Row]]:
-        """Yield each page with the id in the action before it.
+        """Yield each page with the page id of the action line before it.
 
         Raises:
             InputError: A page has no action before it, or an action has no page after it.
@@ -333,7 +333,7 @@ def _read_time(row: Row, name: str, location: str) -> int | None:
 
 
 class _SortedPage(NamedTuple):
-    """A page as XML; sorts by id, and among pages with the same id from newest to oldest."""
+    """A page as XML; pages sort by id, and the revisions of a page from newest to oldest."""
 
     page_id: int
     age: tuple[int, int]  # the negated numbers of `get_recency`

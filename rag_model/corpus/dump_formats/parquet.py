@@ -1,4 +1,4 @@
-"""Parquet files with one document or passage per row, also as in FineWiki and wiki_dpr."""
+"""Parquet files with one document or passage per row, including FineWiki and wiki_dpr."""
 
 import os
 import re
@@ -40,7 +40,7 @@ _ENDING = re.compile(r"\.parquet(\.gz|\.bz2)?$", re.IGNORECASE)
 _MAGIC = b"PAR1"
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$\n?", re.MULTILINE)
 _BATCH_ROWS = 256  # rows per batch
-# bytes of a decoded batch, if each row has its dictionary's largest value
+# maximum bytes of a decoded batch, assuming that each row has the largest value
 _MAX_BATCH_BYTES = 512 << 20
 _REQUIRED_COLUMNS = ("id", "title", "text")
 _RECORD_TYPES = dict.fromkeys(_REQUIRED_COLUMNS, pa.string())
@@ -103,7 +103,8 @@ class Parquet(RecordFormat):
                     file = plain_file
                     max_row_bytes = check_groups(source, file, columns, file_size, first_row, end_row)
                     if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
-                        # Read as dictionaries, a text that many rows share is in memory only once.
+                        # If dictionaries are kept, a text that many rows share is in memory only
+                        # once.
                         text_paths = list_text_paths(metadata, columns)
                         file = open_file(read_dictionary=text_paths)
                     for batch in iter_row_range(file, batch_rows, columns, first_row, end_row):
@@ -134,7 +135,7 @@ class Parquet(RecordFormat):
 
     def _parse_columns(self, batch: pa.RecordBatch, n_rows_before: int, name: str) -> Iterator[tuple[pa.Array, ...]]:
         if _needs_no_parsing(batch, _COLUMN_TYPES):
-            batch.validate(full=True)  # nothing else would detect text that is not UTF-8
+            batch.validate(full=True)  # no later step detects text that is not UTF-8
             titles, texts, page_ids = (
                 pc.fill_null(batch[name], "") if name in batch.schema.names else pa.repeat("", len(batch))
                 for name in ("title", "text", PAGE_FIELD)
@@ -258,7 +259,7 @@ def _needs_no_parsing(batch: pa.RecordBatch, types: Mapping[str, pa.DataType] = 
 
 
 def _split_batch(batch: pa.RecordBatch, url: str) -> Iterator[pa.RecordBatch]:
-    """Split a batch into batches that need little memory when dictionaries are decoded."""
+    """Split a batch into batches that stay small when their dictionaries are decoded."""
     if sum(map(compute_decoded_size, batch.columns)) <= MAX_LINE:
         yield batch
     elif len(batch) == 1:

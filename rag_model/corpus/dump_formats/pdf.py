@@ -1,4 +1,4 @@
-"""PDF files: a section per page, with its chapter of the outline, in the reading order of PDFium.
+"""PDF files: one section per page, headed by its chapter, with the text in PDFium's reading order.
 
 PDFium is native code, and a file can be crafted to crash it, so it runs in a child process.
 """
@@ -21,11 +21,11 @@ from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import serve_call
 
-_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's marks of a hyphenated line end
+_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # how PDFium marks a hyphenated line end
 _MAX_BOOKMARKS = 100_000
 # Maximum objects and characters of a file that are examined for tables; each takes about 4 us.
 _MAX_TABLE_ITEMS = 10_000_000
-# dots before the page numbers of a table of contents
+# the dots before the page numbers of a table of contents
 _DOT_LEADERS = re.compile(r"\s?(?:[.·]\s?){5,}")
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 

@@ -3,7 +3,7 @@
 Edges of lines and rectangles that touch each other form a grid. A grid is a table if most of its
 cells have text, at least two rows have text in several cells, and its lines cut almost no words.
 This excludes frames, boxes, charts and highlighted words. The time is linear in the numbers of
-paths and characters. A page that exceeds the limit of either is read without tables.
+paths and characters. A page with too many paths or characters is read without tables.
 """
 
 from bisect import bisect
@@ -14,9 +14,9 @@ from itertools import islice, pairwise, product
 from typing import Any, NamedTuple
 
 Rows = list[list[str]]
-# limits of a page; objects include segments of paths
+# maximum objects (with the segments of paths) and characters of a page
 _MAX_OBJECTS, _MAX_CHARACTERS = 100_000, 50_000
-# limits of a page; a pair is a horizontal and a vertical line
+# maximum pairs of a horizontal and a vertical line, and maximum grids, of a page
 _MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20
 _MAX_CELLS = 10_000  # maximum cells of a grid
 _TOLERANCE = 3.0  # points; nearer lines touch each other
@@ -68,14 +68,14 @@ class _Character(NamedTuple):
         return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
 
     def is_above_or_below(self, last: "_Character") -> bool:
-        """Return whether it is a letter above or below the letter `last`, as in a rotated table."""
+        """Return whether this letter is above or below the letter `last`, as in a rotated table."""
         common_height = min(self.bottom, last.bottom) - max(self.top, last.top)
         is_beside = 4 * common_height > min(self.bottom - self.top, last.bottom - last.top)
         return self.text.isalnum() and last.text.isalnum() and not is_beside
 
 
 class _Grid:
-    """The cells between lines; adjacent ones without a line between them may be one table cell."""
+    """The cells between lines; adjacent cells without a line between them may be one table cell."""
 
     def __init__(self, rows: Sequence[_Line], columns: Sequence[_Line]) -> None:
         # A table without outer borders ends where its lines end.
@@ -101,7 +101,7 @@ class _Grid:
         ruled_rows = {row for row, column in self._cells_right_of_line if 0 < column < self.n_columns}
         first_cells = self._merge_cells(characters, cells, ruled_rows)
         cell_texts, last_indices, n_cut_words = defaultdict[_TextKey, list[str]](list), dict[_TextKey, int](), 0
-        subrow_by_row, last_text_key = Counter[int](), None  # number of the current subrow of each row
+        subrow_by_row, last_text_key = Counter[int](), None  # current subrow of each row
         for i, cell in cells.items():
             row, column = first_cells[cell]
             last_index = last_indices.get((row, subrow_by_row[row], column))
@@ -166,8 +166,8 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
         raw: the C functions of PDFium, `pypdfium2.raw`.
         page: the page.
         text_page: the text of the page.
-        budget: the pages of a file share it; each object and each character takes one item. When
-            the budget is exhausted, the remaining pages are read without tables.
+        budget: iterator that all pages of a file share; each object and character takes one item.
+            When the budget is exhausted, the remaining pages are read without tables.
     """
     transform = _ROTATIONS[page.get_rotation()]
     edges = _iter_edges(raw, page, raw.FPDFPage_GetObject, raw.FPDFPage_CountObjects(page), transform)
@@ -176,7 +176,7 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
     is_readable = grids and n_characters <= _MAX_CHARACTERS and len([*islice(budget, n_characters)]) == n_characters
     characters = [_read_character(raw, text_page, i, transform) for i in range(n_characters if is_readable else 0)]
     prose_characters = dict(enumerate(characters))
-    tables: dict[int, Rows] = {}  # by the index of their first character
+    tables: dict[int, Rows] = {}  # tables by the index of their first character
     for grid in grids:
         located_characters = (
             (i, grid.find_cell(character)) for i, character in prose_characters.items() if character.text.strip()
@@ -262,7 +262,7 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
     if len(edges) == _MAX_OBJECTS or len(rows) * len(columns) > _MAX_LINE_PAIRS:
         return []
     line_groups = [([row], list[_Line]()) for row in rows]
-    for column in columns:  # joins the groups of lines that the column touches
+    for column in columns:  # a column joins the groups of lines that it touches
         joined_group, other_groups = (list[_Line](), [column]), []
         for group in line_groups:
             if any(row.reaches(column.position) and column.reaches(row.position) for row in group[0]):
@@ -308,7 +308,7 @@ def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
 
 
 def _cluster_values(coordinates: Iterable[float]) -> list[float]:
-    """Return the first value of each group of near values, in order."""
+    """Group coordinates that are near each other, and return the first of each group, ascending."""
     cluster_starts: list[float] = []
     for coordinate in sorted(coordinates):
         if not cluster_starts or coordinate - cluster_starts[-1] > _TOLERANCE:
@@ -321,7 +321,7 @@ def _find_extent(lines: Sequence[_Line]) -> tuple[float, float]:
 
 
 def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds: Sequence[float]) -> Iterator[_Cell]:
-    """Yield (index of the line's position, index of the gap) for each gap that each line covers.
+    """Yield (index of the line's position, index of the gap) for each gap that a line covers.
 
     The gaps are between adjacent `gap_bounds`: the columns, if the lines are horizontal.
     """

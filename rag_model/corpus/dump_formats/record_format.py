@@ -78,7 +78,7 @@ MAX_BUFFERED_BYTES = 16 << 20  # bytes of records that are buffered before they 
 
 
 class RecordFormat:
-    """A dump format of records: subclasses recognize files and read their records."""
+    """A dump format of records; subclasses recognize the files and read their records."""
 
     kind: ClassVar[SourceKind] = "documents"
     version: ClassVar[str] = ""
@@ -251,11 +251,11 @@ def write_bucket_parts(
 ) -> tuple[Part, ...]:
     """Distribute records to parts by the hash of their ids; return the parts.
 
-    Records keep their order. The parts cover equal ranges of hashes. The number of parts depends on
-    the weight of all records if these fit into memory, otherwise on `source_bytes`, the bytes of
-    the source; `part_weight` is the weight of one part, if given. With `parent_boundaries`, the
-    parent's parts are kept unless their mean weight exceeds twice that weight. Without records
-    there are no parts.
+    Records keep their order. The parts cover equal ranges of hashes. The number of parts is
+    computed from the weight of all records if they fit into memory, otherwise from `source_bytes`,
+    the bytes of the source. If `part_weight` is given, it is the weight of one part. If
+    `parent_boundaries` is given, the parent's parts are kept, unless their mean weight would exceed
+    twice the weight of a part. Without records there are no parts.
     """
     encoded_records = map(_encode_record, records)
     batch = _take_batch(encoded_records)
@@ -322,7 +322,7 @@ def parse_document(row: Mapping[str, Any], location: str) -> Record:
     `sections`.
 
     `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents` has
-    the title, perhaps in quotes, a line break and the text. `revised` is optional, as are
+    the title (which may be quoted), a line break, and the text. `revised` is optional, as are
     `language`, `wikidata`, `categories`, `aliases`, and the `page_id` of a passage.
 
     Raises:
@@ -337,7 +337,7 @@ def parse_document(row: Mapping[str, Any], location: str) -> Record:
     try:
         if not sections and row.get("contents"):
             first_line, _, body = row["contents"].partition("\n")
-            has_title = body and len(first_line) <= MAX_TITLE  # a longer first line is text
+            has_title = body and len(first_line) <= MAX_TITLE  # else it belongs to the text
             # Pyserini quotes DPR's titles in this way
             if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':
                 first_line = first_line[1:-1].replace('""', '"')
@@ -384,7 +384,7 @@ def _parse_date(value: Any, location: str) -> int | None:
 
 
 def _check_sections(sections: Any) -> list[Any]:
-    if not isinstance(sections, list):  # the keys of a dictionary would become sections
+    if not isinstance(sections, list):  # iteration would take the keys of a dictionary for sections
         raise TypeError(sections)
     return sections
 

@@ -2,25 +2,25 @@
 
 **The mirror.** The store keeps the pages as elements of an export, in blocks of about a megabyte,
 in the order of page ids. A changed page changes only its block (`corpus.wiki_mirror`). A record
-lists the blocks and the last changes of the site that they include.
+lists the blocks and the site's last changes that the blocks include.
 
 **The first build** lists the pages with their newest revisions, 500 per request, and fetches the
 pages in the order of their ids, 50 per request. The progress is recorded every thousand pages, so
-that the next run continues after a killed one. If the parent was built from a dump of the wiki, its
+that an interrupted build continues there. If the parent was built from a dump of the wiki, its
 pages are taken from the dump, and only those that have changed since are fetched.
 
 **Later builds** read the recent changes and the log (deletions, moves, restores, imports) since the
-record, and fetch only the pages that these name. If nothing has happened, one request suffices. The
-site must still have the changes that the record lists. If not, because the site has dropped them or
-was restored from a backup, and once a day in any case, the pages are listed again and compared with
-the mirror by revision, time and title, which also finds changes that are not in the log. The
-Wikidata item of a page, which can change without an edit, is taken from the listing. Redirects are
-pages of the mirror, so the titles of an article's redirects need no requests.
+record, and fetch only the pages named there. If nothing has happened, one request suffices. The
+pages are listed again once a day, and also if the site no longer has the changes that the record
+lists, because it dropped them or was restored from a backup. The list is compared with the mirror
+by revision, time and title, which also finds changes that are not in the log. The Wikidata item of
+a page, which can change without an edit, is taken from the listing. Redirects are pages of the
+mirror, so the titles of an article's redirects need no requests.
 
 **Text** is wikitext, or the HTML that the site itself renders (`action=parse`), one page per
 request. Pages that use a changed template are rendered again. The HTML of Parsoid (`rest.php`) is
-not used: on MediaWiki 1.39 it gave the same text for 16 pages, but took .36 s of the site's time
-for an edited page instead of .07 s and twice the bytes, and its requests have no `maxlag`.
+not used: on MediaWiki 1.39 it gave the same text for 16 pages, but an edited page took .36 s of the
+site's time instead of .07 s and twice the bytes, and requests have no `maxlag`.
 """
 
 import re
@@ -64,15 +64,15 @@ from rag_model.corpus.wiki_mirror import (
 )
 from rag_model.errors import InputError
 
-_OVERLAP_SECONDS = 600  # last changes that are read again, because sites write some of them late
+_OVERLAP_SECONDS = 600  # changes of this time are read again, because sites write some late
 # minimum number of last changes that are remembered, however old they are
 _MIN_REMEMBERED_CHANGES = 20
 _LISTING_SECONDS = 24 * 3600  # maximum age of a listing of all pages
 _MAX_ID = (1 << 63) - 1
-_TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of others
+_TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of other pages
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-# Parameters of requests; the Wikidata item is first, because a long reply ends in the revisions.
+# Parameters of requests. The Wikidata item is first, because a long reply is cut in the revisions.
 _PROPERTIES = {"prop": "pageprops|info|revisions", "ppprop": "wikibase_item"}
 _CONTENT = {**_PROPERTIES, "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
@@ -113,7 +113,7 @@ class _SiteEvents:
     site_time: int
     changes: tuple[SeenChange, ...]  # all changes in the replies, including those seen before
     logs: tuple[tuple[int, str], ...]  # (id, timestamp) of all log entries in the replies
-    pages: frozenset[int] = frozenset()  # ids and titles of pages that new entries name
+    pages: frozenset[int] = frozenset()  # ids and titles of the pages in new entries
     titles: frozenset[str] = frozenset()
     templates: frozenset[str] = frozenset()  # titles of changed templates and modules
 
@@ -124,7 +124,7 @@ class SiteFollower:
     def __init__(
         self, client: WikiClient, mirror: Mirror, settings: SiteSettings, now: Callable[[], datetime] | None = None
     ) -> None:
-        """Store the client of the site, the mirror, what to read, and the clock."""
+        """Store the client of the site, the mirror, the settings, and a clock."""
         self._client, self._mirror, self._settings = client, mirror, settings
         self._now = now or (lambda: datetime.now(UTC))
         self._namespaces = frozenset(settings.namespaces)
@@ -154,7 +154,7 @@ class SiteFollower:
         if cursor is None or listed_at == now_seconds or self.fetched_pages or new_state.blocks != state.blocks:
             self._mirror.save(new_state)
             return new_state, events.siteinfo, events.licence
-        return state, events.siteinfo, events.licence  # nothing is recorded for an idle site
+        return state, events.siteinfo, events.licence  # an unchanged site needs no new record
 
     def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages in the order of the listing until there are `limit` articles."""
@@ -180,7 +180,7 @@ class SiteFollower:
         return PageRun(byte_slice, max(1, page_bytes // COMPRESSION_RATIO), True)
 
     def _read_events(self, cursor: Cursor | None) -> _SiteEvents:
-        """Read the siteinfo, and the changes since the cursor; without one, the last changes."""
+        """Read the siteinfo and the changes since the cursor; the last changes if it is None."""
         query_window: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
         if cursor:
             query_window = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
@@ -212,7 +212,7 @@ class SiteFollower:
     def _collect_names(
         self, changes: Iterable[tuple[SeenChange, Reply]], log_entries: Iterable[Reply]
     ) -> tuple[frozenset[int], frozenset[str], frozenset[str]]:
-        """Return (ids, titles, templates): pages that may have changed, and changed templates."""
+        """Return ids and titles of pages that may have changed, and titles of changed templates."""
         pages, titles, templates = set[int](), set[str](), set[str]()
         uses_html = self._settings.text == HTML_MODEL
         for change, row in changes:
@@ -322,7 +322,7 @@ class SiteFollower:
         return _ListedPage(rev_id, revised, title, touched, page_bytes, _get_wikidata_item(page))
 
     def _query_pages(self, **parameters: Any) -> Iterator[dict[int, Reply]]:
-        """Yield complete pages by id; a site may split the properties of a page among replies."""
+        """Yield complete pages by id; the properties of a page may be split among replies."""
         page_by_id: dict[int, Reply] = {}
         for reply in self._client.query_all(**parameters):
             for page in _get_rows(reply, "pages"):
@@ -335,7 +335,7 @@ class SiteFollower:
             if complete_page_by_id:
                 yield complete_page_by_id
         if page_by_id:
-            yield page_by_id  # the client may not read their revisions
+            yield page_by_id  # pages whose revisions the client may not read
 
     def _fetch_pages(
         self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
@@ -370,7 +370,7 @@ class SiteFollower:
         )
 
     def _purge_using_pages(self, templates: Collection[str]) -> set[int]:
-        """Return the ids of pages that use the templates; make the site render them again."""
+        """Return the ids of pages that use the templates, and make the site render them again."""
         page_ids: set[int] = set()
         for title in sorted(templates):
             namespaces = sorted(self._namespaces)

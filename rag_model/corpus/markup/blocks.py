@@ -5,13 +5,13 @@ for example a reference with half a template or a formula with many braces. As i
 extends to the first closing tag of its name; if there is none, only the tag itself is removed. An
 unclosed comment hides the rest of the page.
 
-Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's corpus has none, and a
-passage of cells without headers answers no question. Dropping tables also spares the template
+Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's corpus has no tables,
+and a passage of cells without headers answers no question. Dropping tables also spares the template
 scanner their many pipes.
 
 Under the headings of references and links (`articles.Language.apparatus_headings`) and in their
 subsections only running text is kept, as in DPR: lists of references, links and books answer no
-question and would be a tenth of all passages. The heading alone is not enough to drop a section,
+question, but would make a tenth of all passages. The heading alone is not enough to drop a section,
 because "Literature", "Sources" and "Notes" can also be subjects of an article.
 """
 
@@ -75,8 +75,8 @@ _CLOSING_TAGS = {name: re.compile(rf"</{name}\s*>", re.IGNORECASE) for name in _
 def strip_extensions(text: str) -> str:
     """Remove comments and extension tags; their visible text is kept as literal text.
 
-    Takes linear time: each position is searched once, and once the closing tag of a name is
-    missing, it is not searched again.
+    The time is linear: each position is searched once, and a closing tag that was not found is not
+    searched again.
     """
     if "include" in text or "INCLUDE" in text:
         text = _INCLUDE.sub("", text)
@@ -113,21 +113,21 @@ _HTML_MARK = re.compile(r"<(?:(table)\b|/table)[^<>]*>", re.IGNORECASE)
 
 
 class CutText(NamedTuple):
-    """Text without its tables, and the tables with the offsets in this text where they were."""
+    """A text without its tables, and the removed tables with their offsets in this text."""
 
     text: str
     offsets: Sequence[int]  # ascending
     tables: Sequence[str]
 
     def select(self, start: int, end: int) -> Sequence[str]:
-        """Return the tables that were in a range of the text, both ends included."""
+        """Return the tables removed from a range of the text, both ends included."""
         return self.tables[bisect_left(self.offsets, start) : bisect_right(self.offsets, end)]
 
 
 def cut_tables(text: str) -> CutText:
     """Remove closed tables with their contents; `prose` removes the rows of unclosed tables.
 
-    Takes linear time: one pass pairs openings and closings, and only the outermost pairs are
+    The time is linear: one pass pairs openings and closings, and only the outermost pairs are
     removed.
     """
     tables: list[tuple[int, str]] = []
@@ -137,7 +137,7 @@ def cut_tables(text: str) -> CutText:
         spans = _find_outermost_spans(mark_pattern, text)
         span_starts = [start for start, _ in spans]
         removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
-        for i, (offset, table) in enumerate(tables):  # offsets without the removed spans
+        for i, (offset, table) in enumerate(tables):  # offsets in the text without the spans
             n_spans_before = bisect_left(span_starts, offset)
             overlap = max(0, spans[n_spans_before - 1][1] - offset) if n_spans_before else 0
             tables[i] = offset - removed_lengths[n_spans_before] + overlap, table

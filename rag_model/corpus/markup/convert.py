@@ -22,9 +22,9 @@ _NUMBER_PATTERN = re.compile(r"([-+−]?)(\d[\d,]{0,30}(?:\.\d{0,30})?|\.\d{1,30
 _FRACTION_PATTERN = re.compile(r"([-−]?)(?:(\d{1,9})\s*[\s+]\s*)?(\d{1,9})\s*(?:/{1,2}|⁄)\s*(\d{1,9})")
 _INTEGER = re.compile(r"[-−]?\d{1,2}")
 _SPACED_RANGE = re.compile(r"(\S+)\s+([^\s\d]+|to about)\s+(\S.*)", re.DOTALL)
-# words that may also stand between numbers without spaces
+# separators that need no spaces between the numbers
 _RANGE_WORDS = ("-", "–", "xx", "x", "×", "*")
-_MAX_ARGUMENTS = 40  # maximum of a call, more than any needs
+_MAX_ARGUMENTS = 40  # maximum arguments that are parsed; no real call has more
 _MAX_RANGES = 30  # limit of Module:Convert
 _MAX_FIGURES = 14  # significant figures of a result, as in Module:Convert
 _FUDGE = 1e-14  # added before rounding, as in Module:Convert
@@ -46,7 +46,7 @@ class _Range(NamedTuple):
     text: str
     with_symbols: str = ""  # used instead of `text` if units are shown as symbols
     of_output: str = ""  # used instead of `text` in the conversion
-    is_word: bool = False  # whether adjectives hyphenate it even if units are shown as symbols
+    is_word: bool = False  # whether adjectives hyphenate it also with symbols
     repeats_symbol: bool = False  # whether each number is followed by the unit's symbol
     repeats_output: bool = False  # whether each converted number is followed by its unit
     is_tolerance: bool = False  # whether the number after it is a difference, as after ±
@@ -62,11 +62,11 @@ _RANGES = {
     "xx": _Range(" × "), "*": _Range("×"), "+": _Range(" + "), "±": _TOLERANCE, "+/-": _TOLERANCE,
     "with": _Range(" with "), ",": _Range(", "), ", or": _Range(", or "), ", and": _Range(", and "),
 }  # fmt: skip
-_SUBDIVISIONS = {  # smaller units that may follow a unit, by symbol
+_SUBDIVISIONS = {  # smaller units that may follow a larger unit, by symbol
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
     "st": ("lb",), "lb": ("oz",),
 }  # fmt: skip
-# Units from the smallest, each with the number that makes the next larger unit, or 0.
+# Units from the smallest, each with its number in the next larger unit (0 for the largest).
 _COMPOSITES = {
     "ftin": (("in", 12), ("ft", 0)),
     "ydft": (("ft", 3), ("yd", 0)),
@@ -92,7 +92,7 @@ class _ConvertCall:
     call: TemplateCall
     numbers: list[Quantity]
     ranges: list[_Range]  # separators between the numbers
-    parts: list[tuple[Quantity, Unit]]  # 6 feet 1 inch; empty unless the input has several units
+    parts: list[tuple[Quantity, Unit]]  # of "6 feet 1 inch"; empty unless there are several units
     unit: Unit  # unit of the numbers; the smallest if there are several
     targets: Sequence[str] = ()
     decimals: int | None = None
@@ -124,7 +124,7 @@ class _ConvertCall:
         return symbol_side in {"on", side}
 
     def format_digits(self, digits: str, *, is_output: bool) -> str:
-        """Format digits with thousands commas, unless `comma` forbids them, or in words."""
+        """Format digits with thousands commas, or without if `comma` forbids them, or in words."""
         spell_mode = self.call.get("spell").lower()
         is_spelled_out = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
         is_spelled_out = is_spelled_out and self.call.is_english
@@ -206,7 +206,7 @@ def render_convert(call: TemplateCall) -> str:
 
 
 def render_measure(call: TemplateCall) -> str:
-    """Render the measure of a template with the parameters of `{{convert}}`, unconverted.
+    """Render the measure of a template with the parameters of `{{convert}}`, without conversions.
 
     Return "" if the parameters are not a measure, or the unit is unknown.
 
@@ -350,7 +350,7 @@ def _is_subdivision(unit: Unit, code: str) -> bool:
 
 
 def _add_smaller_unit(request: _ConvertCall, arguments: list[str]) -> None:
-    """Add a number in a smaller unit, such as 1 inch after 6 feet, and sum up in this unit.
+    """Add a number in a smaller unit (1 inch after 6 feet), and express the sum in this unit.
 
     Raises:
         ValueError: There is no number before the smaller unit.
@@ -524,10 +524,10 @@ def _convert_value(request: _ConvertCall, i: int, unit: Unit) -> float:
 def compute_default_decimals(
     number: Quantity, converted_value: float, source: Unit, target: Unit, *, is_composite: bool = False
 ) -> int:
-    """Return to how many decimals Module:Convert rounds a value; negative: to tens, hundreds.
+    """Return the number of decimals of a converted value in Module:Convert; -1 rounds to tens.
 
-    Its `default_precision` is the input's decimals plus log10 of twice the ratio of input and
-    output, with at least two significant figures (three, in kelvins, for temperatures). Feet,
+    The module's `default_precision` is the input's decimals plus log10 of twice the ratio of input
+    and output, with at least two significant figures (three, in kelvins, for temperatures). Feet,
     pounds and heights in feet and inches are more precise.
     """
     if source.kind == "temperature":

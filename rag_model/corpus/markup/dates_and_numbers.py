@@ -1,6 +1,6 @@
 """Render templates of dates and numbers.
 
-A date is written in words, in the order that the article specifies. Numbers are fractions,
+A date is written in words, in the order that the template call specifies. Numbers are fractions,
 uncertainties, money, formulas, ordinals, percentages and coordinates.
 
 In languages other than English, a date has MediaWiki's month names and order (`language_names`).
@@ -176,7 +176,7 @@ _NUMBER = re.compile(r"(\d+)(\.\d+)?")
 
 
 def group_thousands(number: str) -> str:
-    """Insert thousands commas in each plain number of a text; numbers with commas are kept.
+    """Insert thousands commas into the numbers of a text; numbers with commas stay unchanged.
 
     >>> group_thousands("1234567.8901 and 42")
     '1,234,567.8901 and 42'
@@ -262,7 +262,7 @@ def _render_percentage(call: TemplateCall) -> str:
 
 
 def _render_height(call: TemplateCall) -> str:
-    """Render `{{height|ft=6|in=1}}` as 6 ft 1 in and `{{height|m=1.85}}` as 1.85 m, unconverted."""
+    """Render `{{height|ft=6|in=1}}` as 6 ft 1 in, and `{{height|m=1.85}}` as 1.85 m."""
     if metres := call.get("m", "meter", "metre"):
         return f"{metres} m"
     return " ".join(f"{call.get(unit)} {unit}" for unit in ("cm", "ft", "in") if call.get(unit))

@@ -103,7 +103,7 @@ def _render_nihongo_romaji_first(call: TemplateCall) -> str:
 
 
 def _render_ipa(call: TemplateCall) -> str:
-    """Render a pronunciation, since a sentence with "pronounced" needs it."""
+    """Render a pronunciation, because "pronounced" needs a word after it."""
     return call.get("1") if call.name == "ipa" else f"[{call.get('1')}]" if call.get("1") else ""
 
 
@@ -141,7 +141,7 @@ def _render_columns(call: TemplateCall) -> str:
 
 
 def _render_flag(call: TemplateCall) -> str:
-    """Render `{{flag|FRA}}` as the country's name; a full name is kept."""
+    """Render `{{flag|FRA}}` as the country's name, and `{{flag|France}}` unchanged."""
     country_names = COUNTRY_NAMES if call.is_english else {}
     return country_names.get(render_first(call), render_first(call))
 

@@ -43,7 +43,7 @@ def protect_character(text: str, character: str) -> str:
 
 
 def reveal(text: str) -> str:
-    """Undo `protect` and remove the gaps; the marks of links are kept."""
+    """Undo `protect`, and remove the gaps but not the marks of links."""
     return _NONCHARACTER.sub(lambda match: _REVEAL.get(match[0], ""), text)
 
 

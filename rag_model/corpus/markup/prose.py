@@ -13,7 +13,7 @@ from rag_model.corpus.language_names import list_switches
 from rag_model.corpus.markup.literal import GAP, protect, protect_character, remove_marks, reveal
 from rag_model.corpus.markup.tex import format_superscript
 
-MAX_LEFTOVERS = 10  # maximum passes that remove unpaired brackets; real pages need one
+MAX_LEFTOVERS = 10  # maximum passes over unpaired brackets; real pages need one
 
 _BLOCK_NAMES = (
     "blockquote br caption center dd div dl dt h1 h2 h3 h4 h5 h6 hr li ol p poem section table tbody td th thead tr ul"
@@ -54,7 +54,7 @@ _LIST_MARKS = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-# Used if no table is unclosed: other lines that start with a bar are text then.
+# Used if there is no unclosed table, since other lines that start with a bar are then text.
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[{}<]")  # text without these characters has no leftovers
@@ -112,7 +112,7 @@ def to_plain_text(text: str) -> str:
     cell_pattern = _CELLS if "{|" in text else _STRAY_ROWS
     text = _LIST_MARKS.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cell_pattern.sub("", text))))
     if GAP in text:
-        for punctuation in ".,;":  # may follow a space before a reference: `thinking .<ref>`
+        for punctuation in ".,;":  # a space may precede these: `thinking .<ref>`
             text = text.replace(f" {punctuation}{GAP}", f"{punctuation}{GAP}")
         text = _close_gaps(_EMPTY_GAP.sub(GAP, text))
     if "&" in text:
@@ -131,7 +131,7 @@ _SENTENCE_END = re.compile(rf"[{SENTENCE_ENDS}][\"'”’»›」』)\]]{{0,4}}$
 _REFERENCE_MARK = re.compile(r"\b(?:ISBN|ISSN|OCLC|doi)\b|https?:|\b(?:pp?|[Ss]|[Сс])\. ?\d")
 _CITATION = re.compile(r"([^\d]{3,150}?)(?:[.,:;] |\()(?:1[4-9]|20)\d\d[a-z]?\)?[.,:]")
 _WORD = re.compile(r"[^\W\d_]+")
-_MIN_LOWER_SHARE = 0.25  # share of lower-case words in a sentence; names and book titles have fewer
+_MIN_LOWER_SHARE = 0.25  # minimum share of lower-case words; names and titles have fewer
 
 
 def to_running_text(text: str) -> str:
@@ -258,7 +258,7 @@ def resolve_variants(text: str, language: str) -> str:
 
 
 def render_variants(text: str) -> str:
-    """Render `-{…}-` for readers who chose no variant; conversion rules become ""."""
+    """Render `-{…}-` as for readers who chose no variant; conversion rules become empty."""
     for _ in range(_MAX_NESTED_VARIANTS):
         text, n_variants = _VARIANT.subn(_render_variant, text)
         if not n_variants:
@@ -288,7 +288,7 @@ def _render_switch(word: re.Match[str]) -> str:
 
 
 def _decode_entity(entity: re.Match[str]) -> str:
-    """Decode an entity; its character is text even if it looks like markup."""
+    """Decode an entity, and protect a character that looks like markup."""
     if entity[3]:
         if f"{entity[3]};" not in html_entities:
             return "" if entity[3] in _RIGHT_TO_LEFT_MARKS else entity[0]

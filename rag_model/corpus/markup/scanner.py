@@ -1,10 +1,10 @@
-"""Expand templates and links in one pass, innermost first, with a stack; parse their parameters.
+"""Expand templates and links in one pass with a stack, innermost first, and parse parameters.
 
 Every token is read once, and every piece of text is joined once per enclosing level, so the time is
-linear in the page times the depth, which is bounded. A link or template without others inside, as
-nearly all are, is one token. Unpaired or too deeply nested markup is not an error: its words are
-kept. Unpaired braces of templates and parameters are removed, because templates can span sections.
-Unpaired brackets of links are kept as text, as in MediaWiki.
+linear in the page times the depth, which is bounded. A link or template that contains no other one,
+as in most cases, is a single token. Unpaired or too deeply nested markup is not an error: its words
+are kept. Unpaired braces of templates and parameters are removed, because templates can span
+sections. Unpaired brackets of links are kept as text, as in MediaWiki.
 """
 
 import re
@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 
 from rag_model.corpus.markup.literal import GAP
 
-# Open templates and links; MediaWiki's limit is also 100, and real pages stay below 20.
+# Maximum nested templates and links, as in MediaWiki; real pages stay below 20.
 MAX_DEPTH = 100
 _MAX_BRACES = 2 * MAX_DEPTH  # consecutive braces
 
 _TOKEN = re.compile(
-    # A link: 1 target, 2 words; or just an opening.
+    # A link with target (group 1) and words (group 2), or only its opening.
     r"\[\[(?:([^\[\]{}|\n<>]+)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"
-    # A template without others inside: 3 name and arguments; or an opening run.
+    # A template that contains no other (group 3: name and arguments), or opening braces.
     r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"
     r"|\]\]|\}\}+|\|"
 )
@@ -91,7 +91,7 @@ class Scanner:
     def expand(self, text: str) -> str:
         """Return `text` without templates and links."""
         frames = [_Frame(-1)]  # the first frame collects the result
-        # False after the first unclosed template, which must not hide the text after it.
+        # This is False after an unclosed template, which must not hide the text after it.
         self._may_skip = True
         offset = 0
         while token := _TOKEN.search(text, offset):
@@ -120,7 +120,7 @@ class Scanner:
         return "".join(frames[0].pieces)
 
     def _process_bracket(self, frames: list[_Frame], text: str, token: str, token_end: int) -> int:
-        """Process a single bracket or bar; return the offset after it."""
+        """Process a bracket or bar that is a token of its own; return the offset after it."""
         if token == "|":
             if len(frames) > 1:
                 frames[-1].end_argument()
@@ -174,9 +174,9 @@ class Scanner:
         return f"{self._marks[0]}{words}{self._marks[1]}" if needs_marks else words
 
     def _close_templates(self, frames: list[_Frame], braces: int) -> int:
-        """Close the templates that a run of braces ends: 3 close a parameter, 2 a template.
+        """Close the templates that a run of braces ends: three close a parameter, two a template.
 
-        Return the number of braces that closed nothing.
+        Return the number of braces that are left over.
         """
         while braces >= 2 and any(frame.braces > 0 for frame in frames):
             while frames[-1].braces == 0:
@@ -253,7 +253,7 @@ Renderer = Callable[[TemplateCall], str]
 
 
 def parse_position(key: str) -> int:
-    """Return the position that a parameter's name gives, from 1; 0 if the name is not a number."""
+    """Return the position of a parameter that is named by a number, from 1; 0 for other names."""
     return int(key) if len(key) <= _MAX_DIGITS and key.isascii() and key.isdecimal() else 0
 
 

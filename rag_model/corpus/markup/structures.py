@@ -18,8 +18,8 @@ from rag_model.corpus.markup.scanner import LinkRenderer, Scanner, find_template
 from rag_model.corpus.markup.templates import ALL_RENDERERS, Templates, is_dropped, normalize_name
 from rag_model.corpus.records import PassageKind, Structure, StructureName
 
-# The marks of links have other uses here, because no text may contain them: the first separates
-# texts that are cleaned together, the second separates a field from its value.
+# The marks of links are reused here, because no text contains them. The first separates texts that
+# are cleaned together, and the second separates a field from its value.
 _TEXT_MARK, _FIELD_MARK = LINK_START, LINK_END
 
 CELL_SEPARATOR = " | "
@@ -30,7 +30,7 @@ _ATTRIBUTE = re.compile(r"\b(rowspan|colspan)\s*+=\s*+[\"']?+\s*+(\d{1,6})", re.
 _LIST_MARKS = frozenset("*#:;")
 _HIDDEN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _BOX_CLASS = re.compile(r"\binfobox\b", re.IGNORECASE)
-# Tables that hold no content of the article.
+# Classes of tables that are not part of the article's content.
 _SKIPPED_CLASS = re.compile(
     r"\b(?:[hv]?navbox|vertical-navbox|ambox|[a-z]*mbox|metadata|toc|noprint|reference)\b", re.I
 )
@@ -86,7 +86,7 @@ class Grid:
 
 
 def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
-    """Return whether tables of this kind are among the requested structures."""
+    """Return whether the kind of a grid is among the requested structures."""
     return ("infobox" if grid.kind == "infobox" else "tables") in structures
 
 
@@ -101,7 +101,7 @@ def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str]
 def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
     """Clean several texts in one call of `clean`, which is faster; return one line per text."""
     cleaned_texts = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
-    # a tag or a hidden span reaches from one text into another
+    # Markup that reaches from one text into another changes the number of texts.
     if len(cleaned_texts) != len(texts):
         cleaned_texts = [clean(text) for text in texts]
     return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned_texts]
@@ -113,7 +113,7 @@ def _count_header_rows(cell_rows: Sequence[Sequence[Cell]]) -> int:
 
 
 def _join_headers(rows: Sequence[Sequence[str]]) -> str:
-    """Join the header rows column by column: the header of a group precedes those below it."""
+    """Join the header rows column by column; a group's header precedes the headers below it."""
     n_columns = max(map(len, rows), default=0)
     columns = [
         " ".join(dict.fromkeys(filter(None, (row[column] for row in rows if column < len(row)))))
@@ -135,10 +135,10 @@ def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[l
     """Return the texts of each row, with a cell's text repeated in the rows and columns it spans.
 
     A text is repeated over columns only in the header rows, because a wide cell is read once. A
-    budget of characters bounds the repetitions of a hostile table.
+    limit on the characters bounds the repetitions in a hostile table.
     """
     character_budget = 10_000 + 4 * sum(len(cell.text) + 1 for row in cell_rows for cell in row)
-    open_spans: dict[int, tuple[int, str]] = {}  # by column: remaining rows, text
+    open_spans: dict[int, tuple[int, str]] = {}  # column -> (remaining rows, text)
     text_rows: list[list[str]] = []
     for row_number, row in enumerate(cell_rows):
         text_row: list[str] = []
@@ -239,7 +239,7 @@ class GridBuilder:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pieces: list[str] | None = None  # text of the open cell or caption; None if dropped
+        self._pieces: list[str] | None = None  # of the open cell or caption; None if dropped
         self._cell: Cell | None = None  # None while a caption is open
         self._row_is_hidden = False
 
@@ -345,7 +345,7 @@ _HIDDEN_VALUE = re.compile(
 )
 _TRAILING_NUMBER = re.compile(r"[ _]*\d+$")
 _ANGLE = re.compile(r"(lat|long?)_?(d|m|s|deg|min|sec|degrees|minutes|seconds|ns|ew|direction)$", re.IGNORECASE)
-_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # sign by the first letter of the name of a part
+_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # sign of each part of an angle by its first letter
 _DIRECTION = re.compile(r"[NSEW]", re.IGNORECASE)
 _DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
 
@@ -376,7 +376,7 @@ class BoxRenderer:
     def __init__(self, templates: Templates) -> None:
         """Use `templates` for all templates except boxes, coordinates and cells."""
         self._templates = templates
-        self.box_name = ""  # name of the outermost box, if only its fields show that it is one
+        self.box_name = ""  # name of the outermost box, if it is recognized by its fields
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
         """Return the visible words of a template, or the marked fields of a box."""
@@ -392,7 +392,7 @@ class BoxRenderer:
         return self._templates.render(arguments, inside=inside)
 
 
-# Templates in table cells that show a word, or instead their first parameter.
+# Templates in table cells that show a fixed word, or their first parameter instead.
 _CELL_WORDS = frozenset([
     "yes", "no", "partial", "yes2", "no2", "won", "nom", "n/a", "na", "dunno", "unknown", "tba",
     "rh", "draw", "good", "bad", "okay", "sho", "pending", "maybe", "any", "free", "nonfree",

@@ -1,7 +1,7 @@
 """The templates that a dump defines: aliases, boxes without text, and small bodies.
 
-A job reads the pages of the template namespace once (`read_templates`), and one table is made of
-the results (`merge_templates`). A page then resolves the names that no renderer of this package
+Jobs read the pages of the template namespace once (`read_templates`), and their results are merged
+into one table (`merge_templates`). A page then resolves the names that no renderer of this package
 knows:
 
 * a redirect is resolved to its target; if a known name redirects to a local name, the local name is
@@ -12,8 +12,8 @@ knows:
 * a portable infobox (`<infobox>`, as on Fandom's wikis) shows no text either, but if infoboxes are
   requested, it becomes its fields with their labels
 
-Other templates are not in the table and are judged by their parameters. The size of the results of
-a part and of the table is limited: a part omits its last templates, the table the longest bodies.
+Other templates are not in the table and are judged by their parameters. The results of a part and
+the table have a maximum size: a part omits its last templates, and the table its longest bodies.
 """
 
 import json
@@ -122,7 +122,7 @@ def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
 
 
 def _classify_template(text: str) -> TemplateEntry | list[str] | None:
-    """Return the entry of a template, or None if a call must be judged by its parameters."""
+    """Return the entry of a template; None if only the parameters of a call decide its words."""
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
         return TemplateEntry("disambiguation")

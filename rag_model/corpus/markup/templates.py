@@ -63,7 +63,7 @@ _DROPPED_NAMES = re.compile(
     r"clade|ahnentafel|family tree|weather box|graph|inflation|issn|oclc|doi|imdb|dmoz|official |"
     r"[a-z]+-stub|stub|categor|lock|bots$|engvar|#(?!if:|ifeq:|switch:)"
 )
-# Characters; MediaWiki allows as many bytes. Longer names are text of a page and not cached.
+# Maximum characters (in MediaWiki: bytes). Longer names are text of a page, and are not cached.
 _MAX_NAME_LENGTH = 255
 _CACHED_NAMES = 1 << 14  # maximum number of cached names; a large wiki uses a few thousand
 # Values that are not text: a URL, several lines, no letter, a file, a colour, a length, a link that
@@ -75,7 +75,7 @@ _NOT_SHOWABLE = re.compile(
 )
 
 _MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
-_MAX_NESTED = 20  # templates within the bodies of others; MediaWiki allows 40
+_MAX_NESTED = 20  # maximum depth of nested bodies; MediaWiki allows 40
 # names of parameters with the shown words
 _LABELS = ("label", "lt", "text", "txt", "xt", "display")
 _PAIR_OF_DATES = 6  # number of parameters for a date of birth and one of death
@@ -126,7 +126,7 @@ def is_known(name: str) -> bool:
 
 @dataclass(slots=True)
 class TemplateUse:
-    """A wiki's templates, and the unknown names that one page looked up in them."""
+    """The templates of a wiki, and the names that one page looked up among them."""
 
     table: "TemplateTable"
     names: set[str] = field(default_factory=set)
@@ -138,7 +138,7 @@ _CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", defaul
 
 @contextmanager
 def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
-    """Let the pages that are cleaned in the block resolve unknown templates by a table."""
+    """Resolve unknown templates by a table in all pages that are cleaned within the block."""
     template_use = TemplateUse(table)
     context_token = _CURRENT_USE.set(template_use)
     try:
@@ -236,7 +236,7 @@ class Templates:
     def _render_entry(
         self, entry: "TemplateEntry", call: TemplateCall, arguments: list[str], *, inside: bool
     ) -> str | None:
-        """Render a template of the wiki's table; return None to judge it by its parameters."""
+        """Render a template of the wiki's table; None if its parameters must decide its words."""
         if entry.kind == "alias":
             self._open_names.append(call.name)
             alias_words = self.render([entry.value, *arguments], inside=inside)
@@ -251,7 +251,7 @@ class Templates:
         return f"\n{words}\n" if is_prose and _QUOTATION.fullmatch(words) else None
 
     def _expand_body(self, body: str, call: TemplateCall) -> str | None:
-        """Expand a body with the parameters of a call; None once a page exceeds `_MAX_EXPANDED`."""
+        """Expand a body with the parameters of a call; None if the page exceeds `_MAX_EXPANDED`."""
 
         def get_parameter(arguments: list[str]) -> str:
             argument = call.params.get(arguments[0].strip())
@@ -264,7 +264,7 @@ class Templates:
             return None
         self._open_names.append(call.name)
         scanner = Scanner(self.render, self._link, is_dropped, parameter=get_parameter)
-        words = scanner.expand(f" {body}").strip()  # the space: the body does not start a line
+        words = scanner.expand(f" {body}").strip()  # the space marks that no line starts here
         self._open_names.pop()
         self._characters_left -= len(words)
         return words
@@ -273,7 +273,7 @@ class Templates:
 def choose_words(call: TemplateCall) -> str:
     """Return the words that an unknown template within a sentence probably shows, or "".
 
-    These are its first parameter that is text, except for the code of a language before a name.
+    They are the first parameter that is text and not a language code before a name.
     Three numbers are a date, and a number keeps its unit.
 
     >>> choose_words(parse_call("仮リンク", ["県", "en", "Prefecture"], "ja"))

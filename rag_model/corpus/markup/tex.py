@@ -1,16 +1,16 @@
 r"""Convert TeX formulas to one line of text, as a reader would type it.
 
-Without formulas, sentences would have gaps ("where is the energy"), and raw TeX is mostly braces
-and typesetting. Therefore `E = mc^2` is kept, `\frac{a}{b}` becomes `a/b`, Greek letters and
-operators become their characters, and typesetting commands are removed. Matrices, aligned equations
-and long derivations are dropped: on one line they are unreadable.
+Without formulas, sentences would have gaps ("where is the energy"), but raw TeX is mostly braces
+and typesetting commands. Therefore `E = mc^2` is kept, `\frac{a}{b}` becomes `a/b`, Greek letters
+and operators become their characters, and typesetting commands are removed. Matrices, aligned
+equations and long derivations are dropped: on one line they are unreadable.
 """
 
 import re
 from collections.abc import Iterator
 
 MAX_TEX_CHARS = 400  # characters of TeX; longer formulas are displays that do not fit into one line
-MAX_DEPTH = 20  # nested groups
+MAX_DEPTH = 20  # maximum depth of groups
 
 _SYMBOL_PAIRS = (
     "alpha α beta β gamma γ delta δ epsilon ε varepsilon ε zeta ζ eta η theta θ vartheta ϑ iota ι "
@@ -125,7 +125,7 @@ def _render_command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> s
 def _render_mark(text: str, mark: str) -> str:
     if mark == "√":
         return mark + _add_brackets(text)
-    # without the accent, the mean of x would read as x
+    # an accent has a meaning: the mean of x is not x
     return text + mark if len(text) == 1 else text
 
 

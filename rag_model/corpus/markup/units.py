@@ -30,7 +30,7 @@ class Unit(NamedTuple):
 
     @property
     def is_inverse(self) -> bool:
-        """Whether a larger value is a smaller quantity in the base unit."""
+        """Whether a larger value in this unit is a smaller quantity in the base unit."""
         return self.symbol == "L/100 km"
 
     def to_base(self, value: float) -> float:
@@ -59,7 +59,7 @@ _PREFIXES = {
     "a": ("atto", -18),
 }  # fmt: skip
 _PREFIXED_CODES = ("m", "g", "L", "l", "J", "W", "Pa", "N", "Hz", "s", "pc", "ly", "eV", "K")
-# default outputs of units with a prefix that differ from the unit's without prefix
+# default outputs of prefixed units that differ from those of the unit without prefix
 _PREFIXED_DEFAULTS = {
     "Gm": "mi", "Mm": "mi", "Tm": "mi", "hm": "ft", "dam": "ft", "dm": "in", "pm": "in", "fm": "in",
     "GJ": "kWh", "TJ": "kWh", "PJ": "kWh", "EJ": "kWh", "aJ": "eV",
