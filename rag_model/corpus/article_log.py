@@ -107,9 +107,9 @@ def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata:
     are always part of the key, because only pages staged by `page_lines` have metadata.
     """
     hasher = hashlib.sha256(basis)
-    for key_field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
+    for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
         # A NUL in a document's id or title must not be mistaken for the end of the field.
-        hasher.update(key_field.replace("\0", "\0\1").encode() + b"\0")
+        hasher.update(field.replace("\0", "\0\1").encode() + b"\0")
     if isinstance(article, Page):
         hasher.update(article.text.encode())
     else:
@@ -207,14 +207,14 @@ class ReusableArticles:
         article = self._find_article(key, with_spans=with_spans)
         if article is None:
             return None
-        template_names = _split_names(article.templates)
+        names = _split_names(article.templates)
         end_row = article.start + article.count
         spans = article.spans.get_range(article.start, end_row) if article.spans else ()
         if article.digest:
             stored = StoredArticle(article.file, article.start, article.count, article.digest)
-            return ArticleResult((), article.reason, article.dropped, spans, stored, template_names)
+            return ArticleResult((), article.reason, article.dropped, spans, stored, names)
         passages = to_passages(article.file.iter_tables(article.start, end_row))
-        return ArticleResult(passages, article.reason, article.dropped, spans, templates=template_names)
+        return ArticleResult(passages, article.reason, article.dropped, spans, templates=names)
 
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
         """Return a logged page with only its id, time and key; `find` returns its passages.
@@ -245,8 +245,8 @@ class ReusableArticles:
         consistent_mask = _find_consistent_articles(file, page_ids, start_rows, passage_counts)
         keys, reasons = (log[name].to_pylist() for name in ("key", "reason"))
         later_columns: list[list[Any]] = [
-            log[name].to_pylist() if name in log.column_names else [default_value] * len(page_ids)
-            for (name, _), default_value in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
+            log[name].to_pylist() if name in log.column_names else [default] * len(page_ids)
+            for (name, _), default in zip(_LATER_COLUMNS, (b"", "", None, "", b""), strict=True)
         ]
         columns = page_ids, start_rows.tolist(), passage_counts.tolist(), reasons, *later_columns
         articles = map(_LoggedArticle, *columns, repeat(file), repeat(spans))
@@ -271,10 +271,10 @@ def _find_consistent_articles(
 ) -> npt.NDArray[np.bool_]:
     """Return (n,) flags: whether all passages in the rows of an article belong to its page."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
-    page_indices = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
-    is_own_row = page_indices.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
-    own_rows_before = np.concatenate([[0], np.cumsum(is_own_row)])
-    is_complete: npt.NDArray[np.bool_] = own_rows_before[starts + n_rows] - own_rows_before[starts] == n_rows
+    page_index = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
+    is_own_row = page_index.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
+    own_before = np.concatenate([[0], np.cumsum(is_own_row)])
+    is_complete: npt.NDArray[np.bool_] = own_before[starts + n_rows] - own_before[starts] == n_rows
     return is_complete
 
 
@@ -284,8 +284,8 @@ def _write_log(log: pa.Table, path: Path) -> None:
     A part without passages is left out of a snapshot, and the next build gives its page range to
     the neighbouring parts. This must not change the logs of those parts.
     """
-    article_rows = np.flatnonzero(log["passages"].to_numpy())
-    log = log.slice(article_rows[0], article_rows[-1] + 1 - article_rows[0]) if len(article_rows) else log.slice(0, 0)
+    rows = np.flatnonzero(log["passages"].to_numpy())
+    log = log.slice(rows[0], rows[-1] + 1 - rows[0]) if len(rows) else log.slice(0, 0)
     with atomic_write(path) as temporary:
         pq.write_table(
             log, temporary, compression="zstd", store_schema=False, use_dictionary=False, write_statistics=False

@@ -43,8 +43,8 @@ def get_namespace_aliases(code: str) -> dict[str, int]:
     >>> get_namespace_aliases("el")
     {'αρχείο': 6, 'εικόνα': 6, 'κατηγορία': 14}
     """
-    localized_names = get_names(code)
-    return dict.fromkeys(localized_names.files, _FILE) | dict.fromkeys(localized_names.categories, _CATEGORY)
+    wiki_names = get_names(code)
+    return dict.fromkeys(wiki_names.files, _FILE) | dict.fromkeys(wiki_names.categories, _CATEGORY)
 
 
 def get_base_language(code: str) -> str:
@@ -60,14 +60,14 @@ def get_base_language(code: str) -> str:
 def get_language(code: str) -> Language:
     """Return the words of a language (`de`, `pt-BR`, …), its fallback languages and English."""
     codes = dict.fromkeys([*map(get_base_language, list_fallbacks(code)), "en"])
-    word_tables = [LANGUAGE_WORDS[language] for language in codes if language in LANGUAGE_WORDS]
+    tables = [LANGUAGE_WORDS[language] for language in codes if language in LANGUAGE_WORDS]
     words_by_field = {
-        field.name: tuple(chain.from_iterable(word_table.get(field.name, ()) for word_table in word_tables))
+        field.name: tuple(chain.from_iterable(table.get(field.name, ()) for table in tables))
         for field in fields(Language)
     }
-    localized_names = get_names(code)
-    words_by_field["disambiguation_templates"] += localized_names.disambiguation
-    words_by_field["apparatus_headings"] += localized_names.headings
+    wiki_names = get_names(code)
+    words_by_field["disambiguation_templates"] += wiki_names.disambiguation
+    words_by_field["apparatus_headings"] += wiki_names.headings
     return Language(**words_by_field)
 
 
@@ -91,10 +91,10 @@ class _PagePatterns:
 def _compile_page_patterns(code: str) -> _PagePatterns:
     language = get_language(code)
     template_names = "|".join(re.escape(name).replace(r"\ ", "[ _]") for name in language.disambiguation_templates)
-    template_pattern = rf"\{{\{{[\s_]*(?i:{template_names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
+    template_re = rf"\{{\{{[\s_]*(?i:{template_names})[\s_]*(?:\||\}}\}}|<!--)|__DISAMBIG__"
     redirect_words = "|".join(map(re.escape, ["#REDIRECT", *get_names(code).redirects]))
-    redirect_pattern = rf"\s*+(?:{redirect_words})\s*+:?\s*+\[\["
-    return _PagePatterns(language, re.compile(redirect_pattern, re.IGNORECASE), re.compile(template_pattern))
+    redirect_re = rf"\s*+(?:{redirect_words})\s*+:?\s*+\[\["
+    return _PagePatterns(language, re.compile(redirect_re, re.IGNORECASE), re.compile(template_re))
 
 
 def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
@@ -113,7 +113,7 @@ def _list_disambiguation_templates(language: str) -> frozenset[str]:
 
 
 def _is_disambiguation(page: Page, patterns: _PagePatterns) -> bool:
-    has_title_mark = any(title_mark in page.title for title_mark in patterns.language.disambiguation_titles)
+    has_title_mark = any(mark in page.title for mark in patterns.language.disambiguation_titles)
     return has_title_mark or patterns.disambiguation.search(page.text) is not None
 
 

@@ -52,16 +52,16 @@ def decode_streams(data: bytes) -> Iterator[bytes]:
         stream_header = data[bit_pos // 8 : bit_pos // 8 + 4]
         if stream_header[:3] != b"BZh" or stream_header[3:] not in _LEVELS:
             raise UnusualStreamError
-        bit_pos, stream_checksum, max_block_bytes = bit_pos + 32, 0, 100_000 * int(stream_header[3:])
+        bit_pos, checksum, max_bytes = bit_pos + 32, 0, 100_000 * int(stream_header[3:])
         while _read_bits(words, bit_pos, 48) == _BLOCK_MAGIC and bit_pos < n_bits:
             block_checksum, bit_pos = _read_bits(words, bit_pos + 48, 32), bit_pos + 80
-            bit_pos, block_bytes = _decode_block(words, n_bits, bit_pos, max_block_bytes, workspace)
+            bit_pos, block_bytes = _decode_block(words, n_bits, bit_pos, max_bytes, workspace)
             block = workspace[-1][: max(block_bytes, 0)].tobytes()
             if bit_pos < 0 or block_bytes < 0 or _compute_checksum(block) != block_checksum:
                 raise UnusualStreamError
-            stream_checksum = (stream_checksum << 1 & 0xFFFF_FFFF | stream_checksum >> 31) ^ block_checksum
+            checksum = (checksum << 1 & 0xFFFF_FFFF | checksum >> 31) ^ block_checksum
             yield block
-        if _read_bits(words, bit_pos, 48) != _END_MAGIC or _read_bits(words, bit_pos + 48, 32) != stream_checksum:
+        if _read_bits(words, bit_pos, 48) != _END_MAGIC or _read_bits(words, bit_pos + 48, 32) != checksum:
             raise UnusualStreamError
         bit_pos = (bit_pos + 80 + 7) // 8 * 8
     if bit_pos > n_bits:
@@ -101,13 +101,13 @@ def _compute_checksum(block: bytes) -> int:
 @compiled
 def _peek_bits(words: Any, bit_pos: Any, n_bits: Any) -> Any:
     """Return the next `n_bits` bits, 1 to 32, as an int64."""
-    word_index = np.uint64(bit_pos >> 5)
-    bits = np.uint64(words[word_index]) << np.uint64(32) | np.uint64(words[word_index + np.uint64(1)])
+    index = np.uint64(bit_pos >> 5)
+    bits = np.uint64(words[index]) << np.uint64(32) | np.uint64(words[index + np.uint64(1)])
     return np.int64((bits << np.uint64(bit_pos & 31)) >> np.uint64(64 - n_bits))
 
 
 @compiled
-def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_block_bytes: Any, workspace: Any) -> Any:
+def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspace: Any) -> Any:
     """Decode a block into the workspace; return (next bit, number of bytes, -1 on an error).
 
     Args:
@@ -148,22 +148,22 @@ def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_block_bytes: Any, w
         if bit_pos >= 0:
             entries = lookup_tables[table_number << _TABLE_BITS : (table_number + 1) << _TABLE_BITS]
             code_table = (entries, code_ends[table_number], rank_offsets[table_number], symbol_by_rank[table_number])
-            bit_pos = _read_huffman_codes(words, n_bits, bit_pos, n_used_bytes + 2, code_table)
+            bit_pos = _read_code_table(words, n_bits, bit_pos, n_used_bytes + 2, code_table)
     if bit_pos < 0:
         return failure
     code_tables = (table_of_group, lookup_tables, code_ends, rank_offsets, symbol_by_rank)
     symbol_counts = np.zeros(256, np.int64)
-    alphabet, symbols = (move_to_front_table, n_used_bytes + 1), symbols[:max_block_bytes]
+    alphabet, symbols = (move_to_front_table, n_used_bytes + 1), symbols[:max_bytes]
     bit_pos, n_symbols = _read_symbols(words, n_bits, bit_pos, alphabet, code_tables, symbols, symbol_counts)
     if origin_row >= n_symbols:
         return failure
-    n_smaller_symbols = 0
+    n_smaller = 0
     for i in range(256):
-        symbol_counts[i], n_smaller_symbols = n_smaller_symbols, n_smaller_symbols + symbol_counts[i]
+        symbol_counts[i], n_smaller = n_smaller, n_smaller + symbol_counts[i]
     for i in range(n_symbols):
-        sorted_position = symbol_counts[symbols[i]]
+        sorted_row = symbol_counts[symbols[i]]
         symbol_counts[symbols[i]] += 1
-        chain_entries[sorted_position] = np.uint32(i) << np.uint32(8) | np.uint32(symbols[sorted_position])
+        chain_entries[sorted_row] = np.uint32(i) << np.uint32(8) | np.uint32(symbols[sorted_row])
     first_position = np.int64(chain_entries[origin_row] >> np.uint32(8))
     return bit_pos, _follow_segments(chain_entries, n_symbols, first_position, segment_symbols, block)
 
@@ -189,7 +189,7 @@ def _read_group_tables(words: Any, n_bits: Any, bit_pos: Any, n_tables: Any, tab
 
 
 @compiled
-def _read_huffman_codes(words: Any, n_bits: Any, bit_pos: Any, n_symbols: Any, code_table: Any) -> Any:
+def _read_code_table(words: Any, n_bits: Any, bit_pos: Any, n_symbols: Any, code_table: Any) -> Any:
     """Read the codes of one Huffman table; return the next bit, or -1 on an error."""
     lookup_table, code_ends, rank_offsets, symbol_by_rank = code_table
     length_of_symbol, code_length = np.empty(_MAX_SYMBOLS, np.int64), _peek_bits(words, bit_pos, 5)
@@ -230,7 +230,7 @@ def _read_symbols(
     move_to_front_table, end_symbol = alphabet
     table_of_group, lookup_table, code_ends, rank_offsets, symbol_by_rank = code_tables
     # These are unsigned because compiled code tests whether a signed index is negative.
-    one, eight, byte_mask, last_byte_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
+    one, eight, byte_mask, last_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
     # The move-to-front list: the first of eight symbols is in the lowest byte.
     first_eight, second_eight, other_symbols = np.uint64(0), np.uint64(0), move_to_front_table[16:].copy()
     for i in range(8):
@@ -246,8 +246,8 @@ def _read_symbols(
             table_number, n_left_in_group = np.int64(table_of_group[group]), _GROUP_SYMBOLS
             table_start, group = np.uint64(table_number << _TABLE_BITS), group + 1
         n_left_in_group -= 1
-        word_index = bit_position >> np.uint64(5)
-        bits = np.uint64(words[word_index]) << np.uint64(32) | np.uint64(words[word_index + one])
+        index = bit_position >> np.uint64(5)
+        bits = np.uint64(words[index]) << np.uint64(32) | np.uint64(words[index + one])
         bits <<= bit_position & np.uint64(31)
         table_entry = np.uint64(lookup_table[table_start | bits >> np.uint64(64 - _TABLE_BITS)])
         if table_entry:
@@ -291,7 +291,7 @@ def _read_symbols(
             shift = (list_index - eight) << np.uint64(3)
             decoded_symbol, symbols_before = second_eight >> shift & byte_mask, second_eight & ((one << shift) - one)
             second_eight ^= symbols_before ^ decoded_symbol << shift
-            second_eight |= symbols_before << eight | first_eight >> last_byte_shift
+            second_eight |= symbols_before << eight | first_eight >> last_shift
             first_eight = first_eight << eight | decoded_symbol
         else:
             list_index -= np.uint64(16)
@@ -299,8 +299,8 @@ def _read_symbols(
             while list_index > np.uint64(0):
                 other_symbols[list_index] = other_symbols[list_index - one]
                 list_index -= one
-            other_symbols[0] = second_eight >> last_byte_shift
-            second_eight = second_eight << eight | first_eight >> last_byte_shift
+            other_symbols[0] = second_eight >> last_shift
+            second_eight = second_eight << eight | first_eight >> last_shift
             first_eight = first_eight << eight | decoded_symbol
         symbol_counts[decoded_symbol] += 1
         symbols[np.uint64(n_symbols)] = decoded_symbol
@@ -313,8 +313,8 @@ def _follow_segments(chain_entries: Any, n_symbols: Any, first_position: Any, se
     """Write the symbols along the chain from `first_position`, with runs expanded; return their
     number.
 
-    Return -1 if `block` is full. `chain_entries` is a permutation of `n_symbols` positions, so each position
-    is in one segment, and a row of `segment_symbols` has room for all of them.
+    Return -1 if `block` is full. `chain_entries` is a permutation of `n_symbols` positions, so each
+    position is in one segment, and a row of `segment_symbols` has room for all of them.
     """
     n_segments = _BLOCK_SEGMENTS if n_symbols >= _MIN_SEGMENTED_BYTES else 1
     segment_step = n_symbols // n_segments
@@ -352,7 +352,8 @@ def _follow_segments(chain_entries: Any, n_symbols: Any, first_position: Any, se
                     n_active_rows -= 1
                     continue
                 segment, n_begun_segments = n_begun_segments, n_begun_segments + 1
-                segment_of_row[row], row_of_segment[segment], begin_columns[segment] = segment, row, row_sizes[row]
+                segment_of_row[row], row_of_segment[segment] = segment, row
+                begin_columns[segment] = row_sizes[row]
                 chain_entry = chain_entries[start_positions[segment]]
             segment_symbols[row, row_sizes[row]] = chain_entry & np.uint32(255)
             row_sizes[row] += 1

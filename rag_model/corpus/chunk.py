@@ -139,11 +139,11 @@ class ChunkRecipe:
     def get_identity(self) -> dict[str, Any]:
         """Return all values that affect passages, including the version of the chunker."""
         chunker_version = self.create_chunker().version
-        recipe_identity = {**self.to_json(), **({"version": chunker_version} if chunker_version else {})}
+        identity = {**self.to_json(), **({"version": chunker_version} if chunker_version else {})}
         structures_version = {"structures_version": STRUCTURES_VERSION} if self.structures else {}
         metadata_version = {"metadata_version": METADATA_VERSION} if self.metadata else {}
         spans_version = {"spans": SPANS_VERSION} if self.spans else {}
-        return recipe_identity | spans_version | structures_version | metadata_version
+        return identity | spans_version | structures_version | metadata_version
 
     @property
     def schema(self) -> pa.Schema:
@@ -232,9 +232,9 @@ def chunk_part(
                 template_digest = table.compute_digest(result.templates) if result.templates else b""
                 article_log.record(article.page_id, article.key, result, digest, article.revised, template_digest)
         tally.check_quarantine(part, recipe)
-    length_histogram = Counter[int]()
+    length_bins = Counter[int]()
     for n_words, n_passages in writer.lengths.items():
-        length_histogram[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
+        length_bins[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
     if log is not None:
         article_log.save(log)
     if spans is not None and recipe.spans:
@@ -247,7 +247,7 @@ def chunk_part(
         quarantined=tuple(tally.quarantined),
         newest_revision=format_iso(tally.newest_revision) or "",
         words=sum(words * n_passages for words, n_passages in writer.lengths.items()),
-        lengths={str(length_bin): n_passages for length_bin, n_passages in sorted(length_histogram.items())},
+        lengths={str(length): n_passages for length, n_passages in sorted(length_bins.items())},
         unknown_templates=dict(
             sorted(tally.unknown_templates.items(), key=lambda item: (-item[1], item[0]))[:MAX_UNKNOWN_TEMPLATES]
         ),
@@ -373,10 +373,10 @@ def _iter_articles(
         if isinstance(item, Passage):
             yield _ArticleEntry(ArticleResult([item]))
         else:
-            metadata_names = context.recipe.metadata
-            key = compute_article_key(compute_key_basis(part), item, with_metadata=bool(metadata_names))
+            metadata = context.recipe.metadata
+            key = compute_article_key(compute_key_basis(part), item, with_metadata=bool(metadata))
             reused_article = reusable.find(key, with_spans=context.recipe.spans)
-            result = reused_article or _chunk_document(item, metadata_names, open_chunker())
+            result = reused_article or _chunk_document(item, metadata, open_chunker())
             tally.count_article(result, is_reused=reused_article is not None)
             yield _ArticleEntry(result, str(item.page_id), key, item.revised)
 
@@ -397,21 +397,21 @@ def _chunk_pages(
 ) -> Iterator[_ArticleEntry]:
     """Yield the articles and dropped pages of a part of a wiki, reusing unchanged ones."""
     open_chunker, with_spans = cache(context.open_chunker), context.recipe.spans
-    key_basis = context.compute_key_basis(part)
+    basis = context.compute_key_basis(part)
 
     def identify(element: bytes) -> tuple[bytes, Page | None]:
         metadata = context.find_element_metadata(element)
         if metadata is None:
             return b"", None
-        key = compute_element_key(key_basis, element, metadata)
+        key = compute_element_key(basis, element, metadata)
         return key, reusable.find_page(key, with_spans=with_spans) or _skim_outside_page(element, part)
 
     for parsed_page in iterate_results(page_format, "read", lambda: page_format.read(part, identify)):
         page = context.add_metadata(parsed_page)
-        key = page.key or compute_article_key(key_basis, page)
+        key = page.key or compute_article_key(basis, page)
         reused_article = reusable.find(key, with_spans=with_spans)
         if reused_article is None and page.key:  # logs of earlier versions have no keys of elements
-            reused_article = reusable.find(compute_article_key(key_basis, page), with_spans=with_spans)
+            reused_article = reusable.find(compute_article_key(basis, page), with_spans=with_spans)
         result = reused_article or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
             tally.record_time(page)
@@ -476,8 +476,8 @@ def _chunk_page(
     metadata = collect_metadata(page, context.siteinfo) if metadata_names else page.metadata
     if "aliases" in metadata_names:
         sections = add_aliases(sections, page.title, metadata.aliases)
-    prose_sections = tuple(section for section in sections if section.text) if clean_options else sections
-    article = Article(str(page.page_id), page.rev_id, page.title, prose_sections, page.revised)
+    prose = tuple(section for section in sections if section.text) if clean_options else sections
+    article = Article(str(page.page_id), page.rev_id, page.title, prose, page.revised)
     passages = list(chunk_article(article))
     passage_spans = find_article_spans(article, passages) if with_spans else []
     if clean_options:

@@ -187,8 +187,8 @@ def find_newest(
     run_dates = sorted(set(_RUN_LINK.findall(_read_text_page(wiki))), reverse=True)
     if not run_dates:
         raise InputError(f"{wiki} lists no dumps by date: give the folder of one wiki, such as …/enwiki/")
-    for run_date in [run_date for run_date in run_dates if run_date > after][:_MAX_UNFINISHED_RUNS]:
-        if dump := _read_dump_status(urljoin(wiki, f"{run_date}/dumpstatus.json"), run_date, [job, *tables]):
+    for date in [date for date in run_dates if date > after][:_MAX_UNFINISHED_RUNS]:
+        if dump := _read_status(urljoin(wiki, f"{date}/dumpstatus.json"), date, [job, *tables]):
             return dump
     return None
 
@@ -254,15 +254,15 @@ def _check_disk_space(dump: PublishedDump, folder: Path) -> None:
         )
 
 
-def _read_dump_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump | None:
+def _read_status(url: str, date: str, job_names: Sequence[str]) -> PublishedDump | None:
     """Return the dump of a run; None if a job is not done or there is no status yet."""
     try:
         jobs = parse_json(_read_text_page(url, text_on_404="{}")).get("jobs", {})
-        job_statuses = [jobs.get(job_name, {}) for job_name in job_names]
-        if any(job_status.get("status") != "done" for job_status in job_statuses):
+        statuses = [jobs.get(job_name, {}) for job_name in job_names]
+        if any(status.get("status") != "done" for status in statuses):
             return None
-        file_entries = [file_entry for job_status in job_statuses for file_entry in sorted(job_status["files"].items())]
-        files = tuple(_parse_file_entry(url, file_name, file_entry) for file_name, file_entry in file_entries)
+        file_entries = [entry for status in statuses for entry in sorted(status["files"].items())]
+        files = tuple(_parse_file_entry(url, name, entry) for name, entry in file_entries)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"{url} is not the status of a dump ({type(error).__name__}: {error}): try again later"
@@ -289,21 +289,21 @@ def _get_partial_path(folder: Path, file: DumpFile) -> Path:
 
 
 def _fetch_dump_file(file: DumpFile, folder: Path, on_progress: Callable[[int], object]) -> None:
-    path, n_failed_tries = _get_partial_path(folder, file), 0
+    path, n_failures = _get_partial_path(folder, file), 0
     while (start_size := _get_file_size(path)) < file.size:
         try:
             _append_bytes(file, path, on_progress)
         except UntrustedServerError:
             raise
         except (HTTPException, TimeoutError, ConnectionError, InputError) as error:
-            n_failed_tries = 0 if _get_file_size(path) - start_size >= MIN_BYTES else n_failed_tries + 1
-            if n_failed_tries == _MAX_TRIES:
+            n_failures = 0 if _get_file_size(path) - start_size >= MIN_BYTES else n_failures + 1
+            if n_failures == _MAX_TRIES:
                 raise InputError(
                     f"{file.url} broke off at byte {_get_file_size(path)} of {file.size} ({error}): run it again"
                 ) from error
-            time.sleep(min(2**n_failed_tries, 30) / 10)
-    algorithm, expected_digest = file.checksum or ("size", "")
-    if _get_file_size(path) != file.size or (expected_digest and hash_file(path, algorithm) != expected_digest):
+            time.sleep(min(2**n_failures, 30) / 10)
+    algorithm, digest = file.checksum or ("size", "")
+    if _get_file_size(path) != file.size or (digest and hash_file(path, algorithm) != digest):
         path.unlink()
         raise InputError(f"{file.url} does not match its {algorithm} and was deleted: run it again")
     fsync(path)
@@ -319,14 +319,14 @@ def _append_bytes(file: DumpFile, path: Path, on_progress: Callable[[int], objec
     with open_url(file.url, {"Range": f"bytes={start_size}-"} if start_size else {}) as response:
         is_resumed = start_size and response.status == 206
         with path.open("ab" if is_resumed else "wb") as partial_file:
-            while body_chunk := response.read(min(_BLOCK_BYTES, file.size - partial_file.tell() + 1)):
-                if partial_file.tell() + len(body_chunk) > file.size:
+            while chunk := response.read(min(_BLOCK_BYTES, file.size - partial_file.tell() + 1)):
+                if partial_file.tell() + len(chunk) > file.size:
                     path.unlink()
                     raise UntrustedServerError(
                         f"{file.url} is longer than the {file.size} bytes in the dump's status, "
                         "and was deleted: try again later"
                     )
-                partial_file.write(body_chunk)
+                partial_file.write(chunk)
                 on_progress(partial_file.tell())
     if _get_file_size(path) < file.size:
         raise ConnectionError("the server closed the connection")
@@ -362,8 +362,8 @@ def _read_limited_body(response: Any) -> Iterator[bytes]:
         TimeoutError: The server sends too slowly.
     """
     start_seconds, fetched_bytes = time.monotonic(), 0
-    while fetched_bytes < _MAX_PAGE_BYTES and (body_chunk := response.read(_MIN_PAGE_RATE)):
-        fetched_bytes += len(body_chunk)
+    while fetched_bytes < _MAX_PAGE_BYTES and (chunk := response.read(_MIN_PAGE_RATE)):
+        fetched_bytes += len(chunk)
         if time.monotonic() > start_seconds + PATIENCE + fetched_bytes / _MIN_PAGE_RATE:
             raise TimeoutError(f"{fetched_bytes:,} bytes arrived in {time.monotonic() - start_seconds:.0f} s")
-        yield body_chunk
+        yield chunk

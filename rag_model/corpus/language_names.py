@@ -43,12 +43,12 @@ def get_names(code: str) -> LanguageNames:
     (('αρχείο', 'εικόνα'), ('#REDIRECIONAMENTO',))
     """
     table, codes = _read_table(), list_fallbacks(code)
-    variant_codes = [variant_code for variant_code in table if variant_code.partition("-")[0] == codes[0]]
-    name_rows = [table[language_code][1] for language_code in (*codes, *variant_codes) if language_code in table]
-    name_columns = zip(*name_rows, strict=True) if name_rows else LanguageNames()
+    variants = [variant for variant in table if variant.partition("-")[0] == codes[0]]
+    rows = [table[key][1] for key in (*codes, *variants) if key in table]
+    name_columns = zip(*rows, strict=True) if rows else LanguageNames()
     names = LanguageNames(*(tuple(dict.fromkeys(chain.from_iterable(column))) for column in name_columns))
-    months, date_formats = (next((column for row in name_rows if (column := row[i])), ()) for i in (4, 5))
-    return names._replace(months=months, date=date_formats[:1])
+    months, formats = (next((column for row in rows if (column := row[i])), ()) for i in (4, 5))
+    return names._replace(months=months, date=formats[:1])
 
 
 def list_fallbacks(code: str) -> list[str]:
@@ -62,7 +62,7 @@ def list_fallbacks(code: str) -> list[str]:
     while len(codes) < _MAX_FALLBACKS:
         last_code = codes[-1]
         codes.append(table[last_code][0] if last_code in table else last_code.rpartition("-")[0])
-    return [codes[0], *dict.fromkeys(fallback for fallback in codes[1:] if fallback and fallback != codes[0])]
+    return [codes[0], *dict.fromkeys(code for code in codes[1:] if code and code != codes[0])]
 
 
 def format_local_date(code: str, day: str, month: int, year: str) -> str:

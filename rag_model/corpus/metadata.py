@@ -121,7 +121,7 @@ def collect_metadata(page: Page, siteinfo: Siteinfo) -> Metadata:
 
 def find_categories(text: str, siteinfo: Siteinfo) -> tuple[str, ...]:
     """Return the categories that a page's wikitext names, in their order."""
-    prefixes = {name for name, namespace_id in siteinfo.namespaces.items() if namespace_id == _CATEGORY}
+    prefixes = {name for name, number in siteinfo.namespaces.items() if number == _CATEGORY}
     links = (link for link in _LINK.finditer(text) if link[1].strip().lower() in prefixes)
     return _list_titles([link[2].replace("_", " ") for link in links])
 
@@ -162,10 +162,10 @@ def _match_text(pattern: re.Pattern[str], value: object) -> str:
 
 def _list_titles(value: object) -> tuple[str, ...]:
     """Return the distinct titles in a list or a single text, as lines; drop too long ones."""
-    titles_in_value = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
     titles = (
         " ".join(_SURROGATE.sub("\ufffd", title).replace(CATEGORY_SEPARATOR, " ").split())
-        for title in titles_in_value
+        for title in values
         if isinstance(title, str)
     )
     return tuple(dict.fromkeys(title for title in titles if 0 < len(title) <= MAX_TITLE))
@@ -203,15 +203,15 @@ def write_redirects(pages: Iterable[Page], siteinfo: Siteinfo, path: Path) -> in
 
     A redirect to a section is left out, because it names only a part of the article's subject.
     """
-    redirect_rows: set[tuple[int, str, int, str]] = set()
+    rows: set[tuple[int, str, int, str]] = set()
     for page in pages:
         target_title = _find_target(page, siteinfo)
         if target_title and target_title != page.title and page.namespace == 0:
-            redirect_rows.add((_hash_title(target_title), target_title, page.page_id, page.title))
-    columns = zip(*sorted(redirect_rows), strict=True) if redirect_rows else [()] * len(_REDIRECT_SCHEMA)
+            rows.add((_hash_title(target_title), target_title, page.page_id, page.title))
+    columns = zip(*sorted(rows), strict=True) if rows else [()] * len(_REDIRECT_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _REDIRECT_SCHEMA, strict=True)]
     _write_table(pa.table(arrays, schema=_REDIRECT_SCHEMA), path)
-    return len(redirect_rows)
+    return len(rows)
 
 
 def _find_target(page: Page, siteinfo: Siteinfo) -> str:
@@ -235,7 +235,7 @@ def merge_redirects(parts: Iterable[Path], prefix: int, n_bits: int, out: Path, 
 
     Redirects whose ids are in `removed` are left out, because their titles were taken down.
     """
-    first_key, end_key = (prefix_bound << _KEY_BITS - n_bits for prefix_bound in (prefix, prefix + 1))
+    first_key, end_key = (bound << _KEY_BITS - n_bits for bound in (prefix, prefix + 1))
     key_ranges = []
     for path in parts:
         table = _map_table(path)
@@ -308,8 +308,8 @@ class PageTable:
 
     def find(self, page_id: int, title: str) -> Metadata:
         """Return the Wikidata item and the aliases of an article."""
-        item_number = self._items.get(page_id)
-        return Metadata(wikidata=f"Q{item_number}" if item_number else "", aliases=self._find_aliases(title))
+        number = self._items.get(page_id)
+        return Metadata(wikidata=f"Q{number}" if number else "", aliases=self._find_aliases(title))
 
     def _find_aliases(self, title: str) -> tuple[str, ...]:
         if not self._redirects:
@@ -320,9 +320,9 @@ class PageTable:
         end_row = int(np.searchsorted(keys, np.uint64(title_key), "right"))
         if start_row == end_row:
             return ()
-        alias_rows = table.slice(start_row, end_row - start_row)
+        rows = table.slice(start_row, end_row - start_row)
         # The oldest redirects are first, because these are the names that are used most.
-        targets_and_aliases = zip(alias_rows["title"].to_pylist(), alias_rows["alias"].to_pylist(), strict=True)
+        targets_and_aliases = zip(rows["title"].to_pylist(), rows["alias"].to_pylist(), strict=True)
         return select_aliases(title, _list_titles([alias for target, alias in targets_and_aliases if target == title]))
 
 

@@ -139,8 +139,8 @@ def _join_slices(slices: Iterator[Slice]) -> Iterator[Slice]:
     joined_slice: Slice | None = None
     for byte_slice in slices:
         if joined_slice is not None and _is_adjacent(joined_slice, byte_slice):
-            joined_bytes = joined_slice.length + byte_slice.length
-            joined_slice = replace(joined_slice, length=joined_bytes, last_page=byte_slice.last_page)
+            length = joined_slice.length + byte_slice.length
+            joined_slice = replace(joined_slice, length=length, last_page=byte_slice.last_page)
             continue
         if joined_slice is not None:
             yield joined_slice

@@ -133,7 +133,7 @@ def _select_fields(file: PassageFile, *, with_texts: bool) -> pa.Schema:
 
 def _write_rows(table: pa.Table, out: Path, metadata: dict[str, str]) -> None:
     """Write rows in the same row groups as `PassageWriter`."""
-    with atomic_write(out) as temporary_path, open_passage_writer(temporary_path, table.schema) as file:
+    with atomic_write(out) as temporary, open_passage_writer(temporary, table.schema) as file:
         for first_row in range(0, table.num_rows, ROW_GROUP):
             file.write_table(table.slice(first_row, ROW_GROUP).combine_chunks(), row_group_size=ROW_GROUP)
         if metadata:

@@ -185,8 +185,8 @@ class PassageWriter:
         while table.num_rows >= min_rows:
             row_group = table.slice(0, ROW_GROUP).combine_chunks()
             self._file.write_table(row_group, row_group_size=ROW_GROUP)
-            distinct_lengths, length_counts = np.unique(row_group["n_words"].to_numpy(), return_counts=True)
-            self.lengths.update(dict(zip(distinct_lengths.tolist(), length_counts.tolist(), strict=True)))
+            lengths, length_counts = np.unique(row_group["n_words"].to_numpy(), return_counts=True)
+            self.lengths.update(dict(zip(lengths.tolist(), length_counts.tolist(), strict=True)))
             self._written_rows += row_group.num_rows
             table = table.slice(ROW_GROUP)
         if table.num_rows:
@@ -391,8 +391,8 @@ class PassageFile:
 
     def _find_or_read_group(self, group: int, stored_columns: list[str], leaves: Sequence[int]) -> pa.Table:
         """Return a whole row group with dictionary-encoded texts, from the cache if it is there."""
-        cache_key = str(self._name), group
-        table: pa.Table | None = None if self._group_cache is None else self._group_cache.find(cache_key)
+        key = str(self._name), group
+        table: pa.Table | None = None if self._group_cache is None else self._group_cache.find(key)
         if table is None:
             self._check_pages([group], leaves)
             with self._translate_errors():
@@ -400,7 +400,7 @@ class PassageFile:
                 # cores.
                 table = self._dictionary_file.read_row_group(group, stored_columns, use_threads=False)
             if self._group_cache is not None:
-                self._group_cache.add(cache_key, table, table.nbytes)
+                self._group_cache.add(key, table, table.nbytes)
         return table
 
     @cached_property

@@ -116,10 +116,10 @@ def compute_source_digest(part: Part) -> str:
     Raises:
         InputError: A slice cannot be read.
     """
-    range_header = canonical_json([part.kind, part.first_page, part.last_page])
+    header = canonical_json([part.kind, part.first_page, part.last_page])
     if has_digest_names(part):
-        return digest_chunks([range_header, canonical_json([basename(byte_slice.url) for byte_slice in part.slices])])
-    return digest_chunks(chain([range_header], chain.from_iterable(map(_read_input_bytes, part.slices))))
+        return digest_chunks([header, canonical_json([basename(byte_slice.url) for byte_slice in part.slices])])
+    return digest_chunks(chain([header], chain.from_iterable(map(_read_input_bytes, part.slices))))
 
 
 def has_digest_names(part: Part) -> bool:

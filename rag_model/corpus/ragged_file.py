@@ -175,9 +175,9 @@ class _RemoteBatch(Generic[RowsT]):
             raise ValueError("a row outside of its buffer")
         if start_byte == end_byte:
             return  # the address of an empty buffer has no meaning
-        buffer_offset = buffer.address - batch_bytes.ctypes.data + start_byte
-        file_bytes = _read_range(self._source, self._start + buffer_offset, end_byte - start_byte)
-        batch_bytes[buffer_offset : buffer_offset + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
+        offset = buffer.address - batch_bytes.ctypes.data + start_byte
+        file_bytes = _read_range(self._source, self._start + offset, end_byte - start_byte)
+        batch_bytes[offset : offset + len(file_bytes)] = np.frombuffer(file_bytes, np.uint8)
 
 
 def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
@@ -186,8 +186,8 @@ def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
         fields = map(values.field, range(values.type.num_fields))
         return [buffer for field in fields for buffer in _list_value_buffers(field)]
     if isinstance(values, pa.FixedSizeListArray):
-        values_per_list = values.type.list_size
-        return [(buffer, values_per_list * width) for buffer, width in _list_value_buffers(values.values)]
+        list_size = values.type.list_size
+        return [(buffer, list_size * width) for buffer, width in _list_value_buffers(values.values)]
     return [(values.buffers()[1], values.type.bit_width // 8)]
 
 

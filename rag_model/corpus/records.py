@@ -302,8 +302,8 @@ def parse_seconds(text: str) -> int:
     """
     if not _ISO_SHAPE.fullmatch(text):
         raise ValueError(f"{text[:40]!r} is not a date in the form 2026-11-01")
-    parsed_time = datetime.fromisoformat(text)
-    return check_seconds(((parsed_time if parsed_time.tzinfo else parsed_time.replace(tzinfo=UTC)) - _EPOCH) // _SECOND)
+    time = datetime.fromisoformat(text)
+    return check_seconds(((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _SECOND)
 
 
 def check_seconds(seconds: int) -> int:

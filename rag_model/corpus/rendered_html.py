@@ -61,14 +61,14 @@ def clean_html(
     if len(text) > MAX_CHARS:
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters of HTML")
     link_marks = (LINK_START, LINK_END) if anchors else ("", "")
-    section_grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
+    grids: list[Grid] | None = [] if structures else None  # tables of the last yielded section
 
     def extract(section: RawSection) -> tuple[str, list[Structure]]:
-        requested_grids = (grid for grid in section_grids or () if is_requested(grid, structures))
-        extracted_structures = (grid.to_structure(to_plain_text) for grid in requested_grids)
-        return section.body, [structure for structure in extracted_structures if structure is not None]
+        requested_grids = (grid for grid in grids or () if is_requested(grid, structures))
+        results = (grid.to_structure(to_plain_text) for grid in requested_grids)
+        return section.body, [structure for structure in results if structure is not None]
 
-    raw_sections = _split_sections(text, link_marks, section_grids)
+    raw_sections = _split_sections(text, link_marks, grids)
     language = siteinfo.language
     return clean_sections(
         raw_sections, lambda raw: raw, language, anchors=anchors, extract=extract if structures else None
@@ -209,7 +209,7 @@ def _get_replacement(element: Any, *, in_table: bool = False) -> str:
         (element.tag in _DROPPED_TAGS and not (in_table and element.tag == "table"))
         or not _DROPPED_CLASSES.isdisjoint(element.get("class", "").split())
         or element.get("role") in _DROPPED_ROLES
-        or any(type_name.startswith(_DROPPED_TYPES) for type_name in element.get("typeof", "").split())
+        or any(kind.startswith(_DROPPED_TYPES) for kind in element.get("typeof", "").split())
         or "display:none" in element.get("style", "").replace(" ", "")
     ):
         return GAP

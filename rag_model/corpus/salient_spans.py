@@ -62,7 +62,7 @@ def find_spans(text: str, links: Sequence[tuple[int, int]] = ()) -> list[Salient
     Of two overlapping spans the longer one is used, or the first if they are equally long.
     """
     spans: list[SalientSpan] = []
-    for span in sorted([*(SalientSpan(start, end, LINK) for start, end in links), *find_dates(text)]):
+    for span in sorted([*(SalientSpan(*link, LINK) for link in links), *find_dates(text)]):
         if not spans or span.start >= spans[-1].end:
             spans.append(span)
         elif span.end - span.start > spans[-1].end - spans[-1].start:
@@ -80,14 +80,14 @@ def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[li
 
 def _locate_links(article: Article, passages: Sequence[Passage]) -> list[list[tuple[int, int]]]:
     text, links = _join_sections(article.sections)
-    link_starts = [start for start, _ in links]
+    starts = [start for start, _ in links]
     links_by_passage: list[list[tuple[int, int]]] = []
     for passage, passage_start in zip(passages, _locate_passages(text, passages), strict=True):
         links_in_passage: list[tuple[int, int]] = []
         if passage_start is not None:
-            passage_end = passage_start + len(passage.text)
-            nearby_links = links[bisect_right(link_starts, passage_start - 1) : bisect_right(link_starts, passage_end)]
-            links_in_passage = [(i - passage_start, j - passage_start) for i, j in nearby_links if j <= passage_end]
+            end = passage_start + len(passage.text)
+            near_links = links[bisect_right(starts, passage_start - 1) : bisect_right(starts, end)]
+            links_in_passage = [(i - passage_start, j - passage_start) for i, j in near_links if j <= end]
         links_by_passage.append(links_in_passage)
     return links_by_passage
 
@@ -97,16 +97,16 @@ def _locate_passages(text: str, passages: Sequence[Passage]) -> Iterator[int | N
 
     A passage starts at the end of the previous passage or earlier, so only that range is searched.
     """
-    previous_start, passage_end = -1, 0
+    previous_start, end = -1, 0
     for passage in passages:
         passage_text = passage.text
-        offset = next((i for i in (passage_end, passage_end + 1) if text.startswith(passage_text, i)), None)
+        offset = next((i for i in (end, end + 1) if text.startswith(passage_text, i)), None)
         if offset is None:
-            offset = text.find(passage_text, previous_start + 1, passage_end + 1 + len(passage_text))
+            offset = text.find(passage_text, previous_start + 1, end + 1 + len(passage_text))
         if offset < 0:
             yield None
             continue
-        previous_start, passage_end = offset, offset + len(passage_text)
+        previous_start, end = offset, offset + len(passage_text)
         yield offset
 
 

@@ -314,9 +314,9 @@ def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: st
     """
     compressed_bytes, n_yielded = b"".join(chunks), 0
     try:
-        for decoded_block in bzip2.decode_streams(compressed_bytes):
-            n_yielded += len(decoded_block)
-            yield decoded_block
+        for block in bzip2.decode_streams(compressed_bytes):
+            n_yielded += len(block)
+            yield block
     except bzip2.UnusualStreamError:
         for decoded_bytes in decode([compressed_bytes], "bz2", source_name):
             yield decoded_bytes[n_yielded:]
@@ -470,17 +470,17 @@ def _decode_archive(url: str) -> Iterator[bytes]:
     if b"".join(read_bytes(url, 0, len(_7Z_MAGIC))) != _7Z_MAGIC:
         raise InputError(f"{name} is not a 7z archive: {_DOWNLOAD_ADVICE}")
     file = sevenzip.find_archived_file(url, name)
-    if (dictionary_bytes := max((options.get("dict_size", 0) for options in file.filters), default=0)) > MAX_XZ_BYTES:
+    if (memory := max((options.get("dict_size", 0) for options in file.filters), default=0)) > MAX_XZ_BYTES:
         raise InputError(
-            f"{name} needs {dictionary_bytes >> 20} MiB to decode, and the limit is {MAX_XZ_BYTES >> 20}: "
+            f"{name} needs {memory >> 20} MiB to decode, and the limit is {MAX_XZ_BYTES >> 20}: "
             f"unpack it with `7z x {name}`, and give the extracted file"
         )
     decoded_bytes, checksum = 0, 0
-    for decoded_block in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
-        decoded_bytes, checksum = decoded_bytes + len(decoded_block), zlib.crc32(decoded_block, checksum)
+    for block in _decode_raw_stream(read_bytes(url, file.offset, file.length), file.filters, name):
+        decoded_bytes, checksum = decoded_bytes + len(block), zlib.crc32(block, checksum)
         if decoded_bytes > file.size:
             break
-        yield decoded_block
+        yield block
     if decoded_bytes < file.size:
         raise InputError(f"{name} is truncated (it ends inside its compressed file): {_DOWNLOAD_ADVICE}")
     if decoded_bytes > file.size or file.crc32 not in {None, checksum}:

@@ -159,7 +159,7 @@ class _SiteClient:
         """Fetch the pages that changed, and remove those that the sitemap no longer lists."""
         with self._lock_folder():
             self._read_robots()
-            version_by_path, url_by_path, dropped = self._load_versions(), dict[str, str](), Counter[str]()
+            versions, pages, dropped = self._load_versions(), dict[str, str](), Counter[str]()
             try:
                 for page, lastmod in self._list_pages(dropped):
                     path = _choose_path(page)
@@ -167,21 +167,21 @@ class _SiteClient:
                         dropped["bad_name"] += 1
                     elif not self._robots.can_fetch("bookwheel", page):
                         dropped["robots"] += 1
-                    elif path not in url_by_path:
-                        url_by_path[path] = page
-                        self._update_page(page, path, lastmod, version_by_path, dropped)
-                        self._check_failures(len(url_by_path), _STOP_AFTER_FAILED_PAGES)
-                    elif url_by_path[path] != page:
+                    elif path not in pages:
+                        pages[path] = page
+                        self._update_page(page, path, lastmod, versions, dropped)
+                        self._check_failures(len(pages), _STOP_AFTER_FAILED_PAGES)
+                    elif pages[path] != page:
                         dropped["same_name"] += 1
             finally:
-                self._save_versions(version_by_path)
-            self._check_failures(len(url_by_path), _MAX_FAILED_PAGES)
-            if not version_by_path.keys() & url_by_path.keys():
+                self._save_versions(versions)
+            self._check_failures(len(pages), _MAX_FAILED_PAGES)
+            if not versions.keys() & pages.keys():
                 raise InputError(f"{self._url} lists no page that can be read ({dict(dropped)}): check the sitemap")
-            for path in version_by_path.keys() - url_by_path.keys():
-                del version_by_path[path]
-            self._save_versions(version_by_path)
-            self._remove_other_files(version_by_path)
+            for path in versions.keys() - pages.keys():
+                del versions[path]
+            self._save_versions(versions)
+            self._remove_other_files(versions)
         return SiteFiles(self.folder, dict(dropped))
 
     def _check_failures(self, n_pages: int, max_failed: int) -> None:

@@ -158,7 +158,7 @@ class WikiClient:
             if "continue" not in reply:
                 return
             continue_fields = check_object(reply["continue"], self.url).items()
-            next_continuation = {str(name): str(continue_value) for name, continue_value in continue_fields}
+            next_continuation = {str(name): str(value) for name, value in continue_fields}
             if next_continuation == continuation or not next_continuation:
                 raise InputError(f"{self.url} keeps returning the same results: check that it is a MediaWiki site")
             continuation = next_continuation
@@ -205,18 +205,18 @@ class WikiClient:
         ) from api_errors[0]
 
     def _send(self, url: str, parameters: Mapping[str, Any], *, is_asserted: bool) -> Reply:
-        request_fields = {
+        fields = {
             "format": "json",
             "formatversion": "2",
             "maxlag": str(_MAX_LAG),
             **({"assert": "user"} if is_asserted else {}),
-            **{name: _join_values(continue_value) for name, continue_value in parameters.items()},
+            **{name: _join_values(value) for name, value in parameters.items()},
         }
-        is_post = any(name in request_fields for name in ("lgtoken", "text")) or request_fields["action"] == "purge"
+        is_post = any(name in fields for name in ("lgtoken", "text")) or fields["action"] == "purge"
         for _ in range(MAX_REDIRECTS):
             self.requests += 1
-            request_arguments: dict[str, Any] = {"data": request_fields} if is_post else {"params": request_fields}
-            request = self._http.stream("POST" if is_post else "GET", url, **request_arguments)
+            arguments: dict[str, Any] = {"data": fields} if is_post else {"params": fields}
+            request = self._http.stream("POST" if is_post else "GET", url, **arguments)
             with self._explain_errors(url), request as response:
                 self._has_answered = True
                 if response.is_redirect and not is_post:
@@ -268,8 +268,8 @@ class WikiClient:
         """
         token_reply = self._call({"action": "query", "meta": "tokens", "type": "login"})
         token = check_object(check_object(token_reply.get("query"), self.url).get("tokens"), self.url).get("logintoken")
-        request_fields = {"action": "login", "lgname": self._user, "lgpassword": self._password, "lgtoken": str(token)}
-        login_reply = check_object(self._call(request_fields).get("login", {}), self.url)
+        fields = {"action": "login", "lgname": self._user, "lgpassword": self._password, "lgtoken": str(token)}
+        login_reply = check_object(self._call(fields).get("login", {}), self.url)
         if login_reply.get("result") != "Success":
             raise InputError(
                 f"{self.url} does not accept the account in {USER} ({str(login_reply.get('result'))[:40]}: "

@@ -89,10 +89,10 @@ class Links:
         """Return the visible text of a link from the texts between its bars, the target first."""
         target = arguments[0].strip()
         prefix, colon, title = target.removeprefix(":").partition(":")
-        prefix_name = prefix.strip().lower().replace("_", " ") if colon else ""
-        if prefix_name and target[0] != ":" and self._is_hidden(prefix_name, is_bare=len(arguments) == 1):
+        name = prefix.strip().lower().replace("_", " ") if colon else ""
+        if name and target[0] != ":" and self._is_hidden(name, is_bare=len(arguments) == 1):
             return GAP
-        is_namespace = prefix_name and prefix_name in self._names and not title.partition("#")[0].strip()
+        is_namespace = name and name in self._names and not title.partition("#")[0].strip()
         if is_namespace or ((_UNUSUAL_CHARACTER.search(target) or not target) and not _is_title(target)):
             text = "|".join(arguments)
             return GAP if _BARE_ADDRESS.fullmatch(text) else f"[[{text}]]"
@@ -148,13 +148,13 @@ def find_link_spans(prose: str, expanded_text: str, clean: Callable[[str], str])
     lines = prose.split("\n")
     if len(lines) != len(marked_lines):
         return ()
-    link_spans: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     offset = 0
     for line, marked_line in zip(lines, marked_lines, strict=True):
         if remove_marks(marked_line) == line:
-            link_spans += ((offset + start, offset + end) for start, end in _iter_spans(marked_line))
+            spans += ((offset + start, offset + end) for start, end in _iter_spans(marked_line))
         offset += len(line) + 1
-    return tuple(link_spans)
+    return tuple(spans)
 
 
 def _iter_spans(line: str) -> Iterator[tuple[int, int]]:
@@ -192,13 +192,13 @@ def clean_wikitext(
         raise UnparsablePageError(f"the page has more than {MAX_CHARS} characters")
     link_marks = (LINK_START, LINK_END) if anchors else ("", "")
     render_link = Links(siteinfo.namespaces).render
-    template_prefixes = {name for name, namespace_id in siteinfo.namespaces.items() if namespace_id == _TEMPLATE}
+    template_prefixes = {name for name, key in siteinfo.namespaces.items() if key == _TEMPLATE}
     templates = Templates(title, siteinfo.language, render_link, template_prefixes)
     scanner = Scanner(templates.render, render_link, is_dropped, marks=link_marks)
     cut_text = cut_tables(resolve_variants(strip_extensions(remove_noncharacters(text)), siteinfo.language))
-    extract_structures = StructureParser(templates, render_link, cut_text, structures).extract if structures else None
+    extract = StructureParser(templates, render_link, cut_text, structures).extract if structures else None
     return clean_sections(
-        split_sections(cut_text.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract_structures
+        split_sections(cut_text.text), scanner.expand, siteinfo.language, anchors=anchors, extract=extract
     )
 
 

@@ -121,7 +121,7 @@ def settings_to_json(chunker: Chunker) -> dict[str, Any]:
         InputError: A file does not exist.
     """
     settings: dict[str, Any] = asdict(chunker)  # type: ignore[call-overload]
-    return settings | {name: _digest_setting(chunker, name, path) for name, path in _list_file_paths(chunker).items()}
+    return settings | {name: _digest_setting(chunker, name, path) for name, path in _list_paths(chunker).items()}
 
 
 def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
@@ -130,7 +130,7 @@ def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
     Raises:
         InputError: A file does not exist, or no file in a folder matches.
     """
-    return {name: _list_files(chunker, name, path) for name, path in _list_file_paths(chunker).items()}
+    return {name: _list_files(chunker, name, path) for name, path in _list_paths(chunker).items()}
 
 
 def digest_files(files: Mapping[str, str]) -> str:
@@ -143,9 +143,9 @@ def is_single_file(files: Mapping[str, Any]) -> bool:
     return [*files] == [_SINGLE_FILE]
 
 
-def _list_file_paths(chunker: Chunker) -> dict[str, Path]:
-    setting_values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
-    return {name: setting_value for name, setting_value in setting_values.items() if isinstance(setting_value, Path)}
+def _list_paths(chunker: Chunker) -> dict[str, Path]:
+    values = {field.name: getattr(chunker, field.name) for field in fields(chunker)}  # type: ignore[arg-type]
+    return {name: value for name, value in values.items() if isinstance(value, Path)}
 
 
 def _digest_setting(chunker: Chunker, setting: str, path: Path) -> str:

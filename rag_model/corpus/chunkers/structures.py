@@ -28,9 +28,9 @@ def build_structure_passages(
     used_names: dict[str, int] = {}
     for section in sections:
         anchor = create_anchor(section.heading, used_names)
-        count_by_kind: dict[str, int] = {}
+        n_by_kind: dict[str, int] = {}
         for structure in section.structures:
-            structure_number = count_by_kind[structure.kind] = count_by_kind.get(structure.kind, -1) + 1
+            structure_number = n_by_kind[structure.kind] = n_by_kind.get(structure.kind, -1) + 1
             position = f"{anchor}.{structure.kind}{structure_number}".lstrip(".")
             for passage_number, (first_word, text, n_words) in enumerate(
                 group_rows(structure, max_words, section.heading)

@@ -295,9 +295,9 @@ def find_dump_files(pattern: str) -> DumpFiles:
     if is_sitemap(pattern):
         from rag_model.corpus.web_site import mirror_site  # noqa: PLC0415 - imports httpx
 
-        mirrored_site = mirror_site(pattern)
-        folder_files = find_dump_files(str(mirrored_site.folder))
-        return replace(folder_files, dropped=Counter(folder_files.dropped) + Counter(mirrored_site.dropped))
+        site = mirror_site(pattern)
+        folder_files = find_dump_files(str(site.folder))
+        return replace(folder_files, dropped=Counter(folder_files.dropped) + Counter(site.dropped))
     is_folder = bool(pattern.strip()) and not is_wiki_site(pattern)
     folder_entries = list_folder(pattern) if is_folder else None
     if folder_entries is None:
@@ -346,8 +346,8 @@ def _find_drop_reason(folder_entry: FolderEntry, formats: Sequence["DocumentFile
     if folder_entry.size > dump_format.max_bytes:
         return "too_large"
     # fsspec would read `::` in a path as a separator of chained URLs.
-    is_valid_path = "::" not in folder_entry.path and _SURROGATE.search(folder_entry.path) is None
-    return "" if is_valid_path and len(_build_document_id(folder_entry.path)) <= MAX_ID else "bad_name"
+    is_valid = "::" not in folder_entry.path and _SURROGATE.search(folder_entry.path) is None
+    return "" if is_valid and len(_build_document_id(folder_entry.path)) <= MAX_ID else "bad_name"
 
 
 def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iterator[Record]:

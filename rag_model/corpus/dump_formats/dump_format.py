@@ -301,26 +301,26 @@ def plugin_error(dump_format: object, problem: str) -> InputError:
     """Return an error whose message names a format, its package and the problem."""
     plugin_names = [name for name in FORMATS.list_names() if not is_standard(name)]
     name = next((name for name in plugin_names if FORMATS.find_loaded(name) is dump_format), None)
-    plugin_description = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
-    return InputError(f"{plugin_description} {problem}: repair or uninstall its package")
+    description = f"dump format {type(dump_format).__name__!r}" if name is None else FORMATS.describe(name)
+    return InputError(f"{description} {problem}: repair or uninstall its package")
 
 
 def _check_plugin(name: str, plugin: object) -> None:
-    plugin_description = FORMATS.describe(name)
+    description = FORMATS.describe(name)
     missing_members = [member for member in _MEMBERS if not callable(getattr(plugin, member, None))]
     kind, version = getattr(plugin, "kind", None), getattr(plugin, "version", None)
     if isinstance(plugin, type):
-        raise InputError(f"{plugin_description} is the class {plugin.__name__}: register an instance of it")
+        raise InputError(f"{description} is the class {plugin.__name__}: register an instance of it")
     if missing_members:
         raise InputError(
-            f"{plugin_description} is {plugin!r:.40}, without `{missing_members[0]}`: register an instance of a "
+            f"{description} is {plugin!r:.40}, without `{missing_members[0]}`: register an instance of a "
             "subclass of RecordFormat or PageFormat"
         )
     if kind not in get_args(SourceKind):
         allowed_kinds = ", ".join(map(repr, get_args(SourceKind)))
-        raise InputError(f"{plugin_description} has the kind {kind!r:.40}: give it one of {allowed_kinds}")
+        raise InputError(f"{description} has the kind {kind!r:.40}: give it one of {allowed_kinds}")
     if not isinstance(version, str):
-        raise InputError(f"{plugin_description} has the version {version!r:.40}: give it a string")
+        raise InputError(f"{description} has the version {version!r:.40}: give it a string")
 
 
 _MEMBERS = ("recognize", "is_companion", "can_plan_fast", "plan", "read")
@@ -403,14 +403,14 @@ def _is_companion(file_name: str) -> bool:
 def _read_head(url: str) -> bytes:
     from rag_model.corpus import source  # noqa: PLC0415 - imports fsspec
 
-    head_bytes = b""
+    head = b""
     file_streams = source.read_archived_files(url) if source.is_tar(url) else iter([source.read_decoded(url)])
     for chunk in next(file_streams, iter(())):
-        head_bytes += chunk
-        if len(head_bytes) >= HEAD_BYTES:
+        head += chunk
+        if len(head) >= HEAD_BYTES:
             break
-    head_bytes = head_bytes[:HEAD_BYTES]
-    return head_bytes + _read_parquet_schema(url) if head_bytes.startswith(_PARQUET_MAGIC) else head_bytes
+    head = head[:HEAD_BYTES]
+    return head + _read_parquet_schema(url) if head.startswith(_PARQUET_MAGIC) else head
 
 
 def _read_parquet_schema(url: str) -> bytes:
@@ -419,7 +419,7 @@ def _read_parquet_schema(url: str) -> bytes:
 
     file_bytes = source.get_size(url)
     last_bytes = b"".join(source.read_bytes(url, max(0, file_bytes - 8), min(8, file_bytes)))
-    schema_bytes = int.from_bytes(last_bytes[:4], "little")
-    if not (last_bytes.endswith(_PARQUET_MAGIC) and schema_bytes <= file_bytes - 12):
+    n_bytes = int.from_bytes(last_bytes[:4], "little")
+    if not (last_bytes.endswith(_PARQUET_MAGIC) and n_bytes <= file_bytes - 12):
         return b""
-    return b"".join(source.read_bytes(url, file_bytes - 8 - schema_bytes, min(schema_bytes, HEAD_BYTES)))
+    return b"".join(source.read_bytes(url, file_bytes - 8 - n_bytes, min(n_bytes, HEAD_BYTES)))

@@ -66,8 +66,8 @@ class Markdown(DocumentFiles):
         parser = markdown_it.MarkdownIt("commonmark", {"html": True}).enable("table")
         _TokenReader(builder).read(parser.parse(text))
         revised = next(filter(None, map(_parse_time, map(front_matter.get, _DATE_FIELDS))), None)
-        metadata_fields = {name: front_matter.get(source_field) for name, source_field in _METADATA_FIELDS.items()}
-        return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(metadata_fields)))
+        metadata = {name: front_matter.get(field) for name, field in _METADATA_FIELDS.items()}
+        return ParsedFile(builder.finish(), revised, metadata_to_dict(build_metadata(metadata)))
 
 
 def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
@@ -139,8 +139,8 @@ class _TokenReader:
         if not is_table:
             self._lists.pop()
         if not self._lists:
-            n_header_lines = 1 if is_table else 0
-            self._builder.add_table(self._lines[:n_header_lines], self._lines[n_header_lines:])
+            n_headers = 1 if is_table else 0
+            self._builder.add_table(self._lines[:n_headers], self._lines[n_headers:])
             self._lines.clear()
 
     def _add_text(self, text: str) -> None:
@@ -299,18 +299,18 @@ class _ElementReader:
     def _add_table(self, element: Any) -> None:
         caption = " ".join("".join(element.xpath("caption//text()")).split())
         lines = [caption] if caption else []
-        n_header_lines = len(lines)
+        n_headers = len(lines)
         for row in element.iter("tr"):
             cells = [cell for cell in row if cell.tag in {"td", "th"}]
             texts = [" ".join("".join(_iter_cell_text(cell)).split()) for cell in cells]
             if any(texts):
-                n_header_lines += n_header_lines == len(lines) and all(cell.tag == "th" for cell in cells)
+                n_headers += n_headers == len(lines) and all(cell.tag == "th" for cell in cells)
                 lines.append(" | ".join(texts))
         if self._list_depth:
             self._add_block("\n".join(lines))
         else:
             self._end_block()
-            self._builder.add_table(lines[:n_header_lines], lines[n_header_lines:])
+            self._builder.add_table(lines[:n_headers], lines[n_headers:])
 
     def _add_text(self, text: str | None) -> None:
         inline_text = _BLANKS.sub(" ", text or "")

@@ -183,11 +183,11 @@ def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
     buffer = b""
     for chunk in chunks:
         buffer += chunk
-        element_start = 0
-        while (element_end := buffer.find(_PAGE_END, element_start) + len(_PAGE_END)) >= len(_PAGE_END):
-            yield buffer[element_start:element_end]
-            element_start = element_end
-        buffer = buffer[element_start:]
+        start = 0
+        while (end := buffer.find(_PAGE_END, start) + len(_PAGE_END)) >= len(_PAGE_END):
+            yield buffer[start:end]
+            start = end
+        buffer = buffer[start:]
         if len(buffer) > _MAX_ELEMENT_BYTES:
             yield buffer
             buffer = b""
@@ -260,11 +260,11 @@ class PageParser:
             InputError: The export is empty or incomplete.
         """
         if self._head_bytes is not None:
-            raise self._create_error("is empty", "download it again")
+            raise self._new_error("is empty", "download it again")
         if self._root_bytes and len(self._paths) == 1:
             self._parse(b"</mediawiki>")
         if self._paths:
-            raise self._create_error("ends before its XML is complete", "it is truncated, download it again")
+            raise self._new_error("ends before its XML is complete", "it is truncated, download it again")
         self._parse(b"", is_last=True)
         # This frees megabytes in a reference cycle without waiting for the garbage collector.
         del self._expat
@@ -273,21 +273,21 @@ class PageParser:
         try:
             self._expat.Parse(xml_bytes, is_last)
         except expat.ExpatError as error:
-            raise self._create_error(f"is not well-formed XML ({error})", _EXPORT_ADVICE) from error
+            raise self._new_error(f"is not well-formed XML ({error})", _EXPORT_ADVICE) from error
         self._fed_bytes += len(xml_bytes)
         if self._fed_bytes - self._expat.CurrentByteIndex > MAX_TOKEN and self._expat.CurrentByteIndex >= 0:
-            raise self._create_error(f"has an XML tag of more than {MAX_TOKEN >> 20} MiB", _EXPORT_ADVICE)
+            raise self._new_error(f"has an XML tag of more than {MAX_TOKEN >> 20} MiB", _EXPORT_ADVICE)
 
     def _start_element(self, tag: str, attributes: dict[str, str]) -> None:
         if not self._paths:
             if tag != "mediawiki":
-                raise self._create_error(f"is XML, but its root is <{tag[:40]}> and not <mediawiki>", _EXPORT_ADVICE)
+                raise self._new_error(f"is XML, but its root is <{tag[:40]}> and not <mediawiki>", _EXPORT_ADVICE)
             self._language = attributes.get("xml:lang", "")
             self._paths.append("")
             return
         element_path = f"{self._paths[-1]}/{tag}"
         if len(self._paths) == MAX_DEPTH:
-            raise self._create_error(f"nests XML elements more than {MAX_DEPTH} deep", _EXPORT_ADVICE)
+            raise self._new_error(f"nests XML elements more than {MAX_DEPTH} deep", _EXPORT_ADVICE)
         self._paths.append(element_path)
         if element_path in _CAPTURED_PATHS:
             self._namespace_key = self._parse_number(attributes.get("key", "0"))
@@ -302,7 +302,7 @@ class PageParser:
     def _add_text(self, text: str) -> None:
         self._text_length += len(text)
         if self._text_length > MAX_TEXT:
-            raise self._create_error(f"has an element with more than {MAX_TEXT >> 20} MiB of text", _EXPORT_ADVICE)
+            raise self._new_error(f"has an element with more than {MAX_TEXT >> 20} MiB of text", _EXPORT_ADVICE)
         self._text.append(text)
 
     def _end_element(self, tag: str) -> None:
@@ -322,8 +322,8 @@ class PageParser:
     def _keep_newest_revision(self) -> None:
         """Keep the revision if it is the newest of the page so far."""
         revision = {name: self._fields.pop(name) for name in _REVISION_FIELDS if name in self._fields}
-        newest_revision = self._newest_revision
-        if not newest_revision or self._get_revision_recency(revision) >= self._get_revision_recency(newest_revision):
+        newest = self._newest_revision
+        if not newest or self._get_revision_recency(revision) >= self._get_revision_recency(newest):
             self._newest_revision = revision
 
     def _get_revision_recency(self, revision: dict[str, str]) -> tuple[int, int]:
@@ -338,9 +338,9 @@ class PageParser:
         fields, revision = self._fields, self._newest_revision
         metadata_text = fields.get("/page/metadata")
         if "/page/id" not in fields or "/page/title" not in fields:
-            raise self._create_error("has a <page> without <id> or <title>", _EXPORT_ADVICE)
+            raise self._new_error("has a <page> without <id> or <title>", _EXPORT_ADVICE)
         if len(fields["/page/title"]) > MAX_TITLE:
-            raise self._create_error(f"has a <title> of more than {MAX_TITLE:,} characters", _EXPORT_ADVICE)
+            raise self._new_error(f"has a <title> of more than {MAX_TITLE:,} characters", _EXPORT_ADVICE)
         return Page(
             page_id=self._parse_number(fields["/page/id"]),
             rev_id=self._parse_number(revision.get(f"{_REVISION}/id", "0")),
@@ -368,9 +368,9 @@ class PageParser:
         try:
             number = int(text)
         except ValueError as error:
-            raise self._create_error(f"has {text[:40]!r} instead of a number", _EXPORT_ADVICE) from error
+            raise self._new_error(f"has {text[:40]!r} instead of a number", _EXPORT_ADVICE) from error
         if not _MIN_NUMBER <= number <= _MAX_NUMBER:
-            raise self._create_error(f"has the number {text[:40]}, which is out of range", _EXPORT_ADVICE)
+            raise self._new_error(f"has the number {text[:40]}, which is out of range", _EXPORT_ADVICE)
         return number
 
     def _parse_time(self, text: str) -> int | None:
@@ -380,15 +380,15 @@ class PageParser:
         try:
             seconds = parse_seconds(text.strip())
         except ValueError as error:
-            raise self._create_error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
+            raise self._new_error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
         if seconds >= _TIME_LIMIT:  # one such page would make all later dumps look outdated
-            raise self._create_error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
+            raise self._new_error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
         return seconds
 
     def _reject_doctype(self, *_: object) -> None:
-        raise self._create_error("declares a document type, which could hide an entity bomb", _EXPORT_ADVICE)
+        raise self._new_error("declares a document type, which could hide an entity bomb", _EXPORT_ADVICE)
 
-    def _create_error(self, problem: str, advice: str) -> InputError:
+    def _new_error(self, problem: str, advice: str) -> InputError:
         return InputError(f"{self._location} {problem}: {advice}")
 
 
@@ -446,9 +446,9 @@ def find_offset_index(url: str) -> str | None:
     name_match = _DUMP_NAME.fullmatch(basename(url))
     if name_match is None:
         return None
-    stem, file_number, page_range = name_match["stem"], name_match["number"], name_match["range"] or ""
+    stem, number, page_range = name_match["stem"], name_match["number"], name_match["range"] or ""
     folder = url.removesuffix(basename(url))
-    index_names = f"{stem}-index{file_number}.txt{page_range}.bz2", f"{stem}{file_number}-index.txt{page_range}.bz2"
+    index_names = f"{stem}-index{number}.txt{page_range}.bz2", f"{stem}{number}-index.txt{page_range}.bz2"
     return next((folder + index_name for index_name in index_names if file_exists(folder + index_name)), None)
 
 
@@ -459,8 +459,8 @@ def find_properties_file(url: str) -> str | None:
     """
     name = basename(url)
     stem, separator, _ = name.partition("-pages-")
-    url_prefix = url.removesuffix(name) + stem
-    candidates = [f"{url_prefix}-page_props.sql.gz", f"{url_prefix}-page_props.sql"] if separator else []
+    prefix = url.removesuffix(name) + stem
+    candidates = [f"{prefix}-page_props.sql.gz", f"{prefix}-page_props.sql"] if separator else []
     return next(filter(file_exists, candidates), None)
 
 
@@ -504,14 +504,14 @@ def _is_increasing(ids: Sequence[int]) -> bool:
 
 
 def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_IndexEntry]:
-    for line_number, line in enumerate(read_lines(index_url), start=1):
+    for number, line in enumerate(read_lines(index_url), start=1):
         offset, _, id_and_title = line.partition(b":")
         page_id, _, title = id_and_title.partition(b":")
         try:
             yield int(offset), int(page_id), _is_template_title(title, namespaces)
         except ValueError as error:
             raise InputError(
-                f"line {line_number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
+                f"line {number} of {basename(index_url)} is not `offset:page id:title`: {_ADVICE}"
             ) from error
 
 
@@ -534,8 +534,8 @@ def _check_dump_header(run: PageRun, index_url: str) -> None:
 def _check_stream(run: PageRun, index_url: str) -> None:
     """Check that a stream starts at the offset in the index and contains the listed pages."""
     byte_slice = run.slice
-    stream_head = b"".join(read_bytes(byte_slice.url, byte_slice.offset, min(10, byte_slice.length)))
-    if not _STREAM_MAGIC.match(stream_head):
+    magic = b"".join(read_bytes(byte_slice.url, byte_slice.offset, min(10, byte_slice.length)))
+    if not _STREAM_MAGIC.match(magic):
         raise InputError(
             f"{basename(index_url)} places a stream at byte {byte_slice.offset} of "
             f"{basename(byte_slice.url)}, but no bz2 stream begins there: {_ADVICE}"

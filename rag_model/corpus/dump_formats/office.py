@@ -46,19 +46,19 @@ class Office(IsolatedFiles):
 
 def _read_file(path: str) -> dict[str, Any]:
     """Return the sections and the time of the last change of a file, or the reason to drop it."""
-    file_path = Path(path)
+    file = Path(path)
     try:
-        with ZipFile(file_path) as archive:
+        with ZipFile(file) as archive:
             entries = archive.infolist()
             if len(entries) > _MAX_FILES or sum(entry.file_size for entry in entries) > _MAX_UNPACKED_BYTES:
                 return {"dropped": "too_large"}
             property_files = (archive.read(name) for name in _PROPERTY_FILES if name in archive.namelist())
             time_match = _MODIFIED_TIME.search(next(property_files, b""))
-        sections = _READERS[file_path.suffix](file_path).sections
+        sections = _READERS[file.suffix](file).sections
     except DroppedFileError as error:
         return {"dropped": error.reason}
     except BadZipFile:
-        return {"dropped": "encrypted" if file_path.read_bytes().startswith(_OLE_HEADER) else "damaged"}
+        return {"dropped": "encrypted" if file.read_bytes().startswith(_OLE_HEADER) else "damaged"}
     except MemoryError:
         raise
     except Exception:  # the libraries raise errors of many types for damaged XML
@@ -87,9 +87,9 @@ def _drop_hidden_runs(path: Path) -> BytesIO:
                 hidden_runs = {
                     vanish.getparent().getparent() for vanish in root.iter("{*}vanish") if _is_enabled(vanish)
                 }
-                for hidden_run in hidden_runs:  # a set, because a run may contain the property twice
-                    if etree.QName(hidden_run).localname == "r":
-                        hidden_run.getparent().remove(hidden_run)
+                for run in hidden_runs:  # a set, because a run may contain the property twice
+                    if etree.QName(run).localname == "r":
+                        run.getparent().remove(run)
                 member_bytes = etree.tostring(root)
             target_archive.writestr(name, member_bytes)
     return file

@@ -144,19 +144,19 @@ class PageFormat:
         Raises:
             InputError: As for `read`.
         """
-        lowest_id, highest_id = byte_slice.last_page, byte_slice.first_page
+        min_id, max_id = byte_slice.last_page, byte_slice.first_page
         pages = self.parse_slice(byte_slice) if identify is None else self.parse_unlogged(byte_slice, identify)
         for page in pages:
-            lowest_id, highest_id = min(lowest_id, page.page_id), max(highest_id, page.page_id)
-            if lowest_id < byte_slice.first_page or highest_id > byte_slice.last_page:
+            min_id, max_id = min(min_id, page.page_id), max(max_id, page.page_id)
+            if min_id < byte_slice.first_page or max_id > byte_slice.last_page:
                 raise _create_mismatch_error(byte_slice, f"it has page {page.page_id}")
             yield page
-        if (lowest_id, highest_id) != (byte_slice.first_page, byte_slice.last_page):
-            raise _create_mismatch_error(byte_slice, f"it has only pages {lowest_id} to {highest_id}")
+        if (min_id, max_id) != (byte_slice.first_page, byte_slice.last_page):
+            raise _create_mismatch_error(byte_slice, f"it has only pages {min_id} to {max_id}")
 
     def _read_ordered(self, part: Part, identify: IdentifyPage | None) -> Iterator[Page]:
         last_id = -1
-        for page in self._iter_pages_in_range(part, identify):
+        for page in self._iter_part_pages(part, identify):
             if page.page_id <= last_id:
                 raise InputError(
                     f"page {page.page_id} follows page {last_id} in {part.name}, but its index lists "
@@ -167,15 +167,15 @@ class PageFormat:
 
     def _read_newest_revisions(self, part: Part) -> Iterator[Page]:
         newest_recency_by_page: dict[int, tuple[int, int]] = {}
-        for page in self._iter_pages_in_range(part):
+        for page in self._iter_part_pages(part):
             recency = get_recency(page.revised, page.rev_id)
             newest_recency_by_page[page.page_id] = max(recency, newest_recency_by_page.get(page.page_id, recency))
-        for page in self._iter_pages_in_range(part):
+        for page in self._iter_part_pages(part):
             if newest_recency_by_page.get(page.page_id) == get_recency(page.revised, page.rev_id):
                 del newest_recency_by_page[page.page_id]
                 yield page
 
-    def _iter_pages_in_range(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:
+    def _iter_part_pages(self, part: Part, identify: IdentifyPage | None = None) -> Iterator[Page]:
         for byte_slice in part.slices:
             for page in self.read_slice(byte_slice, identify):
                 if part.first_page <= page.page_id <= part.last_page:
@@ -215,9 +215,9 @@ class PageFormat:
                 continue
             unread_runs = [run] if newest_by_page else selected_runs
             for page in chain.from_iterable(self.read_slice(run.slice) for run in unread_runs):
-                page_version = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
-                if page.page_id not in newest_by_page or page_version[0] > newest_by_page[page.page_id][0]:
-                    newest_by_page[page.page_id] = page_version
+                version = (get_recency(page.revised, page.rev_id), self.classify(page, siteinfo) is page)
+                if page.page_id not in newest_by_page or version[0] > newest_by_page[page.page_id][0]:
+                    newest_by_page[page.page_id] = version
             if len(newest_by_page) >= limit:
                 article_ids = sorted(page_id for page_id, (_, is_article) in newest_by_page.items() if is_article)
                 if len(article_ids) >= limit:

@@ -93,7 +93,7 @@ class Parquet(RecordFormat):
         """Yield the results of `parse` for batches of the rows [first_row, end_row)."""
         try:
             with fsspec.open(url, "rb").open() as source:
-                metadata, file_size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
+                metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 column_names = get_schema(metadata).to_arrow_schema().names
                 columns = _select_columns(column_names, self.columns)
                 row_number, leaves = first_row, list_leaves(metadata, columns)
@@ -101,7 +101,7 @@ class Parquet(RecordFormat):
                 open_file = partial(open_parquet, source, metadata=metadata, pre_buffer=not Path(url).is_file())
                 with open_file() as plain_file:
                     file = plain_file
-                    max_row_bytes = check_groups(source, file, columns, file_size, first_row, end_row)
+                    max_row_bytes = check_groups(source, file, columns, size, first_row, end_row)
                     if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # If dictionaries are kept, a text that many rows share is in memory only
                         # once.
@@ -158,8 +158,8 @@ def build_record_columns(records: Sequence[Record]) -> tuple[pa.Array, ...]:
     """Convert records to the columns of `Parquet.read_columns`; the texts of sections are
     joined.
     """
-    plain_records = [record[:4] for record in records]  # without metadata
-    ids, titles, bodies, dates = zip(*plain_records, strict=True) if plain_records else ((), (), (), ())
+    plain_rows = [record[:4] for record in records]  # without metadata
+    ids, titles, bodies, dates = zip(*plain_rows, strict=True) if plain_rows else ((), (), (), ())
     texts = [body if isinstance(body, str) else " ".join(text for _, text in body) for body in bodies]
     page_ids = [record[4].get(PAGE_FIELD, "") if len(record) > 4 else "" for record in records]
     text_columns = [pa.array(column, pa.string()) for column in (ids, titles, texts, page_ids)]

@@ -55,15 +55,15 @@ def _read_file(path: str) -> dict[str, Any]:
 
 def _find_chapters(document: Any) -> dict[int, str]:
     """Return, by page number, the outline path of the first chapter that starts on the page."""
-    chapter_by_page: dict[int, str] = {}
-    heading_path: list[str] = []
+    chapters: dict[int, str] = {}
+    titles: list[str] = []
     for bookmark in islice(document.get_toc(), _MAX_BOOKMARKS):
         destination = bookmark.get_dest()
-        heading_path[bookmark.level :] = [" ".join(clean_text(bookmark.get_title()).split())[:MAX_HEADING_PART]]
+        titles[bookmark.level :] = [" ".join(clean_text(bookmark.get_title()).split())[:MAX_HEADING_PART]]
         page_number = destination.get_index() if destination else None
         if page_number is not None:
-            chapter_by_page.setdefault(page_number, " > ".join(filter(None, heading_path))[: MAX_HEADING - 20])
-    return chapter_by_page
+            chapters.setdefault(page_number, " > ".join(filter(None, titles))[: MAX_HEADING - 20])
+    return chapters
 
 
 def _iter_pages(document: Any, chapters: Mapping[int, str], pdfium: Any) -> Iterator[tuple[str, str]]:

@@ -100,8 +100,8 @@ class _Grid:
         """
         ruled_rows = {row for row, column in self._cells_right_of_line if 0 < column < self.n_columns}
         first_cells = self._merge_cells(characters, cells, ruled_rows)
-        cell_texts, last_indices, n_cut_words = defaultdict[_TextKey, list[str]](list), dict[_TextKey, int](), 0
-        subrow_by_row, last_text_key = Counter[int](), None  # current subrow of each row
+        texts, last_indices, n_cut_words = defaultdict[_TextKey, list[str]](list), dict[_TextKey, int](), 0
+        subrow_by_row, last_key = Counter[int](), None  # current subrow of each row
         for i, cell in cells.items():
             row, column = first_cells[cell]
             last_index = last_indices.get((row, subrow_by_row[row], column))
@@ -110,9 +110,9 @@ class _Grid:
                 and characters[i].top > (characters[last_index].top + characters[last_index].bottom) / 2
             )
             # a subrow begins after other cells
-            if is_new_line and last_text_key != (row, subrow_by_row[row], column):
+            if is_new_line and last_key != (row, subrow_by_row[row], column):
                 subrow_by_row[row], last_index, is_new_line = subrow_by_row[row] + 1, None, False
-            text_key = last_text_key = row, subrow_by_row[row], column
+            key = last_key = row, subrow_by_row[row], column
             previous_character = characters[i - 1]
             if last_index == i - 1:
                 n_cut_words += characters[i].is_above_or_below(previous_character)
@@ -120,18 +120,18 @@ class _Grid:
                 n_cut_words += bool(previous_character.text.strip()) and characters[i].follows(
                     previous_character, _LETTER_GAP
                 )
-                cell_texts[text_key].append("\n" if is_new_line else "" if last_index is None else " ")
-            cell_texts[text_key].append(characters[i].text)
-            last_indices[text_key] = i
-        row_keys, text_columns = sorted({key[:2] for key in cell_texts}), sorted({key[2] for key in cell_texts})
-        n_cells = len({(first_cells[row, column], subrow) for row, subrow in row_keys for column in text_columns})
-        table = [[_join_characters(cell_texts.get((*row, column), "")) for column in text_columns] for row in row_keys]
+                texts[key].append("\n" if is_new_line else "" if last_index is None else " ")
+            texts[key].append(characters[i].text)
+            last_indices[key] = i
+        row_keys, columns = sorted({key[:2] for key in texts}), sorted({key[2] for key in texts})
+        n_cells = len({(first_cells[row, column], subrow) for row, subrow in row_keys for column in columns})
+        table = [[_join_characters(texts.get((*row, column), "")) for column in columns] for row in row_keys]
         for (row, _), row_cells in zip(row_keys, table, strict=True):
             if row not in ruled_rows and sum(map(bool, row_cells)) == 1:
                 # the only text is a heading of the rows below
                 row_cells.sort(key=bool, reverse=True)
         has_columns = sum(sum(map(bool, row_cells)) > 1 for row_cells in table) > 1
-        is_table = has_columns and 2 * len(cell_texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(cell_texts)
+        is_table = has_columns and 2 * len(texts) >= n_cells and n_cut_words <= _MAX_CUT_SHARE * len(texts)
         return _split_text_lines(table) if is_table else []
 
     def _merge_cells(
@@ -175,23 +175,23 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
     n_characters = raw.FPDFText_CountChars(text_page)
     is_readable = grids and n_characters <= _MAX_CHARACTERS and len([*islice(budget, n_characters)]) == n_characters
     characters = [_read_character(raw, text_page, i, transform) for i in range(n_characters if is_readable else 0)]
-    prose_characters = dict(enumerate(characters))
+    prose = dict(enumerate(characters))
     tables: dict[int, Rows] = {}  # tables by the index of their first character
     for grid in grids:
         located_characters = (
-            (i, grid.find_cell(character)) for i, character in prose_characters.items() if character.text.strip()
+            (i, grid.find_cell(character)) for i, character in prose.items() if character.text.strip()
         )
         cell_by_character = {i: cell for i, cell in located_characters if cell}
         if cell_by_character and (table_rows := grid.read_rows(characters, cell_by_character)):
             tables[min(cell_by_character)] = table_rows
             for i in cell_by_character:
-                del prose_characters[i]
+                del prose[i]
     if not tables:
         yield text_page.get_text_bounded()
         return
-    for first_index, end_index in pairwise(sorted({0, *tables, n_characters})):
-        yield from [tables[first_index]] if first_index in tables else []
-        yield _join_characters(prose_characters[i].text for i in range(first_index, end_index) if i in prose_characters)
+    for start, end in pairwise(sorted({0, *tables, n_characters})):
+        yield from [tables[start]] if start in tables else []
+        yield _join_characters(prose[i].text for i in range(start, end) if i in prose)
 
 
 def _join_characters(texts: Iterable[str]) -> str:
@@ -276,11 +276,11 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
     grid_lines, last_grid_indices = list[tuple[list[_Line], list[_Line]]](), dict[frozenset[float], int]()
     for row_lines, column_lines in sorted((sorted(group[0]), group[1]) for group in line_groups if all(group)):
         column_xs = frozenset(column.position for column in column_lines)
-        last_row_lines = grid_lines[last_grid_indices[column_xs]][0] if column_xs in last_grid_indices else None
+        last_rows = grid_lines[last_grid_indices[column_xs]][0] if column_xs in last_grid_indices else None
         top, bottom = row_lines[0].position, row_lines[-1].position
         is_single_row = len({row.position for row in row_lines}) == 2
-        if last_row_lines and is_single_row and top - last_row_lines[-1].position < 1.5 * (bottom - top):
-            last_row_lines.extend(row_lines)
+        if last_rows and is_single_row and top - last_rows[-1].position < 1.5 * (bottom - top):
+            last_rows.extend(row_lines)
             grid_lines[last_grid_indices[column_xs]][1].extend(column_lines)
         else:
             last_grid_indices[column_xs] = len(grid_lines)
@@ -295,16 +295,16 @@ def _find_grids(edges: Sequence[tuple[int, _Line] | None]) -> list[_Grid]:
 
 def _merge_lines(edges: Sequence[_Line]) -> list[_Line]:
     """Merge edges that are near each other; return lines by position, without short ones."""
-    line_positions = _cluster_values(edge.position for edge in edges)
+    positions = _cluster_values(edge.position for edge in edges)
     lines = defaultdict[float, list[_Line]](list)
     for edge in sorted(edges, key=lambda edge: edge.start):
-        line_position = line_positions[bisect(line_positions, edge.position) - 1]
-        if lines[line_position] and lines[line_position][-1].reaches(edge.start):
-            last_line = lines[line_position].pop()
-            lines[line_position].append(_Line(line_position, last_line.start, max(last_line.end, edge.end)))
+        position = positions[bisect(positions, edge.position) - 1]
+        if lines[position] and lines[position][-1].reaches(edge.start):
+            last_line = lines[position].pop()
+            lines[position].append(_Line(position, last_line.start, max(last_line.end, edge.end)))
         else:
-            lines[line_position].append(_Line(line_position, edge.start, edge.end))
-    return [line for position in line_positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
+            lines[position].append(_Line(position, edge.start, edge.end))
+    return [line for position in positions for line in lines[position] if line.end - line.start >= _MIN_LENGTH]
 
 
 def _cluster_values(coordinates: Iterable[float]) -> list[float]:

@@ -263,19 +263,19 @@ def write_bucket_parts(
         return ()
     buffered_bytes = sum(len(line) for _, line in batch)
     weight = source_bytes if buffered_bytes >= MAX_BUFFERED_BYTES else buffered_bytes // COMPRESSION_RATIO
-    first_hashes = _choose_first_hashes(weight, part_weight or choose_part_weight(weight), parent_boundaries)
+    hash_starts = _choose_starts(weight, part_weight or choose_part_weight(weight), parent_boundaries)
     folder = Path(tempfile.mkdtemp(dir=workdir, prefix="buckets-"))
     with translate_write_errors(workdir):
         for next_batch in chain([batch], iter(lambda: _take_batch(encoded_records), [])):
-            _append_to_buckets(next_batch, first_hashes, folder)
-    hash_ranges = pairwise([*first_hashes, ID_HASHES])
+            _append_to_buckets(next_batch, hash_starts, folder)
+    hash_ranges = pairwise([*hash_starts, ID_HASHES])
     parts = tuple(_build_part(kind, i, first, end - 1, folder, stage) for i, (first, end) in enumerate(hash_ranges))
     with suppress(OSError):  # the folder is not empty if `stage` leaves the files there
         folder.rmdir()
     return parts
 
 
-def _choose_first_hashes(weight: int, part_weight: int, parent_boundaries: PartBoundaries | None) -> list[int]:
+def _choose_starts(weight: int, part_weight: int, parent_boundaries: PartBoundaries | None) -> list[int]:
     if parent_boundaries is not None and weight <= 2 * part_weight * len(parent_boundaries.starts):
         return list(parent_boundaries.starts)
     n_parts = max(1, round(weight / part_weight))
@@ -306,10 +306,10 @@ def _append_to_buckets(batch: list[tuple[int, bytes]], starts: list[int], folder
 
 
 def _build_part(kind: SourceKind, bucket: int, first_hash: int, last_hash: int, folder: Path, stage: StageFile) -> Part:
-    bucket_path, slices = _get_bucket_path(folder, bucket), tuple[Slice, ...]()
-    if bucket_path.exists():
-        file_bytes = bucket_path.stat().st_size
-        slices = (Slice(stage_file(stage, bucket_path), 0, file_bytes, "gzip", first_hash, last_hash),)
+    path, slices = _get_bucket_path(folder, bucket), tuple[Slice, ...]()
+    if path.exists():
+        file_bytes = path.stat().st_size
+        slices = (Slice(stage_file(stage, path), 0, file_bytes, "gzip", first_hash, last_hash),)
     return Part(f"part-{bucket:05d}", kind, first_hash, last_hash, slices)
 
 

@@ -80,9 +80,9 @@ class SourceCode(DocumentFiles):
         tree_sitter = require("tree_sitter", extra="code")
         grammar_module, _, grammar_function = _GRAMMAR_BY_ENDING[f".{name.lower().rpartition('.')[2]}"].partition(":")
         grammar = getattr(require(grammar_module, extra="code"), grammar_function or "language")
-        root_node = tree_sitter.Parser(tree_sitter.Language(grammar())).parse(text.encode()).root_node
+        root = tree_sitter.Parser(tree_sitter.Language(grammar())).parse(text.encode()).root_node
         sections: list[tuple[str, str]] = []
-        for path, first_line, end_line in _split_lines(root_node, lines, 0, len(lines), ()):
+        for path, first_line, end_line in _split_lines(root, lines, 0, len(lines), ()):
             section_text = "\n".join(lines[first_line:end_line]).strip("\n")
             if sections and _CLOSING_BRACKETS.fullmatch(section_text):
                 sections[-1] = (sections[-1][0], f"{sections[-1][1]}\n{section_text}".strip("\n"))
@@ -99,9 +99,9 @@ def _split_lines(
     Comments and decorators that are directly above a definition belong to it.
     """
     next_line = first
-    body_node = node.child_by_field_name("body")
+    body = node.child_by_field_name("body")
     # The head of a class is not part of its first member.
-    first_member_row = body_node.start_point.row + (body_node.text or b"").startswith(b"{") if body_node else first
+    first_member_row = body.start_point.row + (body.text or b"").startswith(b"{") if body else first
     for definition in _find_definitions(node):
         start_line = max(definition.first, next_line)
         if definition.end <= start_line:
@@ -127,11 +127,11 @@ def _find_definitions(node: "Node") -> Iterator[_Definition]:
     pending_nodes = list(reversed(node.named_children))
     while pending_nodes:
         child = pending_nodes.pop()
-        first_row, end_row = child.start_point.row, child.end_point.row + (child.end_point.column > 0)
-        if end_row - first_row < 2:
+        first, end = child.start_point.row, child.end_point.row + (child.end_point.column > 0)
+        if end - first < 2:
             continue
         if _is_definition(child):
-            yield _Definition(child, _find_definition_name(child), first_row, end_row)
+            yield _Definition(child, _find_definition_name(child), first, end)
         else:
             pending_nodes.extend(reversed(child.named_children))
 

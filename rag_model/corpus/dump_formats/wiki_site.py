@@ -158,16 +158,16 @@ class SiteFollower:
 
     def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages in the order of the listing until there are `limit` articles."""
-        events, page_changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
+        events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
         for listed_pages in self._list_pages():
             for page_id, page in self._fetch_pages(sorted(listed_pages), events.siteinfo):
-                page_changes[page_id] = page
+                changes[page_id] = page
                 n_articles += page is not None and FORMAT.classify(page, events.siteinfo) is page
                 if n_articles == limit:
                     break
             if n_articles == limit:
                 break
-        return apply_changes(self._mirror, MirrorState(), page_changes), events.siteinfo, events.licence
+        return apply_changes(self._mirror, MirrorState(), changes), events.siteinfo, events.licence
 
     def list_runs(self) -> tuple[list[PageRun], Siteinfo]:
         """Return a run per page of the site, without fetching the pages, for a dry run."""
@@ -181,14 +181,14 @@ class SiteFollower:
 
     def _read_events(self, cursor: Cursor | None) -> _SiteEvents:
         """Read the siteinfo and the changes since the cursor; the last changes if it is None."""
-        query_window: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
+        query: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
         if cursor:
-            query_window = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
-            query_window |= {"rcstart": cursor.changes[0].timestamp} if cursor.changes else {}
-            query_window |= {"lestart": cursor.logs[0][1]} if cursor.logs else {}
+            query = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
+            query |= {"rcstart": cursor.changes[0].timestamp} if cursor.changes else {}
+            query |= {"lestart": cursor.logs[0][1]} if cursor.logs else {}
         replies: list[Reply] = []
         first_reply: Reply = {}
-        for reply in self._client.query_all(**_SITEINFO, **_EVENTS, **query_window, curtimestamp=1):
+        for reply in self._client.query_all(**_SITEINFO, **_EVENTS, **query, curtimestamp=1):
             first_reply = first_reply or reply
             replies.append(reply)
             if cursor is None:
@@ -309,8 +309,8 @@ class SiteFollower:
 
     def _list_pages(self) -> Iterator[dict[int, _ListedPage]]:
         for namespace in sorted(self._namespaces):
-            generator_query = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
-            for pages in self._query_pages(**generator_query, **_PROPERTIES, rvprop="ids|timestamp|size"):
+            query = {"generator": "allpages", "gapnamespace": namespace, "gaplimit": "max"}
+            for pages in self._query_pages(**query, **_PROPERTIES, rvprop="ids|timestamp|size"):
                 yield {page_id: self._parse_listed_page(page) for page_id, page in pages.items()}
 
     def _parse_listed_page(self, page: Reply) -> _ListedPage:
@@ -385,8 +385,8 @@ class SiteFollower:
     def _parse_page(self, page_id: int, row: Reply) -> Page:
         revision = _get_revision(row) or {}
         slots = revision.get("slots")
-        main_slot = check_object(slots.get("main", {}) if isinstance(slots, dict) else {}, self._client.url)
-        text, content_model = main_slot.get("content", ""), main_slot.get("contentmodel", "wikitext")
+        slot = check_object(slots.get("main", {}) if isinstance(slots, dict) else {}, self._client.url)
+        text, content_model = slot.get("content", ""), slot.get("contentmodel", "wikitext")
         if not isinstance(text, str) or not isinstance(content_model, str):
             raise InputError(f"{self._client.url} sends page {page_id} without text: check the wiki")
         return Page(
@@ -418,16 +418,16 @@ class SiteFollower:
                 namespace_ids |= {name.lower(): namespace_id} if isinstance(name, str) else {}
         for alias in _get_rows(reply, "namespacealiases"):
             namespace_ids |= {str(alias.get("alias")).lower(): self._read_number(alias, "id", -(1 << 31))}
-        wiki_fields = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
+        fields = {name: general_info.get(name) for name in ("wikiid", "lang", "base", "case")}
         if unknown_namespaces := self._namespaces - set(namespace_ids.values()):
             raise InputError(f"{url} has no namespace {min(unknown_namespaces)}: give the numbers of its namespaces")
-        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in wiki_fields.values()):
+        if not all(isinstance(value, str) and len(value) <= MAX_TITLE for value in fields.values()):
             raise InputError(f"{url} sends no description of the wiki: check that it is a MediaWiki site")
-        language = str(wiki_fields["lang"])
+        language = str(fields["lang"])
         namespaces = {**CANONICAL_NAMESPACES, **get_namespace_aliases(language), **namespace_ids}
         rights = reply.get("rightsinfo")
         licence = _name_licence(rights) if isinstance(rights, dict) else ""
-        dbname, base_url, title_case = (str(wiki_fields[name]) for name in ("wikiid", "base", "case"))
+        dbname, base_url, title_case = (str(fields[name]) for name in ("wikiid", "base", "case"))
         return Siteinfo(dbname, language, base_url, namespaces, title_case), licence
 
     def _read_title(self, row: Reply) -> str:
@@ -484,17 +484,15 @@ def _read_categories(parse_result: Reply) -> tuple[str, ...]:
     """Return the categories of a rendered page, without hidden ones."""
     categories = parse_result.get("categories")
     rows = categories if isinstance(categories, list) else []
-    raw_names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
-    category_names = [name.replace("_", " ") for name in raw_names if isinstance(name, str)]
+    names = [row.get("category") for row in rows if isinstance(row, dict) and not row.get("hidden")]
+    category_names = [name.replace("_", " ") for name in names if isinstance(name, str)]
     return build_metadata({"categories": category_names}).categories
 
 
 def _get_wikidata_item(page: Reply) -> str:
     """Return the Wikidata item of a page; empty if it has none."""
-    page_properties = page.get("pageprops")
-    return build_metadata(
-        {"wikidata": page_properties.get("wikibase_item")} if isinstance(page_properties, dict) else {}
-    ).wikidata
+    props = page.get("pageprops")
+    return build_metadata({"wikidata": props.get("wikibase_item")} if isinstance(props, dict) else {}).wikidata
 
 
 def _get_revision(page: Reply) -> Reply | None:
@@ -576,8 +574,8 @@ class WikiSite(RenderedPages):
         ]
         if not runs:
             raise InputError(f"{urls[0]} has no pages: check the namespaces, and that you may read them")
-        first_pages = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
-        parts = assemble_parts("wiki", runs, first_pages, runs[-1].slice.last_page, request.part_format)
+        starts = choose_starts(runs, request.part_bytes, request.find_boundaries("wiki", siteinfo.dbname))
+        parts = assemble_parts("wiki", runs, starts, runs[-1].slice.last_page, request.part_format)
         read_at = format_iso(state.cursor.read_at) if state.cursor else None
         return Plan("wiki", siteinfo, parts, licence, read_at or "", template_parts=())
 

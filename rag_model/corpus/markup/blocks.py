@@ -83,9 +83,9 @@ def strip_extensions(text: str) -> str:
     text_parts: list[str] = []
     unclosed_names: set[str] = set()
     offset = 0
-    while opening_tag := _OPENING_TAG.search(text, offset):
-        text_parts.append(text[offset : opening_tag.start()])
-        replacement, offset = _render_tag(text, opening_tag, unclosed_names)
+    while opening := _OPENING_TAG.search(text, offset):
+        text_parts.append(text[offset : opening.start()])
+        replacement, offset = _render_tag(text, opening, unclosed_names)
         text_parts.append(replacement)
     text_parts.append(text[offset:])
     return "".join(text_parts)
@@ -99,11 +99,11 @@ def _render_tag(text: str, opening: re.Match[str], unclosed_names: set[str]) -> 
     name, attributes = opening[1].lower(), opening[2]
     if attributes.endswith("/"):
         return _TAG_RENDERERS[name](attributes, ""), opening.end()
-    closing_tag = None if name in unclosed_names else _CLOSING_TAGS[name].search(text, opening.end())
-    if closing_tag is None:
+    closing = None if name in unclosed_names else _CLOSING_TAGS[name].search(text, opening.end())
+    if closing is None:
         unclosed_names.add(name)
         return protect(opening[0]) if name == "nowiki" else "", opening.end()
-    return _TAG_RENDERERS[name](attributes, text[opening.end() : closing_tag.start()]), closing_tag.end()
+    return _TAG_RENDERERS[name](attributes, text[opening.end() : closing.start()]), closing.end()
 
 
 # A table opens and closes at the start of a line; `|}}` ends a template with an empty last
@@ -186,12 +186,12 @@ class RawSection(NamedTuple):
 def split_sections(text: str) -> Iterator[RawSection]:
     """Yield the sections of a page in order; the lead is first, even if it is empty."""
     level, heading, body_start = 0, "", 0
-    for heading_match in _HEADING.finditer(text):
-        heading_line = heading_match[0].rstrip()
+    for line in _HEADING.finditer(text):
+        heading_line = line[0].rstrip()
         n_equals = min(_count_equals(heading_line), _count_equals(heading_line[::-1]), (len(heading_line) - 1) // 2, 6)
         if n_equals:
-            yield RawSection(level, heading, text[body_start : heading_match.start()], body_start)
-            level, heading, body_start = n_equals, heading_line[n_equals:-n_equals].strip(), heading_match.end()
+            yield RawSection(level, heading, text[body_start : line.start()], body_start)
+            level, heading, body_start = n_equals, heading_line[n_equals:-n_equals].strip(), line.end()
     yield RawSection(level, heading, text[body_start:], body_start)
 
 

@@ -131,8 +131,8 @@ class _ConvertCall:
         if is_spelled_out and digits.isdecimal() and len(digits) < 10:
             return spell_integer(int(digits), " " if self.call.get("sp") == "us" else " and ")
         whole_digits, point, decimals = digits.partition(".")
-        comma_mode = self.call.get("comma")
-        ungrouped = comma_mode in {"off", "gaps", "gaps3"} or (comma_mode == "5" and len(whole_digits) < 5)
+        mode = self.call.get("comma")
+        ungrouped = mode in {"off", "gaps", "gaps3"} or (mode == "5" and len(whole_digits) < 5)
         return (
             (whole_digits if ungrouped or not whole_digits.isdecimal() else f"{int(whole_digits):,}") + point + decimals
         )
@@ -150,17 +150,17 @@ def read_number(text: str) -> Quantity | None:
     text = text.strip()
     if fraction := _FRACTION_PATTERN.fullmatch(text):
         return _read_fraction(fraction)
-    number_match = _NUMBER_PATTERN.fullmatch(text)
-    if not number_match:
+    number = _NUMBER_PATTERN.fullmatch(text)
+    if not number:
         return None
-    digits = number_match[2].replace(",", "")
+    digits = number[2].replace(",", "")
     whole_digits, point, decimals = digits.partition(".")
     precision = len(decimals) if point else len(whole_digits.rstrip("0")) - len(whole_digits)
-    power_of_ten = int(number_match[3] or 0)
-    value = float(f"{'-' if number_match[1] in ('-', '−') else ''}{digits}e{power_of_ten}")
+    power = int(number[3] or 0)
+    value = float(f"{'-' if number[1] in ('-', '−') else ''}{digits}e{power}")
     shown_digits = whole_digits + (f".{decimals}" if decimals else "")
-    exponent = power_of_ten if number_match[3] else None
-    return Quantity(shown_digits, value, precision - power_of_ten, number_match[1].replace("-", "−"), exponent)
+    exponent = power if number[3] else None
+    return Quantity(shown_digits, value, precision - power, number[1].replace("-", "−"), exponent)
 
 
 def _read_fraction(fraction: re.Match[str]) -> Quantity:
@@ -192,12 +192,12 @@ def render_convert(call: TemplateCall) -> str:
         return _name_unit(request, unit, "out", is_singular=False)
     if disp in {"out", "output only", "number", "output number only"} and conversions:
         return "; ".join(conversions)
-    input_text = conversions.pop(0) if is_first_input and conversions else _render_original(request)
+    original = conversions.pop(0) if is_first_input and conversions else _render_original(request)
     if not conversions:
-        return input_text
+        return original
     before, after, between = request.joins
-    output_text = between.join(conversions)
-    first_text, second_text = (output_text, input_text) if request.is_flipped else (input_text, output_text)
+    converted = between.join(conversions)
+    first_text, second_text = (converted, original) if request.is_flipped else (original, converted)
     if call.get("abbr") == "~" and not request.is_flipped and not request.parts and before == " (":
         first_text += f" [{get_symbol(request.unit)}]"
     if call.get("spell") in {"In", "On"}:
@@ -345,8 +345,8 @@ def _pad_words(text: str, before: str, after: str) -> str:
 
 
 def _is_subdivision(unit: Unit, code: str) -> bool:
-    smaller_unit = UNITS.get(code)
-    return smaller_unit is not None and smaller_unit.symbol in _SUBDIVISIONS.get(unit.symbol, ())
+    smaller = UNITS.get(code)
+    return smaller is not None and smaller.symbol in _SUBDIVISIONS.get(unit.symbol, ())
 
 
 def _add_smaller_unit(request: _ConvertCall, arguments: list[str]) -> None:
@@ -356,13 +356,13 @@ def _add_smaller_unit(request: _ConvertCall, arguments: list[str]) -> None:
         ValueError: There is no number before the smaller unit.
     """
     quantity = read_number(arguments.pop(0))
-    smaller_unit = find_unit(arguments.pop(0))
+    smaller = find_unit(arguments.pop(0))
     if quantity is None:
-        raise ValueError(smaller_unit.symbol)
-    total_value = request.numbers[0].value * round(request.unit.factor / smaller_unit.factor) + quantity.value
+        raise ValueError(smaller.symbol)
+    total = request.numbers[0].value * round(request.unit.factor / smaller.factor) + quantity.value
     decimals = quantity.decimals if "/" in quantity.digits else max(quantity.decimals, 0)
-    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (quantity, smaller_unit)]
-    request.numbers, request.unit = [Quantity(quantity.digits, total_value, decimals)], smaller_unit
+    request.parts = [*(request.parts or [(request.numbers[0], request.unit)]), (quantity, smaller)]
+    request.numbers, request.unit = [Quantity(quantity.digits, total, decimals)], smaller
 
 
 def _split_targets(text: str) -> list[str]:

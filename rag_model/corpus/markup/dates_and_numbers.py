@@ -42,7 +42,7 @@ def format_call_date(call: TemplateCall, year: str, month: str = "", day: str = 
     """Format a date in the language of the page that calls a template."""
     if call.is_english or not (_is_number(month) and 1 <= int(month) <= 12):
         return format_date(year, month, day, day_first=call.is_on("df") or not call.is_english)
-    day, year = (str(int(date_part)) if _is_number(date_part) else date_part for date_part in (day, year))
+    day, year = (str(int(part)) if _is_number(part) else part for part in (day, year))
     return format_local_date(call.language, day, int(month), year)
 
 
@@ -104,8 +104,8 @@ def _render_age(call: TemplateCall) -> str:
 
 
 def _render_as_of(call: TemplateCall) -> str:
-    date_params = {key: argument for key, argument in call.params.items() if key.isdigit()} | {"df": "y"}
-    date = _render_date(call._replace(params=date_params))
+    params = {key: argument for key, argument in call.params.items() if key.isdigit()} | {"df": "y"}
+    date = _render_date(call._replace(params=params))
     if call.get("alt") or not call.is_english:
         return call.get("alt") or date
     phrase = "since" if call.is_on("since") else "as of"
@@ -191,10 +191,10 @@ def _render_formatted_number(call: TemplateCall) -> str:
 
 def _render_fraction(call: TemplateCall) -> str:
     """Render `{{frac|1|2}}` as 1/2, `{{frac|3|1|2}}` as 3 1/2, `{{frac|3}}` as 1/3."""
-    numbers = call.positional()
-    if len(numbers) == 3:
-        return f"{numbers[0]} {numbers[1]}/{numbers[2]}"
-    return f"{numbers[0]}/{numbers[1]}" if len(numbers) == 2 else f"1/{numbers[0]}" if numbers else "/"
+    parts = call.positional()
+    if len(parts) == 3:
+        return f"{parts[0]} {parts[1]}/{parts[2]}"
+    return f"{parts[0]}/{parts[1]}" if len(parts) == 2 else f"1/{parts[0]}" if parts else "/"
 
 
 def _render_value(call: TemplateCall) -> str:

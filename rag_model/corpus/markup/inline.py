@@ -36,18 +36,18 @@ def _build_join_renderer(separator: str) -> Renderer:
 
 
 def _build_wrap_renderer(before: str, after: str) -> Renderer:
-    is_english_only = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
+    is_english = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
 
     def render(call: TemplateCall) -> str:
-        return call.get("1") if is_english_only and not call.is_english else f"{before}{call.get('1')}{after}"
+        return call.get("1") if is_english and not call.is_english else f"{before}{call.get('1')}{after}"
 
     return render
 
 
 def _build_constant_renderer(text: str) -> Renderer:
     protected_text = protect(text)
-    is_english_only = text in {"Yes", "No", "N/A"}
-    return lambda call: "" if is_english_only and not call.is_english else protected_text
+    is_english = text in {"Yes", "No", "N/A"}
+    return lambda call: "" if is_english and not call.is_english else protected_text
 
 
 def _render_language(call: TemplateCall) -> str:
@@ -69,8 +69,8 @@ def _render_langx(call: TemplateCall) -> str:
 
 
 def _join_meaning(call: TemplateCall, words: str, romanized: str, meaning: str) -> str:
-    literal_mark = "lit. " if call.is_english else ""
-    notes = [romanized, f"{literal_mark}'{meaning}'" if meaning else ""]
+    label = "lit. " if call.is_english else ""
+    notes = [romanized, f"{label}'{meaning}'" if meaning else ""]
     return ", ".join(note for note in (words, *notes) if note)
 
 
@@ -91,9 +91,9 @@ def _render_chinese(call: TemplateCall) -> str:
 
 def _render_nihongo(call: TemplateCall) -> str:
     """Render `{{nihongo|English|kanji|rōmaji|extra}}` as "English (kanji, rōmaji, extra)"."""
-    english, *other_arguments = (call.positional() + [""] * 5)[:5]
-    notes = ", ".join(note for note in (*other_arguments[:3], call.get("extra")) if note)
-    return f"{english} ({notes}) {other_arguments[3]}".strip() if english and notes else english or notes
+    english, *rest = (call.positional() + [""] * 5)[:5]
+    notes = ", ".join(note for note in (*rest[:3], call.get("extra")) if note)
+    return f"{english} ({notes}) {rest[3]}".strip() if english and notes else english or notes
 
 
 def _render_nihongo_romaji_first(call: TemplateCall) -> str:
@@ -206,8 +206,8 @@ def _render_number_sign(call: TemplateCall) -> str:
 
 
 def _render_marriage(call: TemplateCall) -> str:
-    literal_mark = "m. " if call.is_english else ""
-    return f"{call.get('1')} ({literal_mark}{call.get('2')})" if call.get("2") else render_first(call)
+    label = "m. " if call.is_english else ""
+    return f"{call.get('1')} ({label}{call.get('2')})" if call.get("2") else render_first(call)
 
 
 _CONSTANTS = {

@@ -194,8 +194,8 @@ def _render_external_links(text: str) -> str:
     """
     lines = text.split("\n")
     for i, line in enumerate(lines):
-        if "[" in line and (bracket_end := line.rfind("]") + 1):
-            lines[i] = _EXTERNAL_LINK.sub(_render_external_link, line[:bracket_end]) + line[bracket_end:]
+        if "[" in line and (end := line.rfind("]") + 1):
+            lines[i] = _EXTERNAL_LINK.sub(_render_external_link, line[:end]) + line[end:]
     return "\n".join(lines)
 
 
@@ -217,15 +217,15 @@ def render_apostrophes(text: str) -> str:
 
 def _render_quoted_line(line: str) -> str:
     pieces = _QUOTES.split(line)
-    run_lengths = [0, *(len(apostrophes) for apostrophes in pieces[1::2])]
+    lengths = [0, *(len(apostrophes) for apostrophes in pieces[1::2])]
     pieces = pieces[::2]
-    for i, run_length in enumerate(run_lengths):
-        if run_length == 4 or run_length > 5:
-            run_lengths[i] = 3 if run_length == 4 else 5
-            pieces[i - 1] += "'" * (run_length - run_lengths[i])
-    n_bold, n_italic = (sum(run_length in (mark_length, 5) for run_length in run_lengths) for mark_length in (3, 2))
+    for i, length in enumerate(lengths):
+        if length == 4 or length > 5:
+            lengths[i] = 3 if length == 4 else 5
+            pieces[i - 1] += "'" * (length - lengths[i])
+    n_bold, n_italic = (sum(length in (mark_length, 5) for length in lengths) for mark_length in (3, 2))
     if n_bold % 2 and n_italic % 2:
-        last_characters = {i: pieces[i - 1][-2:] for i, run_length in enumerate(run_lengths) if run_length == 3}
+        last_characters = {i: pieces[i - 1][-2:] for i, length in enumerate(lengths) if length == 3}
         candidate_marks = (
             next((i for i, last_two in last_characters.items() if last_two[-1:] != " " and last_two[:-1] == " "), 0),
             next((i for i, last_two in last_characters.items() if last_two[-1:] != " " and last_two[:-1] != " "), 0),

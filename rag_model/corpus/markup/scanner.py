@@ -154,7 +154,7 @@ class Scanner:
         if frame.braces:
             frame.pieces.append("]]")
             return end
-        if text[end : end + 1] == "]" and "[" in "".join(frame.pieces):  # [[File:…|from [http://…]]]
+        if text[end : end + 1] == "]" and "[" in "".join(frame.pieces):  # [[File:…|[http://…]]]
             frame.pieces.append("]")
             end += 1
         frames.pop()

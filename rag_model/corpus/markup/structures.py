@@ -74,15 +74,15 @@ class Grid:
         caption, *texts = clean_texts([self.caption, *(cell.text for cell in cells)], clean)
         for cell, text in zip(cells, texts, strict=True):
             cell.text = text
-        head_lines = [caption] if caption else []
+        head = [caption] if caption else []
         if kind == "infobox":
-            return create_structure(kind, map(_format_field_row, _repeat_spans(rows, 0)), head_lines)
-        n_header_rows = _count_header_rows(rows)
-        text_rows = _repeat_spans(rows, n_header_rows)
-        head_lines += [row[0].text for row in rows[:n_header_rows] if len(row) == 1 and row[0].text]
-        if column_headers := _join_headers([text_rows[n] for n in range(n_header_rows) if len(rows[n]) > 1]):
-            head_lines.append(column_headers)
-        return create_structure(kind, map(_format_row, text_rows[n_header_rows:]), head_lines)
+            return create_structure(kind, map(_format_field_row, _repeat_spans(rows, 0)), head)
+        n_headers = _count_header_rows(rows)
+        text_rows = _repeat_spans(rows, n_headers)
+        head += [row[0].text for row in rows[:n_headers] if len(row) == 1 and row[0].text]
+        if headers := _join_headers([text_rows[n] for n in range(n_headers) if len(rows[n]) > 1]):
+            head.append(headers)
+        return create_structure(kind, map(_format_row, text_rows[n_headers:]), head)
 
 
 def is_requested(grid: Grid, structures: Collection[StructureName]) -> bool:
@@ -306,8 +306,8 @@ def _split_cells(text: str, *, is_header: bool = False) -> list[str]:
 
 def _protect_list_mark(text: str) -> str:
     """Protect a list mark at the start of a cell, where it is text."""
-    stripped_text = text.lstrip()
-    return protect(stripped_text[0]) + stripped_text[1:] if stripped_text[:1] in _LIST_MARKS else text
+    bare_text = text.lstrip()
+    return protect(bare_text[0]) + bare_text[1:] if bare_text[:1] in _LIST_MARKS else text
 
 
 def _split_attributes(cell: str) -> tuple[str, str]:
@@ -469,8 +469,8 @@ def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the visible fields of a box, with the marks for cleaning them in one call."""
     angle_by_direction: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
-        if angle_match := _ANGLE.match(key):
-            angle_by_direction.setdefault(angle_match[1].lower()[:3], {})[angle_match[2].lower()[0]] = value
+        if angle := _ANGLE.match(key):
+            angle_by_direction.setdefault(angle[1].lower()[:3], {})[angle[2].lower()[0]] = value
         elif value and len(key) <= _MAX_KEY and not _HIDDEN_FIELD.match(key) and not key.isdecimal():
             label = _TRAILING_NUMBER.sub("", key).replace("_", " ").strip() or key
             yield f"{_TEXT_MARK}\n{protect(label[:1].upper() + label[1:])}{_FIELD_MARK}\n{value}\n"
@@ -507,13 +507,13 @@ def cut_lists(text: str) -> tuple[str, list[RawList]]:
     pieces: list[str] = []
     raw_lists: list[RawList] = []
     i = 0
-    for list_match in _LONG_LIST.finditer(text):
-        if not list_match[0].startswith(("*", "#", ";")) or len(list_match[0].split()) < _MIN_LIST_WORDS:
+    for match in _LONG_LIST.finditer(text):
+        if not match[0].startswith(("*", "#", ";")) or len(match[0].split()) < _MIN_LIST_WORDS:
             continue
-        pieces.append(text[i : list_match.start()])
-        i = list_match.end()
+        pieces.append(text[i : match.start()])
+        i = match.end()
         introduction = _BLANK_LINES.split(pieces[-1].strip()[-2 * _MAX_INTRODUCTION :])[-1].rpartition("\n")[2]
-        raw_lists.append(RawList(introduction, [item for item in _ITEM.split(list_match[0]) if item.strip()]))
+        raw_lists.append(RawList(introduction, [item for item in _ITEM.split(match[0]) if item.strip()]))
     return ("".join([*pieces, text[i:]]), raw_lists) if raw_lists else (text, raw_lists)
 
 
@@ -529,7 +529,7 @@ class StructureParser:
         self._body, self._structures = body, frozenset(structures)
 
     def extract(self, section: RawSection) -> tuple[str, list[Structure]]:
-        """Return the markup of a section without its long lists, and its tables, boxes and lists."""
+        """Return the markup of a section without long lists, and its tables, boxes and lists."""
         markup, structures = section.body, list[Structure | None]()
         if "infobox" in self._structures:
             structures += map(self._parse_box, find_boxes(markup, self._templates))

@@ -233,8 +233,8 @@ class TemplateTable:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read a table from the JSON of `to_bytes`."""
-        json_entries: dict[str, list[Any]] = json.loads(data)
-        return cls({name: TemplateEntry(kind, value) for name, (kind, value) in json_entries.items()})
+        entries: dict[str, list[Any]] = json.loads(data)
+        return cls({name: TemplateEntry(kind, value) for name, (kind, value) in entries.items()})
 
 
 NO_TEMPLATES = TemplateTable({})

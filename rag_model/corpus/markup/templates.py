@@ -338,8 +338,8 @@ def _is_showable(argument: str, call: TemplateCall, *, is_translated: bool) -> b
 @cache
 def _is_latin(language: str) -> bool:
     """Return whether a language is written in Latin letters, judged by its month names."""
-    month_names = "".join(get_names(language).months)
-    return not month_names or any(character.isalpha() and character.isascii() for character in month_names)
+    months = "".join(get_names(language).months)
+    return not months or any(character.isalpha() and character.isascii() for character in months)
 
 
 def _choose_switch_case(searched_case: str, cases: list[str]) -> str:
