@@ -34,7 +34,7 @@ from flows.release_evaluator import ReleaseEvaluation, ReleaseEvaluator
 from flows.reproduction import DataFile, Library, Reproduction, Row, read_reproduction
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.dump_catalog import fetch_file, hash_file
-from rag_model.corpus.source import expand_pattern, get_stamp, read_lines
+from rag_model.corpus.source import expand_pattern, get_version_tag, read_lines
 from rag_model.digest import digest_json
 from rag_model.encoders.architecture import Architecture, read_architecture
 from rag_model.encoders.files import read_dim, resolve_folder
@@ -688,7 +688,7 @@ def _choose_build(
         local_vectors = [url.removeprefix("file://") for url in vectors]
         arguments = dump, local_vectors, run.store.url, encoder, recipe, ref
         build_imported = partial(import_library.fn, *arguments, beam_options=run.beam_options)
-        stamp_by_url = {url: get_stamp(url) for url in vectors}
+        stamp_by_url = {url: get_version_tag(url) for url in vectors}
         return lambda: build_imported().snapshot, None if inputs is None else {**inputs, "vectors": stamp_by_url}
     passage_limit = None if plan.fraction is None else _count_passages(plan, name)
     build = partial(reindex.fn, dump, run.store.url, encoder, recipe, ref, passage_limit, beam_options=run.beam_options)

@@ -81,7 +81,7 @@ class ArticleResult:
     templates: tuple[str, ...] = ()  # names of unknown templates that the page uses
 
     @property
-    def count(self) -> int:
+    def n_passages(self) -> int:
         """The number of passages."""
         return len(self.passages) if self.stored is None else self.stored.count
 
@@ -145,8 +145,8 @@ class ArticleLog:
         template_digest: bytes = b"",
     ) -> None:
         """Append one article or dropped page, with the digests of its passages and templates."""
-        template_info = "|".join(result.templates), template_digest
-        self._rows.append((page_id, key, result.count, result.reason, digest, result.dropped, revised, *template_info))
+        template = "|".join(result.templates), template_digest
+        self._rows.append((page_id, key, result.n_passages, result.reason, digest, result.dropped, revised, *template))
 
     def save(self, path: Path) -> None:
         """Write the log to a Parquet file."""
@@ -238,7 +238,7 @@ class ReusableArticles:
         passage_counts = log["passages"].to_numpy()
         # Skip the part if the log counts more passages than the file has, because a page was
         # removed from it, or if the file has no dates, because an earlier version wrote it.
-        if passage_counts.sum() != file.n_rows or not file.dated:
+        if passage_counts.sum() != file.n_rows or not file.has_dates:
             return
         start_rows = np.cumsum(passage_counts) - passage_counts
         page_ids = log["page_id"].to_pylist()

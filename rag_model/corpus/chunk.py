@@ -269,7 +269,7 @@ class _PartTally:
 
     def count_article(self, result: ArticleResult, *, is_reused: bool) -> None:
         """Count an article with passages, or a page without text."""
-        if result.count:
+        if result.n_passages:
             self.articles += 1
             self.inherited += is_reused
         else:

@@ -278,7 +278,7 @@ class PassageFile:
         return str(self._name)
 
     @property
-    def dated(self) -> bool:
+    def has_dates(self) -> bool:
         """Whether the file has dates."""
         return DATE in self.schema.names
 
@@ -300,7 +300,7 @@ class PassageFile:
         Raises:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
-        all_columns = (self.schema if self.dated else PASSAGE_SCHEMA).names
+        all_columns = (self.schema if self.has_dates else PASSAGE_SCHEMA).names
         column_names, decoded_bytes = all_columns if columns is None else list(columns), 0
         stored_columns = self._select_stored_columns(column_names)
         leaves = list_leaves(self._file.metadata, stored_columns)

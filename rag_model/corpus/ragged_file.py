@@ -373,7 +373,7 @@ class SparseFile(RaggedFile[SparseVectors]):
     rows, content_name = SparseVectors, "weighted terms"
 
     @property
-    def postings(self) -> int:
+    def n_postings(self) -> int:
         """The number of pairs of a passage and a term."""
         return sum(int(batch.offsets[-1]) for batch in self._batches)
 

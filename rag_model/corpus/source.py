@@ -170,7 +170,7 @@ def get_size(url: str) -> int:
     return int(n_bytes)
 
 
-def get_stamp(url: str) -> str | None:
+def get_version_tag(url: str) -> str | None:
     """Return an identifier of a file's version, from the size and the tag or modification time.
 
     Return None if the file system reports neither tag nor time.

@@ -28,7 +28,7 @@ from rag_model.corpus.dump_formats.dump_format import (
 from rag_model.corpus.parts import PartBoundaries
 from rag_model.corpus.plan import find_dump_properties, plan_dump
 from rag_model.corpus.records import Plan, is_wiki_site
-from rag_model.corpus.source import get_size, get_stamp, read_bytes
+from rag_model.corpus.source import get_size, get_version_tag, read_bytes
 from rag_model.digest import digest_chunks
 from rag_model.encoders import embed
 from rag_model.errors import InputError, StoreError, UsageError
@@ -314,7 +314,7 @@ def collect_inputs(
     Raises:
         BookwheelError: a dump, an encoder or a question file cannot be read.
     """
-    stamp_by_url = {url: None if is_wiki_site(url) else get_stamp(url) for url in find_dump_files(dump).urls}
+    stamp_by_url = {url: None if is_wiki_site(url) else get_version_tag(url) for url in find_dump_files(dump).urls}
     if None in stamp_by_url.values():
         return None
     encoders = store_encoders(store, encoder, recipe, pins=pins)

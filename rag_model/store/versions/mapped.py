@@ -33,7 +33,7 @@ def write_mapped_copy(passages: Path, copy: Path) -> None:
         OSError: `copy` cannot be written.
     """
     with PassageFile(passages) as file, atomic_write(copy) as temporary, pa.OSFile(str(temporary), "wb") as sink:
-        schema = file.schema if file.dated else PASSAGE_SCHEMA
+        schema = file.schema if file.has_dates else PASSAGE_SCHEMA
         with pa.ipc.new_file(sink, schema) as writer:
             for batch in file.iter_batches():
                 writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))

@@ -146,7 +146,7 @@ def test_a_file_of_before_dates_is_read_without_them(tmp_path: Path) -> None:
     expected = undated(tmp_path / "old", ROW_GROUP + 3)
     assert pq.ParquetFile(tmp_path / "old").schema_arrow.equals(UNDATED_SCHEMA)
     with PassageFile(tmp_path / "old") as file:
-        assert not file.dated
+        assert not file.has_dates
         assert list(file.iter_passages()) == expected
         assert file.read_rows([3, 1]) == [expected[3], expected[1]]
         for names in (None, ["title", "revised"]):

@@ -99,7 +99,7 @@ def test_rows_are_read_back(tmp_path: Path, count: int, seed: int, wanted: list[
     places = np.array(sorted({row for row in wanted if row < count}), np.int64)
     with RangeReader(path) as source:
         for file in (SparseFile(path), SparseFile(source)):
-            assert (file.n, file.dim, file.scale, file.postings) == (count, DIM, 64, len(rows.terms))
+            assert (file.n, file.dim, file.scale, file.n_postings) == (count, DIM, 64, len(rows.terms))
             for found, own in (
                 (SparseVectors.concatenate(list(file.iter_batches())), rows),
                 (file.take(places), rows.take(places)),
@@ -132,7 +132,7 @@ def test_terms_out_of_order_or_range_are_refused(rows: SparseVectors, tmp_path: 
 
 def test_rows_may_begin_anew_after_one_that_is_empty(tmp_path: Path) -> None:
     rows = made([5, 6, 1, 9], [1, 2, 3, 4], [0, 2, 0, 0, 1, 1, 0])
-    assert SparseFile(written(rows, tmp_path / "part")).postings == 4
+    assert SparseFile(written(rows, tmp_path / "part")).n_postings == 4
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

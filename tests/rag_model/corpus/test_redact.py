@@ -64,7 +64,7 @@ def test_a_part_keeps_its_columns(part: tuple[Part, Siteinfo], tmp_path: Path, *
     made, _ = redact_part(files, {"7"}, tmp_path)
     assert made.passages.read_bytes() == wanted.passages.read_bytes()
     with PassageFile(made.passages) as file:
-        assert file.dated is dated
+        assert file.has_dates is dated
         assert {passage.revised is not None for passage in file.iter_passages()} == {dated}
 
 

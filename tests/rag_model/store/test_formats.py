@@ -130,7 +130,7 @@ def test_a_page_is_taken_down_and_no_part_gets_dates(store: Store) -> None:
         assert {passage.page_id for passage in left.passages(range(left.n))} == {"1", "3", "4"}
         for part in left.parts:
             with left.passage_file(part.name) as file:
-                assert not file.dated
+                assert not file.has_dates
 
 
 def test_a_build_inherits_no_passages_of_it(

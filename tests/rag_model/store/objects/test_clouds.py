@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flows.cli import run
-from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_bytes
+from rag_model.corpus.source import expand_pattern, get_size, get_version_tag, read_bytes
 from rag_model.errors import MissingExtraError, StoreError
 from rag_model.store import RefMove, Store
 from rag_model.store.objects.buckets import find_cloud
@@ -350,7 +350,7 @@ def test_a_dump_there_is_found_and_read(service: Service) -> None:
         second, tenth = expand_pattern(f"{url}/dumps/part-*")
         assert (second.endswith("part-2"), tenth.endswith("part-10"), get_size(tenth)) == (True, True, 5)
         assert b"".join(read_bytes(second, 3, 4)) == b"3456"
-        assert get_stamp(second) is not None
+        assert get_version_tag(second) is not None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from flows.cli import run
 from rag_model.corpus.dump_formats.parquet import FORMAT as PARQUET
-from rag_model.corpus.source import expand_pattern, get_size, get_stamp, read_bytes
+from rag_model.corpus.source import expand_pattern, get_size, get_version_tag, read_bytes
 from rag_model.errors import InputError, MissingExtraError, ReadOnlyError, StoreError, UsageError
 from rag_model.evaluation.questions import read_questions
 from rag_model.store import Snapshot, Store
@@ -257,15 +257,15 @@ def test_a_dump_there_is_found_and_read(hub: Hub) -> None:
     second, tenth = expand_pattern("hf://datasets/me/dumps/part-*")
     assert (second.endswith("part-2"), tenth.endswith("part-10"), get_size(tenth)) == (True, True, 5)
     assert b"".join(read_bytes(second, 3, 4)) == b"3456"
-    before = get_stamp(second)
-    assert before == get_stamp(second) is not None
+    before = get_version_tag(second)
+    assert before == get_version_tag(second) is not None
     repository.commit({"part-2": b"9876543210", "part-3": b""})
-    assert get_stamp(second) not in {before, None}
+    assert get_version_tag(second) not in {before, None}
     assert len(expand_pattern("hf://datasets/me/dumps/part-*")) == 3
 
 
 @pytest.mark.parametrize(
-    "read", [read_questions, read_statements, read_examples, expand_pattern, get_stamp, _rows, _bytes]
+    "read", [read_questions, read_statements, read_examples, expand_pattern, get_version_tag, _rows, _bytes]
 )
 def test_what_fsspec_alone_reads_fails_in_one_line_too(
     read: Callable[[str], object], hub: Hub, monkeypatch: pytest.MonkeyPatch
