@@ -145,8 +145,8 @@ class ArticleLog:
         template_digest: bytes = b"",
     ) -> None:
         """Append one article or dropped page, with the digests of its passages and templates."""
-        template = "|".join(result.templates), template_digest
-        self._rows.append((page_id, key, result.n_passages, result.reason, digest, result.dropped, revised, *template))
+        templates = "|".join(result.templates), template_digest
+        self._rows.append((page_id, key, result.n_passages, result.reason, digest, result.dropped, revised, *templates))
 
     def save(self, path: Path) -> None:
         """Write the log to a Parquet file."""
