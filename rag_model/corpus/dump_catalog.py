@@ -96,7 +96,7 @@ class _MinimumRateStream(io.RawIOBase):
         super().close()
 
 
-class _RateLimitedResponse(HTTPResponse):
+class _RateCheckedResponse(HTTPResponse):
     def __init__(self, sock: Any, *arguments: Any, **settings: Any) -> None:
         super().__init__(sock, *arguments, **settings)
         file: Any = self.fp
@@ -104,11 +104,11 @@ class _RateLimitedResponse(HTTPResponse):
 
 
 class _RateCheckedConnection(HTTPConnection):
-    response_class = _RateLimitedResponse
+    response_class = _RateCheckedResponse
 
 
 class _RateCheckedHttpsConnection(HTTPSConnection):
-    response_class = _RateLimitedResponse
+    response_class = _RateCheckedResponse
 
 
 class _HttpHandler(HTTPHandler):

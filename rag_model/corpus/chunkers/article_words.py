@@ -146,9 +146,9 @@ def split_article(article: Article) -> ArticleWords:
     words: list[str] = []
     boundary_strengths: list[int] = []
     section_numbers: list[int] = []
-    iter_boundaries = _iter_line_words if article.keeps_lines else _iter_bounded_words
+    iter_words = _iter_line_words if article.keeps_lines else _iter_words_and_strengths
     for section_number, section in enumerate(article.sections):
-        for word, boundary_strength in iter_boundaries(section.text):
+        for word, boundary_strength in iter_words(section.text):
             words.append(word)
             boundary_strengths.append(boundary_strength)
         section_numbers += [section_number] * (len(words) - len(section_numbers))
@@ -179,7 +179,7 @@ def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span])
         )
 
 
-def _iter_bounded_words(text: str) -> Iterator[tuple[str, int]]:
+def _iter_words_and_strengths(text: str) -> Iterator[tuple[str, int]]:
     """Yield the words of a text, each with the strength of the boundary before it."""
     last_token, strength = "", HEADING
     for line in text.split("\n"):
@@ -204,7 +204,7 @@ def _iter_line_words(text: str) -> Iterator[tuple[str, int]]:
     """
     strength, line_break = HEADING, "\n\n"
     for line in text.split("\n"):
-        words = _iter_bounded_words(line)
+        words = _iter_words_and_strengths(line)
         if (first_word := next(words, None)) is None:
             strength, line_break = max(strength, PARAGRAPH), "\n\n"
             continue
