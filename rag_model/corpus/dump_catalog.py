@@ -211,7 +211,9 @@ def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lamb
             try:
                 _fetch_dump_file(file, folder, partial(_report_total, on_progress, fetched_bytes, dump.size))
             except OSError as error:
-                raise ResourceError(f"cannot write {folder / file.name}: {error.strerror}") from error
+                raise ResourceError(
+                    f"cannot write {folder / file.name} ({error.strerror}): free space, or name another folder"
+                ) from error
         fetched_bytes += file.size
         on_progress(fetched_bytes, dump.size)
     stream_names = [file.name for file in dump.files if ".xml" in file.name]
