@@ -100,7 +100,7 @@ def evaluate(
             run = prepare_answer_run(opened_store, model, questions, ref, settings, asks)
         with clock("retrieve") as on_progress:
             retrieve_passages(run.examination, on_progress)
-        for evaluation_condition in run.examination.conditions():
+        for evaluation_condition in run.examination.list_conditions():
             with clock(evaluation_condition.name) as on_progress:
                 answer_under_condition(run.examination, evaluation_condition, on_progress)
         outcome = run.build_outcome(clock.seconds, report)
@@ -175,7 +175,7 @@ def prepare_answer_run(
     check_gold_answers(question_set.questions, settings.kind)
     RetrievalJudge.for_questions(question_set, settings.judged_by)
     snapshot = Snapshot.from_store(store, ref)
-    model_id, reader_settings = resolve_model_id(store, model), settings.reader_settings(model)
+    model_id, reader_settings = resolve_model_id(store, model), settings.build_reader_settings(model)
     for settings_of_reader in reader_settings.values():
         check_route(settings_of_reader, model_id)
     reading_model, retriever = open_reading_model(

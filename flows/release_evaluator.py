@@ -84,7 +84,9 @@ class ReleaseEvaluator:
         depth, has_evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
         # no passage contains a label, so retrieval cannot be judged by answers that are labels
         has_no_text_answers = answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
-        measures = [] if has_no_text_answers else [*self.judge.measures(depth), *self.judge.rank_measures(depth)]
+        measures = (
+            [] if has_no_text_answers else [*self.judge.list_measures(depth), *self.judge.list_rank_measures(depth)]
+        )
         measures += list_evidence_measures() if has_evidence and answers else []
         measures += list_measures(self.settings.kind, evidence=has_evidence) if answers else []
         acceptance.check_measures(dict.fromkeys(measures))

@@ -237,7 +237,7 @@ def estimate_evaluation(
     architectures = _list_architectures(folder)
     # Number of passages that each condition reads; a prompt with k passages counts as k prompts
     # with one passage. The reader `auto` adds the answers without passages.
-    passage_counts = [1 if name == "auto" else k for name in settings.reader_settings(model)]
+    passage_counts = [1 if name == "auto" else k for name in settings.build_reader_settings(model)]
     if settings.ablations:
         # Closed book, gold passage, shuffled passages, and the sweep over k.
         passage_counts += [1, 1, k, *settings.ablations.sweep]

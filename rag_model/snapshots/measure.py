@@ -151,7 +151,7 @@ def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     retriever = open_retriever(snapshot, expression)
     depth = min(judge.get_cutoff(floor.measure), retriever.most)
     outcomes = list(retrieve(retriever, question_set.questions, depth, patterns=floor.patterns))
-    return RetrieverScore(expression, estimate_mean(judge.values(outcomes, [floor.measure])[floor.measure]))
+    return RetrieverScore(expression, estimate_mean(judge.compute_values(outcomes, [floor.measure])[floor.measure]))
 
 
 def _get_full_factory(index_entry: Mapping[str, Any]) -> str:

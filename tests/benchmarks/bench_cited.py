@@ -121,7 +121,7 @@ def examine(
         dict(other_caches if settings.ablations else ()),
     )
     examination.retrieve()
-    arms = {condition.name: condition for condition in examination.conditions()}
+    arms = {condition.name: condition for condition in examination.list_conditions()}
     for condition in (arms[name] for name in (OPEN_BOOK, CLOSED_BOOK, f"{MARGINAL}, {OPEN_BOOK}") if name in arms):
         examination.answer_condition(condition)
     return examination

@@ -159,7 +159,10 @@ def build_task(setup: Setup, work: Path, settings: End2EndTraining, arm: str, re
     if not arm.startswith("end2end"):
         settings = replace(settings, moving=MovingSettings(0))
     rag = Rag(
-        question, load_generator(setup.reader, FORM, device="cpu"), settings.rag.model_settings("sequence"), passage
+        question,
+        load_generator(setup.reader, FORM, device="cpu"),
+        settings.rag.build_model_settings("sequence"),
+        passage,
     )
     passage_leads = sample_leads(snapshot, 10**6, 0) if arm.endswith("reconstruction") else []
     index = partial(MovingIndex, store, snapshot, settings.moving, rebuild or InProcessRebuilder(store.url), work)

@@ -114,7 +114,9 @@ def compare(options: argparse.Namespace, data: DprData, folder: Path) -> dict[st
             answered=0,
         )
         rag = Rag(
-            question, load_generator(options.generator, InstructionTemplate()), recipe.model_settings(options.kind)
+            question,
+            load_generator(options.generator, InstructionTemplate()),
+            recipe.build_model_settings(options.kind),
         )
         figures_before = examine(rag, snapshot, data.test, options.k)
         task = RagTask(rag, snapshot, data.train, data.dev, recipe)

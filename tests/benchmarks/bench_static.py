@@ -201,7 +201,7 @@ def measure_quality(
             for way in ("alone", "rrf_bm25"):
                 lists[name][f"rerank({way})"] = reranker(lists[name][way], options.reranked, options.depth)
     judge = Judge(corpus, question_rows)
-    measures = {name: {way: judge.measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
+    measures = {name: {way: judge.list_measures(rows) for way, rows in ways.items()} for name, ways in lists.items()}
     estimates = {
         name: {
             way: {m: to_percent(estimate_mean(scores)) for m, scores in values.items()} for way, values in ways.items()

@@ -3,7 +3,7 @@
 # doctest: +SKIP
 >>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)
 >>> evaluation.retrieve()  # doctest: +SKIP
->>> for condition in evaluation.conditions():  # doctest: +SKIP
+>>> for condition in evaluation.list_conditions():  # doctest: +SKIP
 ...     evaluation.answer_condition(condition)
 >>> evaluation.results[0].metrics["EM"], evaluation.collapse.describe_collapse()  # doctest: +SKIP
 """
@@ -292,7 +292,7 @@ class AnswerEvaluation:
             encoder_ms = {ENCODER: sum(timings.encoders.values())} if timings.encoders else {}
             self.search_milliseconds = {**encoder_ms, **timings.stages, PASSAGES: timings.passages}
 
-    def conditions(self) -> list[EvalCondition]:
+    def list_conditions(self) -> list[EvalCondition]:
         """Return the conditions to answer, beginning with the open book; call `retrieve` first."""
         book, ablations = build_open_book(self.outcomes, self.k), self.settings.ablations
         reader_conditions = [
@@ -337,22 +337,25 @@ class AnswerEvaluation:
 
         The result is empty for labels judged by answers, because passages do not contain labels.
         """
-        return {} if self._has_no_retrieval else self.judge.mean_values(self.outcomes, self._measured_depth)
+        return {} if self._has_no_retrieval else self.judge.compute_means(self.outcomes, self._measured_depth)
 
     @property
     def intervals(self) -> dict[str, Estimate]:
         """The confidence intervals of the measures of `retrieval`."""
         if self._has_no_retrieval:
             return {}
-        return self.judge.intervals(self.outcomes, self._measured_depth, self.settings.resampling)
+        return self.judge.estimate_measures(self.outcomes, self._measured_depth, self.settings.resampling)
 
     def list_question_values(self) -> dict[str, Sequence[float | None]]:
         """Return the retrieval and open-book measures of each question, in order.
 
         A value is None if the measure does not apply to the question.
         """
-        measures = [*self.judge.measures(self._measured_depth), *self.judge.rank_measures(self._measured_depth)]
-        retrieval = {} if self._has_no_retrieval else self.judge.values(self.outcomes, measures)
+        measures = [
+            *self.judge.list_measures(self._measured_depth),
+            *self.judge.list_rank_measures(self._measured_depth),
+        ]
+        retrieval = {} if self._has_no_retrieval else self.judge.compute_values(self.outcomes, measures)
         answers = self.results[0].scored
         measure_names = dict.fromkeys(name for answer in answers for name in answer.measures)
         return {**retrieval, **{name: [answer.measures.get(name) for answer in answers] for name in measure_names}}

@@ -62,7 +62,7 @@ class Reading:
     problem: AnswerProblem | None = None  # the reason why the answer is empty or doubtful
 
     @property
-    def pages(self) -> tuple[str, ...]:
+    def page_ids(self) -> tuple[str, ...]:
         """The pages of the passages, in the order of their rank, with duplicates."""
         return tuple(passage.page_id for passage in self.passages)
 

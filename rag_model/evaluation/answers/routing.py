@@ -67,11 +67,11 @@ class RoutingReport:
             "weights": self.weights_value,
             "passages": self.passages_value,
             "answered_from_weights": self.point.weights_share,
-            "reading_skipped": self.skipped_share,
+            "reading_skipped": self.skipped_retrieval_share,
         }
 
     @property
-    def skipped_share(self) -> float:
+    def skipped_retrieval_share(self) -> float:
         """The share of the questions for which no passages are retrieved."""
         return self.point.weights_share if self.route.signal == "weights" else 0.0
 
@@ -84,7 +84,7 @@ class RoutingReport:
         )
         return (
             f"{'chosen route' if self.is_chosen else 'route'}: {rule_text}: {self.point.weights_share:.0%} of the "
-            f"questions, and for {self.skipped_share:.0%} nothing is searched or read; {self.measure} is "
+            f"questions, and for {self.skipped_retrieval_share:.0%} nothing is searched or read; {self.measure} is "
             f"{self.point.value:.3f}, from the weights alone {self.weights_value:.3f}, from passages alone "
             f"{self.passages_value:.3f}"
         )

@@ -193,9 +193,9 @@ def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans
 def _compute_kilt_measures(question: Question, reading: Reading, measures: Mapping[str, float]) -> dict[str, float]:
     if not question.evidence:
         return {}
-    precision = r_precision(reading.pages, question.evidence)
+    precision = r_precision(reading.page_ids, question.evidence)
     kilt_values = {f"KILT-{name}": measure if precision == 1 else 0.0 for name, measure in measures.items()}
-    recall = recall_at(reading.pages, question.evidence, _KILT_DEPTH)
+    recall = recall_at(reading.page_ids, question.evidence, _KILT_DEPTH)
     return {"R-precision": precision, f"recall@{_KILT_DEPTH}": recall, **kilt_values}
 
 

@@ -68,7 +68,7 @@ class EvaluationSettings(RetrieverChoice):
             raise UsageError("both a route and its choice are given: give --route to measure it, or --choose-route")
         choose_expression(self.index, self.retriever)
 
-    def reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
+    def build_reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
         """Return the settings of each reader by its name, in order.
 
         `auto` is followed by the reader with which it reads passages.

@@ -74,7 +74,7 @@ class ReproductionRow:
                 return "undecided"
         return "higher" if self.difference > 0 else "lower"
 
-    def cells(self) -> tuple[str, ...]:
+    def list_cells(self) -> tuple[str, ...]:
         """Return the line's cells as text, in the order of the table's columns."""
         interval = "" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
         published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
@@ -115,7 +115,7 @@ def _iter_sections(report: ReproductionReport) -> Iterator[Node]:
     css_class = "verdict no" if is_bad else "verdict" if is_good else None
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=css_class)
     # The path of a source has no spaces, so this class lets it break anywhere.
-    cells = [line.cells() for line in report.lines]
+    cells = [line.list_cells() for line in report.lines]
     table_rows: list[list[Child]] = [
         [*line_cells[:-1], tag("span", line_cells[-1], class_="label")] for line_cells in cells
     ]
@@ -132,7 +132,7 @@ def render_reproduction_markdown(report: ReproductionReport) -> str:
     markdown_parts = [
         f"# {report.title}",
         to_sentence(summarize_verdicts(report.lines)),
-        format_markdown_table(_TITLES, [line.cells() for line in report.lines]),
+        format_markdown_table(_TITLES, [line.list_cells() for line in report.lines]),
         _MEANINGS,
         "\n".join(f"* {_escape_table_cell(sentence)}" for sentence in report.notes),
         format_markdown_table(("row", "command"), [(name, f"`{text}`") for name, text in commands]),

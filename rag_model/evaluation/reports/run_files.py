@@ -117,7 +117,7 @@ def store_report(store: Store, page_id: str, html: str) -> str | None:
 
 
 def _list_kilt_pages(answer: ScoredAnswer) -> list[dict[str, str]]:
-    return [{"wikipedia_id": page_id} for page_id in list_distinct_pages(answer.reading.pages)]
+    return [{"wikipedia_id": page_id} for page_id in list_distinct_pages(answer.reading.page_ids)]
 
 
 def _answer_to_json(answer: ScoredAnswer) -> dict[str, Any]:

@@ -174,11 +174,11 @@ class RetrievalJudge:
             )
         return cls(judgement, grades_by_question, patterns)
 
-    def measures(self, k: int) -> list[str]:
+    def list_measures(self, k: int) -> list[str]:
         """Return the names of the measures of a search of depth `k`, Success first."""
         return self._list_measures(k, apart=False)
 
-    def rank_measures(self, k: int) -> list[str]:
+    def list_rank_measures(self, k: int) -> list[str]:
         """Return the names of the measures that reports list separately."""
         return self._list_measures(k, apart=True)
 
@@ -202,7 +202,7 @@ class RetrievalJudge:
         """
         return self._parse_measure(measure)[1]
 
-    def values(self, outcomes: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
+    def compute_values(self, outcomes: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
         """Return each measure of each question, in order; 0 for a question without hits.
 
         Raises:
@@ -251,16 +251,18 @@ class RetrievalJudge:
         judged_id = hit.page_id if self.judged_by == "pages" else hit.id
         return self.qrels[outcome.question.id].get(judged_id, 0) > 0
 
-    def mean_values(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
-        """Return the mean of each of `measures(k)`, in [0, 1]."""
-        values_by_measure = self.values(outcomes, self.measures(k))
+    def compute_means(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
+        """Return the mean of each of `list_measures(k)`, in [0, 1]."""
+        values_by_measure = self.compute_values(outcomes, self.list_measures(k))
         return {name: sum(column) / len(column) for name, column in values_by_measure.items()}
 
-    def intervals(
+    def estimate_measures(
         self, outcomes: Sequence[RetrievalResult], k: int, resampling: Resampling = DEFAULT_RESAMPLING
     ) -> dict[str, Estimate]:
-        """Return the mean of each of `measures(k)` and `rank_measures(k)`, with its interval."""
-        return estimate_means(self.values(outcomes, [*self.measures(k), *self.rank_measures(k)]), resampling)
+        """Return the mean of each of `list_measures(k)` and `list_rank_measures(k)`, with its interval."""
+        return estimate_means(
+            self.compute_values(outcomes, [*self.list_measures(k), *self.list_rank_measures(k)]), resampling
+        )
 
 
 def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:

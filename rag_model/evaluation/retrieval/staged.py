@@ -196,7 +196,7 @@ def measure_stages(
         UsageError: `k` is out of range.
     """
     retriever.check_depth(k)
-    measures = [*judge.measures(k), *judge.rank_measures(k)]
+    measures = [*judge.list_measures(k), *judge.list_rank_measures(k)]
     values: dict[str, dict[str, list[float]]] = {}
     outcomes: list[RetrievalResult] = []
     for batch, queries in query_batches.batches:
@@ -209,7 +209,7 @@ def measure_stages(
             depth = deepen_search(depth, retriever.most, _count_missing(candidates, final_results, depth, k))
         for label, question_results in zip(label_stages(query_batches.timer.stages), stage_results, strict=True):
             values_by_measure = values.setdefault(label, {name: [] for name in measures})
-            for name, measure_values in judge.values(question_results, measures).items():
+            for name, measure_values in judge.compute_values(question_results, measures).items():
                 values_by_measure[name].extend(measure_values)
         outcomes += final_results
         on_progress(len(outcomes), query_batches.n)

@@ -106,7 +106,7 @@ class ListBatch:
         lists = [torch.tensor(scores) for scores in self.scores]
         return nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-torch.inf).to(device)
 
-    def pairs(self) -> tuple[list[str], list[Passage]]:
+    def list_pairs(self) -> tuple[list[str], list[Passage]]:
         """Return (questions, passages) of all pairs, list after list."""
         examples_and_lists = zip(self.examples, self.lists, strict=True)
         return [example.question for example, passages in examples_and_lists for _ in passages], [
@@ -160,7 +160,7 @@ def add_teacher_scores(examples: Sequence[Example], teacher: PairScorer, n_negat
     short_examples = [replace(example, negatives=example.negatives[:n_negatives]) for example in examples]
     scorable = [example for example in short_examples if example.positives and example.negatives]
     batch = build_list_batch(scorable, n_negatives, None)
-    questions, passages = batch.pairs()
+    questions, passages = batch.list_pairs()
     teacher_scores = teacher.scores(
         questions, [passage.title for passage in passages], [passage.text for passage in passages]
     )

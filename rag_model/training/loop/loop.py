@@ -211,7 +211,7 @@ def train(
         task, settings, TrainingFolder(workdir), _build_accelerator(settings), on_checkpoint or (lambda _, __: None)
     )
     state = trainer.resume()
-    with trainer.journal(-1 if state is None else state.step) as journal:
+    with trainer.open_journal(-1 if state is None else state.step) as journal:
 
         def write(kind: str, step: int, values: Measures) -> None:
             if journal is not None:
@@ -242,7 +242,7 @@ def train(
             if report is not None and trainer.is_main_process and trainer.searched_snapshots:
                 report("move", step, trainer.steps, {})
             move_measures = trainer.move_index(step)
-            write("train", step, {**trainer.step(step), **move_measures})
+            write("train", step, {**trainer.run_step(step), **move_measures})
             best = state.best
             if is_evaluation_step := step % settings.evaluate_every == 0 or step == trainer.steps:
                 measures = evaluate(step)
@@ -318,7 +318,7 @@ class _Trainer(Generic[Batch]):
             return self.searched_snapshots
         return (*self.searched_snapshots, SearchedSnapshot(step, snapshot))
 
-    def step(self, step: int) -> Measures:
+    def run_step(self, step: int) -> Measures:
         """Run one optimizer step and return its measures."""
         learning_rate = compute_learning_rate(self.settings, step, self.steps)
         for group in self.optimizer.param_groups:
@@ -457,7 +457,7 @@ class _Trainer(Generic[Batch]):
         self.accelerator.wait_for_everyone()
         return state
 
-    def journal(self, step: int) -> AbstractContextManager[TrainingJournal | None]:
+    def open_journal(self, step: int) -> AbstractContextManager[TrainingJournal | None]:
         return TrainingJournal(self.folder.path, step) if self.is_main_process else nullcontext()
 
 

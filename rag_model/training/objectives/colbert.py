@@ -189,7 +189,7 @@ class ColbertTask(ListTask[TokenModel, ColbertRecipe]):
         all questions with its own passages, so that only vectors of questions and scores are
         gathered, and the vectors of passages can be computed in parts.
         """
-        passages = batch.pairs()[1]
+        passages = batch.list_pairs()[1]
         questions, start = gather_all_processes(self._embed_questions(batch))  # (b of all, l, d)
         own_scores = self._score_passages(questions, passages)  # (b of all, m)
         offsets = torch.tensor([0, *batch.lengths]).cumsum(0)

@@ -68,7 +68,7 @@ class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
 
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists, and the `accuracy` of `listwise_loss`."""
-        loss, accuracy = listwise_loss(pad_lists(self.module(*batch.pairs()), batch.lengths))
+        loss, accuracy = listwise_loss(pad_lists(self.module(*batch.list_pairs()), batch.lengths))
         return loss, {"accuracy": accuracy}
 
     def evaluate(self) -> Measures:
@@ -78,7 +78,7 @@ class CrossEncoderTask(ListTask[TrainableCrossEncoder, CrossEncoderRecipe]):
         """
         batch = build_list_batch(self.keep_complete(self._dev), self._recipe.ranked, None)
         # (n,) -> (b, l)
-        scores = pad_lists(torch.from_numpy(self.module.scores(*batch.pairs())), batch.lengths)
+        scores = pad_lists(torch.from_numpy(self.module.scores(*batch.list_pairs())), batch.lengths)
         loss, accuracy = listwise_loss(scores)
         # (b,) ranks from 1, because >= counts the positive itself
         ranks = (scores >= scores[:, :1]).sum(1).numpy()

@@ -442,7 +442,7 @@ class End2EndObjective(Objective[End2EndTraining]):
         question_encoder = TrainableEncoder.load(model_names["question"], "question", device="cpu")
         passage = TrainableEncoder.load(model_names["passage"], "passage", device="cpu")
         generator = load_generator(model_names["generator"], device="cpu")
-        rag = Rag(question_encoder, generator, settings.rag.model_settings(settings.end2end.marginal), passage)
+        rag = Rag(question_encoder, generator, settings.rag.build_model_settings(settings.end2end.marginal), passage)
         index = partial(MovingIndex, job.store, job.snapshot, settings.moving, job.rebuild, job.work)
         return End2EndTask(rag, passage, job.snapshot, job.examples, load_statements(job), settings, index, job.digests)
 

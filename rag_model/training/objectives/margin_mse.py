@@ -82,8 +82,8 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
     def loss(self, batch: ListBatch) -> tuple[Tensor, Mapping[str, Tensor | float]]:
         """Return the loss over the batch's lists."""
         question_vectors = self.module.embed_questions([example.question for example in batch.examples])  # (b, d)
-        passage_vectors = self.module.embed_passages(batch.pairs()[1])  # (n, d), list by list
-        loss = self._loss(batch, question_vectors, passage_vectors)
+        passage_vectors = self.module.embed_passages(batch.list_pairs()[1])  # (n, d), list by list
+        loss = self._compute_loss(batch, question_vectors, passage_vectors)
         n_pairs = sum(batch.lengths) - len(batch.lists)  # pairs of a positive and a negative
         return mean_over_processes(loss * n_pairs, n_pairs), {}
 
@@ -97,13 +97,13 @@ class MarginMseTask(ListTask[BiEncoder, MarginMseRecipe]):
             for position, example in enumerate(self._ranking_evaluator.examples)
             if example.positives and example.negatives
         ]
-        pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.pairs()[1]]
-        loss = self._loss(
+        pool_rows = [self._ranking_evaluator.rows[passage.hash] for passage in batch.list_pairs()[1]]
+        loss = self._compute_loss(
             batch, torch.from_numpy(question_vectors[dev_positions]), torch.from_numpy(passage_vectors[pool_rows])
         )
         return {"loss": loss.item(), **self._ranking_evaluator.evaluate(question_vectors, passage_vectors)}
 
-    def _loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
+    def _compute_loss(self, batch: ListBatch, question_vectors: Tensor, passage_vectors: Tensor) -> Tensor:
         with torch.autocast(passage_vectors.device.type, enabled=False):
             lengths = torch.tensor(batch.lengths, device=passage_vectors.device)
             questions = question_vectors.float().repeat_interleave(lengths, 0)  # (b, d) -> (n, d)

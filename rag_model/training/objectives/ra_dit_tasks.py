@@ -127,9 +127,9 @@ class RaDitRecipe(RetrieverChoice):
     seed: int = 12345  # random seed of the example order and of the choice of plain texts
 
     def __post_init__(self) -> None:
-        self.model_settings()  # checks k and temperature
+        self.build_model_settings()  # checks k and temperature
 
-    def model_settings(self) -> RagSettings:
+    def build_model_settings(self) -> RagSettings:
         """Return the settings of the trained model: eq. 2, each passage alone, weighted by p_R."""
         return RagSettings("sequence", self.k, self.temperature)
 
@@ -180,10 +180,10 @@ class DevSet:
         retrieval = self._memory.retrieve(questions, question.encode_questions(questions), self._recipe.k)
         limits = self._recipe.limits if self._recipe.refuse_collapse else None
         success, collapse_stats = measure_retrieval(self.examples, retrieval, self._memory.snapshot.n, limits)
-        return {"nll": sum(self.losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
+        return {"nll": sum(self.compute_losses(generator, retrieval)) / len(questions), **success, **collapse_stats}
 
     @torch.no_grad()
-    def losses(self, generator: Generator, retrieval: RetrievedBatch) -> list[float]:
+    def compute_losses(self, generator: Generator, retrieval: RetrievedBatch) -> list[float]:
         """Return -log p(y|x) of each question's first answer, given passages and inner products."""
         retrieved_examples = zip(self.examples, retrieval.hits, retrieval.passages, strict=True)
         nlls = list[float]()
@@ -296,7 +296,7 @@ class LmTask(StageTask):
 
     def save(self, folder: Path) -> None:
         """Write the model as a folder that `load_rag` opens; the question encoder is unchanged."""
-        rag = Rag(self._question, self._generator, self._shared_recipe.model_settings())
+        rag = Rag(self._question, self._generator, self._shared_recipe.build_model_settings())
         save_rag(rag, folder, Space.from_json(self._snapshot.space or {}))
 
     def _read_passages(self, batch: PassageLists, k: int) -> list[list[Passage]]:
@@ -424,7 +424,7 @@ class RetrieverTask(StageTask):
 
     def save(self, folder: Path) -> None:
         """Write the model for `load_rag`; its questions search the snapshot's space."""
-        rag = Rag(self._question, self.generator, self._shared_recipe.model_settings())
+        rag = Rag(self._question, self.generator, self._shared_recipe.build_model_settings())
         save_rag(rag, folder, Space.from_json(self._memory.snapshot.space or {}))
 
     def compute_target(self, batch: Sequence[PassageList]) -> tuple[Tensor, Tensor]:

@@ -127,7 +127,7 @@ class RagRecipe(RetrieverChoice):
         if self.weighed_by == "scores" and self.frozen == "generator":
             raise UsageError('with weighed_by = "scores" only the generator is trained: set frozen = "none"')
 
-    def model_settings(self, kind: Variant) -> RagSettings:
+    def build_model_settings(self, kind: Variant) -> RagSettings:
         """Return the settings of the model to train."""
         return RagSettings(
             kind, self.k, self.temperature, self.label_smoothing, self.exclude_bos, weighed_by=self.weighed_by
@@ -450,7 +450,9 @@ class RagObjective(Objective[RagTraining]):
         model_names, recipe = job.origins.names, job.settings.rag
         question = TrainableEncoder.load(model_names["question"], "question", device="cpu")
         rag = Rag(
-            question, load_generator(model_names["generator"], device="cpu"), recipe.model_settings(self._marginal)
+            question,
+            load_generator(model_names["generator"], device="cpu"),
+            recipe.build_model_settings(self._marginal),
         )
         return RagTask(rag, job.snapshot, job.examples["train"], job.examples["dev"], recipe, job.digests)
 

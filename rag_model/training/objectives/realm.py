@@ -289,7 +289,7 @@ class RealmTask(TextTask):
         log_prior = compute_log_prior(
             self.module.scores(query_vectors, candidates), candidate_mask, self._recipe.temperature
         )
-        log_p = self.module.log_p(masked_texts, candidates, self._recipe.passage_tokens)
+        log_p = self.module.compute_log_p(masked_texts, candidates, self._recipe.passage_tokens)
         log_y = compute_log_marginal(log_prior, log_p, self._recipe.marginal)
         return BatchLikelihoods(log_y, log_p, log_prior, candidates, sum(len(text.targets) for text in masked_texts))
 

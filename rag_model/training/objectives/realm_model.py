@@ -303,7 +303,9 @@ class Realm(nn.Module):
             # (b, c, d) * (b, 1, d) -> (b, c)
             return (passage_vectors[vector_rows].to(query_vectors) * query_vectors[:, None]).sum(-1)
 
-    def log_p(self, texts: Sequence[MaskedText], candidates: CandidatePassages, max_passage_pieces: int) -> Tensor:
+    def compute_log_p(
+        self, texts: Sequence[MaskedText], candidates: CandidatePassages, max_passage_pieces: int
+    ) -> Tensor:
         """Return the (b, c, m) log p(y_j|z,x) of masked wordpieces; 0 without a mask or candidate.
 
         The joint input is `[CLS] x [SEP] z [SEP]`, where z is the passage's text, cut to

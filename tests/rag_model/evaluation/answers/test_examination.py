@@ -52,7 +52,7 @@ def examine(make_hits, tmp_path: Path) -> Examine:
         shelf, answering = Shelf(hits, worn), AnswerCache(store, LastWord(), {"worn": worn})
         examination = AnswerEvaluation(shelf, answering, QuestionSet(tuple(questions)), k, N, settings)
         examination.retrieve()
-        for condition in examination.conditions():
+        for condition in examination.list_conditions():
             examination.answer_condition(condition)
         return examination
 

@@ -91,7 +91,7 @@ def test_the_reader_of_one_prompt_reads_the_corpus_whole_whichever_place_it_has(
         retriever, by_first, asked, 1, snapshot.n, settings, {"concat": by_last}, whole_corpus=whole
     )
     seen.retrieve()
-    (read,) = (one for one in seen.conditions() if WHOLE_CORPUS in one.name)
+    (read,) = (one for one in seen.list_conditions() if WHOLE_CORPUS in one.name)
     assert (read.name, read.reader, read.k) == ("concat, whole corpus", "concat", snapshot.n)
     assert seen.notes[0].endswith("the others (concat) answer the open book, and concat the whole corpus too")
     assert prepare_whole_corpus({"marginal": first}, retriever, questions).missing.endswith("add --reader concat")
@@ -112,7 +112,7 @@ def test_every_condition_is_measured_and_priced(store: Store, snapshot: Snapshot
         retriever, answering, QuestionSet(tuple(ASKED)), 1, snapshot.n, settings, None, others, whole
     )
     seen.retrieve()
-    for condition in seen.conditions():
+    for condition in seen.list_conditions():
         seen.answer_condition(condition)
     rows = {row.name: row for row in seen.results}
     assert {OPEN_BOOK, CLOSED_BOOK, GOLD_PASSAGE, SHUFFLED_PASSAGES, BM25, WHOLE_CORPUS} <= set(rows)

@@ -107,7 +107,7 @@ def test_a_given_route_is_measured(route: Route, share: float, skipped: float, v
     routed(BOOK, lambda done, total: None)
     assert routed.report is not None
     assert routed.report.route == route
-    assert (routed.report.point.weights_share, routed.report.skipped_share) == (share, skipped)
+    assert (routed.report.point.weights_share, routed.report.skipped_retrieval_share) == (share, skipped)
     assert routed.report.point.value == value
 
 

@@ -186,10 +186,10 @@ def test_success_and_rr_are_those_of_ir_measures(rankings: list[Ranking], cutoff
 def test_an_installed_measure_is_reported(package: None, make_hits) -> None:
     question = Question("q", "Q", ("b",), passages=("1-2", "2-4", "9-9"))
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
-    assert judge.measures(20)[-1] == "AP@20"
+    assert judge.list_measures(20)[-1] == "AP@20"
     assert judge.get_cutoff("AP@7") == 7
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
-    values = judge.mean_values([match_hits(question, hits)], 4)
+    values = judge.compute_means([match_hits(question, hits)], 4)
     assert values["AP@4"] == pytest.approx((1 / 2 + 2 / 4) / 3)
     with pytest.raises(UsageError, match="judged by answers: choose one such as Success@20, RR@20"):
         RetrievalJudge("answers").get_cutoff("AP@4")
@@ -306,7 +306,7 @@ def test_wrong_values_of_an_installed_measure_are_refused(
     question = Question("q", "Q", ("b",), passages=("1-2",))
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
     with pytest.raises(InputError, match=NAMED + says) as caught:
-        judge.mean_values([match_hits(question, make_hits(HITS))] * 2, 4)
+        judge.compute_means([match_hits(question, make_hits(HITS))] * 2, 4)
     assert caught.value.exit_code == 1
 
 
@@ -314,7 +314,7 @@ def test_wrong_values_of_an_installed_measure_are_refused(
 def test_wrong_cutoffs_of_an_installed_measure_are_refused(install_broken: Callable[[str], None], cutoffs: str) -> None:
     install_broken(f"RankingMeasure(fail, lambda depth, judged_by: {cutoffs})")
     with pytest.raises(InputError, match=NAMED + "(reports the cutoffs .* of a search of depth 4|fails .*instead of)"):
-        RetrievalJudge("passages").measures(4)
+        RetrievalJudge("passages").list_measures(4)
 
 
 @pytest.mark.parametrize("value", ["2", "float('inf')", "'0.5'", "[0.5]"])
@@ -342,7 +342,7 @@ def test_rounding_of_an_installed_measure_is_cut(install_broken: Callable[[str],
     install_broken("RankingMeasure(lambda rankings, cutoff: [1 + 1e-12], lambda depth, judged_by: [depth])")
     question = Question("q", "Q", ("b",), passages=("1-2",))
     judge = RetrievalJudge.for_questions(QuestionSet((question,)))
-    assert judge.mean_values([match_hits(question, make_hits(HITS))], 4)["Broken@4"] == 1.0
+    assert judge.compute_means([match_hits(question, make_hits(HITS))], 4)["Broken@4"] == 1.0
 
 
 def test_a_package_cannot_replace_a_built_in_measure(import_path: Path) -> None:

@@ -20,8 +20,8 @@ def test_success_is_the_share_of_questions_answered_within_k(make_hits) -> None:
     assert outcomes[0].has_answer == (False, True, True, False, False)
     judge = RetrievalJudge.for_questions(QuestionSet(questions))
     assert judge.judged_by == "answers"
-    assert judge.mean_values(outcomes, 5) == {"Success@1": 0.25, "Success@5": 0.5}
-    assert judge.values(outcomes, ["RR@1", "RR@2", "Success@3"]) == {
+    assert judge.compute_means(outcomes, 5) == {"Success@1": 0.25, "Success@5": 0.5}
+    assert judge.compute_values(outcomes, ["RR@1", "RR@2", "Success@3"]) == {
         "RR@1": [0, 1, 0, 0],
         "RR@2": [0.5, 1, 0, 0],
         "Success@3": [1, 1, 0, 0],
@@ -37,7 +37,7 @@ def test_judged_questions_are_measured_page_by_page(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
     assert score_pages_by_rank(hits) == {"9": -1.0, "1": -2.0, "2": -4.0}
     judge = RetrievalJudge("pages", {"q": {"1": 1, "2": 1, "3": 1, "9": 0}})
-    values = judge.mean_values([match_hits(Question("q", "Q"), hits)], k=4)
+    values = judge.compute_means([match_hits(Question("q", "Q"), hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2, 3))
     assert values["nDCG@10"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(4)) / ideal, abs=1e-4)
     assert values["R@4"] == pytest.approx(2 / 3, abs=1e-4)
@@ -50,12 +50,12 @@ def test_passages_are_judged_by_their_ids(make_hits) -> None:
     hits = make_hits([("9", "a"), ("1", "b"), ("1", "c"), ("2", "d")])
     judge = RetrievalJudge.for_questions(QuestionSet((asked,)))
     assert judge.judged_by == "passages"
-    values = judge.mean_values([match_hits(asked, hits)], k=4)
+    values = judge.compute_means([match_hits(asked, hits)], k=4)
     ideal = sum(1 / math.log2(rank + 1) for rank in (1, 2))
     assert values["nDCG@10"] == pytest.approx((1 / math.log2(4) + 1 / math.log2(5)) / ideal, abs=1e-4)
     assert (values["R@4"], values["Success@1"]) == (1, 0)
     assert values["RR@10"] == pytest.approx(1 / 3)
-    by_answer = RetrievalJudge.for_questions(QuestionSet((asked,)), "answers").mean_values(
+    by_answer = RetrievalJudge.for_questions(QuestionSet((asked,)), "answers").compute_means(
         [match_hits(asked, hits)], k=4
     )
     assert by_answer == {"Success@1": 0, "Success@4": 1}
@@ -64,7 +64,7 @@ def test_passages_are_judged_by_their_ids(make_hits) -> None:
 def test_a_question_that_finds_nothing_counts_as_missed(make_hits) -> None:
     judge = RetrievalJudge("passages", {"q": {"1-1": 1}, "empty": {"1-1": 1}})
     outcomes = [match_hits(Question("q", "Q"), make_hits([("1", "x")])), match_hits(Question("empty", "Q"), ())]
-    assert all(values == [1, 0] for values in judge.values(outcomes, judge.measures(5)).values())
+    assert all(values == [1, 0] for values in judge.compute_values(outcomes, judge.list_measures(5)).values())
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_kilt_names_pages(make_hits) -> None:
     asked = Question("k", "Q", ("a",), (frozenset({"1", "2"}), frozenset({"3"})))
     assert RetrievalJudge.for_questions(QuestionSet((asked,))).judged_by == "answers"
     judge = RetrievalJudge.for_questions(QuestionSet((asked,)), "pages")
-    assert judge.mean_values([match_hits(asked, make_hits([("3", "x")]))], 1)["R@1"] == pytest.approx(1 / 3, abs=1e-4)
+    assert judge.compute_means([match_hits(asked, make_hits([("3", "x")]))], 1)["R@1"] == pytest.approx(1 / 3, abs=1e-4)
 
 
 def test_the_ranks_of_answers_and_of_evidence(make_hits) -> None:
@@ -119,7 +119,7 @@ def test_a_set_is_judged_by_what_it_tells() -> None:
         RetrievalJudge.for_questions(folder).judged_by,
         RetrievalJudge.for_questions(folder, "passages").judged_by,
     ) == ("pages", "passages")
-    assert RetrievalJudge.for_questions(folder).measures(20) == [
+    assert RetrievalJudge.for_questions(folder).list_measures(20) == [
         "Success@1",
         "Success@5",
         "Success@20",
@@ -140,7 +140,9 @@ def test_every_figure_has_an_interval_around_it(make_hits) -> None:
         (plain, rank_metrics(outcomes, 2)),
         (RetrievalJudge("pages", {name: {"0": 1} for name in texts}), {}),
     ):
-        found = judge.intervals(outcomes, 2)
-        assert {name: one.value for name, one in found.items()} == pytest.approx(judge.mean_values(outcomes, 2) | ranks)
+        found = judge.estimate_measures(outcomes, 2)
+        assert {name: one.value for name, one in found.items()} == pytest.approx(
+            judge.compute_means(outcomes, 2) | ranks
+        )
         assert all(one.low <= one.value <= one.high and one.n == 4 for one in found.values())
-    assert plain.intervals(outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4
+    assert plain.estimate_measures(outcomes, 2)["RR@2"].value == (0.5 + 1 + 0 + 0.5) / 4

@@ -59,10 +59,10 @@ def test_metrics_of_a_stage_are_those_of_its_retriever_alone(
     progress: list[tuple[int, int]] = []
     for by in JUDGED_BY:
         judge = RetrievalJudge.for_questions(QUESTIONS, by)
-        measures = [*judge.measures(3), *judge.rank_measures(3)]
+        measures = [*judge.list_measures(3), *judge.list_rank_measures(3)]
         lists = measure_stages(reranker, whole, QueryBatches(ASKED), judge, 3, lambda *counts: progress.append(counts))
         assert list(lists.values) == ["hnsw", "ivfpq", "rrf(hnsw, ivfpq)", reranker.name]
-        assert [*lists.values.values()] == [judge.values(alone, measures) for alone in outcomes]
+        assert [*lists.values.values()] == [judge.compute_values(alone, measures) for alone in outcomes]
         assert list(lists.outcomes) == outcomes[-1]
     assert progress == [(4, 4)] * 3
 
@@ -82,7 +82,7 @@ def test_hits_of_the_question_itself_are_dropped(snapshot: Snapshot, encoder: En
         assert [[hit.rank for hit in outcome.hits] for outcome in outcomes] == [[1, 2, 3]] * 3
     for stage, values in seen.values.items():
         alone = list(retrieve(open_retriever(snapshot, stage, encoder=encoder), OWN, 3))
-        assert values == judge.values(alone, list(values))
+        assert values == judge.compute_values(alone, list(values))
     every_hit = list(retrieve(retriever, OWN, snapshot.n))
     assert [len(outcome.hits) for outcome in every_hit] == [snapshot.n - 1, snapshot.n - 1, snapshot.n]
 

@@ -29,7 +29,7 @@ def test_a_list_is_the_first_positive_and_some_negatives() -> None:
     batch = build_list_batch([example("a", 3), example("b", 1)], 2, None)
     assert [[one.text for one in some] for some in batch.lists] == [["yes a", "no ", "no xxx"], ["yes b", "no "]]
     assert (batch.lengths, batch.scores) == ([3, 2], ((), ()))
-    assert batch.pairs()[0] == ["a?", "a?", "a?", "b?", "b?"]
+    assert batch.list_pairs()[0] == ["a?", "a?", "a?", "b?", "b?"]
     drawn = {build_list_batch([example("a", 20)], 2, random.Random(seed)).lists for seed in range(5)}
     assert len(drawn) == 5
 

@@ -47,10 +47,10 @@ def test_the_loss_in_the_batch_is_the_likelihood_of_the_positives(plain: Path) -
     loss, measures = own.loss(batch)
     encoder = own.encoder()
     query_vectors = torch.from_numpy(encoder.encode_questions([example.question for example in examples()[:3]]))
-    read = encoder.encode_passages([""] * 6, [one.text for one in batch.pairs()[1]])
+    read = encoder.encode_passages([""] * 6, [one.text for one in batch.list_pairs()[1]])
     rows = [torch.from_numpy(read.vectors[a:b]) for a, b in zip(read.offsets[:-1], read.offsets[1:], strict=True)]
     scores = torch.stack([torch.stack([(q @ r.T).max(1).values.sum() for r in rows]) for q in query_vectors])
-    hashes = [one.hash for one in batch.pairs()[1]]
+    hashes = [one.hash for one in batch.list_pairs()[1]]
     for row, gold in enumerate((0, 2, 4)):  # the same passage elsewhere in the batch is no negative
         for place, key in enumerate(hashes):
             if place != gold and key == hashes[gold]:

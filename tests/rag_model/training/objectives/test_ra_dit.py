@@ -157,7 +157,7 @@ def test_answers_are_measured_by_inner_products_whatever_finds_the_passages(
     recalled = PassageMemory(snapshot, question).retrieve(asked, question.encode_questions(asked), 3)
     others = [[replace(hit, score=-hit.score) for hit in some] for some in recalled.hits]
     generator = load_generator(str(models["llama"]), device="cpu")
-    assert dev.losses(generator, replace(recalled, hits=others)) == dev.losses(generator, recalled)
+    assert dev.compute_losses(generator, replace(recalled, hits=others)) == dev.compute_losses(generator, recalled)
 
 
 def test_the_first_stage_moves_the_generator_alone(job_of: Any, tmp_path: Path, tiny: Path, models: Any) -> None:

@@ -65,7 +65,7 @@ def task_of(encoder: Path, generators: dict[str, Path], snapshot: Snapshot) -> A
         over: Snapshot = snapshot,
     ) -> RagTask:
         question = TrainableEncoder.load(encoder, "question", device="cpu")
-        rag = Rag(question, load_generator(generators[family], device="cpu"), recipe.model_settings(kind))
+        rag = Rag(question, load_generator(generators[family], device="cpu"), recipe.build_model_settings(kind))
         return RagTask(rag, over, examples, dev, recipe, {"generator": family})
 
     return task_of
@@ -338,7 +338,7 @@ def test_a_fused_list_is_weighed_by_inner_products(task_of: Any, snapshot: Snaps
 @pytest.mark.parametrize("wrong", [{"batch_size": 0}, {"goal": "EM", "answered": 0}, {"k": 0}])
 def test_a_recipe_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        RagRecipe(**wrong).model_settings("token")
+        RagRecipe(**wrong).build_model_settings("token")
 
 
 def test_the_record_says_what_decides_the_losses(task_of: Any, snapshot: Snapshot) -> None:
