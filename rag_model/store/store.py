@@ -1,6 +1,7 @@
 """The versioned store: one fsspec URL with snapshots and their inputs, models, and evaluations."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,10 @@ class Store:
     def url(self) -> str:
         """The store's full URL."""
         return self.files.url
+
+    def make_interruptible(self, check: Callable[[], None]) -> "Store":
+        """Return the same store, whose reads `check` can interrupt; see `Files`."""
+        return Store(self.files.make_interruptible(check))
 
     def find_catalog(self, name: str) -> tuple[Catalog[Any], str]:
         """Return the catalog that a name belongs to, and the name without its prefix.

@@ -140,6 +140,15 @@ class FollowerThread(ABC):
     def _run(self) -> None:
         """Follow until `_stop_event` is set."""
 
+    def _check_stop(self) -> None:
+        """Interrupt a read from the store if the service stops.
+
+        Raises:
+            FollowerStoppedError: The service is shutting down.
+        """
+        if self._stop_event.is_set():
+            raise FollowerStoppedError("the service is shutting down")
+
 
 class RefFollower(FollowerThread):
     """Polls a ref at regular intervals in its own thread, and swaps to each new version."""
@@ -188,9 +197,12 @@ class RefFollower(FollowerThread):
     def poll(self) -> None:
         """Poll the ref once, swap to a new version, and withdraw snapshots that were taken down."""
         try:
-            self._store = store = self._store or Store.open(self._target_ref.url)
+            self._store = self._store or Store.open(self._target_ref.url)
+            store = self._store.make_interruptible(self._check_stop)
             self.taken_down = store.takedowns.list_replaced()
             target = self._resolve_target(store)
+        except FollowerStoppedError:
+            raise
         except BookwheelError as error:
             self._handle_poll_error(error)
         else:
@@ -508,8 +520,7 @@ class RefFollower(FollowerThread):
         """Interrupt a pull if the service stops, if snapshots were taken down, or if the ref moved
         while a snapshot is served by ranges, so that the next one can be served by ranges too.
         """
-        if self._stop_event.is_set():
-            raise FollowerStoppedError("the service is shutting down")
+        self._check_stop()
         if time.monotonic() < self._next_check_time:
             return
         self._next_check_time = time.monotonic() + self._settings.poll_seconds

@@ -301,7 +301,7 @@ class WorkerFollower(FollowerThread):
     def _open_ranged(
         self, served_ref: ServedRef, settings: ServiceSettings, current: LoadedSnapshot | None
     ) -> LoadedSnapshot:
-        store = Store.open(self._get_ref().url)
+        store = Store.open(self._get_ref().url).make_interruptible(self._check_stop)
         snapshot = Snapshot.from_manifest(
             store, store.snapshots.get(served_ref.snapshot), by_ranges=True, cache_bytes=self._settings.cache_bytes
         )

@@ -7,6 +7,7 @@ needs no locks. fsspec's local `mode="create"` checks and then writes, so two pr
 succeed; on a local disk a temporary file and a hard link are used instead.
 """
 
+import asyncio
 import errno
 import io
 import json
@@ -18,8 +19,9 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -66,6 +68,7 @@ NO_CONDITIONAL_WRITES = (
 )
 _MESSAGE_CHARS = 300  # maximum length of a cloud client's error message
 _REMOTE_BLOCK_BYTES = 1 << 20  # minimum bytes that a read at an offset requests
+_CHECK_SECONDS = 0.2  # interval at which a waiting read checks whether it is interrupted
 
 
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
@@ -171,6 +174,28 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
             pool.shutdown(cancel_futures=True)
 
 
+def _start_read(fs: Any, method: str, path: str, options: Mapping[str, Any]) -> "Future[Any]":
+    """Call a method of a file system in the background.
+
+    S3's file system is asynchronous, so a cancelled request closes its connection. Other requests
+    cannot be cancelled: they end by the time limits of their clients.
+    """
+    if getattr(fs, "async_impl", False):
+        return asyncio.run_coroutine_threadsafe(getattr(fs, f"_{method}")(path, **options), fs.loop)
+    request: Future[Any] = Future()
+    request.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            request.set_result(getattr(fs, method)(path, **options))
+        except BaseException as error:
+            request.set_exception(error)
+
+    # The threads of a pool would keep the process from exiting while the store does not answer.
+    threading.Thread(target=run, name="read", daemon=True).start()
+    return request
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A file in a listing of the store."""
@@ -217,7 +242,19 @@ class Files:
         self._errors: tuple[type[Exception], ...] = (OSError, *getattr(fs, "errors", ()))
         self._fs: Any = fs
         self._root: str = root.rstrip("/")
+        self._check: Callable[[], None] | None = None
         self.url: str = fs.unstrip_protocol(self._root)
+
+    def make_interruptible(self, check: Callable[[], None]) -> "Files":
+        """Return the same files, whose remote reads call `check` before and while they wait.
+
+        An exception of `check` ends the read: a request in progress is cancelled or, if its client
+        cannot cancel it, its reply is discarded. After the first exception, `check` must keep
+        raising, because the other reads of a transfer call it as well.
+        """
+        files = copy(self)
+        files._check = check
+        return files
 
     @property
     def is_local(self) -> bool:
@@ -255,7 +292,7 @@ class Files:
                 if self.is_local:  # fsspec takes five times as long
                     status = self.local_path(path).stat()
                     return StoredFile(path, status.st_size, status.st_mtime) if S_ISREG(status.st_mode) else None
-                info = self._fs.info(self._get_full_path(path))
+                info = self._read_remote("info", path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return StoredFile(path, int(info["size"]), _get_modified_time(info)) if info["type"] == "file" else None
@@ -428,16 +465,29 @@ class Files:
     def _list_entries(self, folder: str) -> list[dict[str, Any]]:
         with self._translate_errors("list", folder):
             try:
-                return list(self._fs.ls(self._get_full_path(folder), detail=True, refresh=True))
+                return list(self._read_remote("ls", folder, detail=True, refresh=True))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def _read_bytes(self, path: str, start: int = 0, end: int | None = None) -> bytes:
         if not self.is_local:
-            return bytes(self._fs.cat_file(self._get_full_path(path), start=start or None, end=end))
+            return bytes(self._read_remote("cat_file", path, start=start or None, end=end))
         with self.local_path(path).open("rb") as file:
             file.seek(start)
             return file.read(-1 if end is None else end - start)
+
+    def _read_remote(self, method: str, path: str, **options: Any) -> Any:
+        """Call a method of the file system that reads; see `make_interruptible`."""
+        if self._check is None or self.is_local:
+            return getattr(self._fs, method)(self._get_full_path(path), **options)
+        self._check()
+        request = _start_read(self._fs, method, self._get_full_path(path), options)
+        try:
+            while not wait([request], _CHECK_SECONDS).done:
+                self._check()
+        finally:
+            request.cancel()  # has no effect on a request that has ended
+        return request.result()
 
     def _upload_remote(self, source: Path, path: str) -> None:
         """Upload a file, a large one in parts; by default s3fs would hold 500 MB in memory."""

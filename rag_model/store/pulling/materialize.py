@@ -58,7 +58,7 @@ def derive_nothing(
 
 class PullProgress:
     """Count the bytes of all threads; if one thread fails, the others stop and keep partial
-    files.
+    files. If `on_progress` raises an exception, all threads stop.
     """
 
     def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
@@ -70,13 +70,18 @@ class PullProgress:
         """Count `size` more bytes.
 
         Raises:
-            BaseException: the error of another thread that failed.
+            BaseException: the error of another thread that failed, or of `on_progress`.
         """
         with self._lock:
             if self._failure is not None:
                 raise self._failure  # stops this thread too
             self._done_bytes += size
-            self._on_progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
+            with self.stop_on_failure():
+                self._on_progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
+
+    def check(self) -> None:
+        """Report the progress again while the store sends nothing; see `__call__`."""
+        self(0)
 
     @contextmanager
     def stop_on_failure(self) -> Iterator[None]:

@@ -99,7 +99,9 @@ def pull(
             exception ends the pull.
         derive: writes index files from local files (`retrieve.indexes`); they are used if they have
             the digests of the published files.
-        on_progress: called with the bytes that are present and the total bytes.
+        on_progress: called with the bytes that are present and the total bytes; while the store
+            sends nothing, several times a second. An exception that it raises ends the pull at
+            once; requests to the store that are in progress are cancelled or abandoned.
 
     Raises:
         RefusedError: a trust file is given, and no trusted key signed the snapshot or the ref's
@@ -122,7 +124,8 @@ def pull(
     dest, refs = dest.absolute(), list(dict.fromkeys(files.values()))
     _check_free_space(dest, refs)
     pruned_ids: tuple[str, ...] = ()
-    puller = Puller(store, dest, PullProgress(sum(ref.size for ref in refs), on_progress))
+    progress = PullProgress(sum(ref.size for ref in refs), on_progress)
+    puller = Puller(store.make_interruptible(progress.check), dest, progress)
     try:
         with lock_folder(dest) as lock:
             if catalog is store.models:

@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged_snapshot import WORDS, far_copy, list_questions, publish_ranged
+from tests.fixtures.s3_proxy import FaultyServer
 from tests.fixtures.serving import QUICK, Serving, serving, until
 
 FROM_STORE = replace(QUICK, from_store=True, retrievers=("bm25", "ivf", "rrf(bm25, exact)"))
@@ -95,8 +96,7 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
     def move(snapshot: str) -> None:
         until(lambda: len(pulls) == len(gates))
         tag(far, snapshot, "latest")
-        gates.append(threading.Event())
-        gates[-2].set()
+        gates.append(threading.Event())  # the earlier pulls stay held
 
     monkeypatch.setattr(Far, "cat_file", wait_for_gate)
     request = {"queries": ["bada"], "topk": 5}
@@ -122,6 +122,37 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         until(lambda: not is_ranged(served))
         assert served.search("bada")["snapshot"] == third
         assert not (tmp_path / "pulled" / second).exists()
+        assert not any(gate.is_set() for gate in gates[:-1])
+        for gate in gates:
+            gate.set()
+
+
+def test_a_response_of_s3_that_stops_delays_neither_the_next_version_nor_the_end_of_the_service(
+    local: Store,
+    tmp_path: Path,
+    faulty_server: FaultyServer,
+    s3_bucket: Callable[[str], AbstractContextManager[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BOOKWHEEL_CACHE", str(tmp_path / "cache"))
+    content = local.snapshots.get(local.snapshots.resolve("latest")).content
+    held_path = content.files["embeddings/part-0.npy"].path
+    with s3_bucket(faulty_server.url) as url:
+        store = Store.open(url, create=True)
+        for file in local.files.iter_tree():
+            store.files.write(file.path, local.files.read(file.path) or b"")
+        second = store.snapshots.publish(Manifest(replace(content, retriever="ivf")))
+        faulty_server.fault = lambda request: (
+            "hold" if request.method == "GET" and request.touches(held_path) else None
+        )
+        with serving(url, tmp_path / "pulled", replace(FROM_STORE, retrievers=("bm25",))) as served:
+            until(lambda: faulty_server.held == 1)
+            tag(store, second, "latest")
+            served.until_served(second)
+            until(lambda: faulty_server.held == 2)  # of the next pull
+            assert is_ranged(served)
+        until(lambda: faulty_server.abandoned == 2)
+    assert not (tmp_path / "pulled" / "current").exists()
 
 
 def test_without_a_pull_a_folder_that_was_pulled_before_is_followed_by_ranges(
