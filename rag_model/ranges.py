@@ -45,6 +45,7 @@ _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in
 _MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
 _HEADROOM_DIVISOR = 8  # an eviction frees an additional eighth of the maximum
 _DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
+_MAX_FOLDER_TRIES = 10  # attempts to create a file in a folder that other processes delete
 _LOG = logging.getLogger(__name__)
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of `fallocate`, in `linux/falloc.h`
 Numbers = npt.NDArray[np.int64]
@@ -322,8 +323,9 @@ class RangeCache:
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
-        for pool in (self._background, self._pool):
-            pool.shutdown(cancel_futures=True)
+        # A held request of the store may take minutes. It writes no file, so the end of a load suffices.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._background.shutdown(cancel_futures=True)
         with self._lock:
             files, self._files = self._files, []
         for file in files:
@@ -385,10 +387,9 @@ class RangeCache:
         """Open the sparse file of an identity, or a private one if another process uses it."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self.folder).free < _MIN_FREE_BYTES:
+            if shutil.disk_usage(self.folder.parent).free < _MIN_FREE_BYTES:
                 return self._create_in_memory(identity)
-            path = self.folder / f"{identity}{RANGES_SUFFIX}"
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = self._open_file(self.folder / f"{identity}{RANGES_SUFFIX}")
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -401,24 +402,38 @@ class RangeCache:
             raise _build_write_error(self.folder, error) from error
         return descriptor
 
+    def _open_file(self, path: Path) -> int:
+        """Open or create a file in the folder, which another process may delete while it is empty."""
+        for _ in range(_MAX_FOLDER_TRIES - 1):
+            with suppress(FileNotFoundError):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
     def _create_in_memory(self, identity: str) -> int:
         self.max_bytes = min(self.max_bytes, _MAX_MEMORY_BYTES)
         return os.memfd_create(identity)
 
 
 def evict_unused_files(folder: Path, max_bytes: int) -> None:
-    """Delete sparse files below a folder that no process has open, until they take `max_bytes`."""
+    """Delete sparse files below a folder that no process has open, until they take `max_bytes`.
+
+    Files without blocks, and folders below it that are empty then, are deleted too.
+    """
     with suppress(OSError):
         paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{RANGES_SUFFIX}")]
         files = [(stat.st_mtime, 512 * stat.st_blocks, path) for path, stat in paths_with_stats]
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if total <= max_bytes:
-                return
-            with path.open("rb") as file, suppress(BlockingIOError):
+            if size and total <= max_bytes:
+                continue
+            with suppress(BlockingIOError, FileNotFoundError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 total -= size
+        for entry in folder.iterdir():
+            with suppress(OSError):  # it has files, or it is one
+                entry.rmdir()
 
 
 @dataclass(frozen=True, slots=True)

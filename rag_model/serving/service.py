@@ -36,7 +36,7 @@ from rag_model.serving.runtime import (
     set_lowest_priority,
 )
 from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.workers import WorkerLink
+from rag_model.serving.workers import EXCHANGE_SECONDS, WorkerLink
 
 # A large request is cut into chunks of a quarter of a full batch, so that other clients wait less
 # for their turn. The time per query on a CPU is the same for 16 queries as for 64.
@@ -46,7 +46,9 @@ _CHUNKS_IN_BATCH = 4
 _RESERVE_SECONDS = 1.0
 _RESERVE_CHECK_SECONDS = 0.05
 _FULL_QUEUE_SECONDS = 0.05  # seconds between two attempts to enter a full queue
-_OPENING_SECONDS = 2.0  # how long a request waits for a snapshot that is being opened
+# How long a request waits for a snapshot that is being opened. A name that another worker has to
+# look up takes three exchanges of messages, and the rest is time for the look-up.
+_OPENING_SECONDS = 10 * EXCHANGE_SECONDS
 _OPENING_CHECK_SECONDS = 0.02
 
 
@@ -197,7 +199,7 @@ class Service:
         Raises:
             BookwheelError: See `PinnedSnapshots.hold`.
         """
-        deadline = time.monotonic() + _OPENING_SECONDS
+        deadline = time.monotonic() + min(_OPENING_SECONDS, self.settings.request_seconds)
         while True:
             try:
                 loaded_snapshot = self.pins.hold(name)

@@ -35,8 +35,7 @@ from rag_model.secrets import mask_secrets
 
 _LOG = logging.getLogger(__name__)
 _LAST_PORT = 65_535
-_TICK_SECONDS = 0.2  # interval of `WorkerLink.on_tick`; a pin of another worker waits for two
-_POLL_SECONDS = 0.2
+EXCHANGE_SECONDS = 0.2  # longest time until a process handles a message of another one
 _STOP_SECONDS = 60.0  # time to shut down before a worker is killed
 _FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0  # seconds before a restart; doubled each time
 _HEALTHY_SECONDS = 60.0  # run time after which the restart pause is reset
@@ -148,7 +147,7 @@ class WorkerLink:
     def _receive(self) -> None:
         while True:
             try:
-                if not self._connection.poll(_TICK_SECONDS):
+                if not self._connection.poll(EXCHANGE_SECONDS):
                     self._tick()
                     continue
                 received_message = json.loads(self._connection.recv_bytes())
@@ -279,7 +278,7 @@ class Supervisor:
     def _step(self) -> None:
         """Wait briefly, then handle the messages and deaths of workers."""
         workers = list(self._workers.values())
-        wait([*(w.connection for w in workers), *(w.process.sentinel for w in workers)], _POLL_SECONDS)
+        wait([*(w.connection for w in workers), *(w.process.sentinel for w in workers)], EXCHANGE_SECONDS)
         for worker in workers:
             with suppress(EOFError, OSError):
                 while worker.connection.poll():

@@ -1,13 +1,14 @@
 """The cache of ranges with blocks that have boundaries of their own and share pages of the disk."""
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_ranges, pack_bounds
+from rag_model.ranges import BlockLayout, CachedFile, RangeCache, digest_ranges, evict_unused_files, pack_bounds
 
 _PAGE = 4096
 
@@ -70,6 +71,44 @@ def test_eviction_of_a_block_keeps_its_neighbour_that_is_being_written(
         file.load([6000], [6001])
         assert file.count_missing_bytes(0, 6000) == 6000  # evicted
         assert file.read_loaded(6000, 12_000) == data[6000:]
+
+
+def test_empty_folders_are_deleted_while_another_process_creates_files_in_them(tmp_path: Path) -> None:
+    folder, is_done = tmp_path / "ranges" / "snapshot", threading.Event()
+
+    def evict() -> None:
+        while not is_done.is_set():
+            evict_unused_files(folder.parent, 0)
+
+    with ThreadPoolExecutor(1) as pool:
+        eviction = pool.submit(evict)
+        for _ in range(200):
+            cache = RangeCache(folder, 1 << 20)
+            file = open_file(cache, bytes(6000), [0, 6000])
+            assert not str(file.path.readlink()).startswith("/memfd:"), "the cache is in memory, not on the disk"
+            cache.close()
+        is_done.set()
+        eviction.result()
+    evict_unused_files(folder.parent, 0)
+    assert not list(folder.parent.iterdir())
+
+
+def test_a_cache_closes_while_the_store_holds_a_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rag_model.ranges._MAX_SILENT_SECONDS", 0.01)
+    is_held, may_answer = threading.Event(), threading.Event()
+
+    def hold(start: int, end: int) -> bytes:
+        is_held.set()
+        may_answer.wait(300)
+        return b""
+
+    cache = RangeCache(tmp_path, 1 << 20)
+    file = cache.open("lists", "lists", BlockLayout(_PAGE, _PAGE), bytes(16), hold)
+    cache.load_later([(file, np.array([0]), np.array([_PAGE]))])
+    assert is_held.wait(300)
+    cache.close()
+    assert not may_answer.is_set()
+    may_answer.set()
 
 
 @pytest.mark.parametrize("lengths", [[3, 5], [3, 0, 4], []])

@@ -36,11 +36,9 @@ from rag_model.serving.following.pins import PinnedSnapshots, SnapshotOpeningErr
 from rag_model.serving.following.snapshot_slot import FollowerStoppedError, SnapshotSlot
 from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.settings import ServiceSettings
-from rag_model.serving.workers import Message, WorkerLink
+from rag_model.serving.workers import EXCHANGE_SECONDS, Message, WorkerLink
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
-
-_POLL_SECONDS = 0.2
 
 
 class WorkerSlot(SnapshotSlot):
@@ -133,7 +131,7 @@ class LeaderSlot(WorkerSlot):
     def _wait_for_others(self) -> Message:
         while not self._link.stop_signals:
             with suppress(queue.Empty):
-                reply = self._link.replies.get(timeout=_POLL_SECONDS)
+                reply = self._link.replies.get(timeout=EXCHANGE_SECONDS)
                 if reply["error"] is not None:
                     raise error_from_dict(**reply["error"])
                 return dict(reply["opening"])
@@ -240,7 +238,7 @@ class WorkerFollower(FollowerThread):
     def _run(self) -> None:
         while not self._stop_event.is_set():
             with suppress(queue.Empty):
-                self._handle(self._link.inbox.get(timeout=_POLL_SECONDS))
+                self._handle(self._link.inbox.get(timeout=EXCHANGE_SECONDS))
             self._slot.switch_if_due()
             current = self._slot.current
             if current is not None and current is not self._reported_snapshot:

@@ -1,5 +1,7 @@
 """A service that answers from the store by ranges: before its pull ends, and without a pull."""
 
+import asyncio
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,13 +14,16 @@ import pytest
 
 from rag_model import ranges
 from rag_model.errors import StoreError
+from rag_model.serving.following.follower import PulledFolder
+from rag_model.serving.following.pins import SnapshotOpeningError
+from rag_model.serving.service import Service
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.moves import tag
 from tests.benchmarks.far_store import Far
 from tests.fixtures.ranged_snapshot import WORDS, far_copy, list_questions, publish_ranged
 from tests.fixtures.s3_proxy import FaultyServer
-from tests.fixtures.serving import QUICK, Serving, serving, until
+from tests.fixtures.serving import PATIENCE, QUICK, Serving, serving, until
 
 FROM_STORE = replace(QUICK, from_store=True, retrievers=("bm25", "ivf", "rrf(bm25, exact)"))
 
@@ -55,7 +60,7 @@ def test_answers_before_the_pull_ends_and_then_from_the_pulled_files(
     read, may_pull = Far.cat_file, threading.Event()
 
     def hold_whole_files(self: Far, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        if start == 0 and end is not None and end - start > 90_000:  # only a pull reads as much at once
+        if not start and end is not None and end > 90_000:  # only a pull reads as much at once
             may_pull.wait(300)
         return read(self, path, start, end)
 
@@ -94,9 +99,9 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         return read(self, path, start, end)
 
     def move(snapshot: str) -> None:
-        until(lambda: len(pulls) == len(gates))
-        tag(far, snapshot, "latest")
+        until(lambda: len(pulls) >= len(gates))
         gates.append(threading.Event())  # the earlier pulls stay held
+        tag(far, snapshot, "latest")
 
     monkeypatch.setattr(Far, "cat_file", wait_for_gate)
     request = {"queries": ["bada"], "topk": 5}
@@ -118,13 +123,12 @@ def test_takedowns_and_moves_of_the_ref_interrupt_a_pull(
         gone = served.client.post(url, json=request)
         assert gone.status_code == 410
         assert "was taken down" in gone.json()["detail"]
-        gates[-1].set()
+        assert not any(gate.is_set() for gate in gates)
+        for gate in gates:
+            gate.set()
         until(lambda: not is_ranged(served))
         assert served.search("bada")["snapshot"] == third
         assert not (tmp_path / "pulled" / second).exists()
-        assert not any(gate.is_set() for gate in gates[:-1])
-        for gate in gates:
-            gate.set()
 
 
 def test_a_response_of_s3_that_stops_delays_neither_the_next_version_nor_the_end_of_the_service(
@@ -142,9 +146,7 @@ def test_a_response_of_s3_that_stops_delays_neither_the_next_version_nor_the_end
         for file in local.files.iter_tree():
             store.files.write(file.path, local.files.read(file.path) or b"")
         second = store.snapshots.publish(Manifest(replace(content, retriever="ivf")))
-        faulty_server.fault = lambda request: (
-            "hold" if request.method == "GET" and request.touches(held_path) else None
-        )
+        faulty_server.fault = lambda request: "hold" if request.method == "GET" and request.touches(held_path) else None
         with serving(url, tmp_path / "pulled", replace(FROM_STORE, retrievers=("bm25",))) as served:
             until(lambda: faulty_server.held == 1)
             tag(store, second, "latest")
@@ -195,7 +197,7 @@ def test_takedowns_delete_the_cached_ranges_of_all_versions_that_were_served(far
         served.search("bada")
         assert list_cached() == {first: True}
     earlier_file = tmp_path / "cache" / "ranges" / "0a1b.ranges"  # earlier versions had no folders
-    earlier_file.touch()
+    earlier_file.write_bytes(bytes(8192))
     tag(far, second, "latest")
     with serving(far.url, tmp_path / "pulled", settings) as served:
         served.search("bada")
@@ -250,6 +252,21 @@ def test_a_takedown_of_another_snapshot_only_delays_one_that_requests_name(
         replies: list[tuple[int, str]] = []
         until(lambda: replies.append(ask()) or replies[-1] != opening)
         assert replies[-1] == (200, "")
+
+
+def test_a_request_waits_for_a_snapshot_that_it_names_no_longer_than_for_its_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rag_model.serving.service._OPENING_SECONDS", math.inf)
+    service = Service(PulledFolder(tmp_path), replace(QUICK, request_seconds=0.01))  # it is never started
+
+    async def hold() -> None:
+        async with service.hold("latest@3"):
+            pass
+
+    with pytest.raises(SnapshotOpeningError):
+        asyncio.run(asyncio.wait_for(hold(), PATIENCE))
+    service.close()
 
 
 def test_without_a_pull_unreadable_ranges_are_errors_and_cached_ranges_answer(
