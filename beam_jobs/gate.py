@@ -43,7 +43,7 @@ from rag_model.snapshots.content import BuiltIndex
 from rag_model.snapshots.measure import (
     AnyQuerySet,
     QuerySample,
-    choose_rows,
+    choose_sample_rows,
     count_candidates,
     create_query_set,
     encode_queries,
@@ -442,7 +442,7 @@ def _sample_queries(
         "sample", rank_part, tasks, launch, None, lambda task: task.row_count / _RANKED_PER_SECOND, memoised=True
     )
     candidates = [(np.array(report["keys"], np.uint64), np.array(report["rows"], np.int64)) for report in reports]
-    return read_sample(snapshot, choose_rows(snapshot, recipe.queries, candidates), recipe.seed, previous_sample)
+    return read_sample(snapshot, choose_sample_rows(snapshot, recipe.queries, candidates), recipe.seed, previous_sample)
 
 
 def _store_queries(

@@ -210,7 +210,7 @@ def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceT
     try:
         return read_slice_table(partial(store.blobs.read_range, piece), piece.size, n_shards, piece.id)[:-1]
     except InputError as error:
-        raise store.blobs.damaged_error(piece) from error
+        raise store.blobs.create_damaged_error(piece) from error
 
 
 def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:

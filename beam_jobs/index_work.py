@@ -335,13 +335,13 @@ def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
     locations_blob, row_bytes = require_blob(task.build.slice_locations), len(pieces) * SLICE_LOCATION_DTYPE.itemsize
     location_bytes = store.blobs.read_range(locations_blob, task.number * row_bytes, (task.number + 1) * row_bytes)
     if digest_bytes(location_bytes) != task.places:
-        raise store.blobs.damaged_error(locations_blob)
+        raise store.blobs.create_damaged_error(locations_blob)
 
     def read_slice(number_and_location: tuple[int, SliceLocation]) -> bytes:
         part_number, location = number_and_location
         slice_bytes = store.blobs.read_range(pieces[part_number], location.start, location.end)
         if not location.matches(slice_bytes):
-            raise store.blobs.damaged_error(pieces[part_number])
+            raise store.blobs.create_damaged_error(pieces[part_number])
         return slice_bytes
 
     numbered_locations = enumerate(SliceLocation.from_table(np.frombuffer(location_bytes, SLICE_LOCATION_DTYPE)))

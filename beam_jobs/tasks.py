@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rag_model import errors
-from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.store import Store
 
 Task = TypeVar("Task")
@@ -45,7 +45,7 @@ def look_up_reports(function: TaskFunction[Task], tasks: Sequence[Task], store: 
     def look_up(task: Task) -> dict[str, Any] | None:
         try:
             return function(task, reading_store)
-        except NotRecordedError:
+        except ResultNotRecordedError:
             return None
 
     with ThreadPoolExecutor(_CONCURRENT_LOOKUPS) as executor:

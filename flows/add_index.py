@@ -26,11 +26,11 @@ from flows.stage import StageClock, deployment_flow, stage
 from rag_model.encoders.embed import Dtype
 from rag_model.errors import UsageError
 from rag_model.index.recipe import IndexRecipe
-from rag_model.snapshots.content import with_indexes
+from rag_model.snapshots.content import replace_indexes
 from rag_model.snapshots.encoding import StoredEncoder
 from rag_model.snapshots.existing import (
     build_reencoded_provenance,
-    inherited_provenance,
+    inherit_provenance,
     list_encoded_representations,
     list_stale_indexes,
     read_dimensions,
@@ -87,10 +87,10 @@ def add_index(
             passages, embeddings = read_results(target, base_manifest.content, launch)
             dimensions = read_dimensions(base_snapshot)
         plans = plan_indexes(chosen_indexes, passages, dimensions, worker_memory(beam_options))
-        provenance = inherited_provenance(base_manifest)
+        provenance = inherit_provenance(base_manifest)
         dump_url, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
         assemble_content = partial(
-            with_indexes, _add_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
+            replace_indexes, _add_recipe_indexes(base_manifest.content, chosen_indexes, effective_recipe.retriever)
         )
         provenance["indexed"] = {"of": base_manifest.id, "indexes": sorted(chosen_indexes)}
         build_arguments = passages, embeddings, plans, assemble_content, provenance
@@ -180,7 +180,7 @@ def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Se
         )
         with clock("embed") as on_progress:
             embeddings = embed_parts(passages, encoding, recipe.dtype_of(EMBEDDINGS), launch, on_progress)
-        assemble_content = partial(with_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
+        assemble_content = partial(replace_indexes, replace_embeddings(base_manifest.content, encoding, embeddings))
         provenance = build_reencoded_provenance(base_manifest, encoding)
         build_inputs = passages, {EMBEDDINGS: embeddings}, plans, assemble_content, provenance
         return finish_build(

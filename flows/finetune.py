@@ -29,7 +29,7 @@ from flows.stage import StageClock, deployment_flow, log, run_flow, stage
 from flows.training import KindParameter, RecipeTablesParameter
 from rag_model.errors import UsageError
 from rag_model.snapshots.existing import REENCODED
-from rag_model.store.objects.cache import cache_folder
+from rag_model.store.objects.cache import get_cache_folder
 from rag_model.store.store import MODEL_PREFIX, Store
 from rag_model.store.versions.models import StoredModel
 from rag_model.store.versions.moves import tag
@@ -339,7 +339,7 @@ def train_and_publish(
 
     Only the first process locks the folder and publishes; the others return None.
     """
-    folder = work or cache_folder() / "training" / job.key
+    folder = work or get_cache_folder() / "training" / job.key
     folder.mkdir(parents=True, exist_ok=True)
     with lock_folder(folder) if processes.is_first else nullcontext():
         with clock("mine") as on_progress:

@@ -31,7 +31,7 @@ from rag_model.snapshots.measure import SnapshotMetrics, measure_snapshot
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.parent_index import ParentIndex
 from rag_model.snapshots.publish import PublishResult, publish, summarize_snapshot, write_report
-from rag_model.snapshots.range_digests import RangeTask, add_range_digests, list_range_tasks
+from rag_model.snapshots.range_digests import DigestTask, add_range_digests, list_range_tasks
 from rag_model.snapshots.recipe import Recipe
 from rag_model.snapshots.reused_training import SHARDS, ReusedTraining
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
@@ -241,7 +241,7 @@ tune_indexes = stage(gate.tune_indexes, "tune_indexes")
 
 
 @stage
-def digest_ranges(build: Build, content: Content, tasks: Mapping[str, RangeTask], on_progress: OnProgress) -> Content:
+def digest_ranges(build: Build, content: Content, tasks: Mapping[str, DigestTask], on_progress: OnProgress) -> Content:
     """Add the digests with which large files are read from the store by ranges."""
     return add_range_digests(build.store, content, tasks, partial(corpus.run, launch=build.launch), on_progress)
 

@@ -37,7 +37,7 @@ from rag_model.snapshots.imported import (
     collect_parts,
     import_in_sequence,
     import_part,
-    list_sources,
+    list_urls,
     plan_import,
 )
 from rag_model.snapshots.planning import plan_indexes
@@ -129,7 +129,7 @@ def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequ
             raise UsageError(f"two index files are named {name}: give each its own name")
         ready_files[name] = ReadyIndex.inspect(name, Path(path))
     if ready_files:
-        vector_input = inspect_vectors([Path(path) for path in vectors or list_sources(passages)])
+        vector_input = inspect_vectors([Path(path) for path in vectors or list_urls(passages)])
         for file in ready_files.values():
             file.check_size(vector_input.n, vector_input.d)
     return ready_files
@@ -183,7 +183,7 @@ def split_corpus(
     Workers of this machine read the parts of Parquet files; other files of passages are read once,
     from the first to the last.
     """
-    vector_input = inspect_vectors([Path(path) for path in vectors or list_sources(passages)])
+    vector_input = inspect_vectors([Path(path) for path in vectors or list_urls(passages)])
     tasks = plan_import(store, passages, vector_input)
     if tasks[0].passages and is_local(launch.flags):
         part_launch = launch.for_tasks(_TASK_BYTES)

@@ -44,8 +44,8 @@ from flows.parameters import StoreParameter
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.evaluation.gate import check_snapshot
 from rag_model.index.plan import IndexPlan
-from rag_model.snapshots.content import count_passages, with_indexes
-from rag_model.snapshots.existing import inherited_provenance, read_dimensions, read_snapshot_recipe, read_stage_results
+from rag_model.snapshots.content import count_passages, replace_indexes
+from rag_model.snapshots.existing import inherit_provenance, read_dimensions, read_snapshot_recipe, read_stage_results
 from rag_model.snapshots.measure import SnapshotMetrics
 from rag_model.snapshots.mirrors import redact_mirrors
 from rag_model.snapshots.parent import Parent
@@ -176,7 +176,7 @@ def prepare_takedown_build(
 ) -> Build:
     """Plan the indexes of a snapshot that is derived from another."""
     old_manifest = affected.manifest
-    recipe, provenance = read_snapshot_recipe(old_manifest.content), inherited_provenance(old_manifest)
+    recipe, provenance = read_snapshot_recipe(old_manifest.content), inherit_provenance(old_manifest)
     provenance["takedown"] = {"of": old_manifest.id, "pages": list(affected.pages)}
     passages, embeddings = read_stage_results(store, content, partial(corpus.run, launch=launch))
     with Snapshot.from_manifest(store, old_manifest) as snapshot:
@@ -184,7 +184,7 @@ def prepare_takedown_build(
             recipe.index, passages, read_dimensions(snapshot), worker_memory(launch.flags), Parent(old_manifest)
         )
     source, encoder = (str(provenance.get(name, "")) for name in ("dump", "encoder"))
-    build_arguments = passages, embeddings, plans, partial(with_indexes, content), provenance
+    build_arguments = passages, embeddings, plans, partial(replace_indexes, content), provenance
     redacted_content = old_manifest.content
     return Build(store, launch, clock, recipe, "", source, encoder, *build_arguments, redacted_content=redacted_content)
 

@@ -46,12 +46,12 @@ def read_npy_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any
         ValueError: The header is damaged or the array contains objects.
         OSError: The file cannot be read.
     """
-    with _raise_value_error():
+    with _convert_to_value_error():
         version = npy.read_magic(file)
         parse_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        length_field = _HEADER_SIZES.get(version, _LATER_HEADER_SIZE)
-        if len(header := file.read(length_field.size)) == length_field.size:
-            (header_bytes,) = length_field.unpack(header)
+        length_struct = _HEADER_SIZES.get(version, _LATER_HEADER_SIZE)
+        if len(header := file.read(length_struct.size)) == length_struct.size:
+            (header_bytes,) = length_struct.unpack(header)
             if header_bytes > _MAX_HEADER_BYTES:
                 raise ValueError(f"Header info length ({header_bytes:,}) is more than {_MAX_HEADER_BYTES:,} bytes")
             header += file.read(header_bytes)
@@ -69,13 +69,13 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
         ValueError: The file is not a complete `.npy` file.
         OSError: The file cannot be read.
     """
-    with _raise_value_error(), _PARSER_LOCK:
+    with _convert_to_value_error(), _PARSER_LOCK:
         array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return array
 
 
 @contextmanager
-def _raise_value_error() -> Iterator[None]:
+def _convert_to_value_error() -> Iterator[None]:
     try:
         yield
     except _PARSE_ERRORS as error:
@@ -88,7 +88,7 @@ def _raise_value_error() -> Iterator[None]:
 Rows = NDArray[np.int64]
 
 
-class Partition:
+class RowPartition:
     """Consecutive parts of given lengths: row = rows of earlier parts + row within the part."""
 
     def __init__(self, lengths: Iterable[int]) -> None:
@@ -104,8 +104,8 @@ class Partition:
         """
         edges = np.searchsorted(rows, self._boundaries)
         for part_number in np.flatnonzero(np.diff(edges)).tolist():
-            span = slice(int(edges[part_number]), int(edges[part_number + 1]))
-            yield part_number, span, rows[span] - self.starts[part_number]
+            part_slice = slice(int(edges[part_number]), int(edges[part_number + 1]))
+            yield part_number, part_slice, rows[part_slice] - self.starts[part_number]
 
 
 def view_windows(array: NDArray[Any], width: int) -> NDArray[np.void]:
@@ -123,13 +123,13 @@ def gather_windows(array: NDArray[Any], starts: Rows, width: int) -> NDArray[Any
     return view_windows(array, width)[starts].view(array.dtype).reshape(-1, width)
 
 
-def concatenated_ranges(counts: Rows) -> Rows:
+def concatenate_ranges(counts: Rows) -> Rows:
     """Return the numbers 0 … c-1 for each count c, concatenated."""
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
-def keep_ascending(rows: Rows) -> Rows:
+def mask_unordered(rows: Rows) -> Rows:
     """Return a copy, (n,), with -1 in place of each row that is not higher than all rows before
     it.
     """
@@ -146,8 +146,8 @@ def match_digests(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> Rows:
     old_order, new_order = (np.argsort(digests, kind="stable") for digests in (old, new))
     old_sorted, new_sorted = old[old_order], new[new_order]
     # number among equal digests
-    rank = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)
-    sorted_positions = np.searchsorted(old_sorted, new_sorted) + rank
+    duplicate_ranks = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)
+    sorted_positions = np.searchsorted(old_sorted, new_sorted) + duplicate_ranks
     is_match = sorted_positions < len(old)
     is_match[is_match] = old_sorted[sorted_positions[is_match]] == new_sorted[is_match]
     positions = np.full(len(new), -1)

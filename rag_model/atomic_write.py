@@ -56,8 +56,8 @@ def write_user_file(path: Path, pieces: Iterable[str]) -> None:
 
 def fsync(path: Path) -> None:
     """Force a file's bytes, or a folder's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    file_descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(file_descriptor)
     finally:
-        os.close(descriptor)
+        os.close(file_descriptor)

@@ -50,7 +50,7 @@ def _render(arguments_json: str) -> str:
 
 def _render_in_child(arguments: Any) -> dict[str, str]:
     template, messages, special_tokens = arguments
-    jinja = require("jinja2", "model")
+    jinja2_module = require("jinja2", "model")
     from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - only the child needs it
         render_jinja_template,
     )
@@ -59,7 +59,7 @@ def _render_in_child(arguments: Any) -> dict[str, str]:
         rendered_prompts: Any = render_jinja_template(
             [messages], chat_template=template, add_generation_prompt=True, **special_tokens
         )
-    except jinja.TemplateError as error:
+    except jinja2_module.TemplateError as error:
         return {"refusal": " ".join(str(error).split())[:_MAX_REASON] or type(error).__name__, "text": ""}
     text = str(rendered_prompts[0][0])
     if len(text) > _MAX_CHARACTERS:

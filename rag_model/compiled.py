@@ -17,7 +17,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     If no cache folder is writable, as in a container with a read-only disk, each process compiles
     again.
     """
-    return _compiled(function, {})
+    return _compile(function, {})
 
 
 def bare(function: Callable[..., Any]) -> Any:
@@ -26,7 +26,7 @@ def bare(function: Callable[..., Any]) -> Any:
     The counts are atomic and take five nanoseconds per array and call: most of the time for a short
     list.
     """
-    return _compiled(function, {"_nrt": False})
+    return _compile(function, {"_nrt": False})
 
 
 def inlined(function: Callable[..., Any]) -> Any:
@@ -34,10 +34,10 @@ def inlined(function: Callable[..., Any]) -> Any:
 
     A call passes each array as seven numbers, which takes most of the time for a short list.
     """
-    return _compiled(function, {"_nrt": False, "forceinline": True})
+    return _compile(function, {"_nrt": False, "forceinline": True})
 
 
-def _compiled(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+def _compile(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
     compiler = require("numba", extra="text").njit
     try:
         dispatcher = compiler(function, cache=True, nogil=True, error_model="numpy", **settings)
@@ -65,7 +65,7 @@ _ir = require("llvmlite.ir", extra="text")
 _WORD = _ir.IntType(64)
 
 
-def _instruction(function: Callable[..., Any]) -> Any:
+def _create_intrinsic(function: Callable[..., Any]) -> Any:
     """Return an intrinsic for compiled code.
 
     `function` gives its types and generates its machine code.
@@ -78,7 +78,7 @@ def _get_word_pointer(context: Any, builder: Any, array_type: Any, array: Any, o
     return builder.bitcast(builder.gep(data_pointer, [offset]), _WORD.as_pointer())
 
 
-@_instruction
+@_create_intrinsic
 def load64(_: Any, data: Any, at: Any) -> Any:
     """Return data[at:at + 8] as a little-endian uint64.
 
@@ -91,7 +91,7 @@ def load64(_: Any, data: Any, at: Any) -> Any:
     return _numba.types.uint64(data, _numba.types.int64), generate
 
 
-@_instruction
+@_create_intrinsic
 def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
     """Write a uint64 to out[at:at + 8], little-endian.
 
@@ -105,7 +105,7 @@ def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
     return _numba.types.void(out, _numba.types.int64, _numba.types.uint64), generate
 
 
-@_instruction
+@_create_intrinsic
 def bit_length(_: Any, value: Any) -> Any:
     """Return the number of bits of an int64 >= 0; 0 has none."""
 

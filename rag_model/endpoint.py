@@ -88,9 +88,9 @@ class Endpoint:
         Raises:
             UsageError: the URL or the key cannot be used.
         """
-        own_url = environment.get(f"{prefix}BASE_URL", "").strip()
-        base_url = own_url or environment.get("OPENAI_BASE_URL", "").strip() or _OPENAI_URL
-        key_variable = f"{prefix}API_KEY" if own_url else "OPENAI_API_KEY"
+        prefixed_url = environment.get(f"{prefix}BASE_URL", "").strip()
+        base_url = prefixed_url or environment.get("OPENAI_BASE_URL", "").strip() or _OPENAI_URL
+        key_variable = f"{prefix}API_KEY" if prefixed_url else "OPENAI_API_KEY"
         return cls(base_url.rstrip("/"), environment.get(key_variable, "").strip(), key_variable)
 
     @property
@@ -150,44 +150,44 @@ class EndpointErrors:
         """Return a copy whose messages name the input of the request as `input_name`."""
         return replace(self, input_name=input_name)
 
-    def unreachable(self, reason: object) -> FailedAttemptError:
+    def network_error(self, reason: object) -> FailedAttemptError:
         """Return the error for a failed or broken connection."""
         detail = self._sanitize(str(reason) or type(reason).__name__)
         return self._create_failed_attempt(
             f"cannot be reached ({detail}): check the base URL, and that it runs", is_transient=True
         )
 
-    def timed_out(self, action: str, seconds: float) -> FailedAttemptError:
+    def timeout(self, action: str, seconds: float) -> FailedAttemptError:
         """Return the error for a timeout."""
         return self._create_failed_attempt(
             f"{action} within {seconds:g} s: ask again later, or give it more time", is_transient=True
         )
 
-    def redirect(self, location: str) -> FailedAttemptError:
+    def redirect_error(self, location: str) -> FailedAttemptError:
         """Return the error for a redirect; key and prompt are not sent to another address."""
-        host = self._sanitize(_get_host(location) or "another path")
+        host = self._sanitize(_get_redirect_host(location) or "another path")
         return self._create_failed_attempt(
             f"redirects to {host}, which is not followed: set that base URL if you trust it"
         )
 
-    def reply_too_large(self, max_bytes: int) -> FailedAttemptError:
+    def reply_size_error(self, max_bytes: int) -> FailedAttemptError:
         """Return the error for a reply with too many bytes."""
         return self._create_failed_attempt(
             f"sent more than {max_bytes} bytes for one answer: check that it is an API for {self.product}"
         )
 
-    def not_expected(self, reason: object) -> FailedAttemptError:
+    def protocol_error(self, reason: object) -> FailedAttemptError:
         """Return the error for a reply that violates the protocol."""
         return self._create_failed_attempt(
             f"sent a reply that is not {self.one_product} ({self._sanitize(str(reason))}): check "
             "that the base URL ends with the path of its API, such as /v1"
         )
 
-    def reply_incomplete(self) -> FailedAttemptError:
+    def truncated_error(self) -> FailedAttemptError:
         """Return the error for a stream that ended too early."""
         return self._create_failed_attempt("ended its answer half-way: ask again", is_transient=True)
 
-    def streamed_error(self, message: str) -> FailedAttemptError:
+    def stream_error(self, message: str) -> FailedAttemptError:
         """Return the error for an error object in a stream."""
         if _PROMPT_TOO_LONG.search(message):
             return self._create_prompt_error(message)
@@ -195,7 +195,7 @@ class EndpointErrors:
             f"failed while it wrote ({self._sanitize(message)}): ask again", is_transient=True
         )
 
-    def bad_status(self, status: int, body: bytes, wait_seconds: float | None) -> FailedAttemptError:
+    def status_error(self, status: int, body: bytes, wait_seconds: float | None) -> FailedAttemptError:
         """Return the error for an HTTP status."""
         message, code = _parse_error_body(body)
         detail = self.quote(message)
@@ -251,7 +251,7 @@ class EndpointErrors:
         return escape_controls(masked_text)[:_MAX_QUOTED].rstrip(" .:;")
 
 
-def _get_host(location: str) -> str:
+def _get_redirect_host(location: str) -> str:
     """Return the host of a redirect's location."""
     try:
         return urlsplit(location).netloc
@@ -348,9 +348,9 @@ async def retry(
 
     Raises:
         FailedAttemptError: an attempt failed permanently, or the last attempt failed;
-            `timeout_error` if the total time ran out.
+            `timeout` if the total time ran out.
     """
-    deadline, last_attempt = time.monotonic() + settings.whole_seconds, timeout_error
+    deadline, last_error = time.monotonic() + settings.whole_seconds, timeout_error
     for attempt_number in range(settings.tries):
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + deadline - time.monotonic()):
@@ -358,20 +358,18 @@ async def retry(
         except TimeoutError:
             raise timeout_error from None
         except FailedAttemptError as failed_attempt:
-            last_attempt = failed_attempt
+            last_error = failed_attempt
         wait_seconds = (
-            _compute_backoff(settings, attempt_number)
-            if last_attempt.wait_seconds is None
-            else last_attempt.wait_seconds
+            _compute_backoff(settings, attempt_number) if last_error.wait_seconds is None else last_error.wait_seconds
         )
         if (
-            not last_attempt.is_transient
+            not last_error.is_transient
             or attempt_number + 1 == settings.tries
             or time.monotonic() + wait_seconds >= deadline
         ):
             break
         await asyncio.sleep(wait_seconds)
-    raise last_attempt
+    raise last_error
 
 
 def _compute_backoff(settings: RetrySettings, attempt_number: int) -> float:

@@ -40,7 +40,7 @@ def require(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-class _HidingFinder(MetaPathFinder):
+class _ModuleHidingFinder(MetaPathFinder):
     def __init__(self, names: Collection[str]) -> None:
         self._names, self._thread = names, get_ident()
 
@@ -55,7 +55,7 @@ def hide_modules(*names: str) -> Iterator[None]:
     """Let modules that are not imported yet appear as not installed to this thread until the
     block ends.
     """
-    finder = _HidingFinder(names)
+    finder = _ModuleHidingFinder(names)
     sys.meta_path.insert(0, finder)
     try:
         yield

@@ -99,14 +99,14 @@ class _BodyDecoder:
     def decode(self, chunk: bytes) -> Iterator[bytes]:
         """Yield the decompressed bytes of a chunk; raise `ReplyTooLargeError` beyond the limit."""
         while chunk:
-            decoded_bytes, chunk = self._decode_part(chunk)
+            decoded_bytes, chunk = self._decompress_chunk(chunk)
             if decoded_bytes:
                 yield decoded_bytes[: self._bytes_left]
             self._bytes_left -= len(decoded_bytes)
             if self._bytes_left < 0:
                 raise ReplyTooLargeError
 
-    def _decode_part(self, chunk: bytes) -> tuple[bytes, bytes]:
+    def _decompress_chunk(self, chunk: bytes) -> tuple[bytes, bytes]:
         """Return decompressed bytes, at most one more than the limit, and the rest of the chunk."""
         if self._decompressor is None:
             return chunk, b""
@@ -147,7 +147,7 @@ def open_polite_client(**headers: str) -> httpx.Client:
     )
 
 
-def is_confidential(scheme: str, host: str) -> bool:
+def is_encrypted_or_local(scheme: str, host: str) -> bool:
     """Return whether requests to a host are encrypted, or stay on this machine."""
     host = host.lower()
     return scheme.lower() == "https" or host.rpartition(":")[0] in LOOPBACK or host in LOOPBACK
@@ -161,7 +161,7 @@ def retry(
     Raises:
         UnreachableError: The server cannot be reached, asks to wait for too long, or stays busy.
     """
-    pause = 1.0
+    pause_seconds = 1.0
     for attempt in range(1, MAX_TRIES + 1):
         try:
             return send()
@@ -177,8 +177,8 @@ def retry(
                     f"{url} did not answer {attempt} requests in a row ({format_error(error)}{requested_wait}): "
                     "run the command again later to continue"
                 ) from error
-            sleep(wait if wait is not None else pause)
-            pause = min(2 * pause, _MAX_PAUSE)
+            sleep(wait if wait is not None else pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _MAX_PAUSE)
     raise AssertionError("unreachable")
 
 

@@ -47,13 +47,13 @@ _BAD_HEADER = "has a page with an invalid header"
 _MAX_DEPTH = 8  # nested structs; a page header has three levels
 
 
-class PagesError(ValueError):
+class ParquetError(ValueError):
     """Pages are invalid, or decode to more bytes than allowed; the message starts with a verb."""
 
 
 # (header bytes, page type, decoded bytes, stored bytes, number of values, encoding). Creating an
 # object of a class would take twice as long.
-_Page = tuple[int, int, int, int, int, int]
+_PageHeader = tuple[int, int, int, int, int, int]
 ReadAt = Callable[[int, int], bytes]  # (offset, size) -> bytes of a file
 
 
@@ -66,7 +66,7 @@ def get_schema(metadata: pq.FileMetaData) -> pq.ParquetSchema:
     return pq.ParquetSchema(metadata)
 
 
-def list_leaves(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int]:
+def list_leaf_numbers(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int]:
     """Return the leaf numbers of these columns; a nested column has several leaves."""
     schema = get_schema(metadata)
     return [
@@ -79,13 +79,13 @@ def list_leaves(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int
 def has_repeated_values(metadata: pq.FileMetaData, leaves: Iterable[int]) -> bool:
     """Return whether a row may have several values of one of these leaves."""
     schema = get_schema(metadata)
-    return any(schema.column(leaf).max_repetition_level for leaf in leaves)
+    return any(schema.column(leaf_number).max_repetition_level for leaf_number in leaves)
 
 
-def list_text_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
+def list_text_column_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
     """Return the paths of text leaves, which Arrow can read as dictionaries."""
     schema = get_schema(metadata)
-    leaves = [schema.column(leaf_number) for leaf_number in list_leaves(metadata, columns)]
+    leaves = [schema.column(leaf_number) for leaf_number in list_leaf_numbers(metadata, columns)]
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
 
 
@@ -95,7 +95,7 @@ def compute_decoded_size(column: Any) -> int:
     if pa.types.is_dictionary(data_type):
         return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
     if pa.types.is_struct(data_type):
-        return sum(compute_decoded_size(inner) for inner in column.flatten())
+        return sum(compute_decoded_size(child_column) for child_column in column.flatten())
     if pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
         return compute_decoded_size(column.flatten()) + 8 * len(column)
     return int(column.nbytes)
@@ -109,17 +109,17 @@ def check_footer(metadata: pq.FileMetaData, size: int) -> None:
     memory map of the same size and reads no rows.
 
     Raises:
-        PagesError: The footer is invalid.
+        ParquetError: The footer is invalid.
     """
     empty_file = pa.BufferReader(pa.py_buffer(mmap.mmap(-1, size, flags=_EMPTY_MAP_FLAGS)))
     try:
         file = pq.ParquetFile(empty_file, metadata=metadata, pre_buffer=True)
         next(file.reader.iter_batches(0, list(range(file.num_row_groups)), use_threads=False), None)
     except (pa.ArrowException, OSError) as error:
-        raise PagesError(f"has an invalid footer ({' '.join(str(error).split())})") from error
+        raise ParquetError(f"has an invalid footer ({' '.join(str(error).split())})") from error
 
 
-def check_groups(
+def check_row_groups(
     source: Path | IO[bytes],
     file: pq.ParquetFile,
     columns: Collection[str],
@@ -134,15 +134,15 @@ def check_groups(
     Returns the maximum bytes that one row may take from text dictionaries.
 
     Raises:
-        PagesError: As for `check_pages`.
+        ParquetError: As for `check_pages`.
     """
-    leaves = list_leaves(file.metadata, columns)
+    leaves = list_leaf_numbers(file.metadata, columns)
     check_footer(file.metadata, size)
     max_row_bytes = 0
     with open_random_access(source) as read:
-        for group, _, _ in _list_groups(file, first_row, end):
-            chunks = map(file.metadata.row_group(group).column, leaves)
-            max_row_bytes = max(max_row_bytes, sum(check_pages(read, chunks, FREE_BYTES + MAX_EXPANSION * size)))
+        for group_number, _, _ in _list_groups(file, first_row, end):
+            column_chunks = map(file.metadata.row_group(group_number).column, leaves)
+            max_row_bytes = max(max_row_bytes, sum(check_pages(read, column_chunks, FREE_BYTES + MAX_EXPANSION * size)))
     return max_row_bytes
 
 
@@ -157,11 +157,11 @@ def iter_row_range(
     """Yield the rows [first, end) in order, each batch of one row group; reads no other row
     groups.
     """
-    for group, group_start, stop in _list_groups(file, first_row, end):
-        next_row, end_row = group_start, stop if end is None else min(stop, end)
+    for group_number, group_first_row, group_end in _list_groups(file, first_row, end):
+        next_row, end_row = group_first_row, group_end if end is None else min(group_end, end)
         # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
         # threads are used, because each would hold on to memory that it freed.
-        for batch in file.iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False):
+        for batch in file.iter_batches(batch_rows, row_groups=[group_number], columns=list(columns), use_threads=False):
             skip_count, next_row = max(first_row - next_row, 0), next_row + len(batch)
             selected_rows = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end_row, 0), 0))
             if len(selected_rows):
@@ -187,41 +187,41 @@ def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_byte
     dictionary; 0 if it has none.
 
     Raises:
-        PagesError: The columns decode to more than `max_bytes`, or their pages are invalid.
+        ParquetError: The columns decode to more than `max_bytes`, or their pages are invalid.
         OSError: The file cannot be read.
     """
-    total, dictionary_bytes = 0, []
+    total_bytes, dictionary_bytes = 0, []
     for chunk in chunks:
-        decoded_bytes, text_bytes = _measure_column(read, chunk)
-        total += decoded_bytes
+        decoded_bytes, text_bytes = _measure_column_chunk(read, chunk)
+        total_bytes += decoded_bytes
         dictionary_bytes.append(text_bytes)
-        if total > max_bytes:
-            raise PagesError(f"decodes to more than {max_bytes >> 20:,} MiB, far more than its size")
+        if total_bytes > max_bytes:
+            raise ParquetError(f"decodes to more than {max_bytes >> 20:,} MiB, far more than its size")
     return dictionary_bytes
 
 
-def _measure_column(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+def _measure_column_chunk(read: ReadAt, chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return the decoded bytes of a column and of its text dictionary."""
     physical_type = chunk.physical_type
-    offset, value_bytes = find_column_start(chunk), _BYTES_BY_TYPE.get(physical_type, 0)
-    total_bytes = n_read = dictionary_bytes = 0
-    chunk_end, n_total = offset + chunk.total_compressed_size, chunk.num_values
-    while n_read < n_total and 0 <= offset < chunk_end:
+    offset, bytes_per_value = find_column_start(chunk), _BYTES_BY_TYPE.get(physical_type, 0)
+    total_bytes = n_values_read = dictionary_bytes = 0
+    chunk_end, n_column_values = offset + chunk.total_compressed_size, chunk.num_values
+    while n_values_read < n_column_values and 0 <= offset < chunk_end:
         header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding = read_page_header(read, offset)
         offset += header_bytes + stored_bytes
         total_bytes += decoded_bytes
         if page_type == DICTIONARY_PAGE:
             if physical_type == "BYTE_ARRAY":
                 dictionary_bytes += decoded_bytes
-            elif not value_bytes:  # fixed-length values
-                value_bytes = decoded_bytes // max(1, n_values) + 1
+            elif not bytes_per_value:  # fixed-length values
+                bytes_per_value = decoded_bytes // max(1, n_values) + 1
         elif page_type in (DATA_PAGE, _DATA_PAGE_V2):
-            n_read += n_values
+            n_values_read += n_values
             if encoding == _DELTA_BYTE_ARRAY:
                 total_bytes += decoded_bytes * n_values
-    if n_read != n_total or offset > chunk_end:
-        raise PagesError(f"has pages of column {chunk.path_in_schema} that do not fit its footer")
-    return total_bytes + n_read * value_bytes, dictionary_bytes
+    if n_values_read != n_column_values or offset > chunk_end:
+        raise ParquetError(f"has pages of column {chunk.path_in_schema} that do not fit its footer")
+    return total_bytes + n_values_read * bytes_per_value, dictionary_bytes
 
 
 def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
@@ -245,11 +245,11 @@ def _read_at(source: IO[bytes], offset: int, size: int) -> bytes:
     return source.read(size)
 
 
-def read_page_header(read: ReadAt, offset: int) -> _Page:
-    """Return the header of the page at an offset, as the numbers that `_Page` lists.
+def read_page_header(read: ReadAt, offset: int) -> _PageHeader:
+    """Return the header of the page at an offset, as the numbers that `_PageHeader` lists.
 
     Raises:
-        PagesError: The header is invalid.
+        ParquetError: The header is invalid.
     """
     for read_size in _READ_SIZES:
         header_bytes = read(offset, read_size)
@@ -257,35 +257,35 @@ def read_page_header(read: ReadAt, offset: int) -> _Page:
             return _parse_usual_header(header_bytes) or _build_page(*_parse_struct(header_bytes, 0))
         except IndexError:  # the header is longer than read_size
             continue
-    raise PagesError("has a page whose header does not end")
+    raise ParquetError("has a page whose header does not end")
 
 
-def _parse_usual_header(header: bytes) -> _Page | None:
+def _parse_usual_header(header: bytes) -> _PageHeader | None:
     """Parse a header of the form that most writers use; return None for other forms."""
     page_type = header[1] >> 1
-    match = _USUAL_HEADERS[page_type].match(header) if page_type in _USUAL_HEADERS else None
-    if not match:
+    header_match = _USUAL_HEADERS[page_type].match(header) if page_type in _USUAL_HEADERS else None
+    if not header_match:
         return None
-    header_bytes = match.end()
+    header_bytes = header_match.end()
     if header[header_bytes - 1]:
         header_bytes = _skip_statistics(header, header_bytes)
         if header[header_bytes] or header[header_bytes + 1]:
             return None
         header_bytes += 2
-    decoded_bytes, stored_bytes, n_values, encoding = map(_decode_unsigned, match.groups())
+    decoded_bytes, stored_bytes, n_values, encoding = map(_decode_unsigned, header_match.groups())
     return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding
 
 
 def _skip_statistics(data: bytes, start_byte: int) -> int:
     """Return the end of a struct, with a fast path for short numbers, bytes and booleans."""
     offset = start_byte
-    while head := data[offset]:
-        field_type, value_bytes = head & 15, data[offset + 1]
-        if field_type == 8 and value_bytes < 128 and head > 15:
-            offset += value_bytes + 2
-        elif field_type == 6 and value_bytes < 128 and head > 15:
+    while field_header := data[offset]:
+        field_type, value_byte = field_header & 15, data[offset + 1]
+        if field_type == 8 and value_byte < 128 and field_header > 15:
+            offset += value_byte + 2
+        elif field_type == 6 and value_byte < 128 and field_header > 15:
             offset += 2
-        elif field_type in (1, 2) and head > 15:
+        elif field_type in (1, 2) and field_header > 15:
             offset += 1
         else:
             return _parse_struct(data, start_byte)[1]
@@ -299,11 +299,11 @@ def _decode_unsigned(data: bytes) -> int:
     for byte in reversed(data):
         decoded_number = decoded_number << 7 | byte & 127
     if decoded_number & 1:
-        raise PagesError(_BAD_HEADER)
+        raise ParquetError(_BAD_HEADER)
     return decoded_number >> 1
 
 
-def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
+def _build_page(fields: dict[int, Any], header_bytes: int) -> _PageHeader:
     page_type, decoded_bytes, stored_bytes = (fields.get(number) for number in (1, 2, 3))
     page_fields = fields.get(
         {DATA_PAGE: 5, DICTIONARY_PAGE: 7, _DATA_PAGE_V2: 8}.get(page_type if isinstance(page_type, int) else -1, 0), {}
@@ -313,7 +313,7 @@ def _build_page(fields: dict[int, Any], header_bytes: int) -> _Page:
     values_or_none = (page_type, decoded_bytes, stored_bytes, n_values, encoding)
     header_fields = [value for value in values_or_none if isinstance(value, int) and value >= 0]
     if len(header_fields) < len(values_or_none):
-        raise PagesError(_BAD_HEADER)
+        raise ParquetError(_BAD_HEADER)
     page_type, decoded_bytes, stored_bytes, n_values, encoding = header_fields
     return header_bytes, page_type, decoded_bytes, stored_bytes, n_values, encoding
 
@@ -325,30 +325,30 @@ def _parse_struct(data: bytes, offset: int, depth: int = 0) -> tuple[dict[int, A
     it runs for every page.
     """
     if depth > _MAX_DEPTH:
-        raise PagesError("has a page whose header is nested too deep")
+        raise ParquetError("has a page whose header is nested too deep")
     values_by_field: dict[int, Any] = {}
-    field = 0
-    while head := data[offset]:
+    field_number = 0
+    while field_header := data[offset]:
         offset += 1
-        if head >> 4:
-            field += head >> 4
+        if field_header >> 4:
+            field_number += field_header >> 4
         else:
-            field, offset = _parse_zigzag(data, offset)
-        field_type = head & 15
+            field_number, offset = _parse_zigzag(data, offset)
+        field_type = field_header & 15
         if field_type == 5 and data[offset] < 128:  # most numbers have one byte
-            values_by_field[field] = data[offset] >> 1 ^ -(data[offset] & 1)
+            values_by_field[field_number] = data[offset] >> 1 ^ -(data[offset] & 1)
             offset += 1
         elif 4 <= field_type <= 6:
-            values_by_field[field], offset = _parse_zigzag(data, offset)
+            values_by_field[field_number], offset = _parse_zigzag(data, offset)
         elif field_type == 12:
-            values_by_field[field], offset = _parse_struct(data, offset, depth + 1)
+            values_by_field[field_number], offset = _parse_struct(data, offset, depth + 1)
         elif field_type == 8:
-            n_bytes, offset = parse_varint(data, offset)
-            offset += n_bytes
+            string_length, offset = parse_varint(data, offset)
+            offset += string_length
         elif field_type in (3, 7):
             offset += 1 if field_type == 3 else 8
         elif field_type not in (1, 2):
-            raise PagesError("has a page whose header contains an unknown type")
+            raise ParquetError("has a page whose header contains an unknown type")
     return values_by_field, offset + 1
 
 
@@ -365,5 +365,5 @@ def parse_varint(data: bytes, offset: int) -> tuple[int, int]:
         shift += 7
         offset += 1
         if shift > 63:
-            raise PagesError(_BAD_HEADER)
+            raise ParquetError(_BAD_HEADER)
     return varint | byte << shift, offset + 1

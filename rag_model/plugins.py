@@ -89,8 +89,8 @@ class Registry(Generic[T]):
         except BookwheelError:
             raise
         except Exception as error:  # code of other packages may raise any exception
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{self.describe(name)} fails ({reason}): repair or uninstall its package") from error
+            error_text = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{self.describe(name)} fails ({error_text}): repair or uninstall its package") from error
 
     def is_built_in(self, name: str) -> bool:
         """Return whether the object of this name is built in."""
@@ -149,9 +149,9 @@ def _list_entry_points(group: str) -> Sequence[EntryPoint]:
 def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[EntryPoint]]:
     all_entry_points = entry_points()
     return {
-        name: tuple(all_entry_points.select(group=name))
-        for name in all_entry_points.groups
-        if name.startswith("bookwheel.")
+        group_name: tuple(all_entry_points.select(group=group_name))
+        for group_name in all_entry_points.groups
+        if group_name.startswith("bookwheel.")
     }
 
 

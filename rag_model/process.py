@@ -73,10 +73,10 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
     """
     _remove_abandoned_folders()
     with (
-        tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{purpose}-", ignore_cleanup_errors=True) as name,
-        lock_folder(Path(name)),
+        tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY_PREFIX}{purpose}-", ignore_cleanup_errors=True) as folder_name,
+        lock_folder(Path(folder_name)),
     ):
-        yield Path(name)
+        yield Path(folder_name)
 
 
 @contextmanager
@@ -137,16 +137,16 @@ def claim_gpu(count: int) -> int:
         else [str(gpu_number) for gpu_number in range(count)]
     )
     with _gpu_lock:
-        return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", name.strip()) for name in gpu_names))
+        return _claim_gpu(os.getpid(), tuple(re.sub(r"\W", "-", gpu_name.strip()) for gpu_name in gpu_names))
 
 
 @cache
 def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
-    for position in range(_SHARING_PROCESSES):
+    for lock_number in range(_SHARING_PROCESSES):
         for gpu_number, gpu_name in enumerate(gpu_names):
-            path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{gpu_name}-{position}.lock"
+            lock_path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{gpu_name}-{lock_number}.lock"
             with suppress(OSError):  # held by another process, or the folder is read-only
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+                descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
@@ -175,7 +175,7 @@ def keep_freed_memory() -> bool:
     Has no effect if the C library is not glibc, or if the environment chooses an allocator
     (`LD_PRELOAD`) or configures glibc's (`MALLOC_…_`, `GLIBC_TUNABLES`).
     """
-    return not is_allocator_configured(os.environ) and _apply_keep_settings()
+    return not is_allocator_configured(os.environ) and _set_keep_options()
 
 
 def release_freed_memory() -> bool:
@@ -183,8 +183,8 @@ def release_freed_memory() -> bool:
 
     The opposite of `keep_freed_memory`, also for the whole process; the last call wins.
     """
-    _apply_keep_settings.cache_clear()
-    return not is_allocator_configured(os.environ) and _apply_settings(_RELEASE_SETTINGS)
+    _set_keep_options.cache_clear()
+    return not is_allocator_configured(os.environ) and _set_malloc_options(_RELEASE_SETTINGS)
 
 
 def trim_memory() -> None:
@@ -210,16 +210,16 @@ def is_allocator_configured(environment: Mapping[str, str]) -> bool:
     return (
         "malloc" in environment.get("LD_PRELOAD", "")
         or "glibc.malloc." in environment.get("GLIBC_TUNABLES", "")
-        or any(name.startswith("MALLOC_") for name in environment)
+        or any(variable.startswith("MALLOC_") for variable in environment)
     )
 
 
 @cache
-def _apply_keep_settings() -> bool:
-    return _apply_settings(_KEEP_SETTINGS)
+def _set_keep_options() -> bool:
+    return _set_malloc_options(_KEEP_SETTINGS)
 
 
-def _apply_settings(settings: Mapping[int, int]) -> bool:
+def _set_malloc_options(settings: Mapping[int, int]) -> bool:
     libc = _load_glibc()
     return libc is not None and all(libc.mallopt(name, value) for name, value in settings.items())
 
@@ -403,10 +403,10 @@ def _write_line(stream: Any, message: Any) -> None:
 def _end_process(process: "subprocess.Popen[bytes]") -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
+    for pipe in (process.stdin, process.stdout):
         with suppress(OSError):
-            if stream is not None:
-                stream.close()
+            if pipe is not None:
+                pipe.close()
 
 
 def _parse_reply(output: bytes, memory: int) -> Any:
@@ -429,25 +429,25 @@ def serve_call(function: Callable[[Any], Any]) -> None:
 
 def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Execute the calls of a `ChildWorker`: open the function once, and write one line per call."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    reply_stream = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     # output of libraries then does not mix with the replies
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    request = json.loads(sys.stdin.buffer.readline())
-    _limit_resources(request["memory"])
+    open_request = json.loads(sys.stdin.buffer.readline())
+    _limit_resources(open_request["memory"])
     opened_functions: list[Callable[[Any], Any]] = []
 
     def open_and_call(value: Any) -> Any:
         if not opened_functions:
-            opened_functions.append(open_function(request["state"]))
+            opened_functions.append(open_function(open_request["state"]))
         return opened_functions[0](value)
 
     for line in sys.stdin.buffer:
-        call = json.loads(line)
-        _limit_time(call["seconds"])
-        reply = _answer_call(open_and_call, call["value"])
+        call_message = json.loads(line)
+        _limit_time(call_message["seconds"])
+        reply = _answer_call(open_and_call, call_message["value"])
         signal.alarm(0)
-        replies.write(reply + "\n")
-        replies.flush()
+        reply_stream.write(reply + "\n")
+        reply_stream.flush()
 
 
 def _limit_time(seconds: float) -> None:
@@ -501,7 +501,7 @@ class _Instruction(ctypes.Structure):
     )
 
 
-class _Filter(ctypes.Structure):
+class _SocketFilter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_uint16), ("instructions", ctypes.POINTER(_Instruction)))
 
 
@@ -513,22 +513,22 @@ def block_sockets() -> bool:
     """
     if sys.platform != "linux" or platform.machine() not in _SOCKET_CALLS:
         return False
-    architecture, socket_call = _SOCKET_CALLS[platform.machine()]
-    load, if_equal, return_op = 0x20, 0x15, 0x06
-    program = (
-        (load, 0, 0, 4),  # the processor
-        (if_equal, 0, 3, architecture),
-        (load, 0, 0, 0),  # the number of the system call
-        (if_equal, 2, 0, socket_call),
-        (if_equal, 1, 0, _IO_URING_SETUP),
-        (return_op, 0, 0, _ALLOW),
-        (return_op, 0, 0, _REFUSE),
+    architecture_code, socket_call_number = _SOCKET_CALLS[platform.machine()]
+    load_op, jump_if_equal_op, return_op_code = 0x20, 0x15, 0x06
+    bpf_code = (
+        (load_op, 0, 0, 4),  # the processor
+        (jump_if_equal_op, 0, 3, architecture_code),
+        (load_op, 0, 0, 0),  # the number of the system call
+        (jump_if_equal_op, 2, 0, socket_call_number),
+        (jump_if_equal_op, 1, 0, _IO_URING_SETUP),
+        (return_op_code, 0, 0, _ALLOW),
+        (return_op_code, 0, 0, _REFUSE),
     )
-    instructions = (_Instruction * len(program))(*(_Instruction(*fields) for fields in program))
+    instructions = (_Instruction * len(bpf_code))(*(_Instruction(*fields) for fields in bpf_code))
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-        and libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(_Filter(len(program), instructions))) == 0
+        and libc.prctl(_PR_SET_SECCOMP, _FILTER_MODE, ctypes.byref(_SocketFilter(len(bpf_code), instructions))) == 0
     )
 
 
@@ -554,10 +554,10 @@ def parse_bytes(text: str) -> int:
         UsageError: the text is not an amount, or is 0.
     """
     match = _AMOUNT.fullmatch(text.strip())
-    amount = int(float(match[1]) * (1024 if match[3] else 1000) ** _POWER_BY_PREFIX[match[2].upper()]) if match else 0
-    if amount < 1:
+    n_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** _POWER_BY_PREFIX[match[2].upper()]) if match else 0
+    if n_bytes < 1:
         raise UsageError(f"{text!r} is not an amount of memory: give one such as 16GB, 512MiB, or a number of bytes")
-    return amount
+    return n_bytes
 
 
 def format_bytes(count: float) -> str:

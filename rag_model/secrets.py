@@ -68,20 +68,20 @@ def refuse_secret(url: str) -> None:
         UsageError: The URL may contain a secret; the message names the environment variable to use
             instead.
     """
-    text = _INVISIBLE.sub("", url)  # libraries ignore these characters too
-    if scheme_match := _SCHEME_WITHOUT_HOST.match(text):
+    visible_url = _INVISIBLE.sub("", url)  # libraries ignore these characters too
+    if scheme_match := _SCHEME_WITHOUT_HOST.match(visible_url):
         raise _create_secret_error(scheme_match["scheme"].lower(), "has no host after //")
-    url_matches = [url_match for url_match in map(_URL.match, text.split("::")) if url_match]
+    url_matches = [url_match for url_match in map(_URL.match, visible_url.split("::")) if url_match]
     for match in url_matches:
         scheme = match["scheme"].lower()
-        if _has_user(match["host"]):
+        if _has_user_info(match["host"]):
             raise _create_secret_error(scheme, "names a user or a password")
         parameters = list(_iter_parameters(scheme, match["rest"]))
         if not HARMLESS_PARAMETERS.issuperset(parameters) or len(set(parameters)) < len(parameters):
             raise _create_secret_error(
                 scheme, f"has a query parameter other than {', '.join(sorted(HARMLESS_PARAMETERS))}"
             )
-    if user_match := _USER_ANYWHERE.search(text):
+    if user_match := _USER_ANYWHERE.search(visible_url):
         scheme = url_matches[-1]["scheme"] if url_matches else user_match["scheme"]
         raise _create_secret_error(scheme.lower(), "names a user or a password")
 
@@ -117,25 +117,25 @@ def _build_url_patterns(start: str, blank_pattern: str, stops: str) -> list[str]
         blank_pattern: pattern of the characters that are ignored within a URL.
         stops: characters at which the URL ends, for a character class.
     """
-    slashes, host = rf"{blank_pattern}(?:[/\\]{blank_pattern})+", rf"[^/\\?#{stops}]"
+    slashes, host_character = rf"{blank_pattern}(?:[/\\]{blank_pattern})+", rf"[^/\\?#{stops}]"
     harmless, end = "|".join(sorted(HARMLESS_PARAMETERS)), rf"(?:[=?&;#{stops}]|(?![\s\S]))"
     glob_start = rf"(?i:{'|'.join(sorted(_GLOB_SCHEMES))}){blank_pattern}:"
     scheme = rf"{start}[A-Za-z]{blank_pattern}(?:[\w+.-]{blank_pattern})+:{slashes}"
     glob_scheme = rf"{start}{glob_start}{slashes}"
     other_scheme = rf"{start}(?!{glob_start})[A-Za-z]{blank_pattern}(?:[\w+.-]{blank_pattern})+:{slashes}"
-    other_character = rf"[^{stops}]" if stops else r"[\s\S]"
+    url_character = rf"[^{stops}]" if stops else r"[\s\S]"
     return [
-        rf"{scheme}{host}*(?:@|%40)",
+        rf"{scheme}{host_character}*(?:@|%40)",
         # An IPv6 address in brackets and an ARN contain colons too.
         rf"{scheme}(?!arn:)(?:\[[^\]/\\?#]*\]|(?!\[[^\]/\\?#]*\]))"
         rf"(?:(?!%3[aA])[^/\\?#:{stops}])*"
         rf"(?::(?!:)\d*(?::(?!:)|[^\d/\\?#:{stops}])|%3[aA]\d*[^\d/\\?#{stops}])",
-        rf"{glob_scheme}[^?{stops}]*\?(?:{other_character}*[?&;])?(?!(?:{harmless})=)[^?&;/={stops}]*=",
-        rf"{other_scheme}[^?#{stops}]*[?#](?:{other_character}*[?&;#])?(?!(?:{harmless}){end})[^?&;#{stops}]",
+        rf"{glob_scheme}[^?{stops}]*\?(?:{url_character}*[?&;])?(?!(?:{harmless})=)[^?&;/={stops}]*=",
+        rf"{other_scheme}[^?#{stops}]*[?#](?:{url_character}*[?&;#])?(?!(?:{harmless}){end})[^?&;#{stops}]",
         rf"{other_scheme}[^?#{stops}]*[;&][^/;&=?#{stops}]*=",
         # If a harmless parameter is repeated, its second value may be a secret.
         *(
-            rf"{scheme}{other_character}*[?&;#]{name}{end}{other_character}*(?<=[?&;#]){name}{end}"
+            rf"{scheme}{url_character}*[?&;#]{name}{end}{url_character}*(?<=[?&;#]){name}{end}"
             for name in sorted(HARMLESS_PARAMETERS)
         ),
     ]
@@ -170,12 +170,12 @@ def mask_secrets(text: str) -> str:
     >>> mask_secrets("cannot reach s3://me:hush@bucket/library?X-Amz-Signature=0f")
     'cannot reach s3://***@bucket/library?***'
     """
-    for secret in _list_secrets():
+    for secret in _list_environment_secrets():
         text = text.replace(secret, "***")
     return _QUERY.sub(r"\1\2***", _USER.sub("***@", text))
 
 
-def _has_user(host: str) -> bool:
+def _has_user_info(host: str) -> bool:
     """Return whether a URL's authority contains more than a host and a port."""
     decoded_host = unquote(host)
     # The port follows the brackets of an IPv6 address.
@@ -217,7 +217,7 @@ def _iter_strings(value: object) -> Iterator[str]:
             yield from _iter_strings(item)
 
 
-def _list_secrets() -> list[str]:
+def _list_environment_secrets() -> list[str]:
     secrets = {
         value for name, value in os.environ.items() if _SECRET_NAMES.search(name) and len(value) >= _MIN_SECRET_LENGTH
     }

@@ -94,9 +94,9 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
             patterns is too slow.
         MissingExtraError: `tokenizers` is not installed.
     """
-    library = require("tokenizers", "model")
+    tokenizers_module = require("tokenizers", "model")
     with _explain_errors(f"the tokenizer {file} cannot be read"):
-        tokenizer: Tokenizer = library.Tokenizer.from_file(str(file))
+        tokenizer: Tokenizer = tokenizers_module.Tokenizer.from_file(str(file))
     if not check_patterns(file):
         return tokenizer
     guarded_tokenizer: Any = GuardedTokenizer(tokenizer)
@@ -112,13 +112,13 @@ def check_patterns(file: Path) -> bool:
             too long.
     """
     try:
-        rules = parse_json(file.read_bytes())
-        patterns = _find_patterns(rules)
-        _check_growth(file, rules)
+        tokenizer_config = parse_json(file.read_bytes())
+        patterns = _find_patterns(tokenizer_config)
+        _check_growth(file, tokenizer_config)
         if patterns:
-            _try_patterns(file, digest_file(file))
+            _try_tokenizer_patterns(file, digest_file(file))
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise _read_error(file, error) from error
+        raise _create_read_error(file, error) from error
     return bool(patterns)
 
 
@@ -256,10 +256,10 @@ _ENCODING_FIELDS = (
 
 def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
     *values, overflow_count = reply
-    fields = dict(zip(_ENCODING_FIELDS, values, strict=True))
-    fields["offsets"] = [tuple(offset) for offset in fields["offsets"]]
+    encoding_fields = dict(zip(_ENCODING_FIELDS, values, strict=True))
+    encoding_fields["offsets"] = [tuple(offset) for offset in encoding_fields["offsets"]]
     # the child reports only how many further encodings there are
-    return SimpleNamespace(**fields, overflowing=[None] * overflow_count)
+    return SimpleNamespace(**encoding_fields, overflowing=[None] * overflow_count)
 
 
 def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
@@ -297,19 +297,19 @@ def _open_tokenizer(tokenizer_json: str) -> Any:
         return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def call(value: Any) -> Any:
-        method, *arguments = value
+        method_name, *arguments = value
         with explain_tokenizer_errors():
-            return (encode if method == "encode" else decode)(*arguments)
+            return (encode if method_name == "encode" else decode)(*arguments)
 
     return call
 
 
 @cache
-def _try_patterns(file: Path, digest: str) -> None:
+def _try_tokenizer_patterns(file: Path, digest: str) -> None:
     try:
         run_in_child(__name__, str(file), seconds=_TRIAL_SECONDS, memory=_MAX_MEMORY)
     except InputError as error:
-        raise _read_error(file, error) from error
+        raise _create_read_error(file, error) from error
     except BookwheelError as error:
         raise InputError(
             f"the tokenizer {file} {error} on texts of {_TRIAL_LENGTH:,} characters: one of its "
@@ -317,7 +317,7 @@ def _try_patterns(file: Path, digest: str) -> None:
         ) from error
 
 
-def _read_error(file: Path, error: BaseException) -> InputError:
+def _create_read_error(file: Path, error: BaseException) -> InputError:
     return InputError(f"the tokenizer {file} cannot be read ({format_error(error)[:300]}): fetch the model again")
 
 
@@ -353,26 +353,26 @@ def _check_growth(file: Path, rules: Mapping[str, Any]) -> None:
             f"at most {_MAX_WORD_LENGTH:,} are allowed: use another model"
         )
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
-        factor, added_characters = _bound_growth(_iter_steps(rules.get(name)))
-        if factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
+        growth_factor, added_characters = _bound_growth(_iter_rule_steps(rules.get(name)))
+        if growth_factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
             raise InputError(
-                f"the {name} of the tokenizer {file} makes a text up to {factor:,.0f} times as long, and "
+                f"the {name} of the tokenizer {file} makes a text up to {growth_factor:,.0f} times as long, and "
                 f"{added_characters:,.0f} characters longer; at most {_MAX_GROWTH} times and {_MAX_ADDED:,} "
                 "characters are allowed: use another model"
             )
 
 
-def _iter_steps(rule: Any) -> Iterator[dict[str, Any]]:
+def _iter_rule_steps(rule: Any) -> Iterator[dict[str, Any]]:
     """Yield the steps of a rule in order; sequences are flattened."""
     pending_rules = [rule]
     while pending_rules:
         step = pending_rules.pop()
         if isinstance(step, dict):
-            steps = next((step[name] for name in _STEP_LISTS if isinstance(step.get(name), list)), None)
-            if steps is None:
+            substeps = next((step[name] for name in _STEP_LISTS if isinstance(step.get(name), list)), None)
+            if substeps is None:
                 yield step
             else:
-                pending_rules += reversed(steps)
+                pending_rules += reversed(substeps)
 
 
 def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
@@ -380,16 +380,16 @@ def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
 
     Unicode's normal forms are not counted, because repeating them does not make a text longer.
     """
-    factor, added_characters = 1.0, 0.0
+    growth_factor, added_characters = 1.0, 0.0
     for step in steps:
-        step_factor, added_by_step = _bound_step(step)
-        factor, added_characters = factor * step_factor, added_characters * step_factor + added_by_step
-        if factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
+        step_growth, added_by_step = _bound_step_growth(step)
+        growth_factor, added_characters = growth_factor * step_growth, added_characters * step_growth + added_by_step
+        if growth_factor > _MAX_GROWTH or added_characters > _MAX_ADDED:
             break
-    return factor, added_characters
+    return growth_factor, added_characters
 
 
-def _bound_step(step: Mapping[str, Any]) -> tuple[float, float]:
+def _bound_step_growth(step: Mapping[str, Any]) -> tuple[float, float]:
     step_type = step.get("type")
     if step_type == "Replace":
         content_length, pattern = len(step["content"]), step["pattern"]
@@ -402,10 +402,10 @@ def _bound_step(step: Mapping[str, Any]) -> tuple[float, float]:
         return max(1.0, _find_longest_replacement(step["precompiled_charsmap"]) / _UNICODE_GROWTH), 0.0
     if step_type == "TemplateProcessing":
         templates = (step["single"], 1), (step["pair"], 2)
-        copies = (
+        sequence_copies = (
             sum("Sequence" in element for element in template) / n_sequences for template, n_sequences in templates
         )
-        return max(1.0, *copies), max(len(step["single"]), len(step["pair"]))
+        return max(1.0, *sequence_copies), max(len(step["single"]), len(step["pair"]))
     return _FACTOR_BY_TYPE.get(str(step_type), 1.0), 0.0
 
 
@@ -447,8 +447,8 @@ def _encode_trial_texts(file: str) -> None:
             if _ONIGURUMA_LIMIT in str(error):
                 raise ChildDiedError("exceeds a limit of its library") from error
             raise
-        if (seconds := time.process_time() - start_seconds) > _TEXT_SECONDS:
-            raise ChildDiedError(f"took {seconds:.1f} s")
+        if (encoding_seconds := time.process_time() - start_seconds) > _TEXT_SECONDS:
+            raise ChildDiedError(f"took {encoding_seconds:.1f} s")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
     """
     if not isinstance(table, Mapping):
         raise UsageError(f"{where} must be a table of settings, not {table!r}")
-    hints = _get_hints(dataclass_type)  # type: ignore[arg-type]
+    hints = _get_type_hints(dataclass_type)  # type: ignore[arg-type]
     field_names = [field.name for field in fields(dataclass_type)]  # type: ignore[arg-type]
     settings: dict[str, Any] = {}
     for key, value in table.items():
@@ -61,7 +61,7 @@ def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
 
 
 @cache
-def _get_hints(dataclass_type: type) -> dict[str, Any]:
+def _get_type_hints(dataclass_type: type) -> dict[str, Any]:
     return get_type_hints(dataclass_type)
 
 
@@ -110,5 +110,5 @@ def _check_items(origin: type, arguments: tuple[Any, ...], value: Any, where: st
 
 
 def _describe_type(python_type: type) -> str:
-    descriptions = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
-    return descriptions.get(python_type, python_type.__name__)
+    type_descriptions = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
+    return type_descriptions.get(python_type, python_type.__name__)

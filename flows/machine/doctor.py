@@ -32,7 +32,7 @@ from rag_model.errors import BookwheelError, ReadOnlyError
 from rag_model.extras import list_faiss_packages
 from rag_model.process import count_cores, format_bytes
 from rag_model.secrets import mask_secrets
-from rag_model.store.objects.cache import cache_folder, nearest_existing
+from rag_model.store.objects.cache import find_existing_ancestor, get_cache_folder
 from rag_model.store.objects.files import Files
 from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import probe_store
@@ -191,7 +191,7 @@ def _check_memory() -> Finding:
 
 
 def _check_disk(what: str, folder: str | None) -> Finding:
-    folder_on_disk = nearest_existing(Path(folder) if folder else cache_folder())
+    folder_on_disk = find_existing_ancestor(Path(folder) if folder else get_cache_folder())
     free_bytes = shutil.disk_usage(folder_on_disk).free
     folder_variable = "TMPDIR" if folder else "BOOKWHEEL_CACHE"
     advice = f"free some, or point {folder_variable} at another disk"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rag_model.errors import UsageError
 from rag_model.process import check_disk
-from rag_model.store.objects.cache import nearest_existing
+from rag_model.store.objects.cache import find_existing_ancestor
 from rag_model.store.store import Store
 
 _STORE_MARKER = "store.json"  # the first file of every store
@@ -51,14 +51,14 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
 
 
 def _check_disk(work_folder: Path, work_bytes: int, out: Path, out_bytes: int) -> None:
-    work_disk = nearest_existing(work_folder)
+    work_disk = find_existing_ancestor(work_folder)
     used_bytes = (
         sum(path.stat().st_size for path in work_folder.rglob("*") if path.is_file()) if work_folder.exists() else 0
     )
-    is_other_disk = work_disk.stat().st_dev != nearest_existing(out.resolve()).stat().st_dev
+    is_other_disk = work_disk.stat().st_dev != find_existing_ancestor(out.resolve()).stat().st_dev
     for disk_path, needed_bytes in (
         (work_disk, work_bytes - used_bytes),
-        (nearest_existing(out.resolve()), out_bytes if is_other_disk else 0),
+        (find_existing_ancestor(out.resolve()), out_bytes if is_other_disk else 0),
     ):
         check_disk(disk_path, needed_bytes, "the work", "name a folder on another disk with --work")
 

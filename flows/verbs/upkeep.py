@@ -67,7 +67,9 @@ def gc(
     """
     opened_store = Store.open(store)
     tally_by_kind = collect(opened_store, parse_age(grace), dry_run=not yes)
-    writer_names = [intent.name for intent in opened_store.intents.list_live(time.time()) if not intent.is_lease]
+    writer_names = [
+        intent.name for intent in opened_store.intents.list_live_intents(time.time()) if not intent.is_lease
+    ]
     n_files, n_bytes = (sum(getattr(tally, name) for tally in tally_by_kind.values()) for name in ("files", "bytes"))
     document = {
         "dry_run": not yes,

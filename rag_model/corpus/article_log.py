@@ -33,7 +33,7 @@ from rag_model.corpus.records import NO_METADATA, Article, Metadata, Page, Passa
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
 from rag_model.digest import canonical_json, digest_json
 from rag_model.errors import InputError
-from rag_model.parquet_pages import PagesError, check_groups
+from rag_model.parquet_pages import ParquetError, check_row_groups
 
 # Increase it when the columns or the keys of logs change; earlier logs can still be read.
 ARTICLE_LOG_VERSION = 4
@@ -297,9 +297,9 @@ def _read_log(path: Path) -> pa.Table:
         with pq.ParquetFile(path) as file:
             later_columns = [name for name, _ in _LATER_COLUMNS if name in file.schema_arrow.names]
             column_names = [name for name, _ in _FIRST_COLUMNS] + later_columns
-            check_groups(path, file, column_names, path.stat().st_size)
+            check_row_groups(path, file, column_names, path.stat().st_size)
             log = file.read(column_names, use_threads=False)
             # Earlier versions stored page ids as numbers.
             return log.set_column(0, "page_id", log["page_id"].cast(pa.string()))
-    except (PagesError, OSError, KeyError, pa.ArrowException) as error:
+    except (ParquetError, OSError, KeyError, pa.ArrowException) as error:
         raise InputError(f"{path} is not a readable article log ({error}): build without it") from error

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rag_model.arrays import Rows, find_runs, keep_ascending
+from rag_model.arrays import Rows, find_runs, mask_unordered
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.passages import ROW_GROUP, PassageFile, open_passage_writer
 from rag_model.errors import InputError
@@ -157,7 +157,7 @@ def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]
     is_equal[is_candidate] = _compare_rows(*row_pairs)
     has_equal_text[is_candidate] = _compare_rows(*(rows.select(["hash"]) for rows in row_pairs))
     base_row_of, text_row_of = (
-        keep_ascending(np.where(is_usable, candidate_rows, _NEW_ROW)) for is_usable in (is_equal, has_equal_text)
+        mask_unordered(np.where(is_usable, candidate_rows, _NEW_ROW)) for is_usable in (is_equal, has_equal_text)
     )
     return base_row_of, text_row_of
 

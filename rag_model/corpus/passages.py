@@ -32,14 +32,14 @@ from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
     FREE_BYTES,
     MAX_EXPANSION,
-    PagesError,
+    ParquetError,
     check_footer,
     check_pages,
     compute_decoded_size,
     find_column_start,
     has_repeated_values,
-    list_leaves,
-    list_text_paths,
+    list_leaf_numbers,
+    list_text_column_paths,
     open_random_access,
 )
 
@@ -303,7 +303,7 @@ class PassageFile:
         all_columns = (self.schema if self.has_dates else PASSAGE_SCHEMA).names
         column_names, decoded_bytes = all_columns if columns is None else list(columns), 0
         stored_columns = self._select_stored_columns(column_names)
-        leaves = list_leaves(self._file.metadata, stored_columns)
+        leaves = list_leaf_numbers(self._file.metadata, stored_columns)
         max_row_bytes = self._check_pages(range(self._file.num_row_groups), leaves)
         while max_rows > _MIN_BATCH_ROWS and max_rows * max_row_bytes > _MAX_GROUP_BYTES:
             max_rows //= 2
@@ -321,7 +321,7 @@ class PassageFile:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
         stored_columns = self._select_stored_columns(columns)
-        leaves = list_leaves(self._file.metadata, stored_columns)
+        leaves = list_leaf_numbers(self._file.metadata, stored_columns)
         for group, group_rows in groupby(rows, self._find_group):
             self._check_pages([group], leaves)
             with self._translate_errors():
@@ -350,7 +350,7 @@ class PassageFile:
 
     def _read_group(self, group: int) -> pa.Table:
         names = self.schema.names
-        leaves = list_leaves(self._file.metadata, names)
+        leaves = list_leaf_numbers(self._file.metadata, names)
         max_row_bytes = self._check_pages([group], leaves)
         file = self._select_file(self._starts[group + 1] - self._starts[group], max_row_bytes, leaves)
         with self._translate_errors():
@@ -375,7 +375,7 @@ class PassageFile:
             InputError: The file is damaged, or decodes to far more bytes than its size.
         """
         groups, stored_columns = [self._find_group(row) for row in rows], self.schema.names
-        leaves = list_leaves(self._file.metadata, stored_columns)
+        leaves = list_leaf_numbers(self._file.metadata, stored_columns)
         passage_by_row: dict[int, Passage] = {}
         for group in sorted(set(groups)):
             group_start = self._starts[group]
@@ -407,7 +407,7 @@ class PassageFile:
     def _dictionary_file(self) -> pq.ParquetFile:
         """The file with dictionary-encoded texts, so that repeated texts are in memory once."""
         metadata = self._file.metadata
-        return self._open_parquet(metadata=metadata, read_dictionary=list_text_paths(metadata, _TEXTS))
+        return self._open_parquet(metadata=metadata, read_dictionary=list_text_column_paths(metadata, _TEXTS))
 
     def _open_parquet(self, **options: Any) -> pq.ParquetFile:
         """Open the file; read a local file without read-ahead threads, which cost CPU time."""
@@ -456,7 +456,7 @@ class PassageFile:
     def _translate_errors(self) -> Iterator[None]:
         try:
             yield
-        except PagesError as error:
+        except ParquetError as error:
             message = f"{self._name} is not a readable passage file ({error}): build or pull it again"
             raise InputError(message) from error
         # ValueError: invalid UTF-8 or date.
@@ -483,7 +483,7 @@ class PassageFile:
 
     def _locate_group(self, group: int) -> tuple[int, int]:
         metadata = self._file.metadata.row_group(group)
-        chunks = [metadata.column(leaf) for leaf in list_leaves(self._file.metadata, self.schema.names)]
+        chunks = [metadata.column(leaf) for leaf in list_leaf_numbers(self._file.metadata, self.schema.names)]
         chunk_starts = list(map(find_column_start, chunks))
         chunk_ends = [start + chunk.total_compressed_size for start, chunk in zip(chunk_starts, chunks, strict=True)]
         return min(chunk_starts), max(chunk_ends) + PAGE_HEADER_BYTES

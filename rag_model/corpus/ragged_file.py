@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.errors import InputError
 
 BATCH_ROWS = 1_024  # passages per record batch: 30 MB of float16 at 120 tokens of 128 dimensions
@@ -257,7 +257,7 @@ class RaggedFile(Generic[RowsT]):
                 self._batches = [_RemoteBatch(source, block, schema, self.build_rows) for block in blocks]
         except (OSError, LookupError, AttributeError, ValueError, struct.error, pa.ArrowException) as error:
             raise self._create_incomplete_error() from error
-        self._partition = Partition(map(len, self._batches))
+        self._partition = RowPartition(map(len, self._batches))
         self.n = self._partition.n  # passages
 
     @abstractmethod

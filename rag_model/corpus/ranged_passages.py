@@ -26,7 +26,7 @@ from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
     DATA_PAGE,
     DICTIONARY_PAGE,
-    PagesError,
+    ParquetError,
     open_random_access,
     parse_varint,
     read_page_header,
@@ -46,7 +46,7 @@ _Indices = npt.NDArray[np.int64]
 # Number of rows, and the end of their texts in bytes from the start of the row group.
 Cut = tuple[int, int]
 # Errors that decoding raises if bytes are damaged or the outline belongs to another file.
-_DECODING_ERRORS = (PagesError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
+_DECODING_ERRORS = (ParquetError, pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class RangedPassages:
             self._group_rows, self._columns = int(outline["rows"]), list(outline["columns"])
             self._bounds, self._cuts = outline["ranges"], outline["cuts"]
             if not 0 < self._group_rows <= _MAX_ROWS or len(self._cuts) != -(-n_rows // self._group_rows):
-                raise PagesError(f"has an outline that does not fit its {n_rows:,} rows")
+                raise ParquetError(f"has an outline that does not fit its {n_rows:,} rows")
 
     def list_ranges(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """Return the byte ranges of the file that `read_rows` will read for these rows."""
@@ -273,7 +273,7 @@ def _list_block_ends(group_bytes: bytes, page: _Page) -> list[int]:
         offset += 3 + (1 if is_repeated_byte else header >> 3)
         block_ends.append(offset)
         if offset > page.end:
-            raise PagesError("has a page that is not a Zstandard frame")
+            raise ParquetError("has a page that is not a Zstandard frame")
     return block_ends
 
 
@@ -289,7 +289,7 @@ def _find_pages(group_bytes: bytes, columns: Sequence[str]) -> dict[str, tuple[_
     """Return the dictionary page and the data page of each column of a row group.
 
     Raises:
-        PagesError: a column has other pages or encodings, or a page is too large.
+        ParquetError: a column has other pages or encodings, or a page is too large.
     """
     offset, pages = 0, dict[str, list[_Page]]()
     for name in columns:
@@ -299,7 +299,7 @@ def _find_pages(group_bytes: bytes, columns: Sequence[str]) -> dict[str, tuple[_
             page_end = offset + header_bytes + stored_bytes
             is_small = decoded_bytes <= _MAX_PAGE_BYTES and n_values <= _MAX_ROWS
             if page_kind != expected_kind or encoding not in encodings or not is_small or page_end > len(group_bytes):
-                raise PagesError(f"has unexpected pages in its column {name}")
+                raise ParquetError(f"has unexpected pages in its column {name}")
             pages.setdefault(name, []).append(_Page(offset + header_bytes, page_end, decoded_bytes, n_values))
             offset = page_end
     return {name: (dictionary_page, data_page) for name, (dictionary_page, data_page) in pages.items()}

@@ -41,7 +41,7 @@ from rag_model.http_client import (
     BusyError,
     ReplyTooLargeError,
     follow_redirect,
-    is_confidential,
+    is_encrypted_or_local,
     open_polite_client,
     parse_retry_after,
     read_body,
@@ -137,7 +137,7 @@ class _SiteClient:
                 f"{url} is not the address of a sitemap: give one such as {PREFIX}https://example.org/sitemap.xml"
             )
         scheme, _, host = self._origin.partition("://")
-        if not is_confidential(scheme, host):
+        if not is_encrypted_or_local(scheme, host):
             raise UsageError(f"{url} would be read without encryption: give {PREFIX}https://{host}{self._start_path}")
         root = Path(os.environ.get(FOLDER_VARIABLE) or Path.home() / ".cache" / "bookwheel" / "sites").expanduser()
         folder = quote(self._url.partition("://")[2], safe="")

@@ -24,7 +24,7 @@ from rag_model.http_client import (
     BusyError,
     ReplyTooLargeError,
     follow_redirect,
-    is_confidential,
+    is_encrypted_or_local,
     open_polite_client,
     parse_retry_after,
     read_body,
@@ -106,7 +106,7 @@ class WikiClient:
         ):
             raise UsageError(f"{url} is not a wiki's address: give one such as mediawiki+https://wiki.example.org/")
         host, self._is_encrypted = url_parts.netloc.lower(), url_parts.scheme.lower() == "https"
-        if not is_confidential(url_parts.scheme, host):
+        if not is_encrypted_or_local(url_parts.scheme, host):
             raise UsageError(
                 f"{url} would be read without encryption: give mediawiki+https://{url_parts.netloc}{url_parts.path}"
             )

@@ -409,7 +409,7 @@ class EmbeddingClient:
         assert self._slots is not None
         try:
             async with self._slots:
-                timeout_error = self._errors.timed_out("sent no vectors", settings.whole_seconds)
+                timeout_error = self._errors.timeout("sent no vectors", settings.whole_seconds)
                 return [await retry(settings, partial(self._attempt_batch, batch), timeout_error)]
         except FailedAttemptError as failed_attempt:
             if len(batch) == 1 or not isinstance(failed_attempt.error, PromptTooLongError):
@@ -427,19 +427,19 @@ class EmbeddingClient:
                 self._encoding_format = ""  # the endpoint does not support this field
                 status, body, wait_seconds = await self._post_batch(batch)
         except ReplyTooLargeError as error:
-            raise self._errors.reply_too_large(self._compute_reply_limit(batch)) from error
+            raise self._errors.reply_size_error(self._compute_reply_limit(batch)) from error
         except httpx.DecodingError as error:
-            raise self._errors.not_expected(error) from error
+            raise self._errors.protocol_error(error) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
-            raise self._errors.unreachable(error) from error
+            raise self._errors.network_error(error) from error
         if not 200 <= status < 300:
             if wait_seconds is not None:
                 self._resume_time = max(self._resume_time, loop.time() + wait_seconds)
-            raise self._errors.with_input_name(_describe_input(batch[0])).bad_status(status, body, wait_seconds)
+            raise self._errors.with_input_name(_describe_input(batch[0])).status_error(status, body, wait_seconds)
         try:
             return _parse_reply(body, len(batch))
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._errors.not_expected(f"{type(error).__name__}: {error}") from error
+            raise self._errors.protocol_error(f"{type(error).__name__}: {error}") from error
 
     async def _post_batch(self, batch: list[str]) -> tuple[int, bytes, float | None]:
         """Return the status and the body of the reply, and its Retry-After in seconds."""
@@ -451,7 +451,7 @@ class EmbeddingClient:
         response = await self._client.send(request, stream=True)
         try:
             if response.is_redirect:
-                raise self._errors.redirect(response.headers.get("location", ""))
+                raise self._errors.redirect_error(response.headers.get("location", ""))
             body = await read_reply(response, self._compute_reply_limit(batch))
             return response.status_code, body, parse_retry_after(response.headers.get("retry-after"))
         finally:

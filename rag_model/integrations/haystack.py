@@ -70,8 +70,8 @@ class BookwheelRetriever:
             ValueError: The token is a literal and not an environment variable
                 (`Secret.from_env_var`).
         """
-        own_settings = {"token": self.token, "top_k": self.top_k, "search_metadata": self.search_metadata}
-        return default_to_dict(self, **asdict(self.source.settings) | own_settings)
+        retriever_settings = {"token": self.token, "top_k": self.top_k, "search_metadata": self.search_metadata}
+        return default_to_dict(self, **asdict(self.source.settings) | retriever_settings)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:

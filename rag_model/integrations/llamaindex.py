@@ -60,13 +60,13 @@ class BookwheelRetriever(BaseRetriever):
         nodes = []
         for hit in result.hits:
             metadata = build_metadata(hit, result.snapshot, search_metadata=self.search_metadata)
-            hidden_names = [name for name in metadata if name not in _PROMPT_METADATA]
+            hidden_metadata_keys = [name for name in metadata if name not in _PROMPT_METADATA]
             node = TextNode(
                 id_=hit.id,
                 text=hit.text,
                 metadata=metadata,
-                excluded_llm_metadata_keys=hidden_names,
-                excluded_embed_metadata_keys=hidden_names,
+                excluded_llm_metadata_keys=hidden_metadata_keys,
+                excluded_embed_metadata_keys=hidden_metadata_keys,
             )
             nodes.append(NodeWithScore(node=node, score=hit.score))
         return nodes

@@ -77,16 +77,16 @@ class SourceSettings:
             UsageError: Not exactly one of store, folder and service is given, or a setting does not
                 apply to the one that is given.
         """
-        sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
-        if len(sources) != 1:
-            sources_text = " and ".join(sources) or "none of them is given"
+        given_sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
+        if len(given_sources) != 1:
+            sources_text = " and ".join(given_sources) or "none of them is given"
             raise UsageError(
                 f"passages come from a store, a folder or a service ({sources_text}): give one of the three"
             )
         for name, allowed_sources in _SOURCES_BY_SETTING.items():
-            if getattr(self, name) and sources[0] not in allowed_sources:
+            if getattr(self, name) and given_sources[0] not in allowed_sources:
                 raise UsageError(
-                    f"{name} applies to a {' or a '.join(allowed_sources)}, not to a {sources[0]}: omit it"
+                    f"{name} applies to a {' or a '.join(allowed_sources)}, not to a {given_sources[0]}: omit it"
                 )
         if self.dest and self.encoder:
             raise UsageError("a ref is followed with the encoders of its snapshots: omit encoder or dest")
@@ -183,8 +183,8 @@ def open_source(settings: SourceSettings) -> PassageSource:
     if settings.dest:
         # imports faiss and torch, and this module
         source_module: Any = import_module("rag_model.integrations.source")
-        source: PassageSource = source_module.open_following_source(settings)
-        return source
+        passage_source: PassageSource = source_module.open_following_source(settings)
+        return passage_source
     return _open_snapshot_source(settings)
 
 
@@ -211,8 +211,8 @@ def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) ->
     `rank`, `score` and `legs`, which differ; `legs` is empty if the retriever is a single index.
     """
     metadata = hit.to_json() | {"legs": [asdict(child_hit) for child_hit in hit.visible_legs], "snapshot": snapshot}
-    hidden_names = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)
-    return {name: value for name, value in metadata.items() if name not in hidden_names}
+    hidden_keys = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)
+    return {name: value for name, value in metadata.items() if name not in hidden_keys}
 
 
 class FollowingSource:

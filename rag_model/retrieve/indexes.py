@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.errors import BookwheelError, StoreError, UsageError
 from rag_model.index.exact_search import ExactIndex
 from rag_model.index.factory import FlatSpec, HnswSpec, parse_factory
@@ -279,7 +279,7 @@ def _get_text_reader(snapshot: Snapshot) -> Callable[[Rows], Iterator[pa.RecordB
     """Return a function that yields title and text of the passages at ascending rows."""
 
     def read_texts(rows: Rows) -> Iterator[pa.RecordBatch]:
-        for part_number, _, local_rows in Partition(part.rows for part in snapshot.parts).split(rows):
+        for part_number, _, local_rows in RowPartition(part.rows for part in snapshot.parts).split(rows):
             with snapshot.passage_file(snapshot.parts[part_number].name) as file:
                 yield from file.iter_selected(local_rows.tolist(), ["title", "text"])
 

@@ -33,7 +33,7 @@ from rag_model.serving.runtime import freeze_loaded_objects, prepare_process
 from rag_model.serving.service import Service
 from rag_model.serving.settings import ANY_HOST, ServiceSettings
 from rag_model.serving.workers import WorkerLink, format_url, open_listener
-from rag_model.store.objects.cache import cache_folder
+from rag_model.store.objects.cache import get_cache_folder
 from rag_model.store.objects.files import Files
 
 _LOG = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def resolve_allowed_hosts(host: str, given_hosts: Sequence[str]) -> tuple[str, .
 
 def get_default_dest(url: str) -> Path:
     """Return the default folder for a store's pulled snapshots, which is in the cache."""
-    return cache_folder() / "served" / digest_bytes(Files(url).url.encode())[-16:]
+    return get_cache_folder() / "served" / digest_bytes(Files(url).url.encode())[-16:]
 
 
 def _raise_file_limit() -> None:

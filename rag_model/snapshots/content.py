@@ -89,9 +89,9 @@ def assemble_content(
         representation: {"kind": encoder.kind, "space": encoder.space.to_json()}
         for representation, encoder in encoders.items()
     }
-    corpus = _build_corpus_entry(plan, passages, recipe.licence)
+    corpus_entry = _build_corpus_entry(plan, passages, recipe.licence)
     content = Content(
-        corpus,
+        corpus_entry,
         tuple(parts),
         files,
         recipe.content(),
@@ -99,13 +99,13 @@ def assemble_content(
         {},
         recipe.default_retriever,
     )
-    return with_indexes(content, indexes)
+    return replace_indexes(content, indexes)
 
 
-def with_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
+def replace_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
     """Return a content with added indexes; an index replaces the one of the same name."""
-    names = {index.name for index in indexes}
-    replaced_paths = {path for name in names for path in (trained_path(name), content.index_file(name))}
+    index_names = {index.name for index in indexes}
+    replaced_paths = {path for name in index_names for path in (trained_path(name), content.index_file(name))}
     files = {path: ref for path, ref in content.files.items() if path not in replaced_paths}
     files |= {_build_index_path(index): index.blob for index in indexes}
     files |= {trained_path(index.name): index.training[0] for index in indexes if index.training}
@@ -151,10 +151,10 @@ def list_precisions(embeddings: Mapping[str, Sequence[EmbedResult]], parent_prov
     The result includes the types of the parent if rows were reused from it.
     """
     results = [result for part_results in embeddings.values() for result in part_results]
-    precisions = {result.arithmetic for result in results if result.arithmetic}
+    precision_names = {result.arithmetic for result in results if result.arithmetic}
     if any(result.encoded < result.rows for result in results):
-        precisions.update(map(str, parent_provenance.get("arithmetic") or ()))
-    return sorted(precisions)
+        precision_names.update(map(str, parent_provenance.get("arithmetic") or ()))
+    return sorted(precision_names)
 
 
 def describe_mixed_precisions(
@@ -166,15 +166,15 @@ def describe_mixed_precisions(
     The parent's provenance does not name representations, so it is used only if the build has a
     single representation.
     """
-    notes = []
+    precision_notes = []
     for name, results in embeddings.items():
         precisions = list_precisions({name: results}, parent_provenance if len(embeddings) == 1 else {})
         if len(precisions) > 1:
             precision_names = " and ".join(precisions)
-            notes.append(
+            precision_notes.append(
                 f"vectors of {name} were computed with {precision_names}, which agree to 1e-3 but not bit for bit"
             )
-    return notes
+    return precision_notes
 
 
 def build_provenance(

@@ -117,7 +117,7 @@ def store_encoder(
         StoreError: the store has no such model.
         UsageError: `recipe.spec` names an unknown field, or the model encodes no passages.
     """
-    folder, question_folder, commits = _resolve_pair(
+    folder, question_folder, commits = _find_encoders(
         models or store,
         name,
         recipe.question_encoder,
@@ -126,14 +126,14 @@ def store_encoder(
     )
     check_is_encoder(folder)
     settings = {**find_known_settings(name), **recipe.spec}
-    spec = read_encoder_spec(folder, settings)
-    space = name_space_by_content(compute_space(folder, spec), folder)
+    encoder_spec = read_encoder_spec(folder, settings)
+    space = name_space_by_content(compute_space(folder, encoder_spec), folder)
 
     def collect_files(folder: Path, workdir: Path) -> Mapping[str, Path]:
         return collect_question_encoder_files(folder, read_encoder_spec(folder, settings), space, workdir)
 
-    passage_files, question_files = _store_pair(store, folder, question_folder, space, collect_files)
-    return StoredEncoder(name, spec, space, passage_files, question_files, commits=commits)
+    passage_files, question_files = _store_encoder_pair(store, folder, question_folder, space, collect_files)
+    return StoredEncoder(name, encoder_spec, space, passage_files, question_files, commits=commits)
 
 
 def store_token_encoder(
@@ -150,8 +150,8 @@ def store_token_encoder(
     if recipe.question_encoder:
         raise UsageError(f"{name} encodes questions and passages alike: leave question_encoder out")
     folder = resolve_part_folder(models or store, pins.get(name, name), COLBERT)
-    spec = read_token_spec(folder, recipe.spec)
-    space, extra_settings = compute_token_space(folder, spec), dict[str, Any]()
+    encoder_spec = read_token_spec(folder, recipe.spec)
+    space, extra_settings = compute_token_space(folder, encoder_spec), dict[str, Any]()
     if recipe.kind == MUVERA:
         space = derive_muvera_space(space, parse_muvera_settings(recipe.muvera, space.dim))
         extra_settings = {MUVERA: dict(recipe.muvera)}
@@ -159,9 +159,9 @@ def store_token_encoder(
         raise UsageError(f"muvera settings do not apply to token vectors: set kind = {MUVERA!r}, or leave them out")
     space = name_space_by_content(space, folder)
     with temporary_folder("encoder") as workdir:
-        files = _store_files(store, collect_token_encoder_files(folder, spec, space, workdir, extra_settings))
+        files = _store_files(store, collect_token_encoder_files(folder, encoder_spec, space, workdir, extra_settings))
     kind: RowFormatName = "vectors" if extra_settings else "tokens"
-    return StoredEncoder(name, spec, space, files, files, kind, commits=_list_commits({name: folder}))
+    return StoredEncoder(name, encoder_spec, space, files, files, kind, commits=_list_hub_commits({name: folder}))
 
 
 def store_sparse_encoder(
@@ -185,7 +185,7 @@ def store_sparse_encoder(
         folder_spec = spec if encoder_folder == folder else read_sparse_spec(encoder_folder)
         return collect_sparse_encoder_files(encoder_folder, folder_spec, space, workdir)
 
-    passage_files, question_files = _store_pair(store, folder, question_folder, space, collect_files)
+    passage_files, question_files = _store_encoder_pair(store, folder, question_folder, space, collect_files)
     return StoredEncoder(name, spec, space, passage_files, question_files, "sparse", spec.scale, commits)
 
 
@@ -230,10 +230,10 @@ def _resolve_sparse_pair(
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     if recipe.muvera:
         raise UsageError(f"{name} makes weighted terms: leave muvera out")
-    return _resolve_pair(models, name, recipe.question_encoder, "sidr", lambda encoder: _resolve_pinned(encoder, pins))
+    return _find_encoders(models, name, recipe.question_encoder, "sidr", lambda encoder: _resolve_folder(encoder, pins))
 
 
-def _resolve_pair(
+def _find_encoders(
     models: Store, name: str, question_encoder: str, objective: str, resolve: Callable[[str], Path]
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
     """Return the folders of the passage encoder and of the question encoder, which may be the
@@ -247,7 +247,7 @@ def _resolve_pair(
     return (
         folder,
         question_folder,
-        _list_commits({encoder_names.passage: folder, encoder_names.question: question_folder}),
+        _list_hub_commits({encoder_names.passage: folder, encoder_names.question: question_folder}),
     )
 
 
@@ -283,7 +283,7 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
         RefusedError: the model behind the endpoint has changed.
     """
     if not name.startswith(ENDPOINT_PREFIX):
-        return _resolve_pinned(name, pins)
+        return _resolve_folder(name, pins)
     from rag_model.encoders.endpoint_encoder import (  # noqa: PLC0415 - imports httpx
         PROBES_VERSION,
         EndpointEncoder,
@@ -295,27 +295,27 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
         return StageResult({file: workdir / file for file in (RECORD_FILE, PROBES)}, {})
 
     inputs = {"name": name, "code": PROBES_VERSION}
-    source, is_new = models or store, False
-    record = source.memo.find(_PROBE_STAGE, source.memo.compute_key(inputs))
+    record_store, is_new = models or store, False
+    record = record_store.memo.find(_PROBE_STAGE, record_store.memo.compute_key(inputs))
     if record is None:
-        source = store
+        record_store = store
         record, is_new = store.memo.get_or_create(_PROBE_STAGE, inputs, produce)
-    folder = build_link_tree({file: source.blobs.get_local_path(ref) for file, ref in record.outputs.items()})
+    folder = build_link_tree({file: record_store.blobs.get_local_path(ref) for file, ref in record.outputs.items()})
     if not is_new:
         EndpointEncoder.load(folder).check_probes()
     return folder
 
 
-def _resolve_pinned(name: str, pins: Pins) -> Path:
+def _resolve_folder(name: str, pins: Pins) -> Path:
     return resolve_folder(pins.get(name, name))
 
 
-def _list_commits(folders: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
+def _list_hub_commits(folders: Mapping[str, Path]) -> tuple[tuple[str, str], ...]:
     """Return (name as the user gave it, NAME@COMMIT) of each folder that is in the hub's cache."""
     return tuple((name, hub_name) for name, folder in folders.items() if (hub_name := find_hub_name(folder)))
 
 
-def _store_pair(
+def _store_encoder_pair(
     store: Store,
     passage: Path,
     question: Path,

@@ -14,7 +14,7 @@ from rag_model.index.kind import RepresentationType
 from rag_model.index.recipe import IndexRecipe
 from rag_model.snapshots.content import build_commits_provenance
 from rag_model.snapshots.encoding import COMMITS, StoredEncoder
-from rag_model.snapshots.recipe import Recipe, without_none
+from rag_model.snapshots.recipe import Recipe, drop_none
 from rag_model.snapshots.reused_training import SHARDS
 from rag_model.snapshots.stage_results import ChunkResult, EmbedResult
 from rag_model.store.recorded_tasks import PartTask, TaskRunner, run_tasks
@@ -50,13 +50,13 @@ def read_snapshot_recipe(content: Content) -> Recipe:
         UsageError: this version does not know a setting; the message names it.
     """
     settings = {name: setting for name, setting in content.recipe.items() if name not in {"chunk", "index"}}
-    recipe = from_table(Recipe, without_none(settings), "the snapshot's recipe")
+    recipe = from_table(Recipe, drop_none(settings), "the snapshot's recipe")
     index_tables = content.recipe.get("index") or {}
     indexes = {name: _read_index_recipe(index_tables.get(name), entry) for name, entry in content.indexes.items()}
     return replace(recipe, index=indexes)
 
 
-def inherited_provenance(manifest: Manifest) -> dict[str, Any]:
+def inherit_provenance(manifest: Manifest) -> dict[str, Any]:
     """Return the provenance fields that stay true for a snapshot that is built from this one's
     passages and vectors.
     """
@@ -73,14 +73,14 @@ class PassageStatsTask(PartTask):
 
     def compute(self, store: Store) -> dict[str, Any]:
         """Return the fields `articles` and `lengths` of `ChunkStats`."""
-        pages, lengths = set[str](), Counter[int]()
+        page_ids, length_counts = set[str](), Counter[int]()
         with PassageFile(store.blobs.get_local_path(self.file)) as file:
             for batch in file.iter_batches(["page_id", "n_words"]):
-                pages.update(batch["page_id"].to_pylist())
-                lengths.update(n_words // LENGTH_BIN * LENGTH_BIN for n_words in batch["n_words"].to_pylist())
+                page_ids.update(batch["page_id"].to_pylist())
+                length_counts.update(n_words // LENGTH_BIN * LENGTH_BIN for n_words in batch["n_words"].to_pylist())
         return {
-            "articles": len(pages),
-            "lengths": {str(length): n for length, n in sorted(lengths.items())},
+            "articles": len(page_ids),
+            "lengths": {str(length): n for length, n in sorted(length_counts.items())},
         }
 
 
@@ -96,18 +96,18 @@ def read_stage_results(
         RefusedError: the snapshot has no vectors.
         StoreError: a passage file is missing or damaged.
     """
-    spaces = [name for name in content.representations if content.space_of(name) is not None]
-    vector_paths = [content.rows_path(name, part.name) for part in content.parts for name in spaces]
-    if not {*vector_paths} <= {*content.files} or EMBEDDINGS not in spaces or not content.parts:
+    names = [name for name in content.representations if content.space_of(name) is not None]
+    vector_paths = [content.rows_path(name, part.name) for part in content.parts for name in names]
+    if not {*vector_paths} <= {*content.files} or EMBEDDINGS not in names or not content.parts:
         raise RefusedError("the snapshot holds no vectors to build an index over: rebuild it with `reindex`")
-    files = [content.files[passages_path(part.name)] for part in content.parts]
+    passage_blobs = [content.files[passages_path(part.name)] for part in content.parts]
     newest_revision = content.corpus.get("newest_revision") or ""
-    results = run_tasks(store, [*map(PassageStatsTask, files)], runner)
+    passage_stats = run_tasks(store, [*map(PassageStatsTask, passage_blobs)], runner)
     passages = [
         ChunkResult(file, ChunkStats(rows=part.rows, newest_revision=newest_revision, **result))
-        for file, part, result in zip(files, content.parts, results, strict=True)
+        for file, part, result in zip(passage_blobs, content.parts, passage_stats, strict=True)
     ]
-    return passages, {name: [_build_embed_result(content, part, name) for part in content.parts] for name in spaces}
+    return passages, {name: [_build_embed_result(content, part, name) for part in content.parts] for name in names}
 
 
 def list_encoded_representations(content: Content) -> dict[str, RepresentationType]:
@@ -133,8 +133,8 @@ def _build_embed_result(content: Content, part: PartEntry, representation: str) 
 
 def _read_index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
     entry_settings = {name: entry[name] for name in ("factory", "metric", "over", "settings") if name in entry}
-    table = settings if isinstance(settings, Mapping) else entry_settings
-    return from_table(IndexRecipe, without_none(table), "an index of the snapshot's recipe")
+    recipe_table = settings if isinstance(settings, Mapping) else entry_settings
+    return from_table(IndexRecipe, drop_none(recipe_table), "an index of the snapshot's recipe")
 
 
 def read_reencode_recipe(content: Content) -> Recipe:
@@ -181,8 +181,8 @@ def build_reencoded_provenance(old_manifest: Manifest, encoder: StoredEncoder) -
     """Return the provenance of a snapshot with the passages of `old_manifest`, encoded by
     `encoder`.
     """
-    provenance = {name: record for name, record in inherited_provenance(old_manifest).items() if name != "arithmetic"}
-    code: Mapping[str, Any] = provenance.get("code") or {}
+    provenance = {name: record for name, record in inherit_provenance(old_manifest).items() if name != "arithmetic"}
+    code_versions: Mapping[str, Any] = provenance.get("code") or {}
     commits = build_commits_provenance([encoder])
-    code = {**code, "embed": embed.VERSION}
-    return {**provenance, "encoder": encoder.name, **commits, "code": code, REENCODED: {"of": old_manifest.id}}
+    code_versions = {**code_versions, "embed": embed.VERSION}
+    return {**provenance, "encoder": encoder.name, **commits, "code": code_versions, REENCODED: {"of": old_manifest.id}}

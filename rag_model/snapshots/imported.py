@@ -98,7 +98,7 @@ class ImportTask:
         return inputs | {"column": self.column, "removed": self.removed_pages, "libraries": get_versions("pyarrow")}
 
 
-def list_sources(passages: str) -> list[str]:
+def list_urls(passages: str) -> list[str]:
     """Return the URLs of the files of a pattern, in natural order; local ones as paths.
 
     Raises:
@@ -124,7 +124,7 @@ def plan_import(
         InputError: the numbers of passages and vectors differ, or a file is damaged.
         UsageError: the file type of the passages is unknown.
     """
-    urls = list_sources(passages)
+    urls = list_urls(passages)
     for url in urls:
         if find_record_format(url) is None:
             raise UsageError(f"{url} is not a file of passages: give {describe_formats('documents', 'passages')}")
@@ -135,21 +135,21 @@ def plan_import(
     removed_pages = tuple(sorted(store.takedowns.list_pages("")))
     # The inputs do not contain paths, so records are found again after the files are moved.
     vector_identities = vectors.identify_files()
-    passage_identities = _identify_passages(urls, vector_identities)
+    passage_identities = _identify_passage_files(urls, vector_identities)
     part_rows, tasks = vectors.count_part_rows(part_bytes), []
     for first_row in range(0, vectors.n, part_rows):
         end_row = min(first_row + part_rows, vectors.n)
-        ranges = tuple(_split_range(urls, row_counts, first_row, end_row)) if has_ranges else ()
+        file_ranges = tuple(_split_rows(urls, row_counts, first_row, end_row)) if has_ranges else ()
         part_vectors = list(vectors.split_rows(first_row, end_row))
         sources = [
-            [passage_identities[url] for url in ([url for url, _, _ in ranges] if has_ranges else urls)],
+            [passage_identities[url] for url in ([url for url, _, _ in file_ranges] if has_ranges else urls)],
             [vector_identities[path] for path in dict.fromkeys(file.path for file, _, _ in part_vectors)],
         ]
         tasks.append(
             ImportTask(
                 first_row,
-                ranges,
-                tuple((str(file.path), begin, stop) for file, begin, stop in part_vectors),
+                file_ranges,
+                tuple((str(file.path), start, end) for file, start, end in part_vectors),
                 column,
                 vectors.d,
                 vectors.dtype.name,
@@ -177,11 +177,11 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
         nonlocal has_read_passages
         has_read_passages = True
         vectors = inspect_vectors([Path(path) for path, _, _ in dict.fromkeys(task.vectors)], task.column)
-        is_kept = np.ones(task.rows, np.bool_)
+        is_live = np.ones(task.rows, np.bool_)
         passages_path, vectors_path = workdir / "passages.parquet", workdir / "embeddings.npy"
-        stats = _write_passages(_iter_tables(task, passages), task, vectors, is_kept, passages_path)
-        with vectors_path.open("wb") as out:
-            digest = digest_chunks(_write_vectors(task, vectors, is_kept, out))
+        stats = _write_passages(_iter_tables(task, passages), task, vectors, is_live, passages_path)
+        with vectors_path.open("wb") as vector_file:
+            digest = digest_chunks(_write_vectors(task, vectors, is_live, vector_file))
         outputs = {"passages": passages_path, "embeddings": vectors_path}
         return StageResult(outputs, asdict(stats), {"embeddings": digest})
 
@@ -193,7 +193,7 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
     chunk_result = ChunkResult.of(record, is_new=is_new)
     embed_result = EmbedResult(record.outputs["embeddings"], chunk_result.rows, is_new=is_new)
     report = {"passages": asdict(chunk_result), "vectors": asdict(embed_result)}
-    return {**report, **compute_once(IdDigests(chunk_result.passages), store)}
+    return {**report, **compute_once(IdDigestTask(chunk_result.passages), store)}
 
 
 def import_in_sequence(store: Store, passages: str, tasks: Sequence[ImportTask]) -> Iterator[dict[str, Any]]:
@@ -231,17 +231,17 @@ def _count_rows(url: str) -> int:
         raise InputError(f"{url} is not a complete Parquet file: copy it again") from error
 
 
-def _split_range(urls: Sequence[str], row_counts: Sequence[int], first_row: int, end_row: int) -> Iterator[FileRange]:
+def _split_rows(urls: Sequence[str], row_counts: Sequence[int], first_row: int, end_row: int) -> Iterator[FileRange]:
     """Yield each file with rows of [first_row, end_row), and the range of these rows in the file."""
-    for url, (start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
-        if first_row < stop and start < end_row:
-            yield url, max(first_row - start, 0), min(end_row, stop) - start
+    for url, (file_start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
+        if first_row < stop and file_start < end_row:
+            yield url, max(first_row - file_start, 0), min(end_row, stop) - file_start
 
 
-def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
+def _identify_passage_files(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
     """Return JSON values that change when a file of passages does."""
     path_by_url = {url: Path(url) for url in urls if Path(url).is_file()}
-    digest_by_path = {path: identity[0] for path, identity in vector_identities.items()}
+    digest_by_path = {path: file_identity[0] for path, file_identity in vector_identities.items()}
     digest_by_path |= digest_files([path for path in path_by_url.values() if path not in digest_by_path])
     return {url: [digest_by_path[path_by_url[url]]] if url in path_by_url else [url, get_size(url)] for url in urls}
 
@@ -249,16 +249,16 @@ def _identify_passages(urls: Sequence[str], vector_identities: Mapping[Path, lis
 def _iter_tables(task: ImportTask, records: Iterator[Record] | None) -> Iterator[pa.Table]:
     """Yield the passages of a part as tables, from its records or from its Parquet files."""
     if records is None:
-        blocks: Iterator[tuple[pa.Array, ...]] = chain.from_iterable(
+        columns: Iterator[tuple[pa.Array, ...]] = chain.from_iterable(
             PARQUET.read_columns(*file_range) for file_range in task.passages
         )
     else:
-        checked_records = map(_check_length, islice(records, task.rows))
-        blocks = map(build_record_columns, iter(lambda: [*islice(checked_records, ROW_GROUP)], []))
-    for ids, titles, texts, dates, page_ids in blocks:
+        checked_records = map(_check_text_length, islice(records, task.rows))
+        columns = map(build_record_columns, iter(lambda: [*islice(checked_records, ROW_GROUP)], []))
+    for ids, titles, texts, dates, page_ids in columns:
         if (pc.max(pc.binary_length(texts)).as_py() or 0) > MAX_PASSAGE:  # characters <= bytes
             for passage_id, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True):
-                _check_length((passage_id, "", text, None))
+                _check_text_length((passage_id, "", text, None))
         yield build_passage_table(ids, titles, texts, dates, page_ids)
 
 
@@ -280,7 +280,7 @@ def _write_passages(
         InputError: there are too few passages, one is too long, or the vector of a row has another
             id.
     """
-    lengths, page_ids, removed_pages, n_read = Counter[int](), set[str](), set(task.removed_pages), 0
+    length_counts, page_ids, removed_pages, n_read = Counter[int](), set[str](), set(task.removed_pages), 0
     ids = list[pa.Array]()
     vector_ids = None if task.passages == task.vectors else _iter_vector_ids(task, vectors)
     with PassageWriter(path) as writer:
@@ -289,7 +289,7 @@ def _write_passages(
                 _compare_ids(table["id"].to_pylist(), vector_ids)
             end_row = n_read + table.num_rows
             if removed_pages:
-                is_kept[n_read:end_row] = [page not in removed_pages for page in table["page_id"].to_pylist()]
+                is_kept[n_read:end_row] = [page_id not in removed_pages for page_id in table["page_id"].to_pylist()]
             live_rows = table if is_kept[n_read:end_row].all() else table.filter(pa.array(is_kept[n_read:end_row]))
             page_ids.update(live_rows["page_id"].unique().to_pylist())
             writer.write_table(live_rows)
@@ -297,19 +297,19 @@ def _write_passages(
             n_read = end_row
         if n_read < task.rows:
             raise _create_count_error("the input", str(task.first + n_read), task.total)
-    _check_distinct(pa.chunked_array(ids, pa.string()))
+    _check_distinct_ids(pa.chunked_array(ids, pa.string()))
     for n_words, n_passages in writer.lengths.items():
-        lengths[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
+        length_counts[n_words // LENGTH_BIN * LENGTH_BIN] += n_passages
     n_removed = int((~is_kept).sum())
     return ChunkStats(
         rows=writer.rows,
         articles=len(page_ids),
         dropped={"taken_down": n_removed} if n_removed else {},
-        lengths={str(length): n_passages for length, n_passages in sorted(lengths.items())},
+        lengths={str(length): n_passages for length, n_passages in sorted(length_counts.items())},
     )
 
 
-def _check_distinct(ids: pa.ChunkedArray) -> None:
+def _check_distinct_ids(ids: pa.ChunkedArray) -> None:
     """Check that no passages have the same id."""
     if len(ids) > pc.count_distinct(ids).as_py():
         value_counts = ids.value_counts()
@@ -318,7 +318,7 @@ def _check_distinct(ids: pa.ChunkedArray) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class IdDigests(PartTask):
+class IdDigestTask(PartTask):
     """Computes the digests of a part's ids: 8 bytes each, sorted, in base64. `gc` keeps them with
     the part.
     """
@@ -362,16 +362,16 @@ def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
         InputError: an id is in two parts.
     """
     with temporary_folder("ids") as folder:
-        path, part_ends = folder / "digests", list[int]()
+        path, part_digest_ends = folder / "digests", list[int]()
         with path.open("wb") as file:
             for report in reports:
-                file.write(b64decode(json.loads(store.blobs.read(BlobRef.from_json(report[IdDigests.output])))))
-                part_ends.append(file.tell() // 8)
+                file.write(b64decode(json.loads(store.blobs.read(BlobRef.from_json(report[IdDigestTask.output])))))
+                part_digest_ends.append(file.tell() // 8)
         if not path.stat().st_size:
             return
-        n_ranges = 1 + part_ends[-1] // _DIGESTS_PER_RANGE
+        n_ranges = 1 + part_digest_ends[-1] // _DIGESTS_PER_RANGE
         bounds = np.arange(1, n_ranges, dtype=np.uint64) * np.uint64(((1 << 64) - 1) // n_ranges)
-        part_digests = np.split(np.asarray(np.memmap(path, np.uint64, "r")), part_ends[:-1])
+        part_digests = np.split(np.asarray(np.memmap(path, np.uint64, "r")), part_digest_ends[:-1])
         ranges_of_parts = [np.split(digests, np.searchsorted(digests, bounds)) for digests in part_digests]
         for range_digests in zip(*ranges_of_parts, strict=True):
             (digests := np.concatenate(range_digests)).sort()
@@ -386,7 +386,7 @@ def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], dige
     for report in reports:
         ids = _read_ids(store, _read_passages_report(report).passages)
         ids_to_compare += ids.filter(pa.array(np.isin(digest_ids(ids), digests))).chunks
-    _check_distinct(pa.chunked_array(ids_to_compare, pa.string()))
+    _check_distinct_ids(pa.chunked_array(ids_to_compare, pa.string()))
 
 
 def _read_passages_report(report: Mapping[str, Any]) -> ChunkResult:
@@ -402,7 +402,7 @@ def _read_ids(store: Store, passages: BlobRef) -> pa.ChunkedArray:
         return pa.chunked_array([batch["id"] for batch in file.iter_batches(["id"])], pa.string())
 
 
-def _check_length(record: Record) -> Record:
+def _check_text_length(record: Record) -> Record:
     passage_id, _, body, *_ = record
     length = len(body) if isinstance(body, str) else sum(len(text) + 1 for _, text in body) - 1
     if length > MAX_PASSAGE:
@@ -413,10 +413,10 @@ def _check_length(record: Record) -> Record:
 
 
 def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | None]]) -> None:
-    for passage_id, (name, row, vector_id) in zip(ids, vector_ids, strict=False):
+    for passage_id, (vector_file, row, vector_id) in zip(ids, vector_ids, strict=False):
         if vector_id not in {None, passage_id}:
             raise InputError(
-                f"the vector in row {row:,} of {name} is of passage {vector_id!r:.60}, but the passage there is "
+                f"the vector in row {row:,} of {vector_file} is of passage {vector_id!r:.60}, but the passage there is "
                 f"{passage_id!r:.60}: give the passages in the order of the vectors"
             )
 
@@ -434,10 +434,10 @@ def _write_vectors(
     np.lib.format.write_array_header_1_0(header, header_fields)
     out.write(header.getvalue())
     yield header.getvalue()
-    for name, first_row, end_row in task.vectors:
-        source = VectorInput((source_by_path[name],))
-        advice = "correct it, or remove the passage and its vector"
-        for _, block in iter_finite_rows(source, "refuse", first_row, end_row, advice):
+    for file_path, first_row, end_row in task.vectors:
+        vector_input = VectorInput((source_by_path[file_path],))
+        error_advice = "correct it, or remove the passage and its vector"
+        for _, block in iter_finite_rows(vector_input, "refuse", first_row, end_row, error_advice):
             block_mask = is_kept[n_read : n_read + len(block)]
             kept_block = np.ascontiguousarray(block if block_mask.all() else block[block_mask], dtype)
             out.write(kept_block.data)
@@ -458,20 +458,20 @@ def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder)
         raise _create_encoder_error(
             encoder, f"they have {first_vectors.shape[1]} dimensions, and the encoder's {encoder.space.dim}"
         )
-    sampled_rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
+    checked_rows = np.unique(np.linspace(0, len(first_vectors) - 1, _CHECKED_PASSAGES, dtype=np.int64)).tolist()
     with PassageFile(store.blobs.get_local_path(imported.passages[0].passages)) as file:
-        passages = file.read_rows(sampled_rows)
+        passages = file.read_rows(checked_rows)
     model = Encoder.load(build_link_tree({name: store.blobs.get_local_path(ref) for name, ref in encoder.passage}))
     encoded_vectors = model.encode_passages(
         [passage.title for passage in passages], [passage.text for passage in passages]
     )
-    imported_vectors = first_vectors[sampled_rows].astype(np.float32)
+    imported_vectors = first_vectors[checked_rows].astype(np.float32)
     norms = np.linalg.norm(encoded_vectors, axis=1) * np.linalg.norm(imported_vectors, axis=1)
     # (m, d), (m, d) -> (m,) -> scalar
-    cosine = float(np.mean((encoded_vectors * imported_vectors).sum(axis=1) / np.maximum(norms, 1e-12)))
-    if cosine < _MIN_COSINE:
+    mean_cosine = float(np.mean((encoded_vectors * imported_vectors).sum(axis=1) / np.maximum(norms, 1e-12)))
+    if mean_cosine < _MIN_COSINE:
         raise _create_encoder_error(
-            encoder, f"the mean cosine of {len(sampled_rows)} passages that it encoded again is {cosine:.2f}"
+            encoder, f"the mean cosine of {len(checked_rows)} passages that it encoded again is {mean_cosine:.2f}"
         )
 
 
@@ -490,7 +490,7 @@ def build_imported_content(
 
 def iter_passages(source: str) -> Iterator[Record]:
     """Yield the passages of all files of a pattern, in order, as records."""
-    for url in list_sources(source):
+    for url in list_urls(source):
         record_format = find_record_format(url)
         assert record_format is not None  # checked by `plan_import`
         yield from record_format.iter_records(url)

@@ -184,13 +184,13 @@ def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uin
     hex_digits = pc.utf8_slice_codeunits(read_hashes(passages), 0, _KEY_DIGITS).to_pylist()
     seed_mask = np.uint64(int(digest_json(["sample", seed]).partition(":")[2][:_KEY_DIGITS], 16))
     try:
-        hashes = np.frombuffer(bytes.fromhex("".join(hex_digits)), ">u8").astype(np.uint64)
+        passage_hashes = np.frombuffer(bytes.fromhex("".join(hex_digits)), ">u8").astype(np.uint64)
     except ValueError as error:
         raise InputError(f"{passages} has a hash that is not hexadecimal: build its part again") from error
-    if len(hashes) != len(hex_digits):
+    if len(passage_hashes) != len(hex_digits):
         raise InputError(f"{passages} has a hash of less than {_KEY_DIGITS} digits: build its part again")
-    keys, first_rows = np.unique(hashes ^ seed_mask, return_index=True)
-    return keys[:n], first_rows[:n].astype(np.int64)
+    sample_keys, first_rows = np.unique(passage_hashes ^ seed_mask, return_index=True)
+    return sample_keys[:n], first_rows[:n].astype(np.int64)
 
 
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
@@ -202,7 +202,7 @@ def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
     return min(n_queries, 1 << (15 + 4 * n_queries * part_rows // max(1, n)).bit_length())
 
 
-def choose_rows(
+def choose_sample_rows(
     snapshot: Snapshot, n_queries: int, candidates: Sequence[tuple[npt.NDArray[np.uint64], Rows]]
 ) -> dict[int, int]:
     """Return the rows of a sample with their keys, in the order of the keys.
@@ -210,17 +210,17 @@ def choose_rows(
     `candidates` are the results of `rank_passages` for each part.
     """
     starts = np.cumsum([0, *(part.rows for part in snapshot.parts)])
-    keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
+    all_keys = np.concatenate([np.empty(0, np.uint64), *(part_keys for part_keys, _ in candidates)])
     rows = [part_rows + start for (_, part_rows), start in zip(candidates, starts, strict=False)]
-    sample_positions = np.unique(keys, return_index=True)[1][:n_queries]
+    sample_positions = np.unique(all_keys, return_index=True)[1][:n_queries]
     chosen_rows = np.concatenate([np.empty(0, np.int64), *rows])[sample_positions]
-    return dict(zip(chosen_rows.tolist(), keys[sample_positions].tolist(), strict=True))
+    return dict(zip(chosen_rows.tolist(), all_keys[sample_positions].tolist(), strict=True))
 
 
 def read_sample(
     snapshot: Snapshot, keys_by_row: Mapping[int, int], seed: int, previous: QuerySample | None = None
 ) -> QuerySample:
-    """Return a sample: a sentence of each passage that `choose_rows` chose.
+    """Return a sample: a sentence of each passage that `choose_sample_rows` chose.
 
     The sentences of the `previous` sample, which has the same seed, are not read again.
 
@@ -299,9 +299,9 @@ def tune_index(
 
     def produce(workdir: Path) -> StageResult:
         entry, query_set = content.indexes[name], get_query_set(content.representation_of(name))
-        search = {parameter: start_search.get(parameter, setting) for parameter, setting in entry["search"].items()}
-        start_entry = {**entry, "search": search}
-        tuning = get_kind_of_entry(entry).tune(get_index_files(snapshot, name), start_entry, query_set, target)
+        settings = {parameter: start_search.get(parameter, setting) for parameter, setting in entry["search"].items()}
+        starting_entry = {**entry, "search": settings}
+        tuning = get_kind_of_entry(entry).tune(get_index_files(snapshot, name), starting_entry, query_set, target)
         return StageResult({}, {"search": dict(tuning.search), "note": tuning.note})
 
     return dict(store.memo.get_or_create("tune", _list_tune_inputs(content, name, target, recipe), produce)[0].stats)
@@ -323,5 +323,5 @@ def _list_tune_inputs(content: Content, name: str, target: float, recipe: GateRe
 
 def with_tuning(index: BuiltIndex, result: Mapping[str, Any]) -> BuiltIndex:
     """Return an index with the search parameters and the note of `tune_index` in its plan."""
-    notes = (*index.plan.notes, result["note"]) if result["note"] else index.plan.notes
-    return replace(index, plan=replace(index.plan, search=result["search"], notes=notes))
+    plan_notes = (*index.plan.notes, result["note"]) if result["note"] else index.plan.notes
+    return replace(index, plan=replace(index.plan, search=result["search"], notes=plan_notes))

@@ -48,7 +48,7 @@ class StoredMirror:
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
         """Return the pages of the wiki that were taken down."""
-        return frozenset(int(page) for page in self._source.takedowns.list_pages(dbname) if page.isdecimal())
+        return frozenset(int(page_id) for page_id in self._source.takedowns.list_pages(dbname) if page_id.isdecimal())
 
     def load(self) -> MirrorState:
         """Return the newest state; its pages are listed again if a block is missing."""
@@ -90,7 +90,7 @@ class StoredMirror:
 
     def save(self, state: MirrorState) -> None:
         """Record a state as the newest."""
-        listing = self._store.blobs.put_bytes(json.dumps([asdict(block) for block in state.blocks]).encode())
+        block_list = self._store.blobs.put_bytes(json.dumps([asdict(block) for block in state.blocks]).encode())
         stats = {
             **self._inputs,
             "dbname": state.dbname,
@@ -99,7 +99,7 @@ class StoredMirror:
             "cursor": asdict(state.cursor) if state.cursor else None,
         }
         key = f"{_find_newest_number(self._store, self._stage) + 1:08d}"
-        self._store.memo.write_record(self._stage, key, {"blocks": listing}, stats, self._inputs)
+        self._store.memo.write_record(self._stage, key, {"blocks": block_list}, stats, self._inputs)
 
     def put(self, data: bytes) -> tuple[str, int]:
         """Store the bytes of a block."""

@@ -78,7 +78,7 @@ class Parent:
                 "file signs it"
             ) from error
 
-    def part_boundaries(self, recipe: Recipe) -> PartBoundaries | None:
+    def get_part_boundaries(self, recipe: Recipe) -> PartBoundaries | None:
         """Return the ranges of the parts; None if they overlap, or the recipe sets another part
         size.
         """
@@ -121,24 +121,24 @@ class Parent:
         """
         if self.manifest is None:
             return []
-        content, snapshot = self.manifest.content, self.manifest.id[:12]
+        content, short_id = self.manifest.content, self.manifest.id[:12]
         passage_paths = [passages_path(part.name) for part in content.parts]
         trained_paths = [path for name in content.indexes if (path := trained_path(name)) in content.files]
         paths = [*passage_paths, *trained_paths]
         exist_flags = store.files.map_concurrently(store.blobs.exists, [content.files[path] for path in paths])
         missing_paths = {path for path, exists in zip(paths, exist_flags, strict=True) if not exists}
-        sentences = []
+        messages = []
         if n_missing := len(missing_paths.intersection(passage_paths)):
-            sentences.append(
-                f"{n_missing} of {len(passage_paths)} parts of the parent {snapshot} are gone: they are built again"
+            messages.append(
+                f"{n_missing} of {len(passage_paths)} parts of the parent {short_id} are gone: they are built again"
             )
         if n_missing := len(missing_paths.intersection(trained_paths)):
-            sentences.append(
-                f"{n_missing} of {len(trained_paths)} trained files of the parent {snapshot} are "
+            messages.append(
+                f"{n_missing} of {len(trained_paths)} trained files of the parent {short_id} are "
                 f"gone: their indexes "
                 "are trained again"
             )
-        return sentences
+        return messages
 
     @property
     def pins(self) -> Mapping[str, str]:
@@ -157,9 +157,9 @@ class Parent:
             return
         files = self._content.files
         for _, parent_part in self._ranges.within(part.first_page, part.last_page):
-            passages, rows_file = files.get(passages_path(parent_part.name)), files.get(get_path(parent_part.name))
-            if passages is not None and rows_file is not None:
-                yield ParentPart(passages, rows_file, files.get(spans_path(parent_part.name)))
+            passages_blob, rows_blob = files.get(passages_path(parent_part.name)), files.get(get_path(parent_part.name))
+            if passages_blob is not None and rows_blob is not None:
+                yield ParentPart(passages_blob, rows_blob, files.get(spans_path(parent_part.name)))
 
 
 def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, Path]]:
@@ -186,7 +186,7 @@ def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> lis
     """
     existing_parts = [part for part in parent_parts if part.spans is None or store.blobs.exists(part.spans)]
     return [
-        (*paths, *([] if part.spans is None else [store.blobs.get_local_path(part.spans)]))
+        (*local_paths, *([] if part.spans is None else [store.blobs.get_local_path(part.spans)]))
         for part in existing_parts
-        for paths in fetch_parent_files(store, [part])
+        for local_paths in fetch_parent_files(store, [part])
     ]

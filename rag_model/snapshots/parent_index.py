@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rag_model.arrays import Partition, Rows, match_digests
+from rag_model.arrays import RowPartition, Rows, match_digests
 from rag_model.corpus.passage_delta import compute_base_rows
 from rag_model.corpus.passages import PassageFile, read_hashes
 from rag_model.corpus.ragged_file import SparseFile, SparseVectors
@@ -52,7 +52,8 @@ def list_parts(parent_content: Content, content: Content, representation: str = 
 
     The listed files are rows of `representation`.
     """
-    part_starts, ranges = Partition(part.rows for part in parent_content.parts).starts, PageRanges(parent_content.parts)
+    part_starts = RowPartition(part.rows for part in parent_content.parts).starts
+    ranges = PageRanges(parent_content.parts)
     for part in content.parts:
         if not part.rows:
             continue
@@ -96,8 +97,8 @@ class ParentIndex:
         entry, file = parent_content.indexes.get(name, {}), parent_content.files.get(parent_content.index_file(name))
         is_same_plan = all(entry.get(key) == value for key, value in plan.entry().items() if key not in ("n", "search"))
         representation = TEXT if kind.represents == TEXT else plan.over
-        is_same = is_same_plan and content.shares_space(parent_content, representation)
-        if not is_same or file is None or not store.blobs.exists(file):
+        is_same_index = is_same_plan and content.shares_space(parent_content, representation)
+        if not is_same_index or file is None or not store.blobs.exists(file):
             return None
         return cls(file, entry, tuple(list_parts(parent_content, content, representation)))
 
@@ -115,13 +116,13 @@ class ParentIndex:
         arguments = self.entry, plan.entry(), store.blobs.get_local_path(self.file)
         if kind.represents != TEXT:
             return kind.derive(*arguments, *match_weighted_terms(store, self.parts), out)
-        matches = match_parts(store, self.parts, _BUFFERED_BYTES)
+        part_matches = match_parts(store, self.parts, _BUFFERED_BYTES)
 
         def texts(rows: Rows) -> Iterator[pa.RecordBatch]:
-            for part_number, _, part_rows in Partition(len(part.parent_rows) for part in matches).split(rows):
-                yield from matches[part_number].texts(part_rows)
+            for part_number, _, part_rows in RowPartition(len(part.parent_rows) for part in part_matches).split(rows):
+                yield from part_matches[part_number].texts(part_rows)
 
-        return kind.derive(*arguments, concatenate_parent_rows(matches), texts, out)
+        return kind.derive(*arguments, concatenate_parent_rows(part_matches), texts, out)
 
 
 def match_parts(
@@ -135,11 +136,11 @@ def match_parts(
         InputError: a file is damaged.
         StoreError: a file is damaged or missing.
     """
-    matches = list[PartMatch]()
+    part_matches = list[PartMatch]()
     for part in parts:
-        matches.append(PartMatch.of(store, part, buffer_bytes, by_text=by_text))
-        buffer_bytes -= _count_bytes(matches[-1].buffered_texts)
-    return matches
+        part_matches.append(PartMatch.of(store, part, buffer_bytes, by_text=by_text))
+        buffer_bytes -= _count_bytes(part_matches[-1].buffered_texts)
+    return part_matches
 
 
 def match_weighted_terms(
@@ -158,7 +159,7 @@ def match_weighted_terms(
     parent_rows = [np.empty(0, np.int64), *(_match_terms_of_part(store, part) for part in parts)]
 
     def read_rows(rows: Rows) -> Iterator[SparseVectors]:
-        for part_number, _, part_rows in Partition(part.rows for part in parts).split(rows):
+        for part_number, _, part_rows in RowPartition(part.rows for part in parts).split(rows):
             yield SparseFile(store.blobs.get_local_path(parts[part_number].file)).take(part_rows)
 
     return np.concatenate(parent_rows), read_rows
@@ -171,16 +172,16 @@ def _match_terms_of_part(store: Store, part: PartWithParents) -> Rows:
     file = SparseFile(store.blobs.get_local_path(part.file))
     if file.n != part.rows:
         raise InputError(f"a part has {file.n} rows of weighted terms instead of {part.rows}: build it again")
-    parent_vectors, parent_rows = [SparseVectors.empty()], [np.empty(0, np.int64)]
+    vectors_of_parents, parent_rows = [SparseVectors.empty()], [np.empty(0, np.int64)]
     for parent_file, first_row, n_rows in part.parent_files:
         if store.blobs.exists(parent_file):
             parent_sparse_file = SparseFile(store.blobs.get_local_path(parent_file))
             if (parent_sparse_file.scale, parent_sparse_file.n) != (file.scale, n_rows):
                 raise InputError(f"{parent_sparse_file.path} has another scale or row count: build the index again")
-            parent_vectors.extend(parent_sparse_file.iter_batches())
+            vectors_of_parents.extend(parent_sparse_file.iter_batches())
             parent_rows.append(np.arange(first_row, first_row + n_rows))
     positions = _find_equal_terms(
-        SparseVectors.concatenate(parent_vectors),
+        SparseVectors.concatenate(vectors_of_parents),
         SparseVectors.concatenate([SparseVectors.empty(), *file.iter_batches()]),
     )
     return np.append(np.concatenate(parent_rows), -1)[positions]
@@ -233,10 +234,10 @@ class PartMatch:
             with suppress(BookwheelError):
                 if delta := find_delta(store, DeltaStep(part.file, parent_passages, is_passages=True)):
                     delta_path = partial(store.blobs.get_local_path, delta)
-                    is_small = _DELTA_EXPANSION * delta.size <= buffer_bytes
-                    with PassageFile(pa.BufferReader(store.blobs.read(delta)) if is_small else delta_path()) as file:
+                    fits_buffer = _DELTA_EXPANSION * delta.size <= buffer_bytes
+                    with PassageFile(pa.BufferReader(store.blobs.read(delta)) if fits_buffer else delta_path()) as file:
                         parent_rows = _offset_rows(start, compute_base_rows(file, n_rows, part.rows, by_text=by_text))
-                        new_texts = list(file.iter_batches(_COLUMNS)) if is_small else []
+                        new_texts = list(file.iter_batches(_COLUMNS)) if fits_buffer else []
                     return cls(
                         parent_rows, passages, delta_path, new_texts if _count_bytes(new_texts) <= buffer_bytes else ()
                     )

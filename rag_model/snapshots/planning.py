@@ -99,14 +99,14 @@ def plan_parts(
         UsageError: the type of a file is unknown, the files are of several types, or the recipe
             asks for structures that no page of this type has.
     """
-    boundaries = parent.part_boundaries(recipe) if parent else None
+    boundaries = parent.get_part_boundaries(recipe) if parent else None
     mirror = None
     if is_wiki_site(dump) and limit is None:
         mirror = open_mirror(store, dump, recipe.site, source, parent.manifest if parent else None, say)
-    files = find_dump_files(dump)
-    urls = files.urls
+    dump_files = find_dump_files(dump)
+    urls = dump_files.urls
     format_by_url = {url: detect_format(url) for url in urls}
-    if recipe.chunk.structures and not any(_extracts_structures(name) for name in format_by_url.values()):
+    if recipe.chunk.structures and not any(_supports_structures(format_name) for format_name in format_by_url.values()):
         raise UsageError(
             f"{dump} has no pages of a wiki, so no {' or '.join(recipe.chunk.structures)} can be found in it: "
             "leave out --structures, or structures of the recipe"
@@ -120,9 +120,9 @@ def plan_parts(
         "part_bytes": recipe.part_bytes,
         "code": CODE,
         **get_plugin_identity({*format_by_url.values()}),
-        **({"dropped": dict(files.dropped)} if files.dropped else {}),
+        **({"dropped": dict(dump_files.dropped)} if dump_files.dropped else {}),
     }
-    record = store.memo.find("plan", store.memo.compute_key(_with_boundaries(inputs, boundaries)))
+    record = store.memo.find("plan", store.memo.compute_key(_add_boundaries(inputs, boundaries)))
     if record is not None:
         return Plan.from_json(record.stats)
     staged_files: dict[str, BlobRef] = {}
@@ -130,7 +130,7 @@ def plan_parts(
     # the parent's ranges when the same dump is built again
     own_boundaries = _get_boundaries(Plan.from_json(plan_json))
     for plan_boundaries in (boundaries, own_boundaries):
-        plan_inputs = _with_boundaries(inputs, plan_boundaries)
+        plan_inputs = _add_boundaries(inputs, plan_boundaries)
         plan_json = store.memo.write_record(
             "plan", store.memo.compute_key(plan_inputs), staged_files, plan_json, plan_inputs
         ).stats
@@ -157,17 +157,17 @@ def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
     """
     formats = {part.format for part in plan.parts}
     is_wikitext = formats == {""} or (formats == {SITE} and recipe.site.text == "wikitext")
-    project = next((name for name in _UNRENDERED_PROJECTS if plan.siteinfo.dbname.endswith(name)), "")
-    if not (project and is_wikitext and plan.kind == "wiki"):
+    project_name = next((name for name in _UNRENDERED_PROJECTS if plan.siteinfo.dbname.endswith(name)), "")
+    if not (project_name and is_wikitext and plan.kind == "wiki"):
         return ""
     return (
-        f"{plan.siteinfo.dbname} is a {project.capitalize()}, whose {_UNRENDERED_PROJECTS[project]}, "
+        f"{plan.siteinfo.dbname} is a {project_name.capitalize()}, whose {_UNRENDERED_PROJECTS[project_name]}, "
         "so its wikitext gives little text: use its HTML dump of Wikimedia Enterprise, or the "
         "address of the wiki with --text html"
     )
 
 
-def _extracts_structures(name: str) -> bool:
+def _supports_structures(name: str) -> bool:
     """Return whether a format's pages have structures; a format of passages has none."""
     return bool(getattr(get_format(name), "extracts_structures", False))
 
@@ -247,7 +247,7 @@ def _describe_drops(passages: Sequence[ChunkResult]) -> str:
     return f"the dump has no passages, since {dropped_pages} dropped ({reasons}): give a dump that contains articles"
 
 
-def _with_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | None) -> dict[str, Any]:
+def _add_boundaries(inputs: Mapping[str, Any], boundaries: PartBoundaries | None) -> dict[str, Any]:
     return {**inputs, "fences": asdict(boundaries) if boundaries else None}
 
 
@@ -266,9 +266,9 @@ def _plan_into_store(
     mirror: StoredMirror | None = None,
 ) -> Plan:
     def stage_file(path: Path) -> str:
-        ref = store.blobs.put_file(path)
-        staged_files[f"{len(staged_files):05d}"] = ref
-        return store.blobs.url_of(ref)
+        blob_ref = store.blobs.put_file(path)
+        staged_files[f"{len(staged_files):05d}"] = blob_ref
+        return store.blobs.url_of(blob_ref)
 
     with temporary_folder("plan") as folder:
         return plan_dump(
@@ -347,7 +347,7 @@ def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
     Raises:
         StoreError: the store cannot be read.
     """
-    record = store.memo.find(STAGE, store.memo.compute_key(_with_base(inputs, base)))
+    record = store.memo.find(STAGE, store.memo.compute_key(_add_base_snapshot(inputs, base)))
     if record is None:
         return None
     try:
@@ -364,9 +364,9 @@ def record_snapshot(store: Store, inputs: Inputs, base: str | None, snapshot: st
         StoreError: the store cannot be written.
     """
     for parent in (base, snapshot):
-        parent_inputs = _with_base(inputs, parent)
+        parent_inputs = _add_base_snapshot(inputs, parent)
         store.memo.write_record(STAGE, store.memo.compute_key(parent_inputs), {}, {"snapshot": snapshot}, parent_inputs)
 
 
-def _with_base(inputs: Inputs, base: str | None) -> dict[str, Any]:
+def _add_base_snapshot(inputs: Inputs, base: str | None) -> dict[str, Any]:
     return {**inputs, "base": base}

@@ -104,19 +104,17 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
         StoreError: the store cannot be written.
     """
     store.takedowns.record_replacement(snapshot, replacement)
-    recorded_replacement = store.takedowns.find_replacement(snapshot)
+    newer_replacement = store.takedowns.find_replacement(snapshot)
     moves: list[RefMove] = []
-    is_trusted = (
-        all(map(store.snapshots.has_trusted_signature, (snapshot, recorded_replacement)))
-        if recorded_replacement
-        else False
+    can_be_trusted = (
+        all(map(store.snapshots.has_trusted_signature, (snapshot, newer_replacement))) if newer_replacement else False
     )
-    while recorded_replacement and (naming_refs := store.refs.list_naming(snapshot)):
+    while newer_replacement and (naming_refs := store.refs.list_naming(snapshot)):
         for ref, ref_number in naming_refs:
             with suppress(RefConflictError):  # the loop tries again
                 note = f"takedown in {snapshot[:12]}"
-                sign = is_trusted and store.refs.has_trusted_signature(ref, ref_number)
-                moves.append(store.refs.move(ref, recorded_replacement, ref_number, note, sign=sign))
+                sign = can_be_trusted and store.refs.has_trusted_signature(ref, ref_number)
+                moves.append(store.refs.move(ref, newer_replacement, ref_number, note, sign=sign))
     return moves
 
 
@@ -124,25 +122,25 @@ def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> s
     """Write a manifest, unless it holds a page that was taken down; a takedown in the meantime
     removes it again.
     """
-    wiki, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
-    removed_pages = store.takedowns.list_pages(wiki)
+    wiki_id, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
+    removed_pages = store.takedowns.list_pages(wiki_id)
     _refuse_removed_pages(store, manifest, removed_pages)
-    is_new = store.files.find(path) is None
+    is_new_manifest = store.files.find(path) is None
     store.snapshots.publish(manifest, sign=sign)
     try:
-        _refuse_removed_pages(store, manifest, store.takedowns.list_pages(wiki) - removed_pages)
+        _refuse_removed_pages(store, manifest, store.takedowns.list_pages(wiki_id) - removed_pages)
     except StoreError:
-        if is_new:
+        if is_new_manifest:
             store.files.remove(path)
         raise
     return manifest.id
 
 
 def _refuse_removed_pages(store: Store, manifest: Manifest, pages: Collection[str]) -> None:
-    if occurrences := find_pages(store, manifest.content, pages):
+    if found_pages := find_pages(store, manifest.content, pages):
         raise StoreError(
             f"snapshot {manifest.id[:12]} cannot be published in {store.url}: page "
-            f"{occurrences[0].page} in it ({occurrences[0].title!r}) was taken down meanwhile: run "
+            f"{found_pages[0].page} in it ({found_pages[0].title!r}) was taken down meanwhile: run "
             "the same command again to leave it out"
         )
 
@@ -231,10 +229,10 @@ def _count_unknown_templates(passages: Sequence[ChunkResult]) -> dict[str, int]:
     """Return the most used templates that the cleaner does not know, with their numbers of
     articles.
     """
-    template_counts = Counter[str]()
+    count_by_template = Counter[str]()
     for result in passages:
-        template_counts.update(result.stats.unknown_templates)
-    return dict(template_counts.most_common(_MAX_UNKNOWN_TEMPLATES))
+        count_by_template.update(result.stats.unknown_templates)
+    return dict(count_by_template.most_common(_MAX_UNKNOWN_TEMPLATES))
 
 
 def _list_quarantined(passages: Sequence[ChunkResult]) -> list[tuple[str, str, str]]:
@@ -243,10 +241,10 @@ def _list_quarantined(passages: Sequence[ChunkResult]) -> list[tuple[str, str, s
 
 
 def _sum_lengths(passages: Sequence[ChunkResult]) -> dict[int, int]:
-    n_by_length: Counter[int] = Counter()
+    length_counts: Counter[int] = Counter()
     for result in passages:
-        n_by_length.update({int(n_words): n for n_words, n in result.stats.lengths.items()})
-    return dict(sorted(n_by_length.items()))
+        length_counts.update({int(n_words): n for n_words, n in result.stats.lengths.items()})
+    return dict(sorted(length_counts.items()))
 
 
 def _sum_sizes(manifest: Manifest) -> dict[str, int]:

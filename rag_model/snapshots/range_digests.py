@@ -40,7 +40,7 @@ _PASSAGES = '{"kind":"passages"}'
 
 
 @dataclass(frozen=True, slots=True)
-class RangeTask(RecordedTask):
+class DigestTask(RecordedTask):
     """Compute the digests of a file's blocks, and its outline."""
 
     file: BlobRef
@@ -65,13 +65,13 @@ class RangeTask(RecordedTask):
         path = store.blobs.get_local_path(self.file)
         outline = self._build_outline(path)
         layout = get_layout({"block": self.block, "outline": outline}, self.file.size)
-        bounds = layout.get_starts(np.arange(layout.count + 1))
+        block_bounds = layout.get_starts(np.arange(layout.count + 1))
         with (
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as file_map,
-            memoryview(file_map) as view,
+            memoryview(file_map) as file_view,
         ):
-            digests = digest_ranges(view, bounds.tolist())
+            digests = digest_ranges(file_view, block_bounds.tolist())
         return {"digests": base64.b64encode(digests).decode(), "outline": outline}
 
     def _build_outline(self, path: Path) -> Any:
@@ -90,7 +90,7 @@ class RangeTask(RecordedTask):
         return self.file.size / _DIGESTED_BYTES_PER_SECOND
 
 
-def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, RangeTask]:
+def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, DigestTask]:
     """Return a task for each file of at least `min_bytes` that searches read by range, by path.
 
     If there are such files, smaller files of passages and vectors also get tasks, because a search
@@ -99,21 +99,21 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
     for path, ref in sorted(content.files.items()):
         if ref.size >= min_row_bytes and file_kind(path) == "passages":
-            tasks[path] = RangeTask(ref, _ROW_BLOCK, _PASSAGES)
+            tasks[path] = DigestTask(ref, _ROW_BLOCK, _PASSAGES)
         elif ref.size >= min_row_bytes and file_kind(path) == EMBEDDINGS:
-            tasks[path] = RangeTask(ref, _ROW_BLOCK)
+            tasks[path] = DigestTask(ref, _ROW_BLOCK)
     for name, entry in sorted(content.indexes.items()):
         path = content.index_file(name)
         file, kind = content.files.get(path), get_kind_of_entry(entry)
         if file is not None and file.size >= min_bytes and isinstance(kind, RangedKind):
-            tasks[path] = RangeTask(file, kind.block_bytes, canonical_json(dict(entry)).decode())
+            tasks[path] = DigestTask(file, kind.block_bytes, canonical_json(dict(entry)).decode())
     return tasks if any(task.file.size >= min_bytes for task in tasks.values()) else {}
 
 
 def add_range_digests(
     store: Store,
     content: Content,
-    tasks: Mapping[str, RangeTask],
+    tasks: Mapping[str, DigestTask],
     runner: TaskRunner,
     on_progress: OnProgress = lambda _, __: None,
 ) -> Content:
@@ -130,13 +130,13 @@ def add_range_digests(
             has_outline = result["outline"] is not None
             if task.entry not in ("", _PASSAGES) and not has_outline:
                 continue
-            outline = {"outline": result["outline"]} if has_outline else {}
-            file_entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline
+            outline_field = {"outline": result["outline"]} if has_outline else {}
+            file_entries[path] = {"block": task.block, "first": len(digests) // DIGEST_BYTES} | outline_field
             digests += base64.b64decode(result["digests"])
-        pages = base64.b64encode(digest_blocks(bytes(digests), DIGEST_PAGE_BYTES)).decode()
+        page_digests = base64.b64encode(digest_blocks(bytes(digests), DIGEST_PAGE_BYTES)).decode()
         has_bounds = any("bounds" in file_entry.get("outline", {}) for file_entry in file_entries.values())
         version = BOUNDS_VERSION if has_bounds else VERSION
-        table = {"version": version, "files": file_entries, "pages": pages}
+        range_table = {"version": version, "files": file_entries, "pages": page_digests}
         files[RANGE_DIGESTS] = store.blobs.put_bytes(bytes(digests))
-        files[RANGE_TABLE] = store.blobs.put_bytes(canonical_json(table))
+        files[RANGE_TABLE] = store.blobs.put_bytes(canonical_json(range_table))
     return replace(content, files=files)

@@ -187,7 +187,7 @@ def check_indexes_and_retrievers(
     if recipe.retriever:
         _check_retriever(draft, recipe.retriever)
     for name, floor in recipe.gate.questions.items():
-        _check_floor(draft, name, floor)
+        _check_question_floor(draft, name, floor)
 
 
 def draft_snapshot(recipe: Recipe, existing_indexes: Mapping[str, Mapping[str, Any]] | None = None) -> Snapshot:
@@ -213,7 +213,7 @@ def _check_retriever(draft: Snapshot, expression: str) -> None:
             )
 
 
-def _check_floor(draft: Snapshot, name: str, floor: QuestionFloor) -> None:
+def _check_question_floor(draft: Snapshot, name: str, floor: QuestionFloor) -> None:
     """Check a floor before hours of work: its questions can be read and judged, and its retriever
     fits the indexes.
     """
@@ -253,15 +253,15 @@ def format_recipe(recipe: Mapping[str, Any]) -> str:
     factory = "HNSW8"
     <BLANKLINE>
     """
-    return tomli_w.dumps(without_none(recipe))
+    return tomli_w.dumps(drop_none(recipe))
 
 
-def without_none(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def drop_none(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe without None values, also in nested tables: TOML has no None, and None is the
     default.
     """
     return {
-        name: without_none(setting) if isinstance(setting, Mapping) else setting
+        name: drop_none(setting) if isinstance(setting, Mapping) else setting
         for name, setting in recipe.items()
         if setting is not None
     }

@@ -100,9 +100,9 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
     parent_space = (content.space_of(content.representation_of(name)) or {}).get("digest")
     parent_inputs = {**entry["plan"], "code": entry["code"], "space": parent_space}
     inputs = {**plan.piece_inputs(), "code": get_kind(plan.kind).VERSION, "space": space}
-    settings = [setting for setting, _ in iter_differences(parent_inputs, inputs)]
+    changed_settings = [setting for setting, _ in iter_differences(parent_inputs, inputs)]
     is_same_space = entry["code"] == inputs["code"] and parent_space == space
-    return [] if is_same_space and _describe_growth(entry, plan) else settings
+    return [] if is_same_space and _describe_growth(entry, plan) else changed_settings
 
 
 def _describe_growth(training_entry: Mapping[str, Any], plan: IndexPlan) -> str:
@@ -148,7 +148,7 @@ def find_reusable_training(
         files[path] for part in content.parts if (path := content.rows_path(representation, part.name)) in files
     }
     encoded_parts = [(part, result.vectors) for part, result in zip(parts, embeddings, strict=True) if result.rows]
-    changed_parts = _sample(
+    changed_parts = _sample_items(
         [(part, vectors) for part, vectors in encoded_parts if vectors not in parent_vectors], plan.seed
     )
     return ReusedTraining(
@@ -156,7 +156,7 @@ def find_reusable_training(
         files[trained_path(name)],
         TrainingStats.from_json(_get_training_entry(parent, name)),
         tuple((vectors, _list_parent_vectors(store, parent, part, space)) for part, vectors in changed_parts),
-        tuple(_sample([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
+        tuple(_sample_items([vectors for _, vectors in encoded_parts if vectors in parent_vectors], plan.seed)),
         _store_parent_rows(store, content, representation, [part for part, _ in encoded_parts]),
         None if rebuild_graphs else find_shard_list(parent.manifest, name),
         growth=_describe_growth(_get_training_entry(parent, name), plan),
@@ -212,8 +212,8 @@ def read_shards(store: Store, shard_list: BlobRef) -> list[BuiltShard]:
 def build_shards_entry(store: Store, shard_list: BlobRef) -> dict[str, Any]:
     """Return the provenance of an index's shards: their list, and the history of each."""
     shards = read_shards(store, shard_list)
-    histories = {name: [getattr(shard, name) for shard in shards] for name in ("generation", "replaced")}
-    return {"list": shard_list.to_json(), **histories}
+    shard_histories = {name: [getattr(shard, name) for shard in shards] for name in ("generation", "replaced")}
+    return {"list": shard_list.to_json(), **shard_histories}
 
 
 def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:
@@ -258,11 +258,11 @@ def _store_parent_rows(store: Store, content: Content, representation: str, part
     """Store a list that has, for each part, the parent's rows of its pages."""
     nonempty_parts = [part for part in content.parts if part.rows]
     row_files = [content.files.get(content.rows_path(representation, part.name)) for part in nonempty_parts]
-    ranges = PageRanges(nonempty_parts)
+    page_ranges = PageRanges(nonempty_parts)
     rows_of_parts = [
         [
             asdict(ParentRows(vectors, part_number))
-            for part_number, _ in ranges.within(part.first_page, part.last_page)
+            for part_number, _ in page_ranges.within(part.first_page, part.last_page)
             if (vectors := row_files[part_number]) is not None
         ]
         for part in parts
@@ -270,7 +270,7 @@ def _store_parent_rows(store: Store, content: Content, representation: str, part
     return store.blobs.put_bytes(json.dumps(rows_of_parts).encode())
 
 
-def _sample(items: Sequence[Any], seed: int) -> list[Any]:
+def _sample_items(items: Sequence[Any], seed: int) -> list[Any]:
     """Return at most `_SAMPLED_PARTS` items, sampled with a seed, in their order."""
     positions = np.random.default_rng(seed).choice(
         len(items), min(_SAMPLED_PARTS, len(items)), replace=False, shuffle=False

@@ -50,8 +50,8 @@ class EmbedResult:
         """Return the result of a part from its memo record."""
         stats = record.stats
         arithmetic = f"{str(stats.get('device', '')).partition(':')[0]} {stats.get('arithmetic', '')}".strip()
-        row_counts = stats["rows"], stats["encoded"], is_new, int(stats.get("truncated", 0))
-        return cls(record.outputs["embeddings"], *row_counts, arithmetic)
+        counts_and_flags = stats["rows"], stats["encoded"], is_new, int(stats.get("truncated", 0))
+        return cls(record.outputs["embeddings"], *counts_and_flags, arithmetic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,11 +84,11 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     ]:
         for affected in unhandled_snapshots:
             old_id = affected.manifest.id
-            replacement = None if store.takedowns.find_replacement(old_id) is not None else rebuild(affected)
+            replacement_manifest = None if store.takedowns.find_replacement(old_id) is not None else rebuild(affected)
             n_moves += len(
                 replace_snapshot(store, old_id, "")
-                if replacement is None
-                else publish_replacement(store, old_id, replacement)
+                if replacement_manifest is None
+                else publish_replacement(store, old_id, replacement_manifest)
             )
             replacement_by_snapshot[old_id] = store.takedowns.find_replacement(old_id) or ""
             _delete_local_copies(store, affected, replacement_by_snapshot[old_id])
@@ -162,8 +162,8 @@ def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
 
 def list_parts_to_redact(affected: AffectedSnapshot) -> list[PartEntry]:
     """Return the parts of a snapshot that contain the pages, in row order."""
-    names = {occurrence.part for occurrence in affected.occurrences}
-    return [part for part in affected.manifest.content.parts if part.name in names]
+    affected_part_names = {occurrence.part for occurrence in affected.occurrences}
+    return [part for part in affected.manifest.content.parts if part.name in affected_part_names]
 
 
 def list_part_blobs(content: Content, part: PartEntry) -> dict[str, BlobRef]:
@@ -234,13 +234,13 @@ def _delete_local_copies(store: Store, affected: AffectedSnapshot, replacement: 
 
 
 def _check_kinds(manifest: Manifest) -> None:
-    unknown_kinds = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {
+    unknown_file_kinds = {file_kind(path).partition("/")[0] for path in manifest.content.files} - {
         *_REBUILT_FOLDERS,
         _KEPT_FOLDER,
     }
-    if unknown_kinds:
+    if unknown_file_kinds:
         raise RefusedError(
-            f"snapshot {manifest.id[:12]} has files in {min(unknown_kinds)}/, which may contain the page "
+            f"snapshot {manifest.id[:12]} has files in {min(unknown_file_kinds)}/, which may contain the page "
             "and which this version cannot rewrite: upgrade bookwheel, or remove the snapshot with "
             "`tag --delete` and `expire`"
         )

@@ -18,7 +18,7 @@ from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import read_ahead
 from rag_model.store.pulling.deltas import find_delta, list_delta_steps
-from rag_model.store.pulling.overlap import Overlap, Patch, list_embedded_files
+from rag_model.store.pulling.overlap import RowOverlap, RowPatch, list_embedded_files
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import (
     BUILD_ONLY_KINDS,
@@ -62,10 +62,10 @@ def iter_article_changes(before: Snapshot, after: Snapshot, *, max_rows: int = B
     Raises:
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
     """
-    part_pairs, rest_before, rest_after = _match_parts(before, after)
+    part_pairs, rest_before, rest_after = _pair_parts(before, after)
     n_ahead = min(_PARTS_AHEAD, max(before.concurrency, after.concurrency))
     for table_before, table_after in read_ahead(lambda pair: _read_columns(before, after, *pair), part_pairs, n_ahead):
-        yield from _compare(table_before, table_after)
+        yield from _diff_tables(table_before, table_after)
     if not rest_before and not rest_after:
         return
     n_buckets = 1 + sum(part.rows for part in [*rest_before, *rest_after]) // max_rows
@@ -74,7 +74,7 @@ def iter_article_changes(before: Snapshot, after: Snapshot, *, max_rows: int = B
         files_before = _write_bucket_files(before, rest_before, n_buckets, file_rows, folder / "before")
         files_after = _write_bucket_files(after, rest_after, n_buckets, file_rows, folder / "after")
         for bucket_number in range(n_buckets):
-            yield from _compare(_read_bucket(files_before, bucket_number), _read_bucket(files_after, bucket_number))
+            yield from _diff_tables(_read_bucket(files_before, bucket_number), _read_bucket(files_after, bucket_number))
 
 
 def _read_columns(
@@ -83,7 +83,7 @@ def _read_columns(
     return before.columns(part_before.name, _COLUMNS), after.columns(part_after.name, _COLUMNS)
 
 
-def _match_parts(
+def _pair_parts(
     before: Snapshot, after: Snapshot
 ) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
     """Return the pairs of parts with equal page ranges, and the remaining parts of both snapshots.
@@ -141,16 +141,16 @@ def _write_bucket_files(
 
 def _iter_table_groups(tables: Iterator[pa.Table], group_rows: int) -> Iterator[list[pa.Table]]:
     """Yield the tables in order, in groups of at least `group_rows` rows."""
-    group: list[pa.Table] = []
+    table_group: list[pa.Table] = []
     n_rows = 0
     for table in tables:
-        group.append(table)
+        table_group.append(table)
         n_rows += len(table)
         if n_rows >= group_rows:
-            yield group
-            group, n_rows = [], 0
-    if group:
-        yield group
+            yield table_group
+            table_group, n_rows = [], 0
+    if table_group:
+        yield table_group
 
 
 def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
@@ -169,31 +169,31 @@ def _read_bucket(files: Sequence[Path], bucket_number: int) -> pa.Table:
     """Read bucket `bucket_number` of all files into one table."""
     batches = []
     for file in files:
-        with pa.memory_map(str(file)) as source:
-            batches.append(pa.ipc.open_file(source).get_batch(bucket_number))
+        with pa.memory_map(str(file)) as mapped_file:
+            batches.append(pa.ipc.open_file(mapped_file).get_batch(bucket_number))
     return pa.Table.from_batches(batches, _SCHEMA)
 
 
-def _compare(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
+def _diff_tables(before: pa.Table, after: pa.Table) -> Iterator[ArticleChange]:
     """Yield the changed articles of two tables, which contain all passages of their articles."""
     rows_before, rows_after = _list_unmatched_rows(before, after), _list_unmatched_rows(after, before)
     changed_ids = {row[0] for row in rows_before} & {row[0] for row in rows_after}
     title_by_page: dict[str, str] = {}
     change_counts_by_page = defaultdict[str, Counter[Change]](Counter)
-    for identity, page, title in rows_before:
-        title_by_page[page] = title
-        change_counts_by_page[page]["removed"] += identity not in changed_ids
-    for identity, page, title in rows_after:
-        title_by_page[page] = title
-        change_counts_by_page[page]["changed" if identity in changed_ids else "added"] += 1
+    for passage_id, page_id, title in rows_before:
+        title_by_page[page_id] = title
+        change_counts_by_page[page_id]["removed"] += passage_id not in changed_ids
+    for passage_id, page_id, title in rows_after:
+        title_by_page[page_id] = title
+        change_counts_by_page[page_id]["changed" if passage_id in changed_ids else "added"] += 1
     pages = pa.array(change_counts_by_page, pa.string())
-    was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
-    is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
-    for (page, change_counts), was_in_earlier, is_in_later in zip(
-        change_counts_by_page.items(), was_present, is_present, strict=True
+    page_was_present = pc.is_in(pages, value_set=before["page_id"]).to_pylist()
+    page_is_present = pc.is_in(pages, value_set=after["page_id"]).to_pylist()
+    for (page_id, change_counts), was_in_earlier, is_in_later in zip(
+        change_counts_by_page.items(), page_was_present, page_is_present, strict=True
     ):
         change: Change = "added" if not was_in_earlier else "changed" if is_in_later else "removed"
-        yield ArticleChange(page, title_by_page[page], change, dict(+change_counts))
+        yield ArticleChange(page_id, title_by_page[page_id], change, dict(+change_counts))
 
 
 def _list_unmatched_rows(table: pa.Table, other: pa.Table) -> list[tuple[str, str, str]]:
@@ -231,7 +231,7 @@ class SnapshotDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return the diff as JSON values."""
-        settings = {name: {"before": pair[0], "after": pair[1]} for name, pair in self.settings.items()}
+        settings = {name: {"before": values[0], "after": values[1]} for name, values in self.settings.items()}
         return {**asdict(self), "settings": settings}
 
 
@@ -257,12 +257,12 @@ def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> Snapsh
         articles=dict(articles),
         passages=dict(passages),
         examples={change: tuple(changes) for change, changes in examples_by_change.items()},
-        settings=dict(iter_differences(_list_settings(content_before), _list_settings(content_after))),
+        settings=dict(iter_differences(_collect_settings(content_before), _collect_settings(content_after))),
         pull=_estimate_pull(before, after),
     )
 
 
-def _list_settings(content: Content) -> dict[str, Any]:
+def _collect_settings(content: Content) -> dict[str, Any]:
     fields = content.to_json()
     sections = {name: fields[name] for name in ("corpus", "recipe", "indexes")}
     space_by_representation = {name: dict(entry.get("space") or {}) for name, entry in content.representations.items()}
@@ -290,7 +290,7 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
     # of several paths of a blob, the first one is used
     path_by_blob = {ref: path for path, ref in sorted(files.items(), reverse=True)}
-    overlap = Overlap.between(before, after)
+    overlap = RowOverlap.between(before, after)
     store = Store.open(after.location) if isinstance(after.location, str) else None
     steps = list_delta_steps(before.manifest.content, after.manifest.content)
     embedded_files = list_embedded_files(after.manifest.content)
@@ -304,10 +304,10 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
         fetched_bytes = (
             embedded_files[path].head_bytes if path in embedded_files else _count_fetched_bytes(ref.size, patch)
         )
-        for step in steps.get(path, ()):
-            is_usable = patch or path in embedded_files or not step.head_bytes
-            if store and is_usable and (delta := find_delta(store, step)):
-                return fetched_bytes - (step.head_bytes or ref.size) + delta.size
+        for delta_step in steps.get(path, ()):
+            is_usable_delta = patch or path in embedded_files or not delta_step.head_bytes
+            if store and is_usable_delta and (delta := find_delta(store, delta_step)):
+                return fetched_bytes - (delta_step.head_bytes or ref.size) + delta.size
         return fetched_bytes
 
     n_ahead = min(_FILES_AHEAD, max(before.concurrency, after.concurrency))
@@ -322,5 +322,5 @@ def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     }
 
 
-def _count_fetched_bytes(file_bytes: int, patch: Patch | None) -> int:
+def _count_fetched_bytes(file_bytes: int, patch: RowPatch | None) -> int:
     return file_bytes if patch is None else patch.fetched_bytes

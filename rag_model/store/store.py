@@ -10,7 +10,7 @@ from rag_model.errors import StoreError
 from rag_model.secrets import refuse_secret
 from rag_model.store.objects.blobs import Blobs
 from rag_model.store.objects.cache import build_link_tree
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files, encode_json
 from rag_model.store.objects.intents import Intents
 from rag_model.store.objects.memo import Memo
 from rag_model.store.versions.catalog import Catalog
@@ -41,13 +41,13 @@ class RunReports:
 
     def write_report(self, run: str, stage: str, i: int, value: Any) -> None:
         """Report that element `i` (from 0) of a stage is done, with a small JSON value."""
-        self.files.write(f"{_get_folder_path(run, stage)}/{i:05d}.json", json_bytes(value))
+        self.files.write(f"{_get_folder_path(run, stage)}/{i:05d}.json", encode_json(value))
 
     def read_reports(self, run: str, stage: str) -> list[Any]:
         """Return a stage's reports so far, in the order of their elements."""
         folder = _get_folder_path(run, stage)
-        names = sorted(self.files.list_names(folder), key=lambda name: int(name.removesuffix(".json")))
-        reports = self.files.map_concurrently(lambda name: self.files.read(f"{folder}/{name}"), names)
+        report_names = sorted(self.files.list_names(folder), key=lambda name: int(name.removesuffix(".json")))
+        reports = self.files.map_concurrently(lambda name: self.files.read(f"{folder}/{name}"), report_names)
         return [json.loads(report) for report in reports if report is not None]
 
     def count_reports(self, run: str, stage: str) -> int:
@@ -136,7 +136,7 @@ class Store:
         files = Files(url)
         format_record = files.read_json(_FORMAT_FILE)
         if format_record is None and create:
-            files.create(_FORMAT_FILE, json_bytes({"format": FORMAT}))
+            files.create(_FORMAT_FILE, encode_json({"format": FORMAT}))
             format_record = files.read_json(_FORMAT_FILE)
             if format_record is None:
                 raise StoreError(f"cannot create a store at {files.url}: it is a file; give a folder")

@@ -37,7 +37,7 @@ from rag_model.digest import digest_bytes
 from rag_model.snapshots.parent import Parent
 from rag_model.store.diff import diff_snapshots
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.files import json_bytes
+from rag_model.store.objects.files import encode_json
 from rag_model.store.objects.memo import TARGET_KEY, Memo, StageResult
 from rag_model.store.pulling.deltas import STAGE as DELTAS
 from rag_model.store.pulling.deltas import list_delta_steps
@@ -114,7 +114,7 @@ class DescriptorLibrary:
             self._write_record(DELTAS, step.inputs(), {"delta": step.target.size // 20}, {TARGET_KEY: step.target.id})
         manifest = Manifest(content)
         identity = manifest.id
-        self._write_file(f"snapshots/{identity}.json", json_bytes(manifest.to_json()))
+        self._write_file(f"snapshots/{identity}.json", encode_json(manifest.to_json()))
         self._write_ref("latest", month + 1, identity)
         self._write_ref(f"month-{month:03d}", 1, identity)
         return content
@@ -139,7 +139,7 @@ class DescriptorLibrary:
         outputs = {name: self._write_blob(f"{key} {name}", size, next(bodies, b"")) for name, size in sizes.items()}
         value = {"format": 1, "stage": stage, "key": key, "facts": facts, "inputs": inputs, "by": None}
         output_refs = {name: ref.to_json() for name, ref in outputs.items()}
-        self._write_file(f"memo/{stage}/{key}.json", json_bytes({**value, "outputs": output_refs, "nonce": "0" * 16}))
+        self._write_file(f"memo/{stage}/{key}.json", encode_json({**value, "outputs": output_refs, "nonce": "0" * 16}))
         return [*outputs.values()]
 
     def _write_blob(self, seed: str, size: int, body: bytes = b"") -> BlobRef:
@@ -150,7 +150,7 @@ class DescriptorLibrary:
     def _write_ref(self, ref: str, number: int, snapshot: str) -> None:
         value = {"format": 1, "number": number, "snapshot": snapshot, "created_at": "2026-11-01T00:00:00+00:00"}
         value |= {"previous": None, "nonce": "0" * 32, "note": ""}
-        self._write_file(f"refs/{ref}/{number:08d}.json", json_bytes(value))
+        self._write_file(f"refs/{ref}/{number:08d}.json", encode_json(value))
 
     def _write_file(self, path: str, data: bytes, size: int | None = None) -> None:
         folder, _, name = f"wikipedia/{path}".rpartition("/")

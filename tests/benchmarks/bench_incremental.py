@@ -62,7 +62,7 @@ from rag_model.index.quality.sweep import VectorQuerySet
 from rag_model.retrieve.indexes import open_exact_index, open_index
 from rag_model.snapshots.measure import (
     QuerySample,
-    choose_rows,
+    choose_sample_rows,
     count_candidates,
     encode_queries,
     rank_passages,
@@ -282,7 +282,7 @@ def sample_queries(snapshot: Snapshot, count: int) -> QuerySample:
         rank_passages(snapshot.path(passages_path(part.name)), count_candidates(count, part.rows, snapshot.n), 0)
         for part in snapshot.parts
     ]
-    return read_sample(snapshot, choose_rows(snapshot, count, candidates), 0)
+    return read_sample(snapshot, choose_sample_rows(snapshot, count, candidates), 0)
 
 
 def list_word_indexes(snapshot: Snapshot) -> dict[str, BlobRef]:

@@ -53,7 +53,7 @@ def _read_splice(path: Path) -> None:
 
 
 def _packed(folder: Path) -> Path:
-    delta_files.write_packed(_bytes(folder / "file", _DATA), _SIZE, folder / "packed")
+    delta_files.pack_file(_bytes(folder / "file", _DATA), _SIZE, folder / "packed")
     return folder / "packed"
 
 

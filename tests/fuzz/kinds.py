@@ -500,7 +500,9 @@ KINDS = [
         _place,
         partial(_in_store, f"takedowns/{_ID}.json", lambda store: store.takedowns.find_replacement(_ID)),
     ),
-    Kind("intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.list_live(0.0))),
+    Kind(
+        "intent", _intent, partial(_in_store, "intents/build.json", lambda store: store.intents.list_live_intents(0.0))
+    ),
     Kind("memo", _memo, lambda path: parse_record("s", _ID, path.read_bytes())),
     Kind("passages", _passages, _read_passages),
     *(Kind(*delta) for delta in DELTAS),

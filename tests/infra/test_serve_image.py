@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from rag_model.store.objects.cache import cache_folder
+from rag_model.store.objects.cache import get_cache_folder
 from tests.fixtures.infra_files import PROJECT, containers, dockerfile, kustomized, pods
 
 _BLOCKED = """
@@ -100,7 +100,7 @@ def test_what_the_manifests_set_reaches_the_service(monkeypatch: pytest.MonkeyPa
     given = {"host": "0.0.0.0", "port": 8000, "health_port": 8001}
     assert bound.arguments == {"store": settings["BOOKWHEEL_STORE"], "ref": "latest", **given}
     ports = [str(bound.arguments[name]) for name in ("port", "health_port")]
-    assert (stages["serve"].last("EXPOSE").split(), cache_folder()) == (ports, Path("/scratch/cache"))
+    assert (stages["serve"].last("EXPOSE").split(), get_cache_folder()) == (ports, Path("/scratch/cache"))
 
 
 def test_what_is_not_in_the_image_is_not_found() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rag_model.arrays import Partition, map_npy, read_npy_header
+from rag_model.arrays import RowPartition, map_npy, read_npy_header
 
 
 def test_a_header_that_claims_to_be_long_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_headers_are_read_by_threads_at_once() -> None:
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.data())
 def test_rows_are_found_in_their_parts(lengths: list[int], data: st.DataObject) -> None:
-    parts = Partition(lengths)
+    parts = RowPartition(lengths)
     places = [(part, row) for part, length in enumerate(lengths) for row in range(length)]
     assert parts.n == len(places)
     rows = data.draw(st.lists(st.sampled_from(range(parts.n)), max_size=9).map(sorted)) if places else []

@@ -25,14 +25,14 @@ from rag_model.corpus.records import EARLIEST, LATEST, MAX_ID, MAX_PASSAGE, MAX_
 from rag_model.corpus.source import MAX_LINE, add_client_errors, basename
 from rag_model.errors import InputError, format_error
 from rag_model.parquet_pages import (
-    PagesError,
-    check_groups,
+    ParquetError,
+    check_row_groups,
     compute_decoded_size,
     get_schema,
     has_repeated_values,
     iter_row_range,
-    list_leaves,
-    list_text_paths,
+    list_leaf_numbers,
+    list_text_column_paths,
     open_parquet,
 )
 
@@ -96,22 +96,22 @@ class Parquet(RecordFormat):
                 metadata, size = pq.read_metadata(source), source.seek(0, os.SEEK_END)
                 column_names = get_schema(metadata).to_arrow_schema().names
                 columns = _select_columns(column_names, self.columns)
-                row_number, leaves = first_row, list_leaves(metadata, columns)
+                row_number, leaves = first_row, list_leaf_numbers(metadata, columns)
                 # Over a network a few large requests are faster than many small ones.
                 open_file = partial(open_parquet, source, metadata=metadata, pre_buffer=not Path(url).is_file())
                 with open_file() as plain_file:
                     file = plain_file
-                    max_row_bytes = check_groups(source, file, columns, size, first_row, end_row)
+                    max_row_bytes = check_row_groups(source, file, columns, size, first_row, end_row)
                     if has_repeated_values(metadata, leaves) or batch_rows * max_row_bytes > _MAX_BATCH_BYTES:
                         # If dictionaries are kept, a text that many rows share is in memory only
                         # once.
-                        text_paths = list_text_paths(metadata, columns)
+                        text_paths = list_text_column_paths(metadata, columns)
                         file = open_file(read_dictionary=text_paths)
                     for batch in iter_row_range(file, batch_rows, columns, first_row, end_row):
                         for small_batch in _split_batch(_convert_dates_to_seconds(batch, self.date_field), url):
                             yield from parse(decode_dictionaries(small_batch), row_number, basename(url))
                             row_number += len(small_batch)
-        except PagesError as error:
+        except ParquetError as error:
             raise InputError(f"{basename(url)} {error}: write it again") from error
         except add_client_errors(pa.ArrowException, OSError, ValueError) as error:
             raise InputError(
@@ -150,7 +150,7 @@ class Parquet(RecordFormat):
 def _select_columns(names: Sequence[str], wanted_names: Collection[str]) -> list[str]:
     columns = [name for name in names if name in wanted_names]
     if len({*columns}) < len(columns):
-        raise PagesError(f"has two columns with the same name among {', '.join(columns)}")
+        raise ParquetError(f"has two columns with the same name among {', '.join(columns)}")
     return columns
 
 

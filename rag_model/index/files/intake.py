@@ -25,7 +25,7 @@ from rag_model.digest import digest_file
 from rag_model.errors import InputError, UsageError, format_error
 from rag_model.index.files.engine import Metric, Rows
 from rag_model.index.files.layout import FLAT_KINDS, MAX_DIM, UnsupportedIndexError, check_layout
-from rag_model.parquet_pages import PagesError, check_groups, iter_row_range, open_parquet
+from rag_model.parquet_pages import ParquetError, check_row_groups, iter_row_range, open_parquet
 
 Block = npt.NDArray[Any]
 
@@ -166,11 +166,11 @@ class ParquetSource:
         try:
             with open_parquet(path) as file:
                 name = _choose_column(path, file.schema_arrow, column)
-                check_groups(path, file, [name], path.stat().st_size, end=1)
+                check_row_groups(path, file, [name], path.stat().st_size, end=1)
                 data_type = file.schema_arrow.field(name).type
                 n = file.metadata.num_rows
                 d = data_type.list_size if pa.types.is_fixed_size_list(data_type) else _read_first_length(file, name)
-        except PagesError as error:
+        except ParquetError as error:
             raise InputError(f"{path} {error}: write it again") from error
         except OSError as error:
             reason = error.strerror or format_error(error)
@@ -190,11 +190,11 @@ class ParquetSource:
         file_row = first
         try:
             with open_parquet(self.path) as file:
-                check_groups(self.path, file, [self.column], self.path.stat().st_size, first, end)
+                check_row_groups(self.path, file, [self.column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, min(max_rows, 1 << 16), [self.column], first, end):
                     yield self._to_matrix(batch.column(0), file_row)
                     file_row += len(batch)
-        except PagesError as error:
+        except ParquetError as error:
             raise InputError(f"{self.path} {error}: write it again") from error
         except (pa.ArrowException, OSError) as error:
             message = f"{self.path} cannot be read from row {file_row} on ({format_error(error)}): write it again"
@@ -213,7 +213,7 @@ class ParquetSource:
     def _iter_column(self, column: str, first: int, end: int) -> Iterator[str]:
         try:
             with open_parquet(self.path) as file:
-                check_groups(self.path, file, [column], self.path.stat().st_size, first, end)
+                check_row_groups(self.path, file, [column], self.path.stat().st_size, first, end)
                 for batch in iter_row_range(file, 1 << 12, [column], first, end):
                     for id_value in batch.column(0).to_pylist():
                         yield id_value.decode() if isinstance(id_value, bytes) else str(id_value)

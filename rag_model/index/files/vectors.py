@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, ove
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import Partition, map_npy, read_npy_header
+from rag_model.arrays import RowPartition, map_npy, read_npy_header
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
 
@@ -31,7 +31,7 @@ _MAX_GAP_BYTES = 64 << 10  # maximum gap between rows that are read by one reque
 _MAX_RANGE_BYTES = 4 << 20  # maximum bytes of one request
 NameT = TypeVar("NameT")
 FileT = TypeVar("FileT")
-PartRows = tuple[int, slice, Rows]  # an item of `Partition.split`
+PartRows = tuple[int, slice, Rows]  # an item of `RowPartition.split`
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class VectorFiles:
                     f"{path} has {array.shape[1]} dimensions and {self.paths[0]} has {self.dim}: "
                     "encode all parts with one encoder"
                 )
-        self._partition = Partition(map(len, self._arrays))
+        self._partition = RowPartition(map(len, self._arrays))
         self.n = self._partition.n
 
     def blocks(self, max_rows: int | None = None) -> Iterator[tuple[int, Vectors]]:
@@ -249,7 +249,7 @@ class RemoteVectorFiles:
         for name, (_, file_dim, _, _) in zip(files.names, self._headers, strict=True):
             if file_dim != self.dim:
                 raise InputError(f"{name} has {file_dim} dimensions, not {self.dim}: encode all parts with one encoder")
-        self._partition = Partition(n_rows for n_rows, *_ in self._headers)
+        self._partition = RowPartition(n_rows for n_rows, *_ in self._headers)
         self.n = self._partition.n
 
     def read_rows(self, rows: Rows) -> Vectors:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import concatenated_ranges, gather_windows, view_windows
+from rag_model.arrays import concatenate_ranges, gather_windows, view_windows
 from rag_model.errors import InputError
 from rag_model.index.factory import HnswSpec, parse_factory
 from rag_model.index.files import engine
@@ -262,5 +262,5 @@ def lay_out_slots(
     nodes, targets, link_counts = upper
     # (u,) -> (sum of counts,)
     link_starts = np.repeat(slot_starts[nodes - first] + bottom.shape[1], link_counts)
-    link_block[link_starts + concatenated_ranges(link_counts)] = targets
+    link_block[link_starts + concatenate_ranges(link_counts)] = targets
     return link_block

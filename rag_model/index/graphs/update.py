@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import concatenated_ranges
+from rag_model.arrays import concatenate_ranges
 from rag_model.compiled import compiled
 from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Rows, Vectors, faiss
@@ -505,7 +505,7 @@ def _offer_new_members(
     link_order, target_starts = _group_by_target(targets.ravel(), len(vectors))
     # (i, f) sources of each near member
     link_counts = np.where(near_members < 0, 0, np.diff(target_starts)[near_members])
-    positions = concatenated_ranges(link_counts.ravel()) + np.repeat(target_starts[near_members], link_counts.ravel())
+    positions = concatenate_ranges(link_counts.ravel()) + np.repeat(target_starts[near_members], link_counts.ravel())
     link_rows = link_order[positions] // targets.shape[1]
     member_index = np.repeat(np.arange(len(new_members)), link_counts.sum(axis=1))
     member_index, link_rows = np.divmod(np.unique(member_index * len(out) + link_rows), len(out))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.corpus.ragged_file import QUERY_UNITS, SparseFile, SparseVectors
 from rag_model.errors import InputError, UsageError
 from rag_model.index.files.engine import Rows, Vectors
@@ -170,7 +170,7 @@ def _check_scores(
 def _read_rows(paths: Sequence[Path], row_numbers: Rows) -> SparseVectors:
     """Return the passages at ascending global rows."""
     files = open_row_files(paths, SparseFile)
-    parts = Partition(file.n for file in files).split(row_numbers)
+    parts = RowPartition(file.n for file in files).split(row_numbers)
     return SparseVectors.concatenate(map_parts(lambda part: files[part[0]].take(part[2]), parts))
 
 

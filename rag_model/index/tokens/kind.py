@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.corpus.ragged_file import TokenFile, TokenVectors, compute_offsets
 from rag_model.errors import InputError, UsageError
 from rag_model.index.exact_search import select_top_k
@@ -81,7 +81,7 @@ class TokenRows:
             if file.dim != self.dim:
                 mismatch = f"{file.path} has {file.dim} dimensions, not {self.dim}"
                 raise InputError(f"{mismatch}: encode all parts with one encoder")
-        self._partition = Partition(file.n for file in self._files)
+        self._partition = RowPartition(file.n for file in self._files)
         self.n = self._partition.n
         self.lengths = np.concatenate([file.lengths for file in self._files])
 

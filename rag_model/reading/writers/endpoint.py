@@ -220,7 +220,7 @@ class ChatClient:
             FailedAttemptError: the request failed, and retries did not help.
         """
         async with self._slots:
-            timeout_error = self._errors.timed_out("gave no whole answer", self._settings.whole_seconds)
+            timeout_error = self._errors.timeout("gave no whole answer", self._settings.whole_seconds)
             return await retry(self._settings, lambda: self._attempt_completion(messages, on_text), timeout_error)
 
     async def close(self) -> None:
@@ -259,15 +259,15 @@ class ChatClient:
                 finally:
                     await response.aclose()
         except TimeoutError:
-            raise self._errors.timed_out("sent no text", self._settings.first_seconds) from None
+            raise self._errors.timeout("sent no text", self._settings.first_seconds) from None
         except ReplyTooLargeError as error:
-            raise self._errors.reply_too_large(self._settings.reply_limit) from error
+            raise self._errors.reply_size_error(self._settings.reply_limit) from error
         except httpx.DecodingError as error:
-            raise self._errors.not_expected(error) from error
+            raise self._errors.protocol_error(error) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, OSError) as error:
-            raise (self._errors.reply_incomplete() if reply.has_begun else self._errors.unreachable(error)) from error
+            raise (self._errors.truncated_error() if reply.has_begun else self._errors.network_error(error)) from error
         if not reply.reason:
-            raise self._errors.reply_incomplete()
+            raise self._errors.truncated_error()
         return True
 
     async def _iter_texts(self, response: httpx.Response, reply: ChatReply) -> AsyncGenerator[str]:
@@ -295,7 +295,7 @@ class ChatClient:
         which the next request does.
         """
         if response.is_redirect:
-            raise self._errors.redirect(response.headers.get("location", ""))
+            raise self._errors.redirect_error(response.headers.get("location", ""))
         error_body = await read_reply(response, 0)
         if response.status_code in INVALID_REQUEST_STATUSES:
             if "stream_options" in request_body and b"stream_options" in error_body:
@@ -305,7 +305,7 @@ class ChatClient:
                 self._length_field = "max_completion_tokens"
                 return False
         wait_seconds = parse_retry_after(response.headers.get("retry-after"))
-        raise self._errors.bad_status(response.status_code, error_body, wait_seconds)
+        raise self._errors.status_error(response.status_code, error_body, wait_seconds)
 
     async def _iter_events(self, response: httpx.Response) -> AsyncGenerator[str]:
         """Yield the data of each event, or the whole reply of an endpoint that does not stream."""
@@ -328,9 +328,9 @@ class ChatClient:
         try:
             return reply.add_event(event_text)
         except StreamedError as error:
-            raise self._errors.streamed_error(str(error)) from None
+            raise self._errors.stream_error(str(error)) from None
         except (ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise self._errors.not_expected(f"{type(error).__name__}: {error}") from error
+            raise self._errors.protocol_error(f"{type(error).__name__}: {error}") from error
 
     def _build_body(self, messages: list[dict[str, str]]) -> Mapping[str, Any]:
         settings = self._settings

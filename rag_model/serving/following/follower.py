@@ -53,7 +53,7 @@ from rag_model.serving.monitoring.observer import Observer, Refusal, notify
 from rag_model.serving.runtime import SupervisedThread
 from rag_model.serving.settings import ServiceSettings
 from rag_model.store.objects.files import Files
-from rag_model.store.pulling.folder import CURRENT, find_recorded, record_name, remove_taken_down
+from rag_model.store.pulling.folder import CURRENT, find_ref_folder, record_ref, remove_snapshots
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Content, Manifest, select_files
@@ -93,7 +93,7 @@ class FollowedRef:
         Raises:
             BookwheelError: The store's URL is invalid.
         """
-        return find_recorded(self.dest, Files(self.url).url, self.ref)
+        return find_ref_folder(self.dest, Files(self.url).url, self.ref)
 
     def check(self) -> None:
         """Check that the snapshot and the model exist; a snapshot on the disk needs no store.
@@ -275,7 +275,7 @@ class RefFollower(FollowerThread):
                 _LOG.error("cannot delete snapshots that were taken down: %s", error)
 
     def _delete_pulled(self, taken_down: frozenset[str]) -> None:
-        for snapshot_id in remove_taken_down(self._target_ref.dest, taken_down, Manifest.from_bytes):
+        for snapshot_id in remove_snapshots(self._target_ref.dest, taken_down, Manifest.from_bytes):
             _LOG.info("snapshot %s was taken down: its files are deleted", snapshot_id[:12])
 
     def _run(self) -> None:
@@ -507,7 +507,7 @@ class RefFollower(FollowerThread):
     def _record_last_served(self, store: Store, served_ref: ServedRef) -> None:
         """Record which snapshot the ref names, so that a start needs no store."""
         try:
-            record_name(self._target_ref.dest, store.url, served_ref.ref, served_ref.snapshot)
+            record_ref(self._target_ref.dest, store.url, served_ref.ref, served_ref.snapshot)
         except OSError as error:
             _LOG.error(
                 "cannot record in %s which snapshot %s names: %s",

@@ -23,10 +23,10 @@ from azure.storage.blob import (
 from rag_model.errors import UsageError
 from rag_model.store.objects.buckets import (
     Bucket,
-    error_from_status,
-    file_entry,
-    folder_entry,
-    not_a_listing_error,
+    build_file_entry,
+    build_folder_entry,
+    create_listing_error,
+    create_status_error,
 )
 
 # The root element of every listing.
@@ -56,9 +56,9 @@ class Azure(Bucket):
         try:
             if connection_string := _get_setting("CONNECTION_STRING"):
                 return BlobServiceClient.from_connection_string(connection_string, **options)
-            address = f"https://{_get_account_name()}.blob.core.windows.net"
+            account_url = f"https://{_get_account_name()}.blob.core.windows.net"
             return BlobServiceClient(
-                address,
+                account_url,
                 _get_setting("ACCOUNT_KEY") or _get_setting("SAS_TOKEN") or _create_credential(),
                 **options,
             )
@@ -83,7 +83,8 @@ class Azure(Bucket):
         list_blobs = container.list_blobs if deep else container.walk_blobs
         with _translate_errors():
             for item in list_blobs(prefix, raw_response_hook=_check_listing):
-                yield (folder_entry(bucket, item.name) if isinstance(item, BlobPrefix) else _to_entry(bucket, item))
+                is_folder = isinstance(item, BlobPrefix)
+                yield build_folder_entry(bucket, item.name) if is_folder else _to_entry(bucket, item)
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
         """Download a blob or a range of its bytes."""
@@ -132,9 +133,9 @@ class _RetryPolicy(ExponentialRetry):  # type: ignore[misc]
 
 def _check_listing(response: Any) -> None:
     """Raise an error for a reply that is not the XML of a listing."""
-    reply = response.http_response
-    if reply.status_code == 200 and not _LISTING.match(reply.body()):
-        raise not_a_listing_error(reply.headers)
+    http_reply = response.http_response
+    if http_reply.status_code == 200 and not _LISTING.match(http_reply.body()):
+        raise create_listing_error(http_reply.headers)
 
 
 def _get_account_name() -> str:
@@ -162,7 +163,7 @@ def _get_setting(name: str) -> str | None:
 
 
 def _to_entry(bucket: str, blob: BlobProperties) -> dict[str, Any]:
-    return file_entry(bucket, blob.name, blob.size, blob.last_modified)
+    return build_file_entry(bucket, blob.name, blob.size, blob.last_modified)
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except HttpResponseError as error:
-        code = getattr(error, "error_code", None) or ""  # such as AuthenticationFailed
-        raise error_from_status(error.status_code, f"{error.message.partition(chr(10))[0]} {code}") from error
+        error_code = getattr(error, "error_code", None) or ""  # such as AuthenticationFailed
+        raise create_status_error(error.status_code, f"{error.message.partition(chr(10))[0]} {error_code}") from error
     except AzureError as error:
-        raise error_from_status(None, error.message) from error
+        raise create_status_error(None, error.message) from error

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Self
 from rag_model.atomic_write import fsync
 from rag_model.digest import ALGORITHM, digest_bytes, digest_chunks, digest_file
 from rag_model.errors import StoreError
-from rag_model.store.objects.cache import cache_folder, cache_stamps, evict_for, touch
+from rag_model.store.objects.cache import get_cache_folder, make_room_for, open_cache_stamps, touch
 from rag_model.store.objects.files import Files
 from rag_model.store.objects.intents import Intents
 
@@ -52,7 +52,7 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
         if has_waited and dest.is_file() and dest.stat().st_size == size and digest_file(dest) == identity:
             partial_path.unlink()
             return True
-        if not (_resume(file, size, identity, read_from) or _append_and_digest(file, size, read_from) == identity):
+        if not (_try_resume(file, size, identity, read_from) or _append_and_digest(file, size, read_from) == identity):
             partial_path.unlink()
             return False
         os.fsync(file.fileno())
@@ -68,7 +68,7 @@ def partial_bytes(dest: Path) -> int:
     return 0
 
 
-def _resume(file: BinaryIO, size: int, identity: str, read_from: Callable[[int], Iterable[bytes]]) -> bool:
+def _try_resume(file: BinaryIO, size: int, identity: str, read_from: Callable[[int], Iterable[bytes]]) -> bool:
     """Continue the partial file of an earlier fetch; empty the file and return False on damage."""
     partial_size = file.seek(0, os.SEEK_END)
     if 0 < partial_size <= size and _append_and_digest(file, size, read_from) == identity:
@@ -80,21 +80,21 @@ def _resume(file: BinaryIO, size: int, identity: str, read_from: Callable[[int],
 
 def _append_and_digest(file: BinaryIO, size: int, read_from: Callable[[int], Iterable[bytes]]) -> str:
     """Append the missing bytes to a file and return the digest of the complete file."""
-    identity = digest_chunks(_iter_all_bytes(file, read_from))
+    blob_id = digest_chunks(_iter_all_bytes(file, read_from))
     file.flush()
-    return identity
+    return blob_id
 
 
 def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]]) -> Iterator[bytes]:
     file.seek(0)
-    while block := file.read(_BLOCK_BYTES):
-        yield block
+    while stored_block := file.read(_BLOCK_BYTES):
+        yield stored_block
     for chunk in read_from(file.tell()):
         # One write of 16 MiB can take Linux ten times longer.
         for i in range(0, len(chunk), _BLOCK_BYTES):
-            block = chunk[i : i + _BLOCK_BYTES]
-            file.write(block)
-            yield block
+            stored_block = chunk[i : i + _BLOCK_BYTES]
+            file.write(stored_block)
+            yield stored_block
 
 
 @contextmanager
@@ -154,8 +154,8 @@ class BlobRef:
     @property
     def path(self) -> str:
         """The blob's path, relative to the store: `blobs/ab/abcdef…`."""
-        digits = self.id.partition(":")[2]
-        return f"blobs/{digits[:2]}/{digits}"
+        hex_digest = self.id.partition(":")[2]
+        return f"blobs/{hex_digest[:2]}/{hex_digest}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +177,13 @@ class Blobs:
             ref = BlobRef(digest or digest_file(path), path.stat().st_size)
         except OSError as error:
             raise StoreError(f"cannot read {path} to store it: {error}") from error
-        write = self.files.link if move else self.files.upload
-        is_written = self._write_if_needed(ref, partial(write, path, ref.path))
+        write_blob = self.files.link if move else self.files.upload
+        is_written = self._write_if_needed(ref, partial(write_blob, path, ref.path))
         if move:
             # before the stamp is recorded, because the removal of a link would invalidate it
             path.unlink()
         if is_written and self.files.is_local:
-            cache_stamps().record(self.files.local_path(ref.path), ref.id)
+            open_cache_stamps().record(self.files.local_path(ref.path), ref.id)
         return ref
 
     def put_bytes(self, data: bytes) -> BlobRef:
@@ -215,7 +215,7 @@ class Blobs:
         if blob_bytes is None:
             raise self._create_missing_error(ref)
         if digest_bytes(blob_bytes) != ref.id:
-            raise self.damaged_error(ref)
+            raise self.create_damaged_error(ref)
         return blob_bytes
 
     def read_range(self, ref: BlobRef, start: int, end: int) -> bytes:
@@ -233,7 +233,7 @@ class Blobs:
             self._check_size(ref)
             raise
         if len(range_bytes) != end - start:
-            raise self.damaged_error(ref, "it is cut short")
+            raise self.create_damaged_error(ref, "it is cut short")
         return range_bytes
 
     def fetch(self, ref: BlobRef, dest: Path, on_bytes: Callable[[int], None] = lambda size: None) -> None:
@@ -247,7 +247,7 @@ class Blobs:
             StoreError: the blob is missing or damaged, or `dest` cannot be written.
         """
         if not self._copy_to(ref, dest, partial(self.files.iter_chunks, ref.path, ref.size), on_bytes):
-            raise self.damaged_error(ref)
+            raise self.create_damaged_error(ref)
 
     def assemble(
         self,
@@ -301,21 +301,21 @@ class Blobs:
             self._check_size(ref)
             path = self.files.local_path(ref.path)
             if not _is_intact(path, ref):
-                raise self.damaged_error(ref)
+                raise self.create_damaged_error(ref)
             return path
-        copy_path = cache_folder() / ref.path.partition("/")[2]
+        copy_path = get_cache_folder() / ref.path.partition("/")[2]
         if not _is_intact(copy_path, ref):
-            evict_for(ref.size)
+            make_room_for(ref.size)
             self.fetch(ref, copy_path)
-            cache_stamps().record(copy_path, ref.id)
-        with cache_stamps().preserve(copy_path, ref.id):
+            open_cache_stamps().record(copy_path, ref.id)
+        with open_cache_stamps().preserve(copy_path, ref.id):
             touch(copy_path)
         return copy_path
 
     def delete_local_copy(self, ref: BlobRef) -> None:
         """Delete this machine's cached copy of a remote blob, if there is one, but not the blob."""
         if not self.files.is_local:
-            (cache_folder() / ref.path.partition("/")[2]).unlink(missing_ok=True)
+            (get_cache_folder() / ref.path.partition("/")[2]).unlink(missing_ok=True)
 
     def url_of(self, ref: BlobRef) -> str:
         """Return the blob's full URL for fsspec."""
@@ -336,7 +336,7 @@ class Blobs:
         if stored_bytes is None:
             raise self._create_missing_error(ref)
         if stored_bytes != ref.size:
-            raise self.damaged_error(ref, f"{stored_bytes} bytes instead of {ref.size}")
+            raise self.create_damaged_error(ref, f"{stored_bytes} bytes instead of {ref.size}")
 
     def _create_missing_error(self, ref: BlobRef) -> StoreError:
         return StoreError(
@@ -344,7 +344,7 @@ class Blobs:
             "or repeat the command that created it"
         )
 
-    def damaged_error(self, ref: BlobRef, problem: str = "its bytes do not match its name") -> StoreError:
+    def create_damaged_error(self, ref: BlobRef, problem: str = "its bytes do not match its name") -> StoreError:
         """Return the error for a damaged blob; `problem` describes the damage."""
         return StoreError(
             f"blob {ref.id} in {self.files.url} is damaged, {problem}: restore it from a copy of "
@@ -354,7 +354,7 @@ class Blobs:
 
 def _is_intact(path: Path, ref: BlobRef) -> bool:
     try:
-        return path.stat().st_size == ref.size and cache_stamps().is_sound(path, ref.id)
+        return path.stat().st_size == ref.size and open_cache_stamps().is_sound(path, ref.id)
     except FileNotFoundError:
         return False
     except OSError as error:

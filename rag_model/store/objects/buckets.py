@@ -58,7 +58,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     @abstractmethod
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
-        """Return an object's `file_entry`; None if there is no such object."""
+        """Return an object's `build_file_entry`; None if there is no such object."""
 
     @abstractmethod
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
@@ -146,30 +146,30 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
             return
 
 
-def file_entry(bucket: str, key: str, size: int, written: datetime | None) -> dict[str, Any]:
+def build_file_entry(bucket: str, key: str, size: int, written: datetime | None) -> dict[str, Any]:
     """Return the entry of an object in fsspec's form."""
     return {"name": f"{bucket}/{key}", "size": size, "type": "file", "last_modified": written}
 
 
-def folder_entry(bucket: str, prefix: str) -> dict[str, Any]:
+def build_folder_entry(bucket: str, prefix: str) -> dict[str, Any]:
     """Return the entry of a folder in fsspec's form."""
     return {"name": f"{bucket}/{prefix.rstrip('/')}", "size": 0, "type": "directory"}
 
 
-def error_from_status(status: int | None, message: str) -> OSError:
+def create_status_error(status: int | None, message: str) -> OSError:
     """Return the `OSError` for an HTTP status; its message is one line without query strings.
 
     409 and 412 mean that the object exists, since no other condition is ever sent.
     """
-    text = _QUERY.sub("?…", " ".join(message.split()))
+    safe_text = _QUERY.sub("?…", " ".join(message.split()))
     if status in {409, 412}:
-        return FileExistsError(text)
+        return FileExistsError(safe_text)
     if status in _ERROR_TYPES:
-        return _ERROR_TYPES[status](text)
-    return OSError(_ERRNOS[status], text) if status in _ERRNOS else OSError(text)
+        return _ERROR_TYPES[status](safe_text)
+    return OSError(_ERRNOS[status], safe_text) if status in _ERRNOS else OSError(safe_text)
 
 
-def not_a_listing_error(headers: Any) -> OSError:
+def create_listing_error(headers: Any) -> OSError:
     """Return the error for a reply to a list request that is not a listing, by its headers.
 
     Clients interpret a proxy's page or an empty body as an empty listing, from which `gc` would
@@ -197,8 +197,8 @@ class Cloud:
             MissingExtraError: the client is not installed.
         """
         require(self.client, self.extra)
-        module, _, name = self.file_system.partition(":")
-        return getattr(require(module, self.extra), name)(use_listings_cache=False)
+        module_name, _, class_name = self.file_system.partition(":")
+        return getattr(require(module_name, self.extra), class_name)(use_listings_cache=False)
 
 
 _S3 = Cloud("s3", "s3fs", "rag_model.store.objects.s3:S3")

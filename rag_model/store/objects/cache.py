@@ -57,16 +57,16 @@ class Stamps:
         if self.has_valid_stamp(path, identity):
             return True
         # Computed before the file is read, so that a concurrent write invalidates the stamp.
-        name, state = _wait_and_stamp(path, identity)
+        stamp_name, file_state = _wait_and_stamp(path, identity)
         if digest_file(path) != identity:
             return False
-        self._write_stamp(name, state)
+        self._write_stamp(stamp_name, file_state)
         return True
 
     def has_valid_stamp(self, path: Path, identity: str) -> bool:
         """Return whether `record` was called for this file after its last write."""
-        name, state = _compute_stamp(path, identity)
-        return self._read_stamp(name) == state
+        stamp_name, file_state = _compute_stamp(path, identity)
+        return self._read_stamp(stamp_name) == file_state
 
     def record(self, path: Path, identity: str) -> None:
         """Record that a file has the digest `identity`, which the caller has verified."""
@@ -93,11 +93,11 @@ class Stamps:
 
     def _write_stamp(self, name: str, state: str) -> None:
         self._known[name] = state
-        temporary = self.folder / f".{secrets.token_hex(8)}"
+        temporary_path = self.folder / f".{secrets.token_hex(8)}"
         with suppress(OSError):  # a missing stamp only costs time
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(state)
-            temporary.replace(self.folder / name)
+            temporary_path.write_text(state)
+            temporary_path.replace(self.folder / name)
 
 
 @cache
@@ -108,29 +108,29 @@ def open_stamps(folder: Path) -> Stamps:
 
 def _wait_and_stamp(path: Path, identity: str) -> tuple[str, str]:
     """Wait until later writes get another time, then return the stamp."""
-    status = path.stat()
-    time.sleep(max(0.0, max(status.st_mtime, status.st_ctime) + _TICK_SECONDS - time.time()) % _TICK_SECONDS)
+    file_stat = path.stat()
+    time.sleep(max(0.0, max(file_stat.st_mtime, file_stat.st_ctime) + _TICK_SECONDS - time.time()) % _TICK_SECONDS)
     return _compute_stamp(path, identity)
 
 
 def _compute_stamp(path: Path, identity: str) -> tuple[str, str]:
     """Return the name (digest and inode) and the content (size and times) of a file's stamp."""
-    status = path.stat()
+    file_stat = path.stat()
     return (
-        f"{identity.rpartition(':')[2]}-{status.st_ino}",
-        f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}",
+        f"{identity.rpartition(':')[2]}-{file_stat.st_ino}",
+        f"{file_stat.st_size} {file_stat.st_mtime_ns} {file_stat.st_ctime_ns}",
     )
 
 
-def cache_folder() -> Path:
+def get_cache_folder() -> Path:
     """Return the folder of the cache."""
-    setting = os.environ.get("BOOKWHEEL_CACHE")
-    return Path(setting).expanduser() if setting else Path.home() / ".cache" / "bookwheel" / "blobs"
+    folder = os.environ.get("BOOKWHEEL_CACHE")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "bookwheel" / "blobs"
 
 
-def cache_stamps() -> Stamps:
+def open_cache_stamps() -> Stamps:
     """Return the stamps of the cached copies, and of the blobs of local stores."""
-    return open_stamps(cache_folder() / "stamps")
+    return open_stamps(get_cache_folder() / "stamps")
 
 
 def touch(copy: Path) -> None:
@@ -140,7 +140,7 @@ def touch(copy: Path) -> None:
             os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
 
 
-def evict_for(new_bytes: int) -> None:
+def make_room_for(new_bytes: int) -> None:
     """Remove the least recently used copies if `new_bytes` more bytes exceed the maximum size.
 
     The copies are not listed for each new one, since that would take quadratic time. So if more
@@ -149,25 +149,25 @@ def evict_for(new_bytes: int) -> None:
     Raises:
         UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
     """
-    folder = cache_folder()
+    folder = get_cache_folder()
     max_bytes = get_cache_limit(folder)
     with _ALLOWANCE_LOCK:
         if new_bytes <= _allowance.get((folder, max_bytes), 0):
             _allowance[folder, max_bytes] -= new_bytes
             return
         headroom_bytes = max_bytes // _HEADROOM_SHARES
-        free_bytes = max_bytes - new_bytes - _evict(folder, max_bytes, new_bytes)
+        free_bytes = max_bytes - new_bytes - _evict_oldest_copies(folder, max_bytes, new_bytes)
         if free_bytes < 0:  # all copies are in use
             free_bytes = headroom_bytes
         _allowance[folder, max_bytes] = min(free_bytes, headroom_bytes) // _RELIST_SHARES
 
 
-def _evict(folder: Path, max_bytes: int, new_bytes: int) -> int:
+def _evict_oldest_copies(folder: Path, max_bytes: int, new_bytes: int) -> int:
     """Remove copies for `new_bytes` more bytes and some headroom; return the remaining bytes."""
-    copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
-    cached_bytes = sum(copy_bytes for _, copy_bytes, _ in copies)
+    cached_copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
+    cached_bytes = sum(copy_bytes for _, copy_bytes, _ in cached_copies)
     target_bytes = max_bytes - max_bytes // _HEADROOM_SHARES if cached_bytes + new_bytes > max_bytes else max_bytes
-    for last_access, copy_bytes, path in sorted(copies):
+    for last_access, copy_bytes, path in sorted(cached_copies):
         if cached_bytes + new_bytes <= target_bytes or time.time() - last_access < _IN_USE_SECONDS:
             break
         path.unlink(missing_ok=True)
@@ -189,15 +189,15 @@ def get_cache_limit(folder: Path) -> int:
     Raises:
         UsageError: `BOOKWHEEL_CACHE_BYTES` is not a number.
     """
-    setting = os.environ.get("BOOKWHEEL_CACHE_BYTES")
-    if setting is None:
-        return shutil.disk_usage(nearest_existing(folder)).total // 2
-    if not setting.isdecimal():
-        raise UsageError(f"BOOKWHEEL_CACHE_BYTES is {setting!r}: give a number of bytes")
-    return int(setting)
+    limit_setting = os.environ.get("BOOKWHEEL_CACHE_BYTES")
+    if limit_setting is None:
+        return shutil.disk_usage(find_existing_ancestor(folder)).total // 2
+    if not limit_setting.isdecimal():
+        raise UsageError(f"BOOKWHEEL_CACHE_BYTES is {limit_setting!r}: give a number of bytes")
+    return int(limit_setting)
 
 
-def nearest_existing(folder: Path) -> Path:
+def find_existing_ancestor(folder: Path) -> Path:
     """Return `folder` if it exists, else its nearest parent that exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
@@ -211,18 +211,18 @@ def build_link_tree(targets: Mapping[str, Path]) -> Path:
         StoreError: the cache folder cannot be written.
     """
     identity = digest_json({name: str(target) for name, target in targets.items()}).partition(":")[2]
-    folder = cache_folder() / "trees" / identity
+    folder = get_cache_folder() / "trees" / identity
     if folder.is_dir():  # the targets exist, because the caller has just fetched them
         return folder
-    temporary = folder.with_name(f".{secrets.token_hex(8)}")
+    temporary_folder = folder.with_name(f".{secrets.token_hex(8)}")
     try:
         for name, target in targets.items():
-            link = temporary / name
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(target)
-        temporary.rename(folder)  # atomic: complete or absent
+            link_path = temporary_folder / name
+            link_path.parent.mkdir(parents=True, exist_ok=True)
+            link_path.symlink_to(target)
+        temporary_folder.rename(folder)  # atomic: complete or absent
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary_folder, ignore_errors=True)
         if not folder.is_dir():  # if the folder exists, another process has created it
             raise StoreError(f"cannot write the cache folder {folder.parent}: {error.strerror}") from error
     return folder

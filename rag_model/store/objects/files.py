@@ -111,7 +111,7 @@ def _has_one_winner(fs: Any, path: str) -> bool:
 
     try:
         with ThreadPoolExecutor(_RACE_WRITERS) as pool:
-            winners = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
+            winning_values = [value for value, created in zip(values, pool.map(write, values), strict=True) if created]
         stored_bytes = fs.cat_file(path)
         late_writer_won = create_exclusive(fs, path, b"late") or fs.cat_file(path) != stored_bytes
     except OSError as error:
@@ -120,7 +120,7 @@ def _has_one_winner(fs: Any, path: str) -> bool:
         raise
     else:
         # Without a winner, an earlier attempt of a retried request created the file.
-        return not late_writer_won and winners in ([stored_bytes], [])
+        return not late_writer_won and winning_values in ([stored_bytes], [])
     finally:
         if fs.exists(path):
             fs.rm_file(path)
@@ -165,11 +165,11 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
         return
     with ThreadPoolExecutor(n_ahead) as pool:
         futures = deque(pool.submit(read, item) for item in items[:n_ahead])
-        remaining = iter(items[n_ahead:])
+        remaining_items = iter(items[n_ahead:])
         try:
             while futures:
                 yield futures.popleft().result()
-                futures.extend(pool.submit(read, item) for item in islice(remaining, 1))
+                futures.extend(pool.submit(read, item) for item in islice(remaining_items, 1))
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -316,10 +316,10 @@ class Files:
     def list_names(self, folder: str, *, kind: str = "file") -> list[str]:
         """Return the sorted base names of a folder's files or (`kind="directory"`) folders."""
         folder_entries = (entry for entry in self._list_entries(folder) if entry["type"] == kind)
-        bases = (folder_entry["name"].rpartition("/")[2] for folder_entry in folder_entries)
+        base_names = (folder_entry["name"].rpartition("/")[2] for folder_entry in folder_entries)
         # An object store may list the folder itself, by a name that ends in a slash. A dot-file is
         # a temporary file.
-        return sorted(base for base in bases if base and not base.startswith("."))
+        return sorted(name for name in base_names if name and not name.startswith("."))
 
     def list_numbers(self, folder: str) -> list[int]:
         """Return the numbers of a folder's files that are named by eight digits, such as
@@ -514,7 +514,7 @@ class Files:
             raise StoreError(_describe_error(error, action, self.url_of(path))) from error
 
 
-def json_bytes(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """Encode a JSON value for human readers: indented, keys in the given order, a newline at the
     end.
     """

@@ -18,10 +18,10 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from rag_model.store.objects.buckets import (
     Bucket,
-    error_from_status,
-    file_entry,
-    folder_entry,
-    not_a_listing_error,
+    build_file_entry,
+    build_folder_entry,
+    create_listing_error,
+    create_status_error,
 )
 
 # the times are in seconds; they allow about seven attempts
@@ -50,7 +50,7 @@ class GCS(Bucket):
             client = Client(project=None)
         except DefaultCredentialsError as error:
             if os.environ.get(_CREDENTIALS):
-                raise error_from_status(401, str(error)) from error
+                raise create_status_error(401, str(error)) from error
             client = Client.create_anonymous_client()
         # Otherwise the client looks up the bucket's region in a thread, for its traces.
         client._bucket_metadata_cache = None
@@ -70,7 +70,7 @@ class GCS(Bucket):
         with _translate_errors():
             for page in _iter_pages(blobs):
                 yield from (_to_entry(bucket, blob) for blob in page)
-        yield from (folder_entry(bucket, name) for name in sorted(blobs.prefixes))
+        yield from (build_folder_entry(bucket, name) for name in sorted(blobs.prefixes))
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
         """Download an object or a range; the checksum of a whole object is verified."""
@@ -106,7 +106,7 @@ class GCS(Bucket):
 
 
 def _to_entry(bucket: str, blob: Blob) -> dict[str, Any]:
-    return file_entry(bucket, blob.name, blob.size or 0, blob.time_created)
+    return build_file_entry(bucket, blob.name, blob.size or 0, blob.time_created)
 
 
 def _iter_pages(blobs: Any) -> Iterator[Any]:
@@ -118,12 +118,12 @@ def _iter_pages(blobs: Any) -> Iterator[Any]:
     try:
         for page in blobs.pages:
             if page.raw_page.get("kind") != _LISTING:
-                raise not_a_listing_error({"content-type": "JSON"})
+                raise create_listing_error({"content-type": "JSON"})
             yield page
     except requests.exceptions.JSONDecodeError as error:
-        raise not_a_listing_error({"content-type": "not JSON"}) from error
+        raise create_listing_error({"content-type": "not JSON"}) from error
     except AttributeError as error:  # the client expects a JSON object
-        raise not_a_listing_error({"content-type": "not a JSON object"}) from error
+        raise create_listing_error({"content-type": "not a JSON object"}) from error
 
 
 @contextmanager
@@ -145,9 +145,9 @@ def _translate_errors() -> Iterator[None]:
 def _to_os_error(error: BaseException) -> OSError:
     response = getattr(error, "response", None)
     if response is not None:
-        return error_from_status(response.status_code, _get_server_message(error, response))
-    is_refused = isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
-    return error_from_status(401 if is_refused else None, str(error) or type(error).__name__)
+        return create_status_error(response.status_code, _get_server_message(error, response))
+    is_denied = isinstance(error, GoogleAuthError) and not isinstance(error, TransportError)
+    return create_status_error(401 if is_denied else None, str(error) or type(error).__name__)
 
 
 def _get_server_message(error: BaseException, response: requests.Response) -> str:

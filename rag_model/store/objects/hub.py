@@ -40,7 +40,7 @@ from huggingface_hub.utils.logging import get_logger
 
 from rag_model.errors import BookwheelError, ReadOnlyError, StoreError, UsageError, format_error
 from rag_model.process import temporary_folder
-from rag_model.store.objects.buckets import Bucket, error_from_status, file_entry, folder_entry
+from rag_model.store.objects.buckets import Bucket, build_file_entry, build_folder_entry, create_status_error
 
 T = TypeVar("T")
 # kind of repository -> prefix of its URL
@@ -87,9 +87,9 @@ class Hub(Bucket):
         Raises:
             UsageError: the path names no repository.
         """
-        stripped = super()._strip_protocol(path)
-        parse_repository(stripped)
-        return stripped
+        stripped_path = super()._strip_protocol(path)
+        parse_repository(stripped_path)
+        return stripped_path
 
     def split(self, path: str) -> tuple[str, str]:
         """Return the repository with its revision, and the path in it."""
@@ -100,12 +100,12 @@ class Hub(Bucket):
         """Request the headers of the file."""
         try:
             with guard_request():
-                metadata = _retry(lambda: self.client.get_hf_file_metadata(url=self._url(bucket, key)))
+                metadata = _retry(lambda: self.client.get_hf_file_metadata(url=self._build_url(bucket, key)))
         except FileNotFoundError:
             return None
         if metadata.size is None:
             raise OSError("the Hub did not send the size of the file")
-        return file_entry(bucket, key, metadata.size, None)
+        return build_file_entry(bucket, key, metadata.size, None)
 
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """List files in pages of a thousand."""
@@ -113,14 +113,14 @@ class Hub(Bucket):
         options = {"revision": repository.revision, "repo_type": repository.type, "recursive": deep}
         try:
             with guard_request():
-                items = _retry(lambda: list(self.client.list_repo_tree(repository.id, folder, **options)))
+                tree_items = _retry(lambda: list(self.client.list_repo_tree(repository.id, folder, **options)))
         except FileNotFoundError:  # git has no empty folders
             return
-        for item in items:
+        for item in tree_items:
             if isinstance(item, RepoFile):
-                yield file_entry(bucket, item.path, item.size, None)
+                yield build_file_entry(bucket, item.path, item.size, None)
             elif not deep:
-                yield folder_entry(bucket, item.path)
+                yield build_folder_entry(bucket, item.path)
 
     def read_object(self, bucket: str, key: str, start: int | None, end: int | None) -> bytes:
         """Download a file or a range; large files are read from the address to which the Hub
@@ -132,7 +132,7 @@ class Hub(Bucket):
             headers["Range"] = f"bytes={start or 0}-{'' if end is None else end - 1}"
         with guard_request():
             try:
-                response = _retry(lambda: _http_get(self._url(bucket, key), headers))
+                response = _retry(lambda: _http_get(self._build_url(bucket, key), headers))
             except HfHubHTTPError as error:
                 if error.response.status_code != 416:
                     raise
@@ -155,7 +155,7 @@ class Hub(Bucket):
         """Raise `ReadOnlyError`."""
         _refuse_write(self.split(path)[0])
 
-    def _url(self, bucket: str, key: str) -> str:
+    def _build_url(self, bucket: str, key: str) -> str:
         repository = parse_repository(bucket)
         revision = quote(repository.revision or constants.DEFAULT_REVISION, safe="")
         return f"{self.client.endpoint}/{URL_PREFIXES[repository.type]}{repository.id}/resolve/{revision}/{quote(key)}"
@@ -167,14 +167,14 @@ def parse_repository(path: str) -> HfUri:
     Raises:
         UsageError: the URL names no repository, or a bucket.
     """
-    address = path.removeprefix("hf://").strip("/")
+    hub_path = path.removeprefix("hf://").strip("/")
     advice = "give hf://datasets/USER/NAME, or hf://USER/NAME for the repository of a model"
     try:
-        repository = parse_hf_uri(f"hf://{address}")
+        repository = parse_hf_uri(f"hf://{hub_path}")
     except HfUriError as error:
-        raise UsageError(f"hf://{address} names no repository of the Hub: {advice}") from error
+        raise UsageError(f"hf://{hub_path} names no repository of the Hub: {advice}") from error
     if repository.type not in URL_PREFIXES:
-        raise UsageError(f"hf://{address} is in no repository of datasets, models or spaces: {advice}")
+        raise UsageError(f"hf://{hub_path} is in no repository of datasets, models or spaces: {advice}")
     return repository
 
 
@@ -225,11 +225,11 @@ def _to_os_error(error: HfHubHTTPError) -> OSError:
         reason = "the token in HF_TOKEN does not open it" if token else "it is private and HF_TOKEN is not set"
         return OSError(f"there is no such repository, or {reason}; check the name and the token")
     if status == 429:
-        seconds = _get_seconds_until_reset(error)
-        retry_time = "later" if seconds is None else f"in {seconds} s"
+        reset_seconds = _get_seconds_until_reset(error)
+        retry_text = "later" if reset_seconds is None else f"in {reset_seconds} s"
         hint = "" if token else "; with HF_TOKEN it is higher"
-        return OSError(f"the Hub's limit of requests is reached: try again {retry_time}{hint}")
-    return error_from_status(status, error.server_message or str(error))
+        return OSError(f"the Hub's limit of requests is reached: try again {retry_text}{hint}")
+    return create_status_error(status, error.server_message or str(error))
 
 
 def _http_get(url: str, headers: dict[str, str]) -> Any:
@@ -240,7 +240,7 @@ def _http_get(url: str, headers: dict[str, str]) -> Any:
 
 def _retry(request: Callable[[], T]) -> T:
     """Retry transient errors; at a rate limit, wait for the time that the Hub names."""
-    for attempt in range(1, _MAX_TRIES):
+    for attempt_number in range(1, _MAX_TRIES):
         try:
             return request()
         except HTTPError as error:
@@ -249,7 +249,7 @@ def _retry(request: Callable[[], T]) -> T:
                 raise
             reset_seconds = None if hub_error is None else _get_seconds_until_reset(hub_error)
         wait_seconds = (
-            _PAUSE_SECONDS * 2 ** (attempt - 1) * random.uniform(0.5, 1)
+            _PAUSE_SECONDS * 2 ** (attempt_number - 1) * random.uniform(0.5, 1)
             if reset_seconds is None
             else reset_seconds + random.random()
         )
@@ -289,9 +289,9 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
     repository, api = parse_repository(url), HubApi()
     if repository.type != kind:
         raise UsageError(f"{url} is in a repository of {repository.type}s: give hf://{URL_PREFIXES[kind]}USER/NAME")
-    _check_names(repository, url)
+    _check_file_names(repository, url)
     with _translate_commit_errors(url), guard_request():
-        parent = _find_parent_commit(api, repository, url)
+        parent_commit = _find_parent_commit(api, repository, url)
     with temporary_folder("upload") as folder:
         yield folder
         with _translate_commit_errors(url):
@@ -299,7 +299,7 @@ def open_commit(url: str, kind: str, summary: str) -> Iterator[Path]:
                 api,
                 repository,
                 folder,
-                parent or _create_repository(api, repository),
+                parent_commit or _create_repository(api, repository),
                 summary,
             )
 
@@ -313,16 +313,16 @@ def _translate_commit_errors(url: str) -> Iterator[None]:
         status = getattr(getattr(error.__cause__, "response", None), "status_code", None)
         if status in _CONFLICT_STATUSES:
             raise StoreError(f"{url} was changed by another writer meanwhile: inspect it, and export again") from error
-        prefix = (
+        error_prefix = (
             "cannot write to" if not isinstance(error, PermissionError) else "the token in HF_TOKEN cannot write to"
         )
-        raise StoreError(f"{prefix} {url}: {error}") from error
+        raise StoreError(f"{error_prefix} {url}: {error}") from error
     except (RuntimeError, ValueError) as error:
         # From the upload of a file, or from the check of the card's metadata.
         raise StoreError(f"cannot write to {url}: {format_error(error.__cause__ or error)}; export again") from error
 
 
-def _check_names(repository: HfUri, url: str) -> None:
+def _check_file_names(repository: HfUri, url: str) -> None:
     try:
         CommitOperationAdd(f"{repository.path_in_repo}/README.md", b"")
     except ValueError as error:
@@ -335,7 +335,7 @@ def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")
     options = {"repo_type": repository.type, "revision": repository.revision}
     try:
-        parent = api.repo_info(repository.id, **options).sha
+        parent_commit = api.repo_info(repository.id, **options).sha
     except RepositoryNotFoundError:
         if repository.revision:
             raise
@@ -347,7 +347,7 @@ def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
         is_occupied = any(item.path not in _HUB_FILES for item in api.list_repo_tree(repository.id, **options))
     if is_occupied:
         raise UsageError(f"{url} is not empty: give a new repository, or a new folder in this one")
-    return str(parent)
+    return str(parent_commit)
 
 
 def _create_repository(api: HubApi, repository: HfUri) -> str:
@@ -356,9 +356,9 @@ def _create_repository(api: HubApi, repository: HfUri) -> str:
 
 
 def _send_commit(api: HubApi, repository: HfUri, folder: Path, parent: str, summary: str) -> None:
-    prefix = f"{repository.path_in_repo}/" if repository.path_in_repo else ""
+    path_prefix = f"{repository.path_in_repo}/" if repository.path_in_repo else ""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    additions = [CommitOperationAdd(f"{prefix}{path.relative_to(folder).as_posix()}", path) for path in files]
+    additions = [CommitOperationAdd(f"{path_prefix}{path.relative_to(folder).as_posix()}", path) for path in files]
     options = {"repo_type": repository.type, "revision": repository.revision}
     # `create_commit` alone would not upload files that a .gitignore of the repository names.
     api.preupload_lfs_files(repository.id, additions, gitignore_content="", free_memory=False, **options)

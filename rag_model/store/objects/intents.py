@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rag_model.errors import StoreError
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files, encode_json
 
 INTENT_VALID_SECONDS = 3600.0  # validity of an intent after it was last written
 SWEEP_VALID_SECONDS = 120.0  # validity of a sweep, which rewrites its file before every batch
@@ -99,7 +99,7 @@ class Intents:
             while self._is_endangered(name, needed_paths, store_time):
                 time.sleep(_PAUSE_SECONDS)
                 store_time = self.write_timed(path, intent)
-            with self._renew_periodically(path, json_bytes(intent)):
+            with self._renew_periodically(path, encode_json(intent)):
                 yield
         finally:
             with suppress(StoreError):  # if the file stays, the intent expires
@@ -122,14 +122,14 @@ class Intents:
             StoreError: the store cannot be written, or an intent is damaged.
         """
         own_name, path, awaited_name = f"{_TURN_PREFIX}{name}", f"intents/{_TURN_PREFIX}{name}.json", ""
-        pause, longest_pause = _TURN_PAUSES
+        pause_seconds, max_pause_seconds = _TURN_PAUSES
         with self.hold(own_name, needs=()):
             while earlier_name := self._find_earlier_turn(own_name, path):
                 if earlier_name != awaited_name:
                     awaited_name = earlier_name
                     on_wait(earlier_name.removeprefix(_TURN_PREFIX))
-                time.sleep(pause)
-                pause = min(2 * pause, longest_pause)
+                time.sleep(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, max_pause_seconds)
             yield
 
     def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
@@ -139,14 +139,14 @@ class Intents:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")
         store_time = self.write_timed(path, intent)
         turns_by_age = [
-            (turn["started"] or modified, name)
-            for name, modified, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
+            (turn["started"] or modified_time, name)
+            for name, modified_time, turn in self._iter_valid("intents", store_time - _TURN_VALID_SECONDS)
             if name.startswith(_TURN_PREFIX)
         ]
-        oldest_name = min(turns_by_age)[1]
-        return None if oldest_name == own_name else oldest_name
+        oldest_turn_name = min(turns_by_age)[1]
+        return None if oldest_turn_name == own_name else oldest_turn_name
 
-    def list_live(self, store_time: float) -> list[Intent]:
+    def list_live_intents(self, store_time: float) -> list[Intent]:
         """Return the intents that are valid at `store_time`, in seconds by the store's clock.
 
         Raises:
@@ -156,10 +156,10 @@ class Intents:
         return [
             Intent(
                 name,
-                intent.get("started") or modified,
+                intent.get("started") or modified_time,
                 None if intent["needs"] is None else frozenset(intent["needs"]),
             )
-            for name, modified, intent in self._iter_valid("intents", store_time - INTENT_VALID_SECONDS)
+            for name, modified_time, intent in self._iter_valid("intents", store_time - INTENT_VALID_SECONDS)
         ]
 
     def write_timed(self, path: str, value: dict[str, Any]) -> float:
@@ -168,7 +168,7 @@ class Intents:
         Raises:
             StoreError: the store cannot be written.
         """
-        self.files.write(path, json_bytes(value))
+        self.files.write(path, encode_json(value))
         file = self.files.find(path)
         if file is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted just after it was written: run it again")
@@ -219,17 +219,17 @@ class Intents:
     @contextmanager
     def _renew_periodically(self, path: str, data: bytes) -> Iterator[None]:
         """Write an intent repeatedly while the block runs, so that it does not expire."""
-        stop = threading.Event()
+        stop_event = threading.Event()
 
         def renew() -> None:
-            while not stop.wait(_RENEW_SECONDS):
+            while not stop_event.wait(_RENEW_SECONDS):
                 with suppress(StoreError):  # the next write may succeed
                     self.files.write(path, data)
 
-        thread = threading.Thread(target=renew, daemon=True, name="intent")
-        thread.start()
+        renewal_thread = threading.Thread(target=renew, daemon=True, name="intent")
+        renewal_thread.start()
         try:
             yield
         finally:
-            stop.set()
-            thread.join()
+            stop_event.set()
+            renewal_thread.join()

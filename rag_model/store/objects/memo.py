@@ -19,7 +19,7 @@ from rag_model.digest import digest_json
 from rag_model.errors import StoreError
 from rag_model.process import temporary_folder
 from rag_model.store.objects.blobs import BlobRef, Blobs
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files, encode_json
 from rag_model.untrusted_text import parse_json
 
 # The groups are stage, key and, from the second one on, the generation.
@@ -33,7 +33,7 @@ _FORMAT = 1
 TARGET_KEY = "after"
 
 
-class NotRecordedError(Exception):
+class ResultNotRecordedError(Exception):
     """There is no record, and this memo must not produce one."""
 
 
@@ -64,7 +64,7 @@ class Memo:
 
     files: Files
     blobs: Blobs
-    # False: `get_or_create` raises `NotRecordedError` if there is no record.
+    # False: `get_or_create` raises `ResultNotRecordedError` if there is no record.
     can_produce: bool = True
     # name of the writer; a retried element identifies its own record by it
     owner: str | None = None
@@ -101,7 +101,7 @@ class Memo:
             "by": self.owner,
             "nonce": secrets.token_hex(8),
         }
-        record_bytes, generation, valid_record = json_bytes(record_fields), 0, None
+        record_bytes, generation, valid_record = encode_json(record_fields), 0, None
         while valid_record is None:
             if self.files.create(_record_path(stage, key, generation + 1), record_bytes):
                 valid_record = parse_record(stage, key, record_bytes)
@@ -118,21 +118,21 @@ class Memo:
         afterwards. Outputs in this folder are moved into the store.
 
         Raises:
-            NotRecordedError: there is no record, and this memo must not produce one.
+            ResultNotRecordedError: there is no record, and this memo must not produce one.
         """
         key = self.compute_key(inputs)
         record = self.find(stage, key)
         if record is not None:
             return record, record.owner is not None and record.owner == self.owner
         if not self.can_produce:
-            raise NotRecordedError(f"{stage} {key}")
+            raise ResultNotRecordedError(f"{stage} {key}")
         with temporary_folder("stage") as workdir:
-            result = produce(workdir)
+            stage_result = produce(workdir)
             outputs = {
-                name: self.blobs.put_file(path, move=path.parent == workdir, digest=result.digests.get(name))
-                for name, path in result.outputs.items()
+                name: self.blobs.put_file(path, move=path.parent == workdir, digest=stage_result.digests.get(name))
+                for name, path in stage_result.outputs.items()
             }
-        return self.write_record(stage, key, outputs, result.stats, inputs), True
+        return self.write_record(stage, key, outputs, stage_result.stats, inputs), True
 
     def iter_inputs(self, stage: str) -> Iterator[Mapping[str, Any]]:
         """Yield the inputs of each record of a stage; reads all of its records."""

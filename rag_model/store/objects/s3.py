@@ -15,7 +15,7 @@ import botocore.exceptions  # type: ignore[import-untyped]
 from botocore.parsers import ResponseParserError  # type: ignore[import-untyped]
 from s3fs import S3FileSystem
 
-from rag_model.store.objects.buckets import not_a_listing_error
+from rag_model.store.objects.buckets import create_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
 _MAX_TRIES = 7
@@ -60,8 +60,8 @@ class S3(S3FileSystem):  # type: ignore[misc]
         return client
 
     async def _call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        call = super()._call_s3
-        return await _retry(lambda: call(method, *args, **kwargs))
+        call_s3 = super()._call_s3
+        return await _retry(lambda: call_s3(method, *args, **kwargs))
 
     async def _cat_file(
         self,
@@ -81,7 +81,7 @@ def _check_listing(http_response: Any, parsed: dict[str, Any], **_: Any) -> None
     `IsTruncated`.
     """
     if http_response.status_code == 200 and "IsTruncated" not in parsed:
-        raise not_a_listing_error(http_response.headers)
+        raise create_listing_error(http_response.headers)
 
 
 async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:

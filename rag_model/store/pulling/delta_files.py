@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rag_model.arrays import Rows, concatenated_ranges, find_runs
+from rag_model.arrays import Rows, concatenate_ranges, find_runs
 from rag_model.atomic_write import atomic_write
 from rag_model.corpus.ragged_file import MAX_TERMS, SparseVectors, compute_offsets
 from rag_model.errors import InputError
@@ -65,17 +65,17 @@ _STEP_BATCH = 1 << 16  # maximum number of steps that are converted to Python in
 _FILTER_SHIFT = np.uint64(40)
 
 
-def write_packed(file: Path, size: int, out: Path, head: bytes = b"", level: int = _DEFAULT_LEVEL) -> None:
+def pack_file(file: Path, size: int, out: Path, head: bytes = b"", level: int = _DEFAULT_LEVEL) -> None:
     """Write `head`, and then the first `size` bytes of a file; these are compressed in blocks.
 
     Raises:
         OSError: `out` cannot be written, or the file cannot be read.
     """
-    codec = pa.Codec("zstd", level)
+    zstd_codec = pa.Codec("zstd", level)
     with file.open("rb") as source, atomic_write(out) as temporary, temporary.open("wb") as packed:
         packed.write(head)
         for offset in range(0, size, _PACK_BLOCK):
-            frame = codec.compress(source.read(min(_PACK_BLOCK, size - offset)), asbytes=True)
+            frame = zstd_codec.compress(source.read(min(_PACK_BLOCK, size - offset)), asbytes=True)
             packed.write(_FRAME_LENGTH.pack(len(frame)) + frame)
 
 
@@ -94,8 +94,8 @@ def unpack_file(packed: Path, size: int, out: Path, head_bytes: int = 0) -> None
 
 def _decode_block(source: BinaryIO, n_bytes: int) -> bytes:
     try:
-        (length,) = _FRAME_LENGTH.unpack(source.read(_FRAME_LENGTH.size))
-        frame = source.read(min(length, 2 * _PACK_BLOCK))
+        (frame_length,) = _FRAME_LENGTH.unpack(source.read(_FRAME_LENGTH.size))
+        frame = source.read(min(frame_length, 2 * _PACK_BLOCK))
         return bytes(pa.Codec("zstd").decompress(frame, n_bytes, asbytes=True))
     except (struct.error, OSError, ValueError, pa.ArrowException) as error:  # zstd raises OSError
         raise InputError(f"{source.name} is not a packed file ({error}): fetch the whole file") from error
@@ -120,11 +120,11 @@ def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch
     raw_path, offset = out.with_name(f"{out.name}.raw"), 0
     with raw_path.open("wb") as file:
         file.write(np.array(steps, "<i8").tobytes())
-        for n_literal, _, length in steps:
-            file.write(target_bytes[offset : offset + n_literal].data)
-            offset += n_literal + length
+        for n_literal_bytes, _, length in steps:
+            file.write(target_bytes[offset : offset + n_literal_bytes].data)
+            offset += n_literal_bytes + length
     raw_bytes = raw_path.stat().st_size
-    write_packed(raw_path, raw_bytes, out, _SPLICE_HEAD.pack(len(steps), raw_bytes - len(steps) * _STEP_BYTES))
+    pack_file(raw_path, raw_bytes, out, _SPLICE_HEAD.pack(len(steps), raw_bytes - len(steps) * _STEP_BYTES))
     raw_path.unlink()
 
 
@@ -143,15 +143,15 @@ def apply_splice(base: Path, splice: Path, size: int, out: Path) -> None:
         raise InputError(message)
     raw_path = out.with_name("raw")
     unpack_file(splice, n_steps * _STEP_BYTES + literal_bytes, raw_path, _SPLICE_HEAD.size)
-    base_bytes, unpacked = map_bytes(base), map_bytes(raw_path)
-    steps = unpacked[: n_steps * _STEP_BYTES].view("<i8").reshape(-1, 3)
-    _check_steps(steps, len(base_bytes), literal_bytes, size, message)
+    base_bytes, raw_data = map_bytes(base), map_bytes(raw_path)
+    steps = raw_data[: n_steps * _STEP_BYTES].view("<i8").reshape(-1, 3)
+    _check_splice(steps, len(base_bytes), literal_bytes, size, message)
     with atomic_write(out) as temporary, temporary.open("wb") as file:
         offset = n_steps * _STEP_BYTES
         for n_literal, base_start, length in chain.from_iterable(_iter_step_batches(steps)):
-            for source_bytes in (unpacked[offset : offset + n_literal], base_bytes[base_start : base_start + length]):
-                for first in range(0, len(source_bytes), _COPY_BYTES):
-                    file.write(source_bytes[first : first + _COPY_BYTES].data)
+            for source_bytes in (raw_data[offset : offset + n_literal], base_bytes[base_start : base_start + length]):
+                for copy_start in range(0, len(source_bytes), _COPY_BYTES):
+                    file.write(source_bytes[copy_start : copy_start + _COPY_BYTES].data)
             offset += n_literal
 
 
@@ -159,7 +159,7 @@ def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
     return (steps[i : i + _STEP_BATCH].tolist() for i in range(0, len(steps), _STEP_BATCH))
 
 
-def _check_steps(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
+def _check_splice(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
     """Check that (m, 3) steps stay inside the files and produce the right numbers of bytes."""
     max_offset, literal_sum, copied_sum = max(size, base_size), 0, 0
     for batch in np.array_split(steps, range(_STEP_BATCH, len(steps), _STEP_BATCH)):
@@ -182,19 +182,19 @@ def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | No
             if common_length >= _MATCH_BYTES:
                 yield target_start, base_start, common_length
         return
-    target_offsets, base_offsets = _find_candidates(base, target)
-    stretch_end = candidate = 0
-    while candidate < len(target_offsets):
-        target_start, base_start = int(target_offsets[candidate]), int(base_offsets[candidate])
+    target_offsets, base_offsets = _find_match_candidates(base, target)
+    stretch_end = match_index = 0
+    while match_index < len(target_offsets):
+        target_start, base_start = int(target_offsets[match_index]), int(base_offsets[match_index])
         length = _measure_common_prefix(target[target_start:], base[base_start:])
         if length >= _MATCH_BYTES:
-            backward = _measure_common_prefix(target[stretch_end:target_start][::-1], base[:base_start][::-1])
-            yield target_start - backward, base_start - backward, length + backward
+            n_backward = _measure_common_prefix(target[stretch_end:target_start][::-1], base[:base_start][::-1])
+            yield target_start - n_backward, base_start - n_backward, length + n_backward
             stretch_end = target_start + length
-        candidate = int(np.searchsorted(target_offsets, max(stretch_end, target_start + 1)))
+        match_index = int(np.searchsorted(target_offsets, max(stretch_end, target_start + 1)))
 
 
-def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
+def _find_match_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     """Return target offsets, ascending, and base offsets with equal hashes."""
     # preallocated, since slices in a list would keep the arrays of all hashes in memory
     base_hashes = np.empty((len(base) + _STRIDE - 1) // _STRIDE, np.uint64)
@@ -207,24 +207,24 @@ def _find_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     hash_order = np.argsort(base_hashes, kind="stable")
     base_hashes = base_hashes[hash_order]
     # Bytes that occur in many places are padding, which compresses well anyway.
-    occurrences = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
-    is_rare = occurrences <= _MAX_PLACES
+    hash_counts = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
+    is_rare = hash_counts <= _MAX_PLACES
     base_hashes, hash_order = base_hashes[is_rare], hash_order[is_rare]
     # Indexed by the first bits of a hash; this excludes nearly all offsets.
-    is_possible = np.zeros(1 << 24, np.bool_)
-    is_possible[base_hashes >> _FILTER_SHIFT] = True
+    is_possible_prefix = np.zeros(1 << 24, np.bool_)
+    is_possible_prefix[base_hashes >> _FILTER_SHIFT] = True
     target_offsets, base_offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for offset in _compute_window_offsets(target):
         hashes = _compute_hashes(target[offset : offset + _WINDOW_BYTES + _MATCH_BYTES])[:_WINDOW_BYTES]
-        likely_offsets = np.flatnonzero(is_possible[hashes >> _FILTER_SHIFT])
+        likely_offsets = np.flatnonzero(is_possible_prefix[hashes >> _FILTER_SHIFT])
         nearest_positions = np.minimum(
             np.searchsorted(base_hashes, hashes[likely_offsets]), max(0, len(base_hashes) - 1)
         )
-        is_equal = (
+        is_equal_hash = (
             base_hashes[nearest_positions] == hashes[likely_offsets] if len(base_hashes) else np.zeros(0, np.bool_)
         )
-        target_offsets.append(likely_offsets[is_equal] + offset)
-        base_offsets.append(hash_order[nearest_positions[is_equal]] * _STRIDE)
+        target_offsets.append(likely_offsets[is_equal_hash] + offset)
+        base_offsets.append(hash_order[nearest_positions[is_equal_hash]] * _STRIDE)
     return np.concatenate(target_offsets), np.concatenate(base_offsets)
 
 
@@ -235,11 +235,11 @@ def _compute_window_offsets(file_data: Bytes) -> range:
 def _compute_hashes(file_data: Bytes) -> NDArray[np.uint64]:
     """Return the hash of each window of `_MATCH_BYTES` bytes: (m,)."""
     hashes = np.empty(max(0, len(file_data) - _MATCH_BYTES + 1), np.uint64)
-    for phase in range(min(8, len(hashes))):
-        words = file_data[phase : phase + (len(file_data) - phase) // 8 * 8].view("<u8")  # (w,)
+    for shift in range(min(8, len(hashes))):
+        words = file_data[shift : shift + (len(file_data) - shift) // 8 * 8].view("<u8")  # (w,)
         n = len(words) - 3
-        mixed = sum(((words[i : i + n] ^ (words[i : i + n] >> 29)) * factor for i, factor in enumerate(_FACTORS)))
-        hashes[phase::8] = (mixed ^ (mixed >> np.uint64(32))) * _FACTORS[0]
+        hash_sums = sum(((words[i : i + n] ^ (words[i : i + n] >> 29)) * factor for i, factor in enumerate(_FACTORS)))
+        hashes[shift::8] = (hash_sums ^ (hash_sums >> np.uint64(32))) * _FACTORS[0]
     return hashes
 
 
@@ -259,7 +259,7 @@ def map_bytes(path: Path) -> Bytes:
     return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
 
 
-def pack_planes(numbers: Rows) -> bytes:
+def pack_byte_planes(numbers: Rows) -> bytes:
     """Return the bytes of numbers below 2^32, the lowest bytes of all numbers first: they compress
     better.
 
@@ -272,7 +272,7 @@ def pack_planes(numbers: Rows) -> bytes:
     return np.ascontiguousarray(words.T).tobytes()
 
 
-def unpack_planes(data: bytes, n: int, offset: int) -> tuple[Rows, int]:
+def unpack_byte_planes(data: bytes, n: int, offset: int) -> tuple[Rows, int]:
     """Return the `n` numbers that were packed at an offset, and the offset after them.
 
     Raises:
@@ -296,12 +296,12 @@ def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None
     """
     run_starts, lengths = find_runs(base_rows)
     terms, first_terms = new_rows.terms.astype(np.int64), new_rows.offsets[:-1][np.diff(new_rows.offsets) > 0]
-    gaps = np.diff(terms, prepend=0)
-    gaps[first_terms] = terms[first_terms]
-    arrays = lengths, base_rows[run_starts] + 1, np.diff(new_rows.offsets), gaps
+    term_gaps = np.diff(terms, prepend=0)
+    term_gaps[first_terms] = terms[first_terms]
+    arrays = lengths, base_rows[run_starts] + 1, np.diff(new_rows.offsets), term_gaps
     raw_path = out.with_name(f"{out.name}.raw")
-    raw_path.write_bytes(b"".join((*map(pack_planes, arrays), new_rows.weights.tobytes())))
-    write_packed(raw_path, raw_path.stat().st_size, out, _TERMS_HEAD.pack(len(run_starts), len(new_rows), len(terms)))
+    raw_path.write_bytes(b"".join((*map(pack_byte_planes, arrays), new_rows.weights.tobytes())))
+    pack_file(raw_path, raw_path.stat().st_size, out, _TERMS_HEAD.pack(len(run_starts), len(new_rows), len(terms)))
     raw_path.unlink()
 
 
@@ -314,8 +314,8 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
     """
     message = f"{path} has no new rows of an index of {size:,} bytes: fetch the whole file"
     with path.open("rb") as file:
-        head = file.read(_TERMS_HEAD.size)
-    n_runs, n_rows, n_terms = _TERMS_HEAD.unpack(head) if len(head) == _TERMS_HEAD.size else (size + 1, 0, 0)
+        header = file.read(_TERMS_HEAD.size)
+    n_runs, n_rows, n_terms = _TERMS_HEAD.unpack(header) if len(header) == _TERMS_HEAD.size else (size + 1, 0, 0)
     # An index has at least two bytes per passage and a bit per posting.
     if max(n_runs, n_rows) > size or n_terms > 8 * size:
         raise InputError(message)
@@ -324,20 +324,20 @@ def read_new_terms(path: Path, size: int) -> tuple[Rows, SparseVectors]:
     packed_bytes, arrays, offset = raw_path.read_bytes(), list[Rows](), 0
     raw_path.unlink()
     for n_values in (n_runs, n_runs, n_rows, n_terms):
-        array, offset = unpack_planes(packed_bytes, n_values, offset)
+        array, offset = unpack_byte_planes(packed_bytes, n_values, offset)
         arrays.append(array)
-    lengths, starts, row_lengths, gaps = arrays
+    lengths, starts, row_lengths, term_gaps = arrays
     weights = np.frombuffer(packed_bytes, np.uint8, n_terms, offset)
     is_new, offsets = starts == 0, compute_offsets(row_lengths)
-    row_begins = offsets[:-1][row_lengths > 0]
+    row_starts = offsets[:-1][row_lengths > 0]
     if lengths.sum() > size or lengths[is_new].sum() != n_rows or offsets[-1] != n_terms:
         raise InputError(message)
-    sums = np.concatenate([[0], np.cumsum(gaps)])
-    term_numbers = sums[1:] - np.repeat(sums[row_begins], row_lengths[row_lengths > 0])
-    is_first = np.zeros(n_terms, np.bool_)
-    is_first[row_begins] = True
-    is_valid = (gaps > 0) | is_first
+    gap_sums = np.concatenate([[0], np.cumsum(term_gaps)])
+    term_numbers = gap_sums[1:] - np.repeat(gap_sums[row_starts], row_lengths[row_lengths > 0])
+    is_first_term = np.zeros(n_terms, np.bool_)
+    is_first_term[row_starts] = True
+    is_valid = (term_gaps > 0) | is_first_term
     if not is_valid.all() or term_numbers.max(initial=0) >= MAX_TERMS or weights.min(initial=1) < 1:
         raise InputError(message)
-    base_rows = np.where(np.repeat(is_new, lengths), -1, np.repeat(starts - 1, lengths) + concatenated_ranges(lengths))
+    base_rows = np.where(np.repeat(is_new, lengths), -1, np.repeat(starts - 1, lengths) + concatenate_ranges(lengths))
     return base_rows, SparseVectors(term_numbers.astype(np.int32), weights, offsets)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rag_model.arrays import RowLists, Rows, keep_ascending
+from rag_model.arrays import RowLists, Rows, mask_unordered
 from rag_model.corpus import passage_delta
 from rag_model.corpus.ragged_file import SparseVectors
 from rag_model.errors import BookwheelError, InputError
@@ -101,25 +101,25 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
     """Return the deltas that can be built between two snapshots: path -> steps, the smallest delta
     first.
     """
-    steps = {}
+    path_steps = {}
     base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
-    passages = {passages_path(part.name) for part in target.parts}
+    passage_paths = {passages_path(part.name) for part in target.parts}
     # Pullers derive BM25 indexes.
     representation_by_path = {target.index_file(name): target.representation_of(name) for name in target.indexes}
-    indexes = sorted(path for path, representation in representation_by_path.items() if representation != TEXT)
-    for path in (*sorted(passages), *indexes):
+    index_paths = sorted(path for path, representation in representation_by_path.items() if representation != TEXT)
+    for path in (*sorted(passage_paths), *index_paths):
         base_file, target_file = base.files.get(path), target.files.get(path)
         if target_file is not None and target_file not in base_files:
             head_bytes = [table.head_bytes if table else 0 for table in (tables.get(path), base_tables.get(path))]
             representation = representation_by_path.get(path, TEXT)
-            if path in passages:
-                steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
+            if path in passage_paths:
+                path_steps[path] = [DeltaStep(target_file, base_file, is_passages=True)] if base_file else []
             elif path.endswith(_POSTINGS_SUFFIX) and target.kind_of(representation) == SPARSE:
                 is_comparable = base_file and target.shares_space(base, representation)
-                steps[path] = [DeltaStep(target_file, base_file, over=representation)] if is_comparable else []
+                path_steps[path] = [DeltaStep(target_file, base_file, over=representation)] if is_comparable else []
             else:
-                steps[path] = [*_iter_index_steps(path, target_file, base_file, *head_bytes)]
-    return steps
+                path_steps[path] = [*_iter_index_steps(path, target_file, base_file, *head_bytes)]
+    return path_steps
 
 
 def _iter_index_steps(
@@ -158,7 +158,7 @@ def build_delta(
             target, (n,), ascending (-1 for new rows), and the weighted terms of the new rows.
 
     Raises:
-        NotRecordedError: there is no record, and the store's memo must not produce one.
+        ResultNotRecordedError: there is no record, and the store's memo must not produce one.
         StoreError: a file is missing or damaged, or the store cannot be written.
         OSError: the disk is full.
     """
@@ -170,7 +170,7 @@ def build_delta(
             return select_worthwhile(out)
         target = store.blobs.get_local_path(step.target)
         if step.base is None:
-            delta_files.write_packed(target, step.head_bytes, out, level=delta_files.HEAD_LEVEL)
+            delta_files.pack_file(target, step.head_bytes, out, level=delta_files.HEAD_LEVEL)
         else:
             base = store.blobs.get_local_path(step.base)
             if step.is_passages:
@@ -178,13 +178,13 @@ def build_delta(
             elif step.has_row_lists:
                 is_written = _write_row_delta(step, base, target, find_lists, find_base_rows, out)
             else:
-                stretches = find_stretches(base, target, lambda: keep_ascending(find_base_rows()))
+                stretches = find_stretches(base, target, lambda: mask_unordered(find_base_rows()))
                 delta_files.write_splice(base, target, out, stretches)
         return select_worthwhile(out if is_written else None)
 
     def select_worthwhile(out: Path | None) -> StageResult:
-        replaced_bytes = step.head_bytes or step.target.size
-        is_worthwhile = out and out.stat().st_size <= _MAX_FRACTION * replaced_bytes
+        replaced_size = step.head_bytes or step.target.size
+        is_worthwhile = out and out.stat().st_size <= _MAX_FRACTION * replaced_size
         return StageResult({_OUTPUT: out} if out and is_worthwhile else {}, {TARGET_KEY: step.target.id})
 
     return store.memo.get_or_create(STAGE, step.inputs(), produce)[0]
@@ -199,15 +199,15 @@ def _write_row_delta(
     out: Path,
 ) -> bool:
     """Write a row delta; return False if the files cannot be compared, as after a new training."""
-    base_lists, lists = find_lists(base), find_lists(target)
-    if (base_lists is None) != (lists is None):
+    base_lists, target_lists = find_lists(base), find_lists(target)
+    if (base_lists is None) != (target_lists is None):
         return False
-    base_rows = keep_ascending(find_base_rows()) if lists else np.zeros(0, np.int64)
+    base_rows = mask_unordered(find_base_rows()) if target_lists else np.zeros(0, np.int64)
     base_end, head_end = (step.base_head_bytes, step.head_bytes) if step.head_bytes else map(_get_size, (base, target))
     try:
         row_delta.write_row_delta(
             row_delta.FileWithLists(base, base_lists or RowLists.empty(), base_end),
-            row_delta.FileWithLists(target, lists or RowLists.empty(), head_end),
+            row_delta.FileWithLists(target, target_lists or RowLists.empty(), head_end),
             base_rows,
             out,
         )

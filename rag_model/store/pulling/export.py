@@ -104,18 +104,18 @@ def open_destination(out: Destination, kind: Literal["dataset", "model"] = "data
 def _open_local_folder(out: Path) -> Iterator[Path]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists already: give a new folder")
-    prefix = f"{TEMPORARY_PREFIX}{out.name}-"
-    remove_unlocked_folders(out.absolute().parent, prefix)
-    staging = out.absolute().with_name(f"{prefix}{secrets.token_hex(8)}")
-    staging.mkdir(parents=True)
-    with lock_folder(staging):
+    temporary_prefix = f"{TEMPORARY_PREFIX}{out.name}-"
+    remove_unlocked_folders(out.absolute().parent, temporary_prefix)
+    staging_folder = out.absolute().with_name(f"{temporary_prefix}{secrets.token_hex(8)}")
+    staging_folder.mkdir(parents=True)
+    with lock_folder(staging_folder):
         try:
-            yield staging
-            for path in staging.rglob("*"):
+            yield staging_folder
+            for path in staging_folder.rglob("*"):
                 fsync(path)
-            staging.rename(out)
+            staging_folder.rename(out)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(staging_folder, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +187,15 @@ def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(["id", "text", "title"])
         for part_number, part in enumerate(snapshot.parts):
-            ids: list[str] = []
+            passage_ids: list[str] = []
             for batch in snapshot.batches(part.name, ["id", "title", "text"]):
                 batch_ids, titles, texts = (column.to_pylist() for column in batch.columns)
                 writer.writerows(zip(batch_ids, texts, titles, strict=True))
-                ids += batch_ids if with_vectors else []
+                passage_ids += batch_ids if with_vectors else []
             if with_vectors:
-                stem = folder / f"wikipedia_passages_{part_number}"
-                np.save(stem.with_suffix(".ids.npy"), np.array(ids, dtype=np.str_), allow_pickle=False)
-                np.save(stem.with_suffix(".npy"), snapshot.embeddings(part.name), allow_pickle=False)
+                path_stem = folder / f"wikipedia_passages_{part_number}"
+                np.save(path_stem.with_suffix(".ids.npy"), np.array(passage_ids, dtype=np.str_), allow_pickle=False)
+                np.save(path_stem.with_suffix(".npy"), snapshot.embeddings(part.name), allow_pickle=False)
 
 
 def _write_jsonl(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
@@ -205,13 +205,13 @@ def _write_jsonl(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
             for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
                 *texts, dates = batch.columns
                 columns = [*texts, to_seconds(dates)]
-                for passage_id, title, text, revised in zip(*map(pa.Array.to_pylist, columns), strict=True):
-                    date_field = {} if revised is None else {DATE: format_iso(revised)}
-                    line = json.dumps(
+                for passage_id, title, text, revised_at in zip(*map(pa.Array.to_pylist, columns), strict=True):
+                    date_field = {} if revised_at is None else {DATE: format_iso(revised_at)}
+                    json_line = json.dumps(
                         {"id": passage_id, "contents": f"{title}\n{text}", **date_field},
                         ensure_ascii=False,
                     )
-                    file.write(line + "\n")
+                    file.write(json_line + "\n")
 
 
 def _write_datasets(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
@@ -255,12 +255,12 @@ def _render_readme(manifest: Manifest, out: Destination, layout: Layout, with_ve
     ]
     licence_clause = f", {described_licence}, by its authors; excerpts, markup removed" if licence_name else ""
     space_line = f"Vectors: {content.space.get('name')}.\n" if with_vectors and content.space else ""
-    source = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
+    corpus_name = corpus.get("base") or corpus.get("dbname") or corpus.get("kind") or "unknown"
     command_lines = f"\n    bookwheel search 'A question?' --store {out}\n" if layout == "store" else ""
     return "\n".join(
         [
             *("---", *metadata, "---"),
             f"{format_count(content.n, 'passage')} of bookwheel snapshot {manifest.id}.",
-            f"Text: {source}{licence_clause}.\n{space_line}{command_lines}",
+            f"Text: {corpus_name}{licence_clause}.\n{space_line}{command_lines}",
         ]
     )

@@ -23,7 +23,7 @@ from rag_model.atomic_write import TEMPORARY_PREFIX, atomic_write
 from rag_model.digest import ALGORITHM, digest_bytes
 from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.blobs import PARTIAL_SUFFIX, BlobRef
-from rag_model.store.objects.cache import Stamps, cache_stamps, open_stamps
+from rag_model.store.objects.cache import Stamps, open_cache_stamps, open_stamps
 
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")  # a snapshot id, or the digest in the name of a blob
 CURRENT = "current"  # the symbolic link to the last pulled snapshot
@@ -46,7 +46,7 @@ def mapped_stamp_name(ref: BlobRef) -> str:
     return f"mapped-{ref.id.partition(':')[2]}"
 
 
-def record_name(dest: Path, store: str, name: str, identity: str) -> None:
+def record_ref(dest: Path, store: str, name: str, identity: str) -> None:
     """Record the id of the snapshot that a name referred to in the store with this URL when it was
     pulled.
 
@@ -54,20 +54,20 @@ def record_name(dest: Path, store: str, name: str, identity: str) -> None:
         OSError: the folder cannot be written.
     """
     if name != identity:  # an id names the same snapshot in every store
-        with atomic_write(_name_path(dest, store, name)) as temporary:
+        with atomic_write(_get_ref_path(dest, store, name)) as temporary:
             temporary.write_text(identity)
 
 
-def find_recorded(dest: Path, store: str, name: str) -> Path | None:
+def find_ref_folder(dest: Path, store: str, name: str) -> Path | None:
     """Return the folder of the snapshot that a name meant when it was last pulled, or None."""
     try:
-        identity = name if _HEX_DIGEST.fullmatch(name) else _name_path(dest, store, name).read_text()
+        identity = name if _HEX_DIGEST.fullmatch(name) else _get_ref_path(dest, store, name).read_text()
     except (OSError, UnicodeDecodeError):
         return None
     return dest / identity if _HEX_DIGEST.fullmatch(identity) and (dest / identity / MANIFEST).is_file() else None
 
 
-def _name_path(dest: Path, store: str, name: str) -> Path:
+def _get_ref_path(dest: Path, store: str, name: str) -> Path:
     return dest / ".named" / digest_bytes(f"{store}\n{name}".encode())[-32:]
 
 
@@ -76,10 +76,10 @@ def open_folder_stamps(dest: Path) -> Stamps:
 
     If a snapshot's folder was copied alone, its stamps are in the cache.
     """
-    return open_stamps(dest / ".verified") if (dest / ".blobs").is_dir() else cache_stamps()
+    return open_stamps(dest / ".verified") if (dest / ".blobs").is_dir() else open_cache_stamps()
 
 
-def check_keep(keep: int | None) -> None:
+def check_keep_count(keep: int | None) -> None:
     """Check, before files are fetched, that at least one snapshot is kept.
 
     Raises:
@@ -105,7 +105,7 @@ def lock_folder(dest: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def prune(
+def prune_folder(
     dest: Path,
     keep: int | None,
     lock: int,
@@ -127,31 +127,31 @@ def prune(
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return ()
-    oldest_folders = [] if keep is None else _list_oldest(dest, keep)
-    folders = dict.fromkeys([*(dest / name for name in list_pulled(dest, taken_down)), *oldest_folders])
-    removed_ids = tuple(folder.name for folder in folders if _remove_unlocked(folder))
+    oldest_folders = [] if keep is None else _list_oldest_folders(dest, keep)
+    folders = dict.fromkeys([*(dest / name for name in list_pulled_snapshots(dest, taken_down)), *oldest_folders])
+    removed_ids = tuple(folder.name for folder in folders if _remove_if_unlocked(folder))
     if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
         (dest / CURRENT).unlink()
     # These are left by killed pulls, because no other pull is running.
     for folder in dest.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)
-    _delete_unreferenced(dest, parse)
+    _delete_unreferenced_copies(dest, parse)
     return removed_ids
 
 
-def remove_taken_down(dest: Path, taken_down: Collection[str], parse: Callable[[bytes], Any]) -> tuple[str, ...]:
+def remove_snapshots(dest: Path, taken_down: Collection[str], parse: Callable[[bytes], Any]) -> tuple[str, ...]:
     """Delete taken-down snapshots in a folder, except those that a reader holds; return their ids.
 
     Raises:
         OSError: a file cannot be deleted; the next call continues.
     """
-    if not list_pulled(dest, taken_down):
+    if not list_pulled_snapshots(dest, taken_down):
         return ()
     with lock_folder(dest) as lock:
-        return prune(dest, None, lock, parse, taken_down)
+        return prune_folder(dest, None, lock, parse, taken_down)
 
 
-def list_pulled(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
+def list_pulled_snapshots(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
     """Return the ids of the snapshots among `snapshots` that are in a folder, sorted."""
     return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
@@ -176,10 +176,10 @@ def lock_manifest(manifest: Path) -> int | None:
     return descriptor
 
 
-def _list_oldest(dest: Path, keep: int) -> list[Path]:
-    current = (dest / CURRENT).resolve().name
+def _list_oldest_folders(dest: Path, keep: int) -> list[Path]:
+    current_id = (dest / CURRENT).resolve().name
     folders = [folder for folder in dest.iterdir() if _HEX_DIGEST.fullmatch(folder.name) and folder.is_dir()]
-    older_folders = sorted((folder for folder in folders if folder.name != current), key=_get_pull_time)
+    older_folders = sorted((folder for folder in folders if folder.name != current_id), key=_get_pull_time)
     return older_folders[: max(0, len(older_folders) + 1 - keep)]
 
 
@@ -187,7 +187,7 @@ def _get_pull_time(folder: Path) -> int:
     return folder.stat().st_mtime_ns
 
 
-def _remove_unlocked(folder: Path) -> bool:
+def _remove_if_unlocked(folder: Path) -> bool:
     """Rename and then delete a snapshot's folder, unless a reader holds it."""
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
     try:
@@ -205,19 +205,19 @@ def _remove_unlocked(folder: Path) -> bool:
     return True
 
 
-def _delete_unreferenced(dest: Path, parse: Callable[[bytes], Any]) -> None:
+def _delete_unreferenced_copies(dest: Path, parse: Callable[[bytes], Any]) -> None:
     """Delete blob copies, partial copies and derived files that no snapshot in the folder names."""
     with suppress(StoreError):  # an unreadable manifest may name any file, so nothing is deleted
-        digests = _read_digests(dest, parse)
+        needed_digests = _read_needed_digests(dest, parse)
         for copy_path in (dest / ".blobs").glob("??/*"):
             digest = copy_path.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)
-            if _HEX_DIGEST.fullmatch(digest) and digest not in digests:
+            if _HEX_DIGEST.fullmatch(digest) and digest not in needed_digests:
                 mapped_path = mapped_copy_path(dest, BlobRef(f"{ALGORITHM}:{digest}", 0))
                 for path in (copy_path, mapped_path, *(dest / ".verified").glob(f"*{digest}-*")):
                     path.unlink(missing_ok=True)
 
 
-def _read_digests(dest: Path, parse: Callable[[bytes], Any]) -> set[str]:
+def _read_needed_digests(dest: Path, parse: Callable[[bytes], Any]) -> set[str]:
     """Return the hex digests of all files of the snapshots in a folder."""
     manifests = [parse(manifest.read_bytes()) for manifest in dest.glob(f"*/{MANIFEST}")]
     return {ref.id.partition(":")[2] for manifest in manifests for ref in manifest.content.files.values()}

@@ -29,7 +29,7 @@ from rag_model.store.pulling.folder import (
     mapped_stamp_name,
     open_folder_stamps,
 )
-from rag_model.store.pulling.overlap import Overlap, Patch, PulledVectors, is_convertible, list_embedded_files
+from rag_model.store.pulling.overlap import PulledVectors, RowOverlap, RowPatch, is_convertible, list_embedded_files
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Manifest, file_kind, passages_path
 from rag_model.store.versions.mapped import write_mapped_copy
@@ -93,15 +93,15 @@ class PullProgress:
             raise
 
 
-class Attempt(NamedTuple):
+class FetchResult(NamedTuple):
     """The result of a strategy; a failed attempt may also have fetched bytes."""
 
     is_written: bool
     fetched_bytes: int = 0
 
 
-_NOT_APPLICABLE = Attempt(is_written=False)
-Strategy = Callable[[BlobRef, Path], Attempt]  # writes a blob to a path
+_NOT_APPLICABLE = FetchResult(is_written=False)
+Strategy = Callable[[BlobRef, Path], FetchResult]  # writes a blob to a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,10 @@ class Puller:
             open_folder_stamps(self.dest).record(copy, ref.id)
         return fetched_bytes
 
-    def fetch_whole(self, ref: BlobRef, copy: Path) -> Attempt:
+    def fetch_whole(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Strategy: fetch the whole blob."""
         self.store.blobs.fetch(ref, copy, self.progress)
-        return Attempt(is_written=True, fetched_bytes=ref.size)
+        return FetchResult(is_written=True, fetched_bytes=ref.size)
 
 
 def materialize_snapshot(
@@ -171,7 +171,7 @@ def materialize_snapshot(
     """
     path_by_blob = {ref: path for path, ref in files.items()}
     passage_blobs = {ref for ref, path in path_by_blob.items() if file_kind(path) == "passages"}
-    with _open_previous(puller.dest) as previous:
+    with _open_previous_snapshot(puller.dest) as previous:
         phases: list[Iterable[BlobRef]] = [path_by_blob]
         get_strategies = _fetch_only(puller)
         if previous is not None and previous.id != manifest.id:
@@ -211,8 +211,8 @@ class _SnapshotUpdate:
         self._rows_by_path = {passages_path(part.name): part.rows for part in self._content.parts}
         self._steps_by_path = list_delta_steps(previous.manifest.content, self._content)
         self._embedded_tables = list_embedded_files(self._content)
-        self._target = _open_incomplete(manifest, puller.dest)
-        self._overlap = Overlap.between(previous, self._target) or Overlap(previous, self._target, ())
+        self._target = _open_incomplete_snapshot(manifest, puller.dest)
+        self._overlap = RowOverlap.between(previous, self._target) or RowOverlap(previous, self._target, ())
         vectors_by_representation = {name: PulledVectors.open(previous, name) for name in self._overlap.representations}
         self._vectors_by_name = {name: pulled for name, pulled in vectors_by_representation.items() if pulled}
 
@@ -231,7 +231,7 @@ class _SnapshotUpdate:
             ]
         return [self._copy_previous_vectors, self._puller.fetch_whole]
 
-    def _derive_index(self, ref: BlobRef, copy: Path) -> Attempt:
+    def _derive_index(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Derive an index from local files, such as a BM25 index from the passages.
 
         An index of weighted terms also needs the terms of new rows, which are fetched.
@@ -254,7 +254,7 @@ class _SnapshotUpdate:
                 return out, delta.size
         return None, 0
 
-    def _rebuild_from_delta(self, ref: BlobRef, copy: Path) -> Attempt:
+    def _rebuild_from_delta(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Rebuild a passage file or an index from the previous snapshot's file and a delta."""
         if any(step.head_bytes for step in self._steps_by_path.get(self._path_by_blob[ref], ())):
             return _NOT_APPLICABLE
@@ -265,30 +265,32 @@ class _SnapshotUpdate:
         base, steps = partial(self._previous.path, path), self._steps_by_path.get(path, ())
         return rebuild_file(self._puller.store, base, steps, self._rows_by_path.get(path, 0), out)
 
-    def _copy_own_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
+    def _copy_own_vectors(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Copy the vectors of an index from the embeddings, which are materialized before it."""
         table = self._embedded_tables.get(self._path_by_blob[ref])
         vectors = PulledVectors.open(self._target, table.representation) if table else None
-        patch = Patch(table, np.arange(table.rows)) if table else None
+        patch = RowPatch(table, np.arange(table.rows)) if table else None
         return self._patch_vectors(ref, copy, patch, vectors)
 
-    def _copy_previous_vectors(self, ref: BlobRef, copy: Path) -> Attempt:
+    def _copy_previous_vectors(self, ref: BlobRef, copy: Path) -> FetchResult:
         """Copy vectors from the previous snapshot."""
         patch = self._overlap.find_patch(self._path_by_blob[ref])
         vectors = self._vectors_by_name.get(patch.table.representation) if patch else None
         return self._patch_vectors(ref, copy, patch, vectors)
 
-    def _patch_vectors(self, ref: BlobRef, copy: Path, patch: Patch | None, vectors: PulledVectors | None) -> Attempt:
+    def _patch_vectors(
+        self, ref: BlobRef, copy: Path, patch: RowPatch | None, vectors: PulledVectors | None
+    ) -> FetchResult:
         """Copy vectors from local files, and fetch the other bytes by range."""
         if not patch or not vectors or not is_convertible(vectors.row_bytes, patch.table.row_bytes):
             return _NOT_APPLICABLE
-        with self._rebuild_head(ref, patch.table.head_bytes) as (extra_bytes, head):
-            iter_chunks = partial(_iter_with_head, head, partial(patch.iter_chunks, vectors))
+        with self._rebuild_head(ref, patch.table.head_bytes) as (extra_bytes, head_path):
+            iter_chunks = partial(_iter_with_head, head_path, partial(patch.iter_chunks, vectors))
             if self._puller.store.blobs.assemble(ref, copy, iter_chunks, self._puller.progress):
-                return Attempt(is_written=True, fetched_bytes=patch.fetched_bytes + extra_bytes)
+                return FetchResult(is_written=True, fetched_bytes=patch.fetched_bytes + extra_bytes)
         return _NOT_APPLICABLE
 
-    def _write_and_check(self, ref: BlobRef, copy: Path, write: Callable[[Path], int | None]) -> Attempt:
+    def _write_and_check(self, ref: BlobRef, copy: Path, write: Callable[[Path], int | None]) -> FetchResult:
         """Write a temporary file, and use it if it has the right digest.
 
         `write` returns the number of bytes fetched, or None if it is not applicable. A full disk
@@ -297,15 +299,15 @@ class _SnapshotUpdate:
         fetched_bytes = None
         with (
             suppress(OSError, StoreError),
-            TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder,
+            TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as temporary_folder,
         ):
-            temporary = Path(folder) / "file"
+            temporary = Path(temporary_folder) / "file"
             fetched_bytes = None if copy.exists() else write(temporary)
             if fetched_bytes is not None and temporary.stat().st_size == ref.size:
                 iter_chunks = partial(_iter_file, temporary)
                 if self._puller.store.blobs.assemble(ref, copy, iter_chunks, self._puller.progress):
-                    return Attempt(is_written=True, fetched_bytes=fetched_bytes)
-        return Attempt(is_written=False, fetched_bytes=fetched_bytes or 0)
+                    return FetchResult(is_written=True, fetched_bytes=fetched_bytes)
+        return FetchResult(is_written=False, fetched_bytes=fetched_bytes or 0)
 
     @contextmanager
     def _rebuild_head(self, ref: BlobRef, head_bytes: int) -> Iterator[tuple[int, Path | None]]:
@@ -314,16 +316,16 @@ class _SnapshotUpdate:
         `extra_bytes` is the size of the fetched delta minus `head_bytes`. If the store has no delta of
         these bytes, (0, None) is yielded.
         """
-        with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as folder:
-            head = Path(folder) / "head"
+        with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as temporary_folder:
+            head_path = Path(temporary_folder) / "head"
             fetched_bytes = None
             with suppress(OSError):
-                fetched_bytes = self._apply_delta(ref, head)
-            yield (0, None) if fetched_bytes is None else (fetched_bytes - head_bytes, head)
+                fetched_bytes = self._apply_delta(ref, head_path)
+            yield (0, None) if fetched_bytes is None else (fetched_bytes - head_bytes, head_path)
 
 
 @contextmanager
-def _open_previous(dest: Path) -> Iterator[Snapshot | None]:
+def _open_previous_snapshot(dest: Path) -> Iterator[Snapshot | None]:
     """Open the snapshot that was pulled last, if there is one, and keep it from being pruned."""
     with ExitStack() as stack:
         previous = None
@@ -332,7 +334,7 @@ def _open_previous(dest: Path) -> Iterator[Snapshot | None]:
         yield previous
 
 
-def _open_incomplete(manifest: Manifest, dest: Path) -> Snapshot:
+def _open_incomplete_snapshot(manifest: Manifest, dest: Path) -> Snapshot:
     """Open a snapshot that is being pulled; files that are still missing cannot be read."""
 
     def path(file: str) -> Path:

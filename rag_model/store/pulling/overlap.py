@@ -1,7 +1,7 @@
 """Find the vectors of a snapshot that a puller already has, because a previous snapshot has them.
 
 The edits of a month change nearly every file, but only few of its rows. For a file that ends in
-vectors, a `Patch` fetches the header and the rows of new passages by range, and copies the other
+vectors, a `RowPatch` fetches the header and the rows of new passages by range, and copies the other
 rows from the local disk. Passages are joined by hash within one encoder space. Only the digest of
 the complete file proves that the copied vectors are identical; a patched file with another digest
 is fetched whole.
@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rag_model.arrays import Partition, Rows
+from rag_model.arrays import RowPartition, Rows
 from rag_model.errors import BookwheelError, StoreError
 from rag_model.store.objects.blobs import BlobRef
 from rag_model.store.objects.files import read_ahead
@@ -92,9 +92,9 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
     for name, index_entry in content.indexes.items():
         path = content.index_file(name)
         if path in content.files and (row_bytes := _get_row_bytes(index_entry)):
-            head_bytes = content.files[path].size - content.n * row_bytes
-            if head_bytes > 0:
-                tables[path] = VectorTable(content.representation_of(name), head_bytes, row_bytes, content.parts)
+            file_head_bytes = content.files[path].size - content.n * row_bytes
+            if file_head_bytes > 0:
+                tables[path] = VectorTable(content.representation_of(name), file_head_bytes, row_bytes, content.parts)
     return tables
 
 
@@ -134,7 +134,7 @@ class PulledVectors:
     def __init__(self, arrays: list[NDArray[np.uint8]]) -> None:
         """Read rows from (m, row_bytes) arrays, in the order of the arrays."""
         self._arrays = arrays
-        self._partition = Partition(map(len, arrays))
+        self._partition = RowPartition(map(len, arrays))
         self.row_bytes = arrays[0].shape[1]
 
     @classmethod
@@ -155,8 +155,8 @@ class PulledVectors:
         """Return the bytes of rows, converted between float16 and float32 if needed."""
         row_data = np.empty((len(rows), self.row_bytes), np.uint8)
         sorted_positions = np.argsort(rows, kind="stable")
-        for array_number, span, local_rows in self._partition.split(rows[sorted_positions]):
-            row_data[sorted_positions[span]] = self._arrays[array_number][local_rows]
+        for array_number, row_slice, local_rows in self._partition.split(rows[sorted_positions]):
+            row_data[sorted_positions[row_slice]] = self._arrays[array_number][local_rows]
         if row_bytes == self.row_bytes:
             return row_data.tobytes()
         source_type, target_type = ("<f2", "<f4") if row_bytes > self.row_bytes else ("<f4", "<f2")
@@ -199,7 +199,7 @@ class PatchPiece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Patch:
+class RowPatch:
     """A file of which the local disk has some rows."""
 
     table: VectorTable
@@ -215,10 +215,10 @@ class Patch:
         """Yield the file's bytes from `start` on, in order; `read(start, end)` fetches a range."""
 
         def read_piece(piece: PatchPiece) -> bytes:
-            skipped = max(0, start - piece.start)
+            skipped_bytes = max(0, start - piece.start)
             if piece.rows is None:
-                return read(piece.start + skipped, piece.end)
-            return vectors.take_rows(piece.rows, self.table.row_bytes)[skipped:]
+                return read(piece.start + skipped_bytes, piece.end)
+            return vectors.take_rows(piece.rows, self.table.row_bytes)[skipped_bytes:]
 
         return read_ahead(read_piece, [piece for piece in self.iter_pieces() if piece.end > start], _MAX_AHEAD)
 
@@ -231,13 +231,13 @@ class Patch:
             if not is_local:
                 yield from _iter_fetched_pieces(offset, offset + (end - first) * self.table.row_bytes)
                 continue
-            for row in range(first, end, piece_rows):
-                rows = self.previous_rows[row : min(row + piece_rows, end)]
-                offset = self.table.head_bytes + row * self.table.row_bytes
+            for first_row in range(first, end, piece_rows):
+                rows = self.previous_rows[first_row : min(first_row + piece_rows, end)]
+                offset = self.table.head_bytes + first_row * self.table.row_bytes
                 yield PatchPiece(offset, offset + len(rows) * self.table.row_bytes, rows)
 
 
-class Overlap:
+class RowOverlap:
     """The vectors that a snapshot and a previous one both have. Thread-safe."""
 
     def __init__(self, previous: Snapshot, target: Snapshot, representations: tuple[str, ...]) -> None:
@@ -256,7 +256,7 @@ class Overlap:
         # one per part, so that parts are joined concurrently
         self._lock_by_part = {part.name: Lock() for part in target.parts}
         self._ranges = PageRanges(previous.parts)
-        self._starts = Partition(part.rows for part in previous.parts).starts
+        self._starts = RowPartition(part.rows for part in previous.parts).starts
         self._row_type = np.dtype(np.int32 if self._starts[-1] <= np.iinfo(np.int32).max else np.int64)
 
     @classmethod
@@ -268,7 +268,7 @@ class Overlap:
         )
         return cls(previous, target, representations) if representations and previous.id != target.id else None
 
-    def find_patch(self, path: str) -> Patch | None:
+    def find_patch(self, path: str) -> RowPatch | None:
         """Return the patch for a file; None if no row is local, or passages cannot be read.
 
         Reads the passage hashes of the file's parts, and of the previous snapshot's parts that may
@@ -286,7 +286,7 @@ class Overlap:
             previous_rows = np.concatenate([*self._join_parts(table.parts)])
         except BookwheelError:  # passages that were not pulled, or are damaged
             return None
-        return Patch(table, previous_rows) if (previous_rows >= 0).any() else None
+        return RowPatch(table, previous_rows) if (previous_rows >= 0).any() else None
 
     def find_previous_rows(self) -> Rows:
         """Return the previous snapshot's row of each passage, (n,), or -1 if there is none.
@@ -349,12 +349,12 @@ def _iter_stretches(previous_rows: Rows, min_rows: int) -> Iterator[tuple[int, i
     Short runs are fetched although the disk has them.
     """
     is_local = previous_rows >= 0
-    for first, end, is_run_local in _find_runs(is_local):
+    for first, end, is_run_local in _find_flag_runs(is_local):
         if is_run_local and end - first < min_rows and end - first < len(previous_rows):
             is_local[first:end] = False
-    yield from _find_runs(is_local)
+    yield from _find_flag_runs(is_local)
 
 
-def _find_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
+def _find_flag_runs(flags: NDArray[np.bool_]) -> list[tuple[int, int, bool]]:
     edges = [0, *(np.flatnonzero(np.diff(flags)) + 1).tolist(), len(flags)]
     return [(first, end, bool(flags[first])) for first, end in pairwise(edges) if end > first]

@@ -30,18 +30,18 @@ from typing import Any
 from rag_model.atomic_write import TEMPORARY_PREFIX, fsync
 from rag_model.errors import NotFoundError, ResourceError, StoreError, UsageError
 from rag_model.store.objects.blobs import BlobRef, partial_bytes
-from rag_model.store.objects.cache import nearest_existing
-from rag_model.store.objects.files import json_bytes
+from rag_model.store.objects.cache import find_existing_ancestor
+from rag_model.store.objects.files import encode_json
 from rag_model.store.pulling.folder import (
     CURRENT,
     MANIFEST,
     blob_copy_path,
-    check_keep,
-    list_pulled,
+    check_keep_count,
+    list_pulled_snapshots,
     lock_folder,
     open_folder_stamps,
-    prune,
-    record_name,
+    prune_folder,
+    record_ref,
 )
 from rag_model.store.pulling.materialize import (
     DeriveIndex,
@@ -113,7 +113,7 @@ def pull(
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current`
             is unchanged.
     """
-    check_keep(keep)
+    check_keep_count(keep)
     catalog, name = store.find_catalog(snapshot)
     if catalog is store.evaluations:
         raise UsageError(f"{snapshot} is an evaluation, which cannot be pulled: export it to get its files")
@@ -136,16 +136,16 @@ def pull(
                 _publish_folder(manifest, identity, files, dest, partial(_copy_signatures, catalog, identity))
             replaced_ids = store.takedowns.list_replaced() if catalog is store.snapshots else frozenset()
             if identity in replaced_ids:
-                prune(dest, None, lock, catalog.parse, {identity})
+                prune_folder(dest, None, lock, catalog.parse, {identity})
                 raise NotFoundError(
                     f"snapshot {identity[:12]} was taken down while it was pulled: pull its replacement"
                 )
             accept(dest / identity)
-            record_name(dest, store.url, snapshot, identity)
-            _make_current(identity, dest)
+            record_ref(dest, store.url, snapshot, identity)
+            _set_current_link(identity, dest)
             if keep:
                 with _preserve_stamps(dest, refs):
-                    pruned_ids = prune(dest, keep, lock, catalog.parse, replaced_ids)
+                    pruned_ids = prune_folder(dest, keep, lock, catalog.parse, replaced_ids)
     except OSError as error:
         raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
     return PullReport(
@@ -154,7 +154,7 @@ def pull(
         fetched_bytes=fetched_bytes,
         reused_bytes=sum(ref.size for ref in refs) - fetched_bytes,
         pruned=pruned_ids,
-        taken_down=list_pulled(dest, replaced_ids),
+        taken_down=list_pulled_snapshots(dest, replaced_ids),
     )
 
 
@@ -174,7 +174,7 @@ def _check_free_space(dest: Path, refs: list[BlobRef]) -> None:
     """Check that the disk has enough free space, before files are fetched."""
     copies = [(ref, blob_copy_path(dest, ref)) for ref in refs]
     missing_bytes = sum(ref.size - min(partial_bytes(copy), ref.size) for ref, copy in copies if not copy.is_file())
-    free_bytes = shutil.disk_usage(nearest_existing(dest)).free
+    free_bytes = shutil.disk_usage(find_existing_ancestor(dest)).free
     if missing_bytes > free_bytes:
         raise ResourceError(
             f"the disk of {dest} is full: {missing_bytes:,} bytes have to be fetched and "
@@ -185,10 +185,10 @@ def _check_free_space(dest: Path, refs: list[BlobRef]) -> None:
 @contextmanager
 def _preserve_stamps(dest: Path, refs: list[BlobRef]) -> Iterator[None]:
     """Keep the stamps of copies valid while the block links or unlinks them."""
-    stamps = open_folder_stamps(dest)
+    folder_stamps = open_folder_stamps(dest)
     with ExitStack() as stack:
         for ref in refs:
-            stack.enter_context(stamps.preserve(blob_copy_path(dest, ref), ref.id))
+            stack.enter_context(folder_stamps.preserve(blob_copy_path(dest, ref), ref.id))
         yield
 
 
@@ -208,7 +208,7 @@ def _publish_folder(
     staging = dest / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
     staging.mkdir(parents=True)
     try:
-        (staging / MANIFEST).write_bytes(json_bytes(manifest.to_json()))
+        (staging / MANIFEST).write_bytes(encode_json(manifest.to_json()))
         fsync(staging / MANIFEST)
         copy_signatures(staging)
         for path, ref in files.items():
@@ -217,17 +217,17 @@ def _publish_folder(
         for folder in {staging, *(path for path in staging.rglob("*") if path.is_dir())}:
             fsync(folder)
         _rename_or_merge(staging, dest / identity)
-        os.utime(dest / identity)  # `prune` orders snapshots by this time
+        os.utime(dest / identity)  # `prune_folder` orders snapshots by this time
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _make_current(identity: str, dest: Path) -> None:
+def _set_current_link(identity: str, dest: Path) -> None:
     """Replace the link `current` atomically."""
     fsync(dest)  # the folder must be on the disk before `current` names it
-    link = dest / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
-    link.symlink_to(identity)
-    link.replace(dest / CURRENT)
+    link_path = dest / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}"
+    link_path.symlink_to(identity)
+    link_path.replace(dest / CURRENT)
 
 
 def _rename_or_merge(staging: Path, final_folder: Path) -> None:

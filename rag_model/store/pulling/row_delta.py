@@ -24,16 +24,16 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rag_model.arrays import RowLists, Rows, concatenated_ranges, find_runs
+from rag_model.arrays import RowLists, Rows, concatenate_ranges, find_runs
 from rag_model.atomic_write import atomic_write
 from rag_model.errors import InputError
 from rag_model.store.pulling.delta_files import (
     apply_splice,
     map_bytes,
-    pack_planes,
+    pack_byte_planes,
+    pack_file,
+    unpack_byte_planes,
     unpack_file,
-    unpack_planes,
-    write_packed,
     write_splice,
 )
 from rag_model.untrusted_text import parse_json
@@ -71,7 +71,7 @@ class FileWithLists:
 
 
 @dataclass(frozen=True, slots=True)
-class _Edits:
+class _SlotEdits:
     """The differences between the target's lists and the predicted ones."""
 
     inserted_slots: Rows  # (i,) ascending positions among the slots of all lists
@@ -92,7 +92,7 @@ class _Edits:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _ListBlock:
     """Consecutive lists of the target, and the numbers that are predicted for them."""
 
     first: int
@@ -103,7 +103,7 @@ class _Block:
     predicted_lists: Numbers  # (p,) list number of each predicted number, from 0
     predicted_codes: Bytes  # (p, code_bytes) code of each predicted number
 
-    def select(self, slot_mask: Bools, predicted_mask: Bools) -> "_Block":
+    def select(self, slot_mask: Bools, predicted_mask: Bools) -> "_ListBlock":
         """Return the block with only the slots and predicted numbers that the masks select."""
         return replace(
             self,
@@ -113,7 +113,7 @@ class _Block:
             predicted_codes=self.predicted_codes[predicted_mask],
         )
 
-    def place(self, is_inserted: Bools, is_removed: Bools) -> tuple[Bools, Bools]:
+    def mask_placed_rows(self, is_inserted: Bools, is_removed: Bools) -> tuple[Bools, Bools]:
         """Return masks of the slots that get a predicted number, and of the numbers that get a
         slot.
 
@@ -124,8 +124,8 @@ class _Block:
         numbers_per_list = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
         slots_per_list = np.bincount(self.slot_lists[~is_inserted], minlength=n_lists)
         is_filled, is_placed = np.zeros_like(is_inserted), np.zeros_like(is_removed)
-        is_filled[~is_inserted] = concatenated_ranges(slots_per_list) < np.repeat(numbers_per_list, slots_per_list)
-        is_placed[~is_removed] = concatenated_ranges(numbers_per_list) < np.repeat(slots_per_list, numbers_per_list)
+        is_filled[~is_inserted] = concatenate_ranges(slots_per_list) < np.repeat(numbers_per_list, slots_per_list)
+        is_placed[~is_removed] = concatenate_ranges(numbers_per_list) < np.repeat(slots_per_list, numbers_per_list)
         return is_filled, is_placed
 
 
@@ -154,14 +154,14 @@ class _Prediction:
         self._target_rows[present_rows] = np.flatnonzero(base_rows >= 0)
         self._base_lists = base_rows if base.by_row else np.arange(len(base.lengths))
 
-    def iter_blocks(self) -> Iterator[_Block]:
+    def iter_blocks(self) -> Iterator[_ListBlock]:
         """Yield the lists of the target in order."""
         starts, first = self.target.starts, 0
         while first < len(self.target.lengths):
             end = max(first + 1, int(np.searchsorted(starts, starts[first] + _BLOCK_BYTES, "right")) - 1)
             lengths = self.target.lengths[first:end]
             slot_lists = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-            yield _Block(first, end, lengths, slot_lists, *self._predict(first, end))
+            yield _ListBlock(first, end, lengths, slot_lists, *self._predict(first, end))
             first = end
 
     def _predict(self, first: int, end: int) -> tuple[Numbers, Numbers, Bytes]:
@@ -250,18 +250,18 @@ def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows,
     except (ValueError, IndexError) as error:
         raise InputError(f"{target.path} cannot be compared with {base.path}: {error}") from error
     file_sizes = [path.stat().st_size for path in (splice_path, arrays_path, *rest_paths)]
-    write_packed(arrays_path, file_sizes[1], out, splice_path.read_bytes())
+    pack_file(arrays_path, file_sizes[1], out, splice_path.read_bytes())
     with out.open("ab") as file:
         file.write(_SIZES.pack(*file_sizes))
 
 
-def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbers, Bytes]]) -> _Edits:
-    edits, slot_offset, number_offset = list[_Edits](), 0, 0
+def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_ListBlock, Numbers, Bytes]]) -> _SlotEdits:
+    edits, slot_offset, number_offset = list[_SlotEdits](), 0, 0
     for block, slots, codes in blocks:
         is_inserted, is_removed = _compare(block, slots, codes, prediction.is_new)
         inserted_slots = np.flatnonzero(is_inserted)
         edits.append(
-            _Edits(
+            _SlotEdits(
                 inserted_slots + slot_offset,
                 slots[inserted_slots].astype(np.int64),
                 np.flatnonzero(is_removed) + number_offset,
@@ -269,10 +269,10 @@ def _collect_edits(prediction: _Prediction, blocks: Iterator[tuple[_Block, Numbe
             )
         )
         slot_offset, number_offset = slot_offset + len(slots), number_offset + len(block.predicted_rows)
-    return _Edits.concatenate(edits, prediction.target.code_bytes)
+    return _SlotEdits.concatenate(edits, prediction.target.code_bytes)
 
 
-def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
+def _compare(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots, (s,), and of the removed predicted numbers, (p,)."""
     is_changed = _find_changed_lists(block, slots, codes)
     is_changed_slot, is_changed_prediction = is_changed.take(block.slot_lists), is_changed.take(block.predicted_lists)
@@ -284,7 +284,7 @@ def _compare(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tupl
     return is_inserted, is_removed
 
 
-def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
+def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bools:
     """Return a mask, (m,), of the lists that differ from the predicted ones.
 
     In a graph, such lists are few.
@@ -306,7 +306,7 @@ def _find_changed_lists(block: _Block, slots: Numbers, codes: Bytes) -> Bools:
     return is_changed
 
 
-def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
+def _find_edits(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots and of the removed predicted numbers of changed lists.
 
     In most of these lists new rows are inserted and none is removed, so that is tried first.
@@ -328,7 +328,7 @@ def _find_edits(block: _Block, slots: Numbers, codes: Bytes, is_new: Bools) -> t
         is_inserted |= is_wrong[block.slot_lists]
         is_removed |= is_wrong[block.predicted_lists]
     if codes.shape[1]:
-        is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
+        is_filled_slot, is_placed_number = block.mask_placed_rows(is_inserted, is_removed)
         differs = (codes[is_filled_slot] != block.predicted_codes[is_placed_number]).any(axis=1)
         is_inserted[np.flatnonzero(is_filled_slot)[differs]] = True
         is_removed[np.flatnonzero(is_placed_number)[differs]] = True
@@ -356,16 +356,16 @@ def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
     return is_in_others, is_in_values
 
 
-def _find_wrong_lists(block: _Block, slots: Numbers, is_inserted: Bools, is_removed: Bools) -> Bools:
+def _find_wrong_lists(block: _ListBlock, slots: Numbers, is_inserted: Bools, is_removed: Bools) -> Bools:
     """Return a mask, (m,), of the lists that these edits would not reproduce."""
     is_wrong = np.zeros(len(block.lengths), np.bool_)
-    is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
+    is_filled_slot, is_placed_number = block.mask_placed_rows(is_inserted, is_removed)
     is_wrong[block.slot_lists[is_filled_slot != (~is_inserted & (slots >= 0))]] = True
     is_wrong[block.slot_lists[is_filled_slot][slots[is_filled_slot] != block.predicted_rows[is_placed_number]]] = True
     return is_wrong
 
 
-def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows, edits: _Edits) -> None:
+def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows, edits: _SlotEdits) -> None:
     run_starts, run_lengths = find_runs(base_rows)
     # New rows come first, because most of the inserted numbers are new rows.
     new_rows_first = np.argsort(base_rows >= 0, kind="stable")
@@ -379,7 +379,7 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
         ranks[edits.inserted_rows],
         np.diff(edits.removed_positions, prepend=0),
     ]
-    head = json.dumps(
+    header = json.dumps(
         {
             "starts": [base.start, target.start],
             "lists": [target.dtype, target.code_bytes, target.by_row],
@@ -387,28 +387,28 @@ def _write_arrays(path: Path, base: RowLists, target: RowLists, base_rows: Rows,
         }
     ).encode()
     with path.open("wb") as file:
-        file.write(_HEAD.pack(len(head)) + head)
+        file.write(_HEAD.pack(len(header)) + header)
         for array in arrays:
-            file.write(pack_planes(array))
+            file.write(pack_byte_planes(array))
         file.write(np.ascontiguousarray(edits.codes).data)
 
 
-def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _Edits]:
+def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _SlotEdits]:
     data = path.read_bytes()
-    (head_bytes,) = _HEAD.unpack_from(data)
-    if head_bytes > _MAX_HEAD:
+    (header_bytes,) = _HEAD.unpack_from(data)
+    if header_bytes > _MAX_HEAD:
         raise ValueError("the head is too long")
-    offset = _HEAD.size + head_bytes
-    head = parse_json(data[_HEAD.size : offset])
+    offset = _HEAD.size + header_bytes
+    header = parse_json(data[_HEAD.size : offset])
     arrays = []
-    for n_values in head["counts"]:
+    for n_values in header["counts"]:
         if type(n_values) is not int or n_values < 0:
             raise ValueError("the length of an array is invalid")
-        array, offset = unpack_planes(data, n_values, offset)
+        array, offset = unpack_byte_planes(data, n_values, offset)
         arrays.append(array)
     base_lengths, base_gaps, lengths, gaps, run_lengths, run_starts, slot_steps, ranks, removed_steps = arrays
-    dtype, code_bytes, by_row = head["lists"]
-    base_start, target_start = head["starts"]
+    dtype, code_bytes, by_row = header["lists"]
+    base_start, target_start = header["starts"]
     if dtype not in ("<i4", "<i8") or any(type(n) is not int or n < 0 for n in (code_bytes, base_start, target_start)):
         raise ValueError("the type of the lists is unknown")
     if len(base_lengths) != len(base_gaps) or len(lengths) != len(gaps) or len(slot_steps) != len(ranks):
@@ -419,12 +419,12 @@ def _read_arrays(path: Path, max_rows: int) -> tuple[RowLists, RowLists, Rows, _
     if run_lengths.sum() != n_rows or n_rows > max_rows or len(run_lengths) != len(run_starts):
         raise ValueError("the number of rows is wrong")
     is_new = np.repeat(run_starts == 0, run_lengths)
-    base_rows = np.where(is_new, -1, np.repeat(run_starts - 1, run_lengths) + concatenated_ranges(run_lengths))
-    order = np.append(np.argsort(~is_new, kind="stable"), -1)
+    base_rows = np.where(is_new, -1, np.repeat(run_starts - 1, run_lengths) + concatenate_ranges(run_lengths))
+    row_order = np.append(np.argsort(~is_new, kind="stable"), -1)
     codes = np.frombuffer(data, np.uint8, len(slot_steps) * code_bytes, offset).reshape(len(slot_steps), code_bytes)
     if offset + codes.size != len(data):
         raise ValueError("the data does not end after the codes")
-    return base, target, base_rows, _Edits(np.cumsum(slot_steps), order[ranks], np.cumsum(removed_steps), codes)
+    return base, target, base_rows, _SlotEdits(np.cumsum(slot_steps), row_order[ranks], np.cumsum(removed_steps), codes)
 
 
 def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
@@ -447,22 +447,22 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
     arrays_path, base_rest_path, rest_path = (out.with_name(name) for name in ("arrays", "base-rest", "rest"))
     unpack_file(delta, arrays_bytes, arrays_path, splice_bytes)
     try:
-        base_lists, lists, base_rows, edits = _read_arrays(arrays_path, size)
-        _find_end(lists, rest_bytes, size)
-        base_end = _find_end(base_lists, base_rest_bytes, base_size)
+        base_lists, target_lists, base_rows, edits = _read_arrays(arrays_path, size)
+        _find_lists_end(target_lists, rest_bytes, size)
+        base_end = _find_lists_end(base_lists, base_rest_bytes, base_size)
         FileWithLists(base, base_lists, base_end).write_rest(base_rest_path)
         apply_splice(base_rest_path, delta, rest_bytes, rest_path)
         with base.open("rb") as base_file, rest_path.open("rb") as rest_file:
-            prediction = _Prediction(base_file, base_lists, lists, base_rows)
+            prediction = _Prediction(base_file, base_lists, target_lists, base_rows)
             with atomic_write(out) as temporary, temporary.open("wb") as file:
-                _copy_bytes(rest_file, file, lists.start)
+                _copy_bytes(rest_file, file, target_lists.start)
                 _write_edited(prediction, edits, rest_file, file)
                 _copy_bytes(rest_file, file, size)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
         raise InputError(message) from error
 
 
-def _find_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
+def _find_lists_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
     """Return the total bytes of the lists and of the rest, which must be at most `file_size`."""
     lists_end = rest_bytes + int(lists.lengths.sum()) * lists.slot_bytes
     if not lists.end <= lists_end <= file_size:
@@ -470,9 +470,9 @@ def _find_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
     return lists_end
 
 
-def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: BinaryIO) -> None:
+def _write_edited(prediction: _Prediction, edits: _SlotEdits, rest: BinaryIO, out: BinaryIO) -> None:
     """Write the lists of the target, and the gaps between them, which come from `rest`."""
-    lists, slot_offset, number_offset = prediction.target, 0, 0
+    target_lists, slot_offset, number_offset = prediction.target, 0, 0
     for block in prediction.iter_blocks():
         n_slots = int(block.lengths.sum())
         is_inserted, is_removed = np.zeros(n_slots, np.bool_), np.zeros(len(block.predicted_rows), np.bool_)
@@ -481,33 +481,35 @@ def _write_edited(prediction: _Prediction, edits: _Edits, rest: BinaryIO, out: B
         is_inserted[slot_positions] = True
         begin, end = np.searchsorted(edits.removed_positions, (number_offset, number_offset + len(is_removed)))
         is_removed[edits.removed_positions[begin:end] - number_offset] = True
-        is_filled_slot, is_placed_number = block.place(is_inserted, is_removed)
-        slots = np.full(n_slots, -1, lists.dtype)
-        codes = np.zeros((n_slots, lists.code_bytes), np.uint8)
+        is_filled_slot, is_placed_number = block.mask_placed_rows(is_inserted, is_removed)
+        slots = np.full(n_slots, -1, target_lists.dtype)
+        codes = np.zeros((n_slots, target_lists.code_bytes), np.uint8)
         slots[slot_positions], codes[slot_positions] = edits.inserted_rows[low:high], edits.codes[low:high]
         slots[is_filled_slot], codes[is_filled_slot] = (
             block.predicted_rows[is_placed_number],
             block.predicted_codes[is_placed_number],
         )
-        _write_block(lists, block, slots, codes, rest, out)
+        _write_block(target_lists, block, slots, codes, rest, out)
         slot_offset, number_offset = slot_offset + n_slots, number_offset + len(is_removed)
 
 
-def _write_block(lists: RowLists, block: _Block, slots: Numbers, codes: Bytes, rest: BinaryIO, out: BinaryIO) -> None:
+def _write_block(
+    lists: RowLists, block: _ListBlock, slots: Numbers, codes: Bytes, rest: BinaryIO, out: BinaryIO
+) -> None:
     gaps = lists.gaps[block.first : block.end]
     if lists.code_bytes:
-        list_begins = np.cumsum(block.lengths) - block.lengths
-        for list_begin, length, gap in zip(list_begins.tolist(), block.lengths.tolist(), gaps.tolist(), strict=True):
-            out.write(codes[list_begin : list_begin + length].data)
-            out.write(slots[list_begin : list_begin + length].data)
+        list_starts = np.cumsum(block.lengths) - block.lengths
+        for list_start, length, gap in zip(list_starts.tolist(), block.lengths.tolist(), gaps.tolist(), strict=True):
+            out.write(codes[list_start : list_start + length].data)
+            out.write(slots[list_start : list_start + length].data)
             out.write(rest.read(gap))
         return
     slot_bytes = slots.itemsize
-    items = np.empty(len(slots) + int(gaps.sum()) // slot_bytes, slots.dtype)
-    is_slot = _mask_slots(block.lengths, gaps // slot_bytes)
-    items[is_slot] = slots
-    items[~is_slot] = np.frombuffer(rest.read(int(gaps.sum())), slots.dtype)
-    out.write(items.data)
+    words = np.empty(len(slots) + int(gaps.sum()) // slot_bytes, slots.dtype)
+    slot_word_mask = _mask_slots(block.lengths, gaps // slot_bytes)
+    words[slot_word_mask] = slots
+    words[~slot_word_mask] = np.frombuffer(rest.read(int(gaps.sum())), slots.dtype)
+    out.write(words.data)
 
 
 def _copy_bytes(source: BinaryIO, out: BinaryIO, max_bytes: int) -> None:

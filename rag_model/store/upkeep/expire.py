@@ -31,11 +31,11 @@ from rag_model.store.upkeep.roots import (
     MANIFEST_PATH,
     MOVE_PATH,
     StoreView,
-    find_abandoned,
-    group_moves,
+    find_abandoned_trainings,
+    group_moves_by_ref,
     list_manifest_ids,
     preview_sweep,
-    read_named,
+    read_ids_at_moves,
     sweep,
 )
 from rag_model.store.versions.evaluations import iter_evaluations, subject_paths
@@ -97,19 +97,20 @@ class _ExpirePlanner:
     def __call__(self, view: StoreView) -> list[StoredFile]:
         """Return the moves to delete, oldest first, before the manifests that they name."""
         cutoff = view.time - self.policy.older_than
-        abandoned_records, kept_by_trainings = find_abandoned(self.store, view, cutoff)
+        abandoned_records, kept_by_trainings = find_abandoned_trainings(self.store, view, cutoff)
         expired_moves = []
         needed_paths = {*view.needed_paths, *map(self.store.snapshots.manifest_path, kept_by_trainings)}
         for catalog, ref_files in (
             (self.store.snapshots, view.moves),
             (self.store.models, view.models),
         ):
-            moves_by_ref = group_moves(ref_files)
+            moves_by_ref = group_moves_by_ref(ref_files)
             newest_by_ref = {ref: (ref, max(moves)) for ref, moves in moves_by_ref.items()}
-            id_by_move = read_named(catalog, [*newest_by_ref.values()])
+            id_by_move = read_ids_at_moves(catalog, [*newest_by_ref.values()])
             n_kept_by_ref = {ref: self.policy.keep if id_by_move[move] else 1 for ref, move in newest_by_ref.items()}
             expired_numbers_by_ref = {
-                ref: self._find_expired(moves, cutoff, n_kept_by_ref[ref]) for ref, moves in moves_by_ref.items()
+                ref: self._find_expired_numbers(moves, cutoff, n_kept_by_ref[ref])
+                for ref, moves in moves_by_ref.items()
             }
             expired_moves += [
                 moves[number] for ref, moves in moves_by_ref.items() for number in sorted(expired_numbers_by_ref[ref])
@@ -120,7 +121,7 @@ class _ExpirePlanner:
                 for number in moves
                 if number not in expired_numbers_by_ref[ref]
             ]
-            id_by_move |= read_named(catalog, [move for move in kept_moves if move not in id_by_move])
+            id_by_move |= read_ids_at_moves(catalog, [move for move in kept_moves if move not in id_by_move])
             needed_paths |= {catalog.manifest_path(identity) for identity in id_by_move.values() if identity}
         manifests = [file for file in (*view.manifests, *view.models) if MANIFEST_PATH.fullmatch(file.path)]
         unnamed_manifests = [file for file in manifests if file.path not in needed_paths and file.modified <= cutoff]
@@ -138,7 +139,7 @@ class _ExpirePlanner:
         return [file for file, match in candidates if match[2] not in kept_ids and file.path not in view.needed_paths]
 
     @staticmethod
-    def _find_expired(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
+    def _find_expired_numbers(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
         """Return the numbers of the moves to delete: all moves before the oldest move to keep."""
         numbers = sorted(moves)
         expired_numbers: set[int] = set()

@@ -41,7 +41,7 @@ from rag_model.errors import StoreError, UsageError
 from rag_model.store.objects.files import PROBE_FOLDERS, StoredFile
 from rag_model.store.objects.intents import INTENT_VALID_SECONDS
 from rag_model.store.store import Store
-from rag_model.store.upkeep.roots import StoreView, iter_unneeded_files, mark_needed, preview_sweep, sweep
+from rag_model.store.upkeep.roots import StoreView, iter_unneeded_files, mark_needed_blobs, preview_sweep, sweep
 from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
@@ -112,7 +112,7 @@ class _GarbagePlanner:
             )
         writer_starts = [intent.started for intent in view.intents if not intent.is_lease]
         cutoff = min([view.time - self.grace, *(start - SAFETY_MARGIN for start in writer_starts)])
-        marked_files = mark_needed(self.store, view, cutoff)
+        marked_files = mark_needed_blobs(self.store, view, cutoff)
         if marked_files.all_blobs and not view.has_root:
             raise StoreError(
                 f"{self.store.url} lists {len(marked_files.all_blobs):,} blobs but no ref, "
@@ -122,10 +122,10 @@ class _GarbagePlanner:
             )
         unneeded_files = (file for digest, file in marked_files.all_blobs if digest not in marked_files.needed)
         other_files = (
-            *self._iter_ended_runs(cutoff),
+            *self._iter_ended_run_files(cutoff),
             *self._iter_orphan_reports(view),
             *iter_unneeded_files(self.store),
-            *self._iter_temporary(),
+            *self._iter_temporary_files(),
             *_iter_orphan_signatures(view),
         )
         writer_files = (file for folder in ("intents", "sweeps") for file in self.store.files.iter_tree(folder))
@@ -135,12 +135,12 @@ class _GarbagePlanner:
             *(file for file in writer_files if file.modified < min(cutoff, view.time - INTENT_VALID_SECONDS)),
         ]
 
-    def _iter_ended_runs(self, cutoff: float) -> Iterator[StoredFile]:
+    def _iter_ended_run_files(self, cutoff: float) -> Iterator[StoredFile]:
         """Yield the reports of runs whose newest report is old."""
         files_by_run: dict[str, list[StoredFile]] = defaultdict(list)
         for file in self.store.files.iter_tree("runs"):
-            if run := _RUN.fullmatch(file.path):
-                files_by_run[run[1]].append(file)
+            if run_match := _RUN.fullmatch(file.path):
+                files_by_run[run_match[1]].append(file)
         for files in files_by_run.values():
             if all(file.modified < cutoff for file in files):
                 yield from files
@@ -150,10 +150,10 @@ class _GarbagePlanner:
         manifests = (*view.manifests, *view.evaluations, *view.models)
         version_ids = {file.path.rpartition("/")[2].removesuffix(".json") for file in manifests}
         for file in self.store.files.iter_tree("reports"):
-            if (report := _REPORT.fullmatch(file.path)) and report[1] not in version_ids:
+            if (match := _REPORT.fullmatch(file.path)) and match[1] not in version_ids:
                 yield file
 
-    def _iter_temporary(self) -> Iterator[StoredFile]:
+    def _iter_temporary_files(self) -> Iterator[StoredFile]:
         """Yield temporary files; on a local disk they are next to their final files."""
         folders = ("",) if self.store.files.is_local else PROBE_FOLDERS
         return (

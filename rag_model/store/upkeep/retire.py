@@ -43,8 +43,8 @@ def retire_replaced(store: Store) -> RetireReport:
     for evaluation in list_replaced_evaluations(store):
         for ref in evaluation.content.files.values():
             store.blobs.delete_local_copy(ref)
-    files = sweep(store, _RetirePlanner(store), threads=1)
-    return RetireReport(list_manifest_ids(files, "snapshots"), list_manifest_ids(files, "evaluations"))
+    deleted_files = sweep(store, _RetirePlanner(store), threads=1)
+    return RetireReport(list_manifest_ids(deleted_files, "snapshots"), list_manifest_ids(deleted_files, "evaluations"))
 
 
 def list_replaced_evaluations(store: Store) -> list[EvaluationManifest]:
@@ -128,10 +128,10 @@ def _iter_occurrences(store: Store, content: Content, pages: Collection[str]) ->
 
 
 def _iter_part_occurrences(snapshot: Snapshot, part: str, pages: Collection[str]) -> Iterator[PageOccurrence]:
-    page_ids, n_by_page, title_by_page = pa.array(pages, pa.string()), Counter[str](), dict[str, str]()
+    page_ids, passages_by_page, title_by_page = pa.array(pages, pa.string()), Counter[str](), dict[str, str]()
     for batch in snapshot.batches(part, ["page_id", "title"]):
         rows_of_pages = batch.filter(pc.is_in(batch["page_id"], page_ids))
-        for page, title in zip(*(column.to_pylist() for column in rows_of_pages.columns), strict=True):
-            n_by_page[page] += 1
-            title_by_page[page] = title
-    yield from (PageOccurrence(part, page, title_by_page[page], n) for page, n in n_by_page.items())
+        for page_id, title in zip(*(column.to_pylist() for column in rows_of_pages.columns), strict=True):
+            passages_by_page[page_id] += 1
+            title_by_page[page_id] = title
+    yield from (PageOccurrence(part, page, title_by_page[page], n) for page, n in passages_by_page.items())

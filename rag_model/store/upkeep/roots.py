@@ -68,7 +68,7 @@ class StoreView:
         """List a store, intents first: a writer that has ended by then has already written its
         files.
         """
-        intents = tuple(store.intents.list_live(time))
+        intents = tuple(store.intents.list_live_intents(time))
         folders = ("refs", "snapshots", "models", "evaluations")
         return cls(time, intents, *(tuple(store.files.iter_tree(folder)) for folder in folders))
 
@@ -205,7 +205,7 @@ class NeededBlobs:
     unneeded_records: tuple[StoredFile, ...]  # records of the memo
 
 
-def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
+def mark_needed_blobs(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     """Mark the files that versions, writers and memo records not older than `cutoff` need.
 
     Raises:
@@ -219,11 +219,11 @@ def mark_needed(store: Store, view: StoreView, cutoff: float) -> NeededBlobs:
     evaluations = _read_catalog_files(store.evaluations, view.evaluations, ())
     intent_blobs = {match[1] for path in view.needed_paths if (match := _BLOB.fullmatch(path))}
     needed_digests, current_digests = snapshots.all | models.all | evaluations.all | intent_blobs, snapshots.current
-    needed_digests |= _find_origins(store, current_digests, records, dict(blobs))
+    needed_digests |= _find_origin_digests(store, current_digests, records, dict(blobs))
     needed_digests |= set().union(
         *(record.outputs for record in records if record.targets and record.targets <= snapshots.all)
     )
-    needed_digests |= _find_mirrors(store, records, snapshots.dumps, dict(blobs))
+    needed_digests |= _find_mirror_digests(store, records, snapshots.dumps, dict(blobs))
     old_records = [] if view.has_build else [record for record in records if record.newest.modified < cutoff]
     needed_digests |= set().union(
         *(record.digests for record in records if view.has_build or record.newest.modified >= cutoff)
@@ -270,9 +270,9 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
     outputs = frozenset(_get_hex_digest(ref.id) for ref in record.outputs.values()) if record else frozenset()
     target = record.stats.get(TARGET_KEY) if record else None
     targets = frozenset(map(_get_hex_digest, [target] if isinstance(target, str) else target or ()))
-    mirror_of = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE) else ""
+    mirrored_dump = str(record.stats.get("dump", "")) if record and record.stage.startswith(MIRROR_STAGE) else ""
     stage, key = stage_and_key
-    return _MemoRecord(stage, files, outputs, frozenset(_find_digests(record_bytes)), targets, mirror_of, key)
+    return _MemoRecord(stage, files, outputs, frozenset(_find_digests(record_bytes)), targets, mirrored_dump, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,20 +317,20 @@ def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Itera
 
 def _read_ref_by_current_id(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
     """Return, by the id of each current version, the name of one of its refs."""
-    newest_moves = [(ref, max(files)) for ref, files in group_moves(moves).items()]
-    return {current_id: ref for (ref, _), current_id in read_named(catalog, newest_moves).items() if current_id}
+    newest_moves = [(ref, max(files)) for ref, files in group_moves_by_ref(moves).items()]
+    return {current_id: ref for (ref, _), current_id in read_ids_at_moves(catalog, newest_moves).items() if current_id}
 
 
-def group_moves(files: Iterable[StoredFile]) -> dict[str, dict[int, StoredFile]]:
+def group_moves_by_ref(files: Iterable[StoredFile]) -> dict[str, dict[int, StoredFile]]:
     """Return the files of refs' moves by ref and number."""
     log_by_ref: dict[str, dict[int, StoredFile]] = defaultdict(dict)
     for file in files:
-        if move := MOVE_PATH.fullmatch(file.path):
-            log_by_ref[move[2]][int(move[3])] = file
+        if move_match := MOVE_PATH.fullmatch(file.path):
+            log_by_ref[move_match[2]][int(move_match[3])] = file
     return log_by_ref
 
 
-def read_named(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
+def read_ids_at_moves(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
     """Return the id that each move, a ref and a number, names; "" for a deletion."""
     identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, moves)
     return dict(zip(moves, identities, strict=True))
@@ -344,7 +344,7 @@ def _build_missing_error(catalog: Catalog[Any], identity: str, ref: str) -> Stor
     )
 
 
-def _find_origins(
+def _find_origin_digests(
     store: Store,
     start_digests: Iterable[str],
     records: Iterable[_MemoRecord],
@@ -369,15 +369,15 @@ def _find_origins(
     return digests
 
 
-def _find_mirrors(
+def _find_mirror_digests(
     store: Store, records: Iterable[_MemoRecord], dumps: Collection[str], blobs: Mapping[str, StoredFile]
 ) -> set[str]:
     """Return the blobs of the newest state of each wiki from which a snapshot was built."""
     newest_by_stage: dict[str, _MemoRecord] = {}
     for record in records:
         if record.mirror_of and record.mirror_of in dumps and record.outputs:
-            newest = newest_by_stage.get(record.stage, record)
-            newest_by_stage[record.stage] = max(record, newest, key=lambda state: state.key)
+            newest_record = newest_by_stage.get(record.stage, record)
+            newest_by_stage[record.stage] = max(record, newest_record, key=lambda state: state.key)
     list_digests = {digest for record in newest_by_stage.values() for digest in record.outputs}
     return list_digests.union(*(_read_blob_list(store, blobs[digest]) for digest in list_digests if digest in blobs))
 
@@ -408,20 +408,22 @@ def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
     read, every file is kept.
     """
     for training_key, files in _group_by_training(store).items():
-        if _is_published(store, training_key):
+        if _is_training_published(store, training_key):
             yield from files
             continue
         try:
-            newest = store.trainings.find_newest(training_key)
+            newest_checkpoint = store.trainings.find_newest(training_key)
         except StoreError:
             continue
-        needed_paths = _list_needed_paths(store, training_key, newest)
+        needed_paths = _list_needed_paths(store, training_key, newest_checkpoint)
         yield from (
             file for file in files if file.path not in needed_paths and not _is_signature_of(file, needed_paths)
         )
 
 
-def find_abandoned(store: Store, view: StoreView, cutoff: float) -> tuple[Sequence[StoredFile], Sequence[str]]:
+def find_abandoned_trainings(
+    store: Store, view: StoreView, cutoff: float
+) -> tuple[Sequence[StoredFile], Sequence[str]]:
     """Return the records of abandoned trainings, and the snapshots of the other trainings.
 
     A training is abandoned if all its files were written at `cutoff` or before. While a build or a
@@ -449,7 +451,7 @@ def _group_by_training(store: Store) -> dict[str, list[StoredFile]]:
     return files
 
 
-def _is_published(store: Store, training_key: str) -> bool:
+def _is_training_published(store: Store, training_key: str) -> bool:
     """Return whether a training's model is in the store, so that it is not trained again."""
     record = store.memo.find(TRAINING_STAGE, training_key)
     model = record.stats.get("model") if record else None

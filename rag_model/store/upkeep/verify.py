@@ -12,7 +12,7 @@ from typing import Any
 from rag_model.digest import digest_chunks
 from rag_model.errors import StoreError
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.files import json_bytes, read_ahead
+from rag_model.store.objects.files import encode_json, read_ahead
 from rag_model.store.pulling.deltas import find_delta, list_delta_steps
 from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
@@ -94,15 +94,15 @@ def _check_files(
     paths_by_blob: dict[BlobRef, list[str]] = defaultdict(list)
     for path, ref in content.files.items():
         paths_by_blob[ref].append(path)
-    verdicts = read_ahead(
+    problems_by_blob = read_ahead(
         partial(check, store),
         [*paths_by_blob],
         _THREADS if check is _check_hash else store.files.concurrency,
     )
-    results = list(zip(paths_by_blob, verdicts, strict=True))
+    blob_problems = list(zip(paths_by_blob, problems_by_blob, strict=True))
     return [
         StoreProblem(path, ref.id, problem)
-        for ref, problem in results
+        for ref, problem in blob_problems
         if problem is not None
         for path in paths_by_blob[ref]
     ]
@@ -119,8 +119,8 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
         return []
     all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parent_contents)
     steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
-    refs = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
-    delta_path_by_blob = {ref: path for (path, _), ref in zip(steps, refs, strict=True) if ref}
+    deltas = store.files.map_concurrently(lambda item: find_delta(store, item[1]), steps)
+    delta_path_by_blob = {ref: path for (path, _), ref in zip(steps, deltas, strict=True) if ref}
     verdicts = zip(
         delta_path_by_blob, read_ahead(partial(_check_hash, store), [*delta_path_by_blob], _THREADS), strict=True
     )
@@ -159,8 +159,8 @@ def _verify_refs(catalog: Catalog[Any]) -> list[StoreProblem]:
         problems += [
             StoreProblem(refs.move_path(name, number), None, "missing: the log has a gap") for number in missing_numbers
         ]
-        verdicts = catalog.files.map_concurrently(partial(_verify_move, catalog, known_ids, name), numbers)
-        results = zip(numbers, verdicts, strict=True)
+        move_problems = catalog.files.map_concurrently(partial(_verify_move, catalog, known_ids, name), numbers)
+        results = zip(numbers, move_problems, strict=True)
         problems += [
             StoreProblem(refs.move_path(name, number), None, problem) for number, problem in results if problem
         ]
@@ -195,12 +195,12 @@ def probe_store(store: Store) -> ProbeResult:
     Raises:
         StoreError: the store cannot be read or written, or returns other bytes than were written.
     """
-    path, probe = f"probe/doctor-{secrets.token_hex(8)}.json", {"nonce": secrets.token_hex(8)}
+    path, probe_value = f"probe/doctor-{secrets.token_hex(8)}.json", {"nonce": secrets.token_hex(8)}
     start_seconds, time_before = time.perf_counter(), time.time()
     try:
-        written_at = store.intents.write_timed(path, probe)
+        written_at = store.intents.write_timed(path, probe_value)
         time_after = time.time()
-        if store.files.read(path) != json_bytes(probe):
+        if store.files.read(path) != encode_json(probe_value):
             raise StoreError(
                 f"{store.files.url_of(path)} does not hold the bytes that were just written: use another store"
             )

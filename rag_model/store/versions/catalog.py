@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rag_model.errors import NotFoundError, RefusedError, StoreError, UsageError
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files, encode_json
 from rag_model.store.versions.checks import FULL_ID, VersionManifest
 from rag_model.store.versions.refs import Refs
 from rag_model.store.versions.signatures import (
@@ -54,7 +54,7 @@ class Catalog(Generic[ManifestT]):
         signatures, existing_manifest = Signatures(self.files), self.files.read_json(path)
         if sign:
             signatures.sign(path, stored_manifest if existing_manifest is None else existing_manifest)
-        if existing_manifest is None and not self.files.create(path, json_bytes(stored_manifest)) and sign:
+        if existing_manifest is None and not self.files.create(path, encode_json(stored_manifest)) and sign:
             # Sign the manifest of the other writer, who was first.
             signatures.sign(path, self.files.read_json(path))
         return manifest.id
@@ -68,9 +68,9 @@ class Catalog(Generic[ManifestT]):
         """
         path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
         if not has_signing_key():
-            return self.files.create(path, json_bytes(stored_manifest))
+            return self.files.create(path, encode_json(stored_manifest))
         Signatures(self.files).sign(path, stored_manifest)
-        self.files.write(path, json_bytes(stored_manifest))
+        self.files.write(path, encode_json(stored_manifest))
         return True
 
     def get(self, identity: str) -> ManifestT:

@@ -39,7 +39,7 @@ from rag_model.ranges import (
     evict_unused_files,
 )
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.objects.cache import cache_folder, get_cache_limit
+from rag_model.store.objects.cache import get_cache_folder, get_cache_limit
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import RANGE_DIGESTS, RANGE_TABLE, Manifest
 from rag_model.untrusted_text import parse_json
@@ -74,7 +74,7 @@ class SnapshotRanges:
         Raises:
             StoreError: the table is missing, damaged or of a newer version.
         """
-        max_bytes = get_cache_limit(cache_folder()) if max_bytes is None else max_bytes
+        max_bytes = get_cache_limit(get_cache_folder()) if max_bytes is None else max_bytes
         evict_unused_files(_get_cache_folder(), max_bytes)
         cache = RangeCache(_get_cache_folder() / manifest.id, max_bytes)
         files = manifest.content.files
@@ -175,7 +175,7 @@ def delete_cached_ranges(snapshots: Collection[str]) -> None:
 
 def _get_cache_folder() -> Path:
     """Return the folder of the range caches, which has a folder for each snapshot."""
-    return cache_folder() / "ranges"
+    return get_cache_folder() / "ranges"
 
 
 def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:

@@ -18,7 +18,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from rag_model.errors import NotFoundError, RefConflictError, StoreError, UsageError
-from rag_model.store.objects.files import NO_CONDITIONAL_WRITES, Files, json_bytes
+from rag_model.store.objects.files import NO_CONDITIONAL_WRITES, Files, encode_json
 from rag_model.store.versions.checks import FULL_ID
 from rag_model.store.versions.signatures import Signatures, TrustedKeys, normalize_json
 from rag_model.store.versions.takedowns import Takedowns
@@ -215,7 +215,7 @@ class Refs:
         if sign:
             is_created = Signatures(self._files).create_signed(path, stored_move)
         else:
-            is_created = self._files.create(path, json_bytes(stored_move))
+            is_created = self._files.create(path, encode_json(stored_move))
         if not is_created:
             raise self._build_conflict_error(name, expected)
         return move

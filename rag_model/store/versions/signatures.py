@@ -25,7 +25,7 @@ from typing import Any, Self
 from rag_model.digest import canonical_json
 from rag_model.errors import RefusedError, StoreError, UsageError
 from rag_model.extras import require
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files, encode_json
 
 SIGNING_KEY_VARIABLE = "BOOKWHEEL_SIGNING_KEY"  # a private key as PEM, or the path of a PEM file
 TRUST_VARIABLE = "BOOKWHEEL_TRUST"  # the path of a trust file
@@ -151,7 +151,7 @@ class Signatures:
             signature = base64.b64encode(key.sign(_build_signed_message(path, value))).decode()
             self.files.write(
                 _get_signature_path(path, value, key.public_key()),
-                json_bytes({"format": _FORMAT, "signature": signature}),
+                encode_json({"format": _FORMAT, "signature": signature}),
             )
 
     def create_signed(self, path: str, value: Any) -> bool:
@@ -160,7 +160,7 @@ class Signatures:
         """
         # The signature is written before the file, so that every reader sees it.
         self.sign(path, value)
-        if self.files.create(path, json_bytes(value)):
+        if self.files.create(path, encode_json(value)):
             return True
         if key := _load_private_key():
             self.files.remove(_get_signature_path(path, value, key.public_key()))
@@ -228,7 +228,7 @@ class PulledSignatures:
         signed_value = signatures.files.read_json(path)
         for key in trusted_keys.keys.values():
             if (signature := signatures.read(path, signed_value, key)) is not None:
-                (self.folder / f"manifest.{_compute_fingerprint(key)}.sig").write_bytes(json_bytes(signature))
+                (self.folder / f"manifest.{_compute_fingerprint(key)}.sig").write_bytes(encode_json(signature))
 
 
 def has_signing_key() -> bool:
@@ -304,4 +304,4 @@ def _load_private_key() -> Any:
 
 def normalize_json(value: Any) -> Any:
     """Return a JSON value as it would be read back from a file."""
-    return json.loads(json_bytes(value))
+    return json.loads(encode_json(value))

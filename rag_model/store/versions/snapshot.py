@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rag_model.arrays import Partition, map_npy
+from rag_model.arrays import RowPartition, map_npy
 from rag_model.corpus.passages import FULL_SCHEMA, PAGE_HEADER_BYTES, DecodedCache, PassageFile
 from rag_model.corpus.ranged_passages import RangedPassages, has_cuts
 from rag_model.corpus.records import CATEGORY_SEPARATOR, Passage
@@ -97,7 +97,7 @@ class Snapshot:
         self._path = path
         self._source = source
         self._mapped_copy = mapped_copy
-        self._partition = Partition(part.rows for part in self.parts)
+        self._partition = RowPartition(part.rows for part in self.parts)
         self._readers: OrderedDict[str, PassageReader] = OrderedDict()
         # decoded row groups are cached, because decoding a group takes longer than a search
         self._group_cache = DecodedCache(_GROUP_CACHE_BYTES)

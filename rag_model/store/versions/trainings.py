@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from rag_model.errors import NotFoundError, StoreError
 from rag_model.store.objects.blobs import BlobRef, fetch_file
-from rag_model.store.objects.files import Files, json_bytes
+from rag_model.store.objects.files import Files, encode_json
 from rag_model.store.objects.intents import Intents
 from rag_model.store.versions.checks import (
     FULL_ID,
@@ -240,7 +240,7 @@ class Trainings:
         record, signatures = normalize_json(checkpoint.to_json()), Signatures(self.files)
         while True:  # another machine may run the same training
             signatures.sign(self.record_path(key, number), record)
-            if self.files.create(self.record_path(key, number), json_bytes(record)):
+            if self.files.create(self.record_path(key, number), encode_json(record)):
                 break
             number += 1
         for older_number in self._list_numbers(key):

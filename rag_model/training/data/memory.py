@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
 from rag_model.encoders.encoder import Vectors
@@ -74,7 +74,7 @@ def read_passages(
     `runner` reads them on workers, one task per part; if None, this process reads them.
     """
     store, files, tasks = snapshot.store, snapshot.manifest.content.files, list[PassageTask]()
-    for part_index, _, local_rows in Partition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
+    for part_index, _, local_rows in RowPartition(part.rows for part in snapshot.parts).split(np.array(rows, np.int64)):
         np.save(rows_buffer := io.BytesIO(), local_rows.astype(np.int32), allow_pickle=False)
         file = files[passages_path(snapshot.parts[part_index].name)]
         tasks.append(PassageTask(file, store.blobs.put_bytes(rows_buffer.getvalue())))
@@ -122,7 +122,7 @@ class PassageMemory:
                 "needs inner "
                 'products: reindex it with metric = "ip"'
             )
-        self._partition = Partition(part.rows for part in snapshot.parts)
+        self._partition = RowPartition(part.rows for part in snapshot.parts)
         # mapped, not read
         self._part_vectors = [snapshot.embeddings(part.name) for part in snapshot.parts]
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.corpus.records import Passage
 from rag_model.errors import UsageError
 from rag_model.evaluation.matching import AnswerMatcher
@@ -258,7 +258,7 @@ def _check_candidates(
     order = np.argsort(rows, axis=None, kind="stable")
     order = order[np.count_nonzero(rows < 0) :]
     questions, tasks, spans = order // max(1, rows.shape[1]), list[CheckTask](), list[slice]()
-    for part_index, span, local_rows in Partition(part.rows for part in snapshot.parts).split(rows.ravel()[order]):
+    for part_index, span, local_rows in RowPartition(part.rows for part in snapshot.parts).split(rows.ravel()[order]):
         np.save(buffer := io.BytesIO(), np.array([questions[span], local_rows], np.int32), allow_pickle=False)
         file = files[passages_path(snapshot.parts[part_index].name)]
         tasks.append(CheckTask(file, checkers_ref, store.blobs.put_bytes(buffer.getvalue())))

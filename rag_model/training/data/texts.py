@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.corpus.chunkers.article_words import ends_sentence
 from rag_model.corpus.records import Passage
 from rag_model.corpus.salient_spans import SalientSpan, SpanFile
@@ -184,7 +184,7 @@ class SalientSpans:
                 'of the recipe, or set masks = "random"'
             )
         self._files: dict[int, SpanFile] = {}
-        self._partition = Partition(part.rows for part in snapshot.parts)
+        self._partition = RowPartition(part.rows for part in snapshot.parts)
 
     def find_rows(self, runner: TaskRunner | None = None) -> Rows:
         """Return the rows of the passages that have a span, ascending.

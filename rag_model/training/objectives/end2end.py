@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from rag_model.arrays import Partition
+from rag_model.arrays import RowPartition
 from rag_model.corpus.chunkers.article_words import ends_sentence
 from rag_model.corpus.passages import PassageFile
 from rag_model.corpus.records import Passage
@@ -147,7 +147,7 @@ def sample_leads(snapshot: Snapshot, limit: int, seed: int, runner: TaskRunner |
         skipped_counts.append(int(result["starts_with_lead"] and result["first"] == previous_page))
         lead_counts.append(result["leads"] - skipped_counts[-1])
         previous_page = result["last"]
-    rng, reservoir, partition = random.Random(seed), dict[int, int](), Partition(lead_counts)
+    rng, reservoir, partition = random.Random(seed), dict[int, int](), RowPartition(lead_counts)
     # The loop is reservoir sampling (Vitter's algorithm R).
     for lead_number in range(partition.n):
         slot = lead_number if lead_number < limit else rng.randrange(lead_number + 1)

@@ -23,7 +23,7 @@ from rag_model.corpus.passages import (
 )
 from rag_model.corpus.records import EARLIEST, LATEST, Passage
 from rag_model.errors import InputError
-from rag_model.parquet_pages import PagesError, _build_page, _parse_struct, _parse_usual_header, check_footer
+from rag_model.parquet_pages import ParquetError, _build_page, _parse_struct, _parse_usual_header, check_footer
 from rag_model.store.versions.mapped import write_mapped_copy
 
 DATES = (1_793_534_400, None, -1, EARLIEST, LATEST)  # None: the source has none
@@ -304,7 +304,7 @@ def test_long_equal_passages_that_the_writer_wrote_are_read(tmp_path: Path) -> N
 def test_headers_of_pages_are_read_or_refused(data: bytes) -> None:
     try:
         found, end = _parse_struct(data, 0)
-    except (IndexError, PagesError):
+    except (IndexError, ParquetError):
         return
     assert end > 0
     assert all(isinstance(number, int) for number in found)
@@ -330,7 +330,7 @@ def test_no_header_is_read_in_two_ways(header: bytes, at: int, data: bytes) -> N
     changed = header[:at] + data + header[at + len(data) :] + bytes(8)
     try:
         usual = _parse_usual_header(changed)
-    except (IndexError, PagesError):
+    except (IndexError, ParquetError):
         return
     if usual:
         assert usual == _build_page(*_parse_struct(changed, 0))
@@ -392,7 +392,7 @@ def test_a_footer_whose_histograms_lie_is_refused_before_arrow_ends_the_process(
             continue
         try:
             check_footer(metadata, len(sound))
-        except PagesError as refused:
+        except ParquetError as refused:
             messages.add(str(refused))
     assert any("histogram" in why for why in messages), messages
 

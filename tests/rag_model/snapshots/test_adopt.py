@@ -22,7 +22,7 @@ from rag_model.snapshots.imported import (
     digest_ids,
     import_in_sequence,
     import_part,
-    list_sources,
+    list_urls,
     plan_import,
 )
 from rag_model.snapshots.stage_results import EmbedResult
@@ -36,7 +36,7 @@ def import_parts(store: Store, passages: str, vectors: VectorInput, part_bytes: 
 
 
 def import_parts_of_parquet(store: Store, passages: str) -> ImportedParts:
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=PART)
     return collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32")
 
 
@@ -98,7 +98,7 @@ def read_back(store: Store, imported: ImportedParts) -> tuple[list[tuple[str, st
 def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: Store, tmp_path: Path) -> None:
     vectors = vectors_of(ROWS)
     passages = save_wiki_dpr(tmp_path / "wiki", vectors)
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=PART)
     assert [task.rows for task in tasks] == [10] * 5
     reports = [import_part(task, store) for task in reversed(tasks)][::-1]  # in any order
     found = read_back(store, collect_parts(store, passages, reports, "float32"))
@@ -110,7 +110,7 @@ def test_passages_and_vectors_in_one_parquet_file_are_imported_by_part(store: St
     again = [import_part(task, store) for task in tasks]
     assert [report["passages"]["is_new"] for report in again] == [False] * 5, "recorded parts are not read again"
     store.takedowns.add("", ["title 4"], "", "me")
-    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_sources(passages)))), part_bytes=PART)
+    tasks = plan_import(store, passages, inspect_vectors(list(map(Path, list_urls(passages)))), part_bytes=PART)
     without = read_back(store, collect_parts(store, passages, [import_part(task, store) for task in tasks], "float32"))
     assert [row for row, _, _ in without[0]] == [str(row + 1) for row in range(ROWS) if row // 3 != 4]
     np.testing.assert_array_equal(without[1], np.delete(vectors, [12, 13, 14], axis=0))
@@ -234,7 +234,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(store: Store, tmp_path: Pa
         run(passages)
 
     def run(passages: str, paths: list[Path] | None = None) -> None:
-        inspected = inspect_vectors(paths or list(map(Path, list_sources(passages))))
+        inspected = inspect_vectors(paths or list(map(Path, list_urls(passages))))
         for task in plan_import(store, passages, inspected, part_bytes=PART):
             import_part(task, store)
 

@@ -15,7 +15,7 @@ import pytest
 from rag_model.errors import BookwheelError
 from rag_model.serving.following.follower import FollowedRef
 from rag_model.serving.monitoring.observer import Observer, Refusal
-from rag_model.store.objects.files import json_bytes
+from rag_model.store.objects.files import encode_json
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.versions.manifest import Manifest
@@ -108,7 +108,7 @@ def name_a_hostile_manifest(library: Library) -> None:
     value = library.store.snapshots.get(library.blue).to_json()
     value["content"]["files"]["../../../escaped"] = next(iter(value["content"]["files"].values()))
     identity = secrets.token_hex(32)
-    Path(library.url, "snapshots", f"{identity}.json").write_bytes(json_bytes({**value, "id": identity}))
+    Path(library.url, "snapshots", f"{identity}.json").write_bytes(encode_json({**value, "id": identity}))
     now = library.store.refs.find_current("latest")
     assert now is not None
     library.store.refs.move("latest", identity, now.number)

@@ -9,7 +9,7 @@ import pytest
 from rag_model.errors import UsageError
 from rag_model.store import Store
 from rag_model.store.objects import cache as cache_module
-from rag_model.store.objects.cache import evict_for
+from rag_model.store.objects.cache import make_room_for
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def listings(cache: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def add(cache: Path, number: int, size: int, hours: float = 0.0) -> Path:
     """Add a copy as `Blobs.local` does."""
-    evict_for(size)
+    make_room_for(size)
     path = cache / "aa" / f"{number:064x}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes(size))

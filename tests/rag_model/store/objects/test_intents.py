@@ -25,7 +25,7 @@ def store(local_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def names(store: Store) -> list[str]:
     """The intents that count now."""
-    return [intent.name for intent in store.intents.list_live(store.intents.write_timed("probe/now", {}))]
+    return [intent.name for intent in store.intents.list_live_intents(store.intents.write_timed("probe/now", {}))]
 
 
 def condemn(store: Store, *paths: str, knows: Sequence[str] = ()) -> None:
@@ -62,13 +62,13 @@ def test_an_intent_that_is_written_again_keeps_its_start(
     monkeypatch.setattr(store.files, "write", put)
     monkeypatch.setattr(intents, "_RENEW_SECONDS", 0.001)
     with store.intents.hold("build"):
-        began = store.intents.list_live(0.0)[0].started
+        began = store.intents.list_live_intents(0.0)[0].started
         later(store, 2 * HOUR)
         for _ in range(2):  # the first may have been written before the file became older
             beaten.clear()
             assert beaten.wait(300)
         now = store.intents.write_timed("probe/now", {})
-        assert [(intent.name, intent.started) for intent in store.intents.list_live(now)] == [("build", began)]
+        assert [(intent.name, intent.started) for intent in store.intents.list_live_intents(now)] == [("build", began)]
 
 
 def test_a_writer_waits_while_what_it_needs_is_deleted(store: Store, later: Callable[..., None]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rag_model.digest import digest_bytes
 from rag_model.errors import InputError
 from rag_model.store import Content, Manifest, Store
-from rag_model.store.objects.cache import Stamps, cache_stamps
+from rag_model.store.objects.cache import Stamps, open_cache_stamps
 from rag_model.store.pulling.folder import CURRENT, open_folder_stamps
 from rag_model.store.pulling.pull import pull
 
@@ -72,7 +72,7 @@ def test_a_moved_file_is_not_copied_and_keeps_its_stamp(file: Path, local_store:
     path = local_store.files.local_path(ref.path)
     assert (file.exists(), path.stat().st_ino, path.stat().st_nlink) == (False, inode, 1)
     assert path.stat().st_mtime > 0, "`gc` would take it for an old file"
-    assert cache_stamps().has_valid_stamp(path, ref.id)
+    assert open_cache_stamps().has_valid_stamp(path, ref.id)
 
 
 def test_a_stamp_is_of_one_file(file: Path, tmp_path: Path) -> None:

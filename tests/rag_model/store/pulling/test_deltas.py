@@ -209,7 +209,7 @@ def test_a_delta_that_spares_little_is_not_kept(local_store: Store, tmp_path: Pa
 def test_what_is_packed_is_unpacked(size: int, tmp_path: Path) -> None:
     data = np.random.default_rng(1).integers(0, 4, size, np.uint8).tobytes()
     (tmp_path / "file").write_bytes(data + b"vectors")
-    delta_files.write_packed(tmp_path / "file", size, tmp_path / "packed")
+    delta_files.pack_file(tmp_path / "file", size, tmp_path / "packed")
     delta_files.unpack_file(tmp_path / "packed", size, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data
 
@@ -217,7 +217,7 @@ def test_what_is_packed_is_unpacked(size: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:2], lambda data: b"\xff" * len(data)])
 def test_a_damaged_pack_is_refused(damage: object, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(9999))
-    delta_files.write_packed(tmp_path / "file", 9999, tmp_path / "packed")
+    delta_files.pack_file(tmp_path / "file", 9999, tmp_path / "packed")
     (tmp_path / "packed").write_bytes(damage((tmp_path / "packed").read_bytes()))  # type: ignore[operator]
     with pytest.raises(InputError, match="fetch the whole file"):
         delta_files.unpack_file(tmp_path / "packed", 9999, tmp_path / "out")

@@ -21,7 +21,7 @@ from rag_model.errors import StoreError
 from rag_model.store import Content, Manifest, PartEntry, Snapshot, Store
 from rag_model.store.diff import diff_snapshots
 from rag_model.store.objects.blobs import BlobRef
-from rag_model.store.pulling.overlap import Overlap, Patch, PulledVectors, VectorTable, find_vector_tables
+from rag_model.store.pulling.overlap import PulledVectors, RowOverlap, RowPatch, VectorTable, find_vector_tables
 from rag_model.store.pulling.pull import pull
 from rag_model.store.versions.manifest import embeddings_in_space
 from tests.fixtures.s3_proxy import FaultyServer
@@ -163,7 +163,7 @@ def test_passages_of_a_part_that_did_not_change_are_not_read(local_store: Store,
     old, new = month(local_store, LAST), month(local_store, {**LAST, 112: NOW[112]})
 
     def kept() -> Any:
-        overlap = Overlap.between(old, new)
+        overlap = RowOverlap.between(old, new)
         assert overlap is not None
         return overlap.find_previous_rows()
 
@@ -310,7 +310,7 @@ def test_passages_of_another_number_than_the_manifest_says_are_no_overlap(local_
     size = 128 + 2 * D * (first.rows + 1)
     files = {**content.files, "embeddings/part-00000.npy": BlobRef("sha256:" + "0" * 64, size)}
     lying = Snapshot.from_manifest(local_store, Manifest(replace(content, files=files)))
-    overlap = Overlap.between(old, lying)
+    overlap = RowOverlap.between(old, lying)
     assert overlap is not None
     assert overlap.find_patch("embeddings/part-00000.npy") is None
     assert overlap.find_patch("embeddings/part-00001.npy") is not None
@@ -332,7 +332,7 @@ def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
         rows = np.array(kept, np.int64)
         later = np.where(rows[:, None] < 0, np.uint8(7), earlier[rows])
         data = bytes(head) + later.tobytes()
-        patch = Patch(VectorTable("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
+        patch = RowPatch(VectorTable("embeddings", head, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), rows)
         calls: list[tuple[int, int]] = []
 
         def read(first: int, end: int) -> bytes:
@@ -349,7 +349,7 @@ def test_a_patch_is_the_file_from_wherever_it_is_gone_on_with(
 def test_a_few_rows_between_two_that_are_fetched_are_fetched_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rag_model.store.pulling.overlap._MIN_GAP", 3 * 16)
     kept = np.array([-1, 0, 1, -1, 2, 3, 4, -1, *range(50)], np.int64)
-    patch = Patch(VectorTable("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
+    patch = RowPatch(VectorTable("embeddings", 128, 16, (PartEntry("part-00000", 0, 0, len(kept)),)), kept)
     assert [(piece.start, piece.end) for piece in patch.iter_pieces() if piece.rows is None] == [
         (0, 128),
         (128, 128 + 4 * 16),

@@ -10,7 +10,7 @@ import pytest
 
 from rag_model.errors import NotFoundError, StoreError, UsageError
 from rag_model.store import Snapshot, Store
-from rag_model.store.pulling.folder import lock_folder, remove_taken_down
+from rag_model.store.pulling.folder import lock_folder, remove_snapshots
 from rag_model.store.pulling.pull import pull
 
 VECTORS = "embeddings/part-00000.npy"
@@ -95,10 +95,10 @@ def test_a_folder_is_rid_of_what_was_taken_down_though_it_is_the_current_one(
 ) -> None:
     a, b, *_ = versions
     parse = local_store.snapshots.parse
-    assert remove_taken_down(dest, {a}, parse) == ()
+    assert remove_snapshots(dest, {a}, parse) == ()
     pull(local_store, b, dest)
     pull(local_store, a, dest)
-    assert remove_taken_down(dest, {a}, parse) == (a,)
+    assert remove_snapshots(dest, {a}, parse) == (a,)
     assert (there(dest), copies(dest)) == ({b}, named(local_store, b))
     assert not (dest / "current").is_symlink()
 

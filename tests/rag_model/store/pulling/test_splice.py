@@ -74,7 +74,7 @@ def test_a_splice_holds_a_part_of_its_files(tmp_path: Path) -> None:
 def test_a_splice_that_makes_no_sense_is_refused(steps: list[tuple[int, int, int]], tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(np.array(steps, "<i8").tobytes() + b"abc")
     head = struct.pack("<QQ", len(steps), 3)
-    delta_files.write_packed(tmp_path / "raw", 24 * len(steps) + 3, tmp_path / "splice", head)
+    delta_files.pack_file(tmp_path / "raw", 24 * len(steps) + 3, tmp_path / "splice", head)
     refused(tmp_path)
 
 

@@ -97,15 +97,15 @@ def test_a_snapshot_that_no_ref_ever_named_goes_when_it_is_old(
 
 def test_the_bound_is_inclusive() -> None:
     moves = {number: StoredFile(f"refs/latest/{number:08d}.json", 1, 100.0 * number) for number in (1, 2, 3)}
-    assert _ExpirePlanner._find_expired(moves, 199.9, 1) == set()
-    assert _ExpirePlanner._find_expired(moves, 200.0, 1) == {1}
+    assert _ExpirePlanner._find_expired_numbers(moves, 199.9, 1) == set()
+    assert _ExpirePlanner._find_expired_numbers(moves, 200.0, 1) == {1}
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 9), st.integers(-1, 6))
 def test_what_is_forgotten_is_the_beginning_of_the_log(times: list[int], keep: int, bound: int) -> None:
     """Whatever the times of files that were copied here and there."""
     moves = {number: StoredFile("", 1, float(moment)) for number, moment in enumerate(times, start=3)}
-    gone = _ExpirePlanner._find_expired(moves, bound, keep)
+    gone = _ExpirePlanner._find_expired_numbers(moves, bound, keep)
     assert sorted(gone) == sorted(moves)[: len(gone)]
     assert len(moves) - len(gone) >= min(keep, len(moves))
     assert all(times[number - 2] <= bound for number in gone)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rag_model.errors import StoreError
 from rag_model.store import BlobRef, Content, Manifest, PartEntry
-from rag_model.store.objects.files import json_bytes
+from rag_model.store.objects.files import encode_json
 from rag_model.store.versions.manifest import embeddings_in_space
 
 blobs = st.builds(
@@ -77,16 +77,16 @@ GOOD = Manifest(
 
 @given(manifests)
 def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
-    data = json_bytes(manifest.to_json())
+    data = encode_json(manifest.to_json())
     again = Manifest.from_bytes(data)
     assert again == manifest
     assert again.id == manifest.id
-    assert json_bytes(again.to_json()) == data
+    assert encode_json(again.to_json()) == data
 
 
 @given(named)
 def test_representations_and_a_retriever_survive_their_file(content: Content) -> None:
-    again = Manifest.from_bytes(json_bytes(Manifest(content).to_json())).content
+    again = Manifest.from_bytes(encode_json(Manifest(content).to_json())).content
     assert again == content
     assert again.default_retriever
 
@@ -192,7 +192,7 @@ def test_a_file_cannot_be_a_folder_as_well() -> None:
     ],
 )
 def test_a_damaged_or_hostile_manifest_is_refused(where: tuple[Any, ...], value: Any) -> None:
-    manifest = json.loads(json_bytes(GOOD.to_json()))
+    manifest = json.loads(encode_json(GOOD.to_json()))
     inner = manifest
     for step in where[:-1]:
         inner = inner[step]
@@ -234,7 +234,7 @@ def test_doubled_parts_are_refused() -> None:
     ],
 )
 def test_error_names_the_field(where: tuple[Any, ...], value: Any, message: str) -> None:
-    manifest = json.loads(json_bytes(GOOD.to_json()))
+    manifest = json.loads(encode_json(GOOD.to_json()))
     section = manifest
     for step in where[:-1]:
         section = section[step]

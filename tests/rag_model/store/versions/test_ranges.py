@@ -22,7 +22,7 @@ from rag_model.retrieve.dense import DenseRetriever
 from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.snapshots import range_digests
-from rag_model.snapshots.range_digests import RangeTask, add_range_digests, list_range_tasks
+from rag_model.snapshots.range_digests import DigestTask, add_range_digests, list_range_tasks
 from rag_model.store.recorded_tasks import compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions import ranges
@@ -237,7 +237,7 @@ def test_table_of_the_previous_version_is_read(local: Store, tmp_path: Path, mon
         return {"pinned": (build_outline(kind, path) or {})["pinned"]}
 
     monkeypatch.setattr(ListKind, "build_outline", build_previous_outline)
-    monkeypatch.setattr(RangeTask, "CODE", 3)
+    monkeypatch.setattr(DigestTask, "CODE", 3)
     tasks = list_range_tasks(content, min_bytes=1)
     content = add_range_digests(local, content, tasks, lambda each, _: [compute_once(task, local) for task in each])
     assert json.loads(local.blobs.read(content.files[RANGE_TABLE]))["version"] == 1

@@ -17,7 +17,7 @@ from rag_model.errors import RefConflictError, RefusedError, UsageError
 from rag_model.snapshots.parent import Parent
 from rag_model.snapshots.publish import publish_replacement, replace_snapshot
 from rag_model.snapshots.takedown import list_unsigned
-from rag_model.store.objects.files import json_bytes
+from rag_model.store.objects.files import encode_json
 from rag_model.store.pulling.pull import pull
 from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, expire_store
@@ -94,7 +94,7 @@ def trusts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
 
 def swapped(store: Store, path: str, **changes: object) -> None:
     """Change fields of a JSON file of a store, as one who may write there can."""
-    store.files.write(path, json_bytes((store.files.read_json(path) or {}) | changes))
+    store.files.write(path, encode_json((store.files.read_json(path) or {}) | changes))
 
 
 def moves(store: Store, ref: str = "latest") -> list[str]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rag_model.errors import InputError
 from rag_model.generate.load import load_generator
 from rag_model.generate.prompts import InstructionTemplate, PaperTemplate
-from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import (
@@ -90,7 +90,7 @@ def test_no_block_is_scored_twice(store: Store, llama: Path) -> None:
         ("a", [replace(READING, is_plain_text=True)]),
         ("b", readings),
     ):
-        with pytest.raises(NotRecordedError):
+        with pytest.raises(ResultNotRecordedError):
             score_answers(store, lambda: generator, identity, some)
 
 

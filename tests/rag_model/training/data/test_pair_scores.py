@@ -20,7 +20,7 @@ from rag_model.encoders import torch_cross_encoder
 from rag_model.encoders.cross_encoder import CrossEncoder, runs_on_onnx
 from rag_model.encoders.onnx_cross_encoder import may_have_external_data
 from rag_model.errors import InputError
-from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.training.data.blocks import ScoreBlock
@@ -148,7 +148,7 @@ def test_no_block_is_scored_twice(store: Store, teacher: Path) -> None:
     assert not any(block.model for block in again.blocks)
     store.memo = replace(store.memo, can_produce=False)
     for identity, pairs in (("b", PAIRS), ("a", (QUESTIONS, TITLES, [*TEXTS[:-1], "other"]))):
-        with pytest.raises(NotRecordedError):
+        with pytest.raises(ResultNotRecordedError):
             WorkerPairScorer(store, teacher, identity, Workers(store), cpu=True, block=4).scores(*pairs)
 
 
@@ -210,7 +210,7 @@ def test_no_block_of_a_graph_is_scored_twice(store: Store, teacher: Path, graph:
     found = kept.scores(*PAIRS)
     store.memo = replace(store.memo, can_produce=False)
     assert (replace(kept, folder=graph / "absent").scores(*PAIRS) == found).all()
-    with pytest.raises(NotRecordedError):
+    with pytest.raises(ResultNotRecordedError):
         WorkerPairScorer(store, teacher, "a", Workers(store), cpu=True, block=4).scores(*PAIRS)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rag_model.encoders.trainable import TrainableEncoder
-from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.store import Store
 from rag_model.training.data.answer_scores import ScoringExample
 from rag_model.training.data.memory import PassageMemory
@@ -55,7 +55,7 @@ def test_another_model_behind_a_name_of_the_retriever_gives_other_lists(lister: 
     lister.store.memo = replace(lister.store.memo, can_produce=False)
     assert reranking.retrieve_lists(asked, 2) == found
     save_cross_encoder(judge, seed=4)
-    with pytest.raises(NotRecordedError):
+    with pytest.raises(ResultNotRecordedError):
         reranking.retrieve_lists(asked, 2)
 
 
@@ -67,9 +67,9 @@ def test_they_are_found_once(lister: PassageLister) -> None:
     store.memo = replace(store.memo, can_produce=False)
     assert lister.retrieve_lists([replace(asked[0], answer="another")], 2)[0].rows == found[0].rows
     for other, k in ((lister, 3), (replace(lister, identity="x"), 2), (replace(lister, retriever="exact"), 2)):
-        with pytest.raises(NotRecordedError):
+        with pytest.raises(ResultNotRecordedError):
             other.retrieve_lists(asked, k)
-    with pytest.raises(NotRecordedError):
+    with pytest.raises(ResultNotRecordedError):
         lister.retrieve_lists([replace(asked[0], text="who?")], 2)
     assert replace(lister, store=None).retrieve_lists(asked, 2) == found, "nothing is recorded without a store"
 

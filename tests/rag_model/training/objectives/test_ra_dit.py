@@ -16,7 +16,7 @@ from rag_model.errors import InputError, RefusedError, UsageError
 from rag_model.evaluation.answers.collapse import CollapsedError, CollapseLimits
 from rag_model.generate.load import load_generator
 from rag_model.generate.rag_folder import load_rag
-from rag_model.store.objects.memo import NotRecordedError
+from rag_model.store.objects.memo import ResultNotRecordedError
 from rag_model.store.recorded_tasks import OnProgress, compute_once
 from rag_model.store.store import Store
 from rag_model.store.versions.snapshot import Snapshot
@@ -270,7 +270,7 @@ def test_scores_and_lists_are_computed_once(job_of: Any, reading: Store) -> None
     begin(loop=replace(LOOP, learning_rate=1e-5), retriever={"preference": "mean_log_probability"}, temperature=0.5)
     assert done == [1]
     for changed in ({"k": 3}, {"seed": 1}, {"train": EXAMPLES[1:]}, {"dev": DEV[1:]}):
-        with pytest.raises(NotRecordedError):
+        with pytest.raises(ResultNotRecordedError):
             begin(**changed)
 
 
