@@ -35,7 +35,7 @@ def render_chat_template(
     return _render(json.dumps([template, list(messages), dict(special_tokens)]))
 
 
-@lru_cache(maxsize=256)  # a reader renders equal messages for every prompt
+@lru_cache(maxsize=256)  # cached, because a reader renders the same messages for every prompt
 def _render(arguments_json: str) -> str:
     try:
         reply = run_in_child(__name__, json.loads(arguments_json), seconds=_MAX_SECONDS, memory=_MAX_MEMORY)

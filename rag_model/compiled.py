@@ -23,7 +23,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 def bare(function: Callable[..., Any]) -> Any:
     """Compile a function that allocates no arrays, without reference counts of its array arguments.
 
-    The counts are atomic and take five nanoseconds per array and call: most of the time for a short
+    Updating these counts takes five nanoseconds per array and call, most of the time of a short
     list.
     """
     return _compile(function, {"_nrt": False})

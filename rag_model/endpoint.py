@@ -61,7 +61,7 @@ class Endpoint:
         """
         try:
             refuse_secret(self.url)
-        except UsageError:  # that message is about stores; the one below omits the secret
+        except UsageError:  # the message of `refuse_secret` is about stores
             raise UsageError(
                 "the endpoint's base URL contains a user, a password, a query or a port that is "
                 "not a number, which may be a secret: set a base URL such as "
@@ -124,7 +124,7 @@ def _is_usable_url(url: str) -> bool:
 
 
 class FailedAttemptError(Exception):
-    """A failed attempt; callers see its `error`."""
+    """One failed attempt of a request; callers get its `error`."""
 
     def __init__(self, error: BookwheelError, is_transient: bool = False, wait_seconds: float | None = None) -> None:
         """Store the error; if it `is_transient`, a retry may succeed, after `wait_seconds` if the
@@ -298,8 +298,8 @@ class RetrySettings(Protocol):
 
 
 def create_endpoint_client(endpoint: Endpoint, accept: str, connect_seconds: float) -> httpx.AsyncClient:
-    """Create an HTTP client that sends the endpoint's key and accepts a content type; sends
-    nothing.
+    """Create an HTTP client that sends the endpoint's key and accepts a content type; no request is
+    sent yet.
 
     The client follows no redirect, which could send the texts and the key to another host.
     """

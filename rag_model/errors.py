@@ -26,8 +26,8 @@ class BookwheelError(Exception):
     exit_code = 1
 
     def __init__(self, message: str = "", outcome: Any = None) -> None:
-        """Set the message; `outcome` has the results of a flow that ends with this error although
-        it has written them. It is None for other errors, and for one from another process.
+        """Set the message; `outcome` holds the results that a flow wrote before it ended with this
+        error. It is None if there are none, and if the error comes from another process.
         """
         super().__init__(message)
         self.outcome = outcome

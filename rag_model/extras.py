@@ -91,8 +91,8 @@ def check_single_faiss() -> None:
     """Check that exactly one distribution provides the module `faiss`.
 
     Raises:
-        MissingExtraError: Several do and overwrote each other's files; the message contains the
-            `pip` lines.
+        MissingExtraError: Several distributions provide it and have overwritten each other's files;
+            the message contains the `pip` lines.
     """
     if len(packages := list_faiss_packages()) > 1:
         raise MissingExtraError(
@@ -109,7 +109,7 @@ def _get_version(distribution: str) -> str:
     return _get_distribution_version(distribution)
 
 
-@cache  # looked up for every task
+@cache  # cached, because every task looks versions up
 def _get_distribution_version(distribution: str) -> str:
     try:
         return version(distribution)

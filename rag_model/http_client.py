@@ -36,7 +36,7 @@ _TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
 _MAX_REPLY_SECONDS = 300.0  # time to receive one reply
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
 _MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
-# raised before a request is sent
+# httpx raises these errors before it sends a request.
 _CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 _SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
 _ENCODING = "gzip"
@@ -156,7 +156,7 @@ def is_encrypted_or_local(scheme: str, host: str) -> bool:
 def retry(
     url: str, send: Callable[[], T], has_answered: Callable[[], bool], sleep: Callable[[float], None] = time.sleep
 ) -> T:
-    """Call `send`, again after a pause while the server is busy, and return its result.
+    """Call `send` and return its result; while the server is busy, call it again after a pause.
 
     Raises:
         UnreachableError: The server cannot be reached, asks to wait for too long, or stays busy.

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-# Sizes in bytes that are read in turn until a header fits; statistics can make it long.
+# Numbers of bytes to read in turn until a header fits, because statistics can make it long.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
 _BUFFER_BYTES = 1 << 20  # bytes of a column per read
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
@@ -171,9 +171,7 @@ def iter_row_range(
 
 
 def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tuple[int, int, int]]:
-    """Return (number, its first row, its end row) of each row group that has rows of [first,
-    end).
-    """
+    """Return (number, first row, end row) of each row group that has rows of [first, end)."""
     row_counts = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
     groups = enumerate(pairwise([0, *accumulate(row_counts)]))
     return [(group, start, stop) for group, (start, stop) in groups if first < stop and (end is None or start < end)]

@@ -81,8 +81,8 @@ def temporary_folder(purpose: str) -> Iterator[Path]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep `remove_unlocked_folders` from removing a folder; the kernel ends the lock of a
-    killed process.
+    """Lock a folder, so that `remove_unlocked_folders` keeps it; the kernel unlocks it if the
+    process is killed.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -157,7 +157,7 @@ def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
 
 
 def configure_native_libraries() -> None:
-    """Make Arrow use the C library's allocator, and idle threads of OpenBLAS sleep, here and in
+    """Make Arrow use the C library's allocator, and let OpenBLAS's idle threads sleep, also in
     child processes.
 
     Call it before Arrow and numpy are imported. Arrow's own allocator keeps the memory that a
@@ -571,8 +571,8 @@ def check_disk(folder: Path, size: int, work: str, other: str) -> None:
     Args:
         folder: the folder to write into.
         size: the bytes needed.
-        work: the work that needs them, the subject of the error message.
-        other: an alternative to freeing space, the end of the error message.
+        work: what needs these bytes; it becomes the subject of the error message.
+        other: what users can do instead of freeing space; it ends the error message.
 
     Raises:
         ResourceError: less than `size` bytes are free.

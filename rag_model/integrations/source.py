@@ -39,7 +39,8 @@ class PassageSource(Protocol):
     """A source of passages. Thread-safe."""
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
-        """Return the best `k` passages of a query; None: 5, or all passages of a smaller snapshot.
+        """Return the best `k` passages of a query; None means 5, or all passages of a smaller
+        snapshot.
 
         Raises:
             UsageError: The query is empty, or `k` is out of range.
@@ -75,7 +76,7 @@ class SourceSettings:
 
         Raises:
             UsageError: Not exactly one of store, folder and service is given, or a setting does not
-                apply to the one that is given.
+                apply to the given source.
         """
         given_sources = [name for name in ("store", "folder", "service") if getattr(self, name)]
         if len(given_sources) != 1:

@@ -48,7 +48,7 @@ class BuiltIndex:
     name: str
     plan: IndexPlan
     blob: BlobRef  # the index file
-    stats: Mapping[str, Any] = field(default_factory=dict)  # statistics of its merge
+    stats: Mapping[str, Any] = field(default_factory=dict)  # statistics of the merge of its shards
     # the trained file and its statistics, which later builds may reuse
     training: tuple[BlobRef, TrainingStats] | None = None
     # manifest entry with which later builds update its shards
@@ -103,7 +103,7 @@ def assemble_content(
 
 
 def replace_indexes(content: Content, indexes: Sequence[BuiltIndex]) -> Content:
-    """Return a content with added indexes; an index replaces the one of the same name."""
+    """Return the content with `indexes` added; each replaces an existing index of the same name."""
     index_names = {index.name for index in indexes}
     replaced_paths = {path for name in index_names for path in (trained_path(name), content.index_file(name))}
     files = {path: ref for path, ref in content.files.items() if path not in replaced_paths}
@@ -146,7 +146,8 @@ def list_row_files(
 
 
 def list_precisions(embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]) -> list[str]:
-    """Return the device types and dtypes with which the rows of a build were computed, sorted.
+    """Return the device types and dtypes, such as `cuda bfloat16`, that computed a build's rows,
+    sorted.
 
     The result includes the types of the parent if rows were reused from it.
     """

@@ -1,4 +1,4 @@
-"""The encoders and the chunker of a build, stored for workers and for readers of the snapshot."""
+"""Store the encoders and the chunker of a build for its workers and for readers of the snapshot."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -92,7 +92,7 @@ class StoredEncoder:
     name: str  # name that the user gave
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
-    # hashable, so that a worker loads equal encoders once
+    # a tuple, and so hashable: a worker loads equal encoders once
     passage: StoredFiles
     question: StoredFiles
     # rows of a passage: one vector, one for each token, or weighted terms

@@ -1,4 +1,4 @@
-"""Continue from an existing snapshot: its recipe, and stage results for its parts."""
+"""Read the recipe and the stage results of an existing snapshot, to build another one from it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -57,8 +57,8 @@ def read_snapshot_recipe(content: Content) -> Recipe:
 
 
 def inherit_provenance(manifest: Manifest) -> dict[str, Any]:
-    """Return the provenance fields that stay true for a snapshot that is built from this one's
-    passages and vectors.
+    """Return the provenance fields that stay true when another snapshot reuses the passages and
+    vectors.
     """
     fields = {name: manifest.provenance[name] for name in INHERITED_PROVENANCE if name in manifest.provenance}
     return fields | {HISTORY: format_history(manifest)}
@@ -66,7 +66,7 @@ def inherit_provenance(manifest: Manifest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PassageStatsTask(PartTask):
-    """A part whose articles are counted, and its passages by length."""
+    """Counts the articles of a part, and its passages by length."""
 
     stage: ClassVar[str] = "passage-stats"
     code: ClassVar[int] = 1
@@ -87,9 +87,9 @@ class PassageStatsTask(PartTask):
 def read_stage_results(
     store: Store, content: Content, runner: TaskRunner | None = None
 ) -> tuple[list[ChunkResult], dict[str, list[EmbedResult]]]:
-    """Return the chunk job's result for each part and, by representation, the embed job's results.
+    """Return the chunk job's result of each part, and the embed job's results by representation.
 
-    `runner` runs the tasks that read two columns of the passages; without one they run in this
+    `runner` runs the tasks, which read two columns of the passages; without it they run in this
     process.
 
     Raises:
@@ -138,7 +138,7 @@ def _read_index_recipe(settings: Any, entry: Mapping[str, Any]) -> IndexRecipe:
 
 
 def read_reencode_recipe(content: Content) -> Recipe:
-    """Return the snapshot's recipe with a gate that allows another vector space.
+    """Return the snapshot's recipe, changed so that its gate allows another vector space.
 
     Raises:
         UsageError: a setting is unknown to this version; the message names it.

@@ -79,7 +79,7 @@ class ImportTask:
     # Parquet files; if there are none, the passages are given to `import_part`
     passages: tuple[FileRange, ...]
     vectors: tuple[FileRange, ...]
-    column: str | None  # vector column of Parquet files; None means their only one
+    column: str | None  # vector column of Parquet files; None means their only vector column
     dim: int
     dtype: str  # numpy name of the dtype of the part's vectors
     sources: Any  # JSON values that identify the content of all files
@@ -88,7 +88,7 @@ class ImportTask:
 
     @property
     def rows(self) -> int:
-        """The number of rows, with those that a takedown removes."""
+        """The number of rows, including those that a takedown removes."""
         return sum(end_row - first_row for _, first_row, end_row in self.vectors)
 
     def inputs(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def plan_import(
     Args:
         store: the destination.
         passages: path, URL or glob of passages or documents, in a dump format with records.
-        vectors: (n, d) vectors; row i belongs to passage i.
-        column: vector column of Parquet files; None means their only one.
+        vectors: (n, d) vectors; row i is the vector of passage i.
+        column: vector column of Parquet files; None means their only vector column.
         part_bytes: bytes of float32 vectors per part.
 
     Raises:
@@ -162,8 +162,8 @@ def plan_import(
 
 
 def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | None = None) -> dict[str, Any]:
-    """Store one part without pages that were taken down, unless it is recorded; return the results
-    of its passages and vectors as JSON values. Holds a block of vectors in memory.
+    """Store a part without pages that were taken down; a recorded part is reused. Return the
+    results of its passages and vectors as JSON values. Holds a block of vectors in memory.
 
     `passages` begins with the passages of the task, and is read up to the end of the part.
 
@@ -239,7 +239,7 @@ def _split_rows(urls: Sequence[str], row_counts: Sequence[int], first_row: int, 
 
 
 def _identify_passage_files(urls: Sequence[str], vector_identities: Mapping[Path, list[Any]]) -> dict[str, list[Any]]:
-    """Return JSON values that change when a file of passages does."""
+    """Return, for each file of passages, JSON values that change when the file changes."""
     path_by_url = {url: Path(url) for url in urls if Path(url).is_file()}
     digest_by_path = {path: file_identity[0] for path, file_identity in vector_identities.items()}
     digest_by_path |= digest_files([path for path in path_by_url.values() if path not in digest_by_path])
@@ -274,7 +274,7 @@ def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[s
 def _write_passages(
     tables: Iterator[pa.Table], task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path
 ) -> ChunkStats:
-    """Write the passages of pages that are not removed; set the others to False in `is_kept`.
+    """Write the passages of pages that are not removed; set `is_kept` to False for the others.
 
     Raises:
         InputError: there are too few passages, one is too long, or the vector of a row has another
@@ -353,10 +353,10 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
 
 
 def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Check that no passages of different parts have the same id, by their digests.
+    """Check by digests that no two parts have a passage with the same id.
 
-    The digests of each part are sorted. They are in a file, from which one range of values at a
-    time is read into memory.
+    The digests of each part are sorted. All digests are in a file, from which one range of values
+    at a time is read into memory.
 
     Raises:
         InputError: an id is in two parts.
@@ -381,7 +381,7 @@ def check_part_ids(store: Store, reports: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_same_digests(store: Store, reports: Sequence[Mapping[str, Any]], digests: npt.NDArray[np.uint64]) -> None:
-    """Compare the ids that have one of these digests, because different ids may share a digest."""
+    """Compare the ids whose digests occur twice, because different ids may share a digest."""
     ids_to_compare = list[pa.Array]()
     for report in reports:
         ids = _read_ids(store, _read_passages_report(report).passages)
@@ -424,7 +424,7 @@ def _compare_ids(ids: Sequence[str], vector_ids: Iterator[tuple[str, int, str | 
 def _write_vectors(
     task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], out: IO[bytes]
 ) -> Iterator[bytes | memoryview]:
-    """Write the vectors of kept rows as a `.npy` file; yield each block once it is written."""
+    """Write the vectors of the kept rows as a `.npy` file; yield each block after writing it."""
     dtype, n_read = np.dtype(task.dtype), 0
     source_by_path = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
@@ -446,7 +446,7 @@ def _write_vectors(
 
 
 def check_encoder(store: Store, imported: ImportedParts, encoder: StoredEncoder) -> None:
-    """Check that the vectors come from an encoder: encode a few passages again and compare.
+    """Check that `encoder` made the vectors: encode a few passages again and compare.
 
     Raises:
         RefusedError: another encoder made the vectors.

@@ -1,13 +1,13 @@
 """Measure a snapshot before it is published.
 
 Each index is compared with exact search on queries sampled from the corpus. The file of each index
-is examined for links, lists and codes, which explain its recall. Where the gate sets a floor on the
-user's own questions, the retriever is scored on them.
+is examined for links, lists and codes, which explain its recall. If the gate requires a minimum
+score on the user's own questions, the retriever is scored on them.
 
 The search parameters of each index are tuned for its recall target before the manifest is written.
-The parameters are content, because readers of a snapshot search with them. So the parameters are
-recorded in the memo under their exact inputs, and a rerun, even on a machine that rounds
-differently, gets the same parameters and the same snapshot.
+Readers search with these parameters, so they are a part of the snapshot's content. They are
+recorded in the memo under their exact inputs: a rerun gets the same parameters and the same
+snapshot, even on a machine that rounds differently.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, TOKENS, Content,
 from rag_model.store.versions.snapshot import Snapshot
 
 AnyQuerySet = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
-_TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # few, because exact MaxSim costs a hundred dense scans
+_TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # few: MaxSim costs a hundred exact dense searches
 _KEY_DIGITS = 16  # hex digits of a passage's hash that rank it
 # Metrics by the names of a merge's statistics.
 _BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
@@ -57,9 +57,9 @@ class SnapshotMetrics:
     """The metrics of a snapshot's indexes, by the index's name."""
 
     k: int
-    recalls: Mapping[str, IndexRecalls]  # each query's recall@k at the index's own setting
-    curves: Mapping[str, Sequence[OperatingPoint]]  # recall against work and time
-    # Recall and cost of each index at its own setting, a point of its curve.
+    recalls: Mapping[str, IndexRecalls]  # each query's recall@k with the index's own parameters
+    curves: Mapping[str, Sequence[OperatingPoint]]  # recall, work and time by search parameters
+    # Recall and cost of each index with its own search parameters.
     operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # metrics of the build: nodes that the merge linked, and reused, updated and rebuilt cells
@@ -97,8 +97,8 @@ def measure_snapshot(
     measurements: Mapping[str, IndexMeasurement],
     merges: Mapping[str, Mapping[str, Any]],
 ) -> SnapshotMetrics:
-    """Return the metrics of a snapshot's measured indexes, and score retrievers on the questions
-    for which the gate sets a floor.
+    """Return the metrics of a snapshot's measured indexes, with the scores of retrievers on the
+    gate's questions.
 
     Args:
         snapshot: a snapshot, published or not.
@@ -136,7 +136,7 @@ def measure_index(snapshot: Snapshot, name: str, query_set: AnyQuerySet) -> Inde
 
 
 def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
-    """Score a retriever on the questions for which the gate sets a floor.
+    """Score a retriever on questions for which the gate requires a minimum score.
 
     The retriever returns as many hits as the measure needs, or as many as it can.
 
@@ -160,7 +160,7 @@ def _get_full_factory(index_entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuerySample:
-    """Sentences from sampled passages, of which the queries of each representation are made."""
+    """Sentences of sampled passages; the queries of each representation are made from them."""
 
     rows: tuple[int, ...]  # row numbers of the passages
     sentences: tuple[str, ...]
@@ -172,11 +172,12 @@ class QuerySample:
 
 
 def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
-    """Return the `n` passages of a part with the smallest keys: (m,) keys, ascending, and rows.
+    """Return the (m,) keys, ascending, and rows of the `n` passages of a part with the smallest
+    keys.
 
-    A passage's key is made of its hash and the seed. So a passage whose text stays the same keeps
-    its rank in every snapshot, and a sample changes by the share of passages that changed. Equal
-    passages have equal keys, and the first one counts.
+    A passage's key is made of its hash and the seed. So a passage keeps its key as long as its text
+    stays the same, and a later snapshot's sample differs only by changed passages. Equal passages
+    have equal keys, and the first one counts.
 
     Raises:
         InputError: the passages are damaged.
@@ -194,7 +195,7 @@ def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uin
 
 
 def count_candidates(n_queries: int, part_rows: int, n: int) -> int:
-    """Return how many passages of a part can belong to a sample of `n_queries` from n passages.
+    """Return how many passages of a part to rank for a sample of `n_queries` from n passages.
 
     The result is at least four times the expected number, rounded up to a power of two, so that it
     stays the same for most later snapshots.
@@ -248,7 +249,7 @@ def create_query_set(
 ) -> TokenQuerySet | SparseQuerySet | TextQuerySet:
     """Return the queries of a sample for an index over token vectors, weighted terms or texts.
 
-    Queries of token vectors are few, and searched among a sample of passages that includes their
+    There are few queries of token vectors; they search a sample of passages that includes their
     sources.
     """
     kind, k = snapshot.manifest.content.kind_of(representation), min(recipe.k, snapshot.n)

@@ -1,9 +1,9 @@
 """The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
 
-A state is a record of the memo, numbered, in a stage of its own for each site, kind of text and
-choice of namespaces. The record's only output is the list of blocks, which `gc` understands. Two
-concurrent builds may record states with the same number; the first is used, and the pages of the
-other are compared again by the next build.
+A state is a numbered record of the memo; each site, kind of text and choice of namespaces has its
+own stage. The record's only output is the list of blocks, which `gc` understands. Two concurrent
+builds may record states with the same number: the first is used, and the next build compares the
+pages of the second again.
 """
 
 import json
@@ -40,7 +40,8 @@ class StoredMirror:
     ) -> None:
         """Set the store that states and blocks are written to, and the identity of the mirror.
 
-        An empty mirror starts with the dump of the parent; `say` gets a sentence about it.
+        An empty mirror starts with the dump of the parent; `say` is called with a sentence that
+        says so.
         """
         self._store, self._source, self._inputs = store, source or store, dict(inputs)
         self._parent, self._say = parent, say
@@ -51,7 +52,7 @@ class StoredMirror:
         return frozenset(int(page_id) for page_id in self._source.takedowns.list_pages(dbname) if page_id.isdecimal())
 
     def load(self) -> MirrorState:
-        """Return the newest state; its pages are listed again if a block is missing."""
+        """Return the newest state; if one of its blocks is missing, all pages are listed again."""
         record = _find_newest(self._source, self._stage)
         if record is None:
             return MirrorState()

@@ -2,9 +2,9 @@
 reused.
 
 A build reuses the boundaries of parts, passages of articles, vectors of passages and trained files
-of indexes (`snapshots.reused_training`). Passages are the same as without a parent, vectors the
-same up to rounding, and memo keys do not contain the parent; only indexes may differ, at equal
-quality. A task refers to the parent by the blobs of the few parts that cover its pages.
+of indexes (`snapshots.reused_training`). Passages are the same as without a parent, and vectors are
+the same up to rounding; only indexes may differ, at equal quality. Memo keys do not contain the
+parent. A task refers to the parent by the blobs of the few parts that cover its pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,16 +38,18 @@ LATEST = "latest"  # the default ref of a build
 
 @dataclass(frozen=True, slots=True)
 class ParentPart:
-    """A part of the parent: its passages, and a second file of the same part."""
+    """The passages of a part of the parent, and a second file of the same part."""
 
     passages: BlobRef
     rows_file: BlobRef  # the article log, or the vectors
-    spans: BlobRef | None = None  # salient spans, beside an article log that has them
+    spans: BlobRef | None = None  # salient spans of these pages, if the parent kept them
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The snapshot whose results a build may reuse; without a manifest it reuses nothing."""
+    """The snapshot whose results a build may reuse; without a manifest there is no such
+    snapshot.
+    """
 
     manifest: Manifest | None = None
     _ranges: PageRanges = field(init=False, repr=False, compare=False)
@@ -92,12 +94,12 @@ class Parent:
         return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
     def find_chunked(self, part: Part) -> tuple[ParentPart, ...]:
-        """Return the passages and article logs of the pages of a part."""
+        """Return the parent's passages and article logs of the pages of a part."""
         return tuple(self._iter_parts(part, articles_path))
 
     def find_encoded(self, part: Part, space: str) -> tuple[ParentPart, ...]:
-        """Return the passages and vectors of the pages of a part, if space and code version are the
-        same.
+        """Return the parent's passages and vectors of the pages of a part, if encoder space and
+        code version are the same.
         """
         content = self._content
         if self.manifest is None or content is None:
@@ -142,7 +144,7 @@ class Parent:
 
     @property
     def pins(self) -> Mapping[str, str]:
-        """The commits of the hub names that it was built with, as `NAME@COMMIT` by name."""
+        """The commit, as `NAME@COMMIT`, of each hub name that the parent was built with."""
         commits = self.manifest.provenance.get(COMMITS) if self.manifest else None
         if not isinstance(commits, dict):
             return {}

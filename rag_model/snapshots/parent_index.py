@@ -1,9 +1,9 @@
 """Find the parent's inverted index, from which a build derives its own, and map its rows.
 
-Unchanged parts need no comparison. Over text, the delta that pulls use says which rows of a changed
-part are new, and holds their texts (`store.pulling.deltas`). Without a delta, passages are joined
-by their hashes and the texts of new ones are read. Weighted terms are compared with the parent's,
-row by row.
+Unchanged parts need no comparison. For text, the delta that pulls use (`store.pulling.deltas`) says
+which rows of a changed part are new, and holds their texts. Without a delta, passages are matched
+by their hashes, and the texts of new passages are read. Weighted terms are compared with the
+parent's, row by row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,7 +39,9 @@ _DELTA_EXPANSION = 8
 
 @dataclass(frozen=True, slots=True)
 class PartWithParents:
-    """A part of a build in one representation, and the parent's parts with the same pages."""
+    """A part of a build in one representation, and the parts of the parent that have the same
+    pages.
+    """
 
     file: BlobRef  # the part's passages, or its rows in another representation
     rows: int
@@ -71,7 +73,7 @@ def list_parts(parent_content: Content, content: Content, representation: str = 
 
 @dataclass(frozen=True, slots=True)
 class ParentIndex:
-    """An index of the parent with the same kind and settings."""
+    """An index of the parent that has the same kind and settings as an index of the build."""
 
     file: BlobRef
     entry: Mapping[str, Any]  # its entry in the parent's manifest
@@ -128,7 +130,7 @@ class ParentIndex:
 def match_parts(
     store: Store, parts: Iterable[PartWithParents], buffer_bytes: int = 0, *, by_text: bool = False
 ) -> list["PartMatch"]:
-    """Compare parts with the parent's; keep up to `buffer_bytes` of new texts in memory.
+    """Compare parts with the parts of the parent; keep up to `buffer_bytes` of new texts in memory.
 
     `by_text` also finds rows that have the same text in another revision; their texts are not read.
 
@@ -146,11 +148,10 @@ def match_parts(
 def match_weighted_terms(
     store: Store, parts: Sequence[PartWithParents]
 ) -> tuple[Rows, Callable[[Rows], Iterator[SparseVectors]]]:
-    """Return (parent_rows, read_rows): for each row the parent's row with the same weighted terms,
-    or -1.
+    """Return (parent_rows, read_rows): each row's equal row in the parent, or -1; and a function.
 
-    `read_rows` yields the weighted terms of ascending rows. A part whose file is in the parent too
-    is not read.
+    `read_rows(rows)` yields the weighted terms of ascending rows. A part whose file is in the
+    parent too is not read.
 
     Raises:
         InputError: a file is damaged, or its weights have another scale than the parent's.
@@ -206,7 +207,7 @@ def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class PartMatch:
-    """The rows of a part that the parent also has."""
+    """The rows of the parent that have the passages of a part."""
 
     parent_rows: Rows  # (n,): the parent's row of each passage, or -1
     passages_path: Callable[[], Path]  # returns the path of the part's passages
@@ -216,7 +217,8 @@ class PartMatch:
 
     @classmethod
     def of(cls, store: Store, part: PartWithParents, buffer_bytes: int, *, by_text: bool = False) -> Self:
-        """Compare a part with the parent's; keep up to `buffer_bytes` of new texts in memory.
+        """Compare a part with the parts of the parent; keep up to `buffer_bytes` of new texts in
+        memory.
 
         Raises:
             InputError: a file is damaged.

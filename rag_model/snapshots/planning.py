@@ -5,8 +5,7 @@ The plan of the parts is recorded in the store, so that the next run does not sp
 A release skips a rebuild if a snapshot was built before from the exact same inputs
 (`find_snapshot`). `reindex` reuses every finished stage, but still reads the whole dump and
 measures the indexes again. A release with unchanged inputs does neither. A dump file is identified
-by its size and the time or tag that its disk or server reports: a new copy counts as changed, and
-is read.
+by its size and the time or tag that its disk or server reports, so a new copy counts as changed.
 """
 
 from collections import Counter
@@ -90,14 +89,14 @@ def plan_parts(
     """Return the parts of `dump`; files in which workers cannot seek are split once into the store.
 
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
-    MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is the
-    store with those pages, if it is not the same. The first pages come from the parent's dump if
-    that is a dump of the site; `say` gets a sentence about that.
+    MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is
+    another store that has such pages. The first pages come from the parent's dump if that is a dump
+    of the site; `say` is called with a sentence that says so.
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
         UsageError: the type of a file is unknown, the files are of several types, or the recipe
-            asks for structures that no page of this type has.
+            asks for structures, such as tables, that pages of this type do not have.
     """
     boundaries = parent.get_part_boundaries(recipe) if parent else None
     mirror = None
@@ -138,8 +137,8 @@ def plan_parts(
 
 
 def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
-    """Return advice if the Wikidata items of an export are requested, but no file beside it has
-    them.
+    """Return advice if the recipe asks for Wikidata items and the files of the export have none;
+    else "".
     """
     is_export = plan.kind == "wiki" and {part.format for part in plan.parts} == {""}
     if "wikidata" not in recipe.chunk.metadata or not is_export or find_dump_properties(dump):
@@ -153,7 +152,7 @@ def describe_missing_items(dump: str, plan: Plan, recipe: Recipe) -> str:
 def describe_missing_prose(plan: Plan, recipe: Recipe) -> str:
     """Return advice if the wikitext of a project has little prose; otherwise an empty string.
 
-    Rendered HTML has what readers of such a project see.
+    The rendered HTML of such a project has the text that its readers see.
     """
     formats = {part.format for part in plan.parts}
     is_wikitext = formats == {""} or (formats == {SITE} and recipe.site.text == "wikitext")
@@ -175,7 +174,7 @@ def _supports_structures(name: str) -> bool:
 def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[Plan, int]:
     """Return the parts of a dump and how many bytes a build would read, without writing to a store.
 
-    Check the ids as a worker of a build would, and refuse two documents with the same id.
+    As in a build, two documents with the same id are refused.
 
     Raises:
         InputError: for the same reasons as `plan_parts`, or two records have the same id.
@@ -197,7 +196,7 @@ def plan_dry_run(dump: str, recipe: Recipe, limit: int | None = None) -> tuple[P
     }
     if {url for url, _ in length_by_slice} <= {*urls}:
         return plan, sum(length_by_slice.values())
-    # the slices are in recompressed copies, so the dump's own files count
+    # the slices are in recompressed copies, so the bytes of the dump's own files are counted
     return plan, sum(map(get_size, urls))
 
 
@@ -215,7 +214,7 @@ def plan_indexes(
 
     Raises:
         InputError: there are no passages.
-        UsageError: a factory string does not fit.
+        UsageError: a factory string does not fit its representation.
         ResourceError: a build would not fit in memory; the message names a factory that would.
     """
     part_rows = [result.rows for result in passages]
@@ -308,7 +307,7 @@ def collect_inputs(
 ) -> Inputs | None:
     """Return all inputs that determine a snapshot and its gate, except the parent.
 
-    Return None if a server does not report when a dump file was written: a change would go
+    Return None if a server does not report when a dump file was written, because changes would go
     unnoticed.
 
     Raises:
@@ -357,8 +356,8 @@ def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
 
 
 def record_snapshot(store: Store, inputs: Inputs, base: str | None, snapshot: str) -> None:
-    """Record the snapshot built from these inputs, also for the next run, whose parent is that
-    snapshot.
+    """Record the snapshot built from these inputs, for a rerun with the same parent or with this
+    snapshot as parent.
 
     Raises:
         StoreError: the store cannot be written.

@@ -1,10 +1,10 @@
-"""Publish a snapshot: files first, then the manifest, then the move of the ref if the gate passes.
+"""Publish a snapshot: write its files, then its manifest, and move the ref if the gate passes.
 
 A publisher that loses a race for the ref tries again with the winner's snapshot as the parent, and
 the gate judges again. An intent that names every file protects the files from deletion until the
 ref has moved. A page that was taken down is never published: takedowns are read before the manifest
 is written and again afterwards. A takedown first writes its record and *then* looks for snapshots,
-so at least one of publisher and takedown sees the other's file.
+so the publisher sees the takedown's record, or the takedown sees the manifest.
 """
 
 import json
@@ -50,8 +50,8 @@ def summarize_snapshot(manifest: Manifest) -> SnapshotSummary:
     return SnapshotSummary(
         passages=manifest.content.n,
         space=None if space is None else space["digest"],
-        # For a followed site, take the time of the read: its newest page may have been deleted
-        # since.
+        # For a followed site, use the time at which it was read, because its newest page may have
+        # been deleted.
         newest_revision=str(read_at or manifest.content.corpus.get("newest_revision") or ""),
     )
 
@@ -82,8 +82,8 @@ def publish_replacement(store: Store, snapshot: str, manifest: Manifest) -> list
     """Write a manifest that replaces a snapshot, move the refs of that snapshot, and return the
     moves.
 
-    No person inspects the replacement, so it is signed only if the replaced snapshot was signed
-    (`Catalog.has_trusted_signature`).
+    No person inspects the replacement, so it is signed only if the replaced snapshot has a trusted
+    signature.
 
     Raises:
         StoreError: for the same reasons as `publish`.
@@ -119,8 +119,8 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
 
 
 def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> str:
-    """Write a manifest, unless it holds a page that was taken down; a takedown in the meantime
-    removes it again.
+    """Write a manifest, unless it has a page that was taken down; remove it again if
+    one is taken down meanwhile.
     """
     wiki_id, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
     removed_pages = store.takedowns.list_pages(wiki_id)
@@ -267,9 +267,7 @@ def _list_lineage(manifest: Manifest) -> dict[str, str]:
 
 
 def _iter_settings(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each table of a recipe by its dotted name, with its plain settings on one line, without
-    None.
-    """
+    """Yield (dotted name, settings on one line without None values) of each table of a recipe."""
     plain_settings = {
         name: setting for name, setting in table.items() if not isinstance(setting, Mapping) and setting is not None
     }

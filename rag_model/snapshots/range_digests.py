@@ -1,7 +1,7 @@
-"""Write the digests of ranges of a snapshot's large files, which verify reads by range.
+"""Write digests of the blocks of a snapshot's large files, with which reads of ranges are verified.
 
-A task for each file reads it once and is recorded, so a rebuild reads only new files. See
-`store.versions.ranges` for the format.
+One task per file reads the file once, and its result is recorded, so a rebuild reads only new
+files. See `store.versions.ranges` for the format.
 """
 
 import base64
@@ -41,7 +41,7 @@ _PASSAGES = '{"kind":"passages"}'
 
 @dataclass(frozen=True, slots=True)
 class DigestTask(RecordedTask):
-    """Compute the digests of a file's blocks, and its outline."""
+    """Computes the digests of a file's blocks, and the file's outline."""
 
     file: BlobRef
     block: int  # bytes of a block
@@ -91,7 +91,7 @@ class DigestTask(RecordedTask):
 
 
 def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, DigestTask]:
-    """Return a task for each file of at least `min_bytes` that searches read by range, by path.
+    """Return a task, by path, for each file of at least `min_bytes` that searches read by range.
 
     If there are such files, smaller files of passages and vectors also get tasks, because a search
     has to read a whole file if it has no digests of ranges. The last part of a corpus may be short.
@@ -117,7 +117,7 @@ def add_range_digests(
     runner: TaskRunner,
     on_progress: OnProgress = lambda _, __: None,
 ) -> Content:
-    """Return a content with the digests of ranges of its large files.
+    """Return the content with digests of the blocks of its large files.
 
     Raises:
         BookwheelError: a file is missing or damaged, or the store cannot be written.

@@ -51,13 +51,13 @@ def default_indexes() -> dict[str, IndexRecipe]:
     """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and
     BM25.
 
-    Codes find candidates, and the snapshot's vectors rank them: the loss against exact search stays
-    below half a point of Success@20, where codes alone lost 3 to 7 (2,562 and 21,581 passages). The
-    index file stays as small: one byte for 4 dimensions and an id, which is 104 bytes per passage
-    at 384 dimensions; a search keeps nothing else in memory. The store does not grow, because it
-    has the vectors anyway. A reader needs them on its disk too: 2 bytes per dimension, 768 per
-    passage. Without the vectors, `IVF,PQ` and `IVF,SQ8` can search alone, with more loss or 4 times
-    the memory.
+    Codes find candidates, and the snapshot's vectors rank them. This loses less than half a point
+    of Success@20 against exact search, and codes alone lost 3 to 7 points (2,562 and 21,581
+    passages). The index file has one byte for 4 dimensions and an id, which is 104 bytes per
+    passage at 384 dimensions; a search keeps nothing else in memory. The store does not grow,
+    because it has the vectors anyway. A reader needs the vectors on its disk: 2 bytes per
+    dimension, 768 bytes per passage. `IVF,PQ` and `IVF,SQ8` search without the vectors, with more
+    loss or 4 times the memory.
     """
     return {
         "hnsw": IndexRecipe("HNSW"),
@@ -214,8 +214,8 @@ def _check_retriever(draft: Snapshot, expression: str) -> None:
 
 
 def _check_question_floor(draft: Snapshot, name: str, floor: QuestionFloor) -> None:
-    """Check a floor before hours of work: its questions can be read and judged, and its retriever
-    fits the indexes.
+    """Check before hours of work that the gate's questions can be read and judged, and that the
+    retriever fits the indexes.
     """
     try:
         if floor.retriever:

@@ -1,9 +1,9 @@
 """Reuse the trained file of the parent's index if the plan is the same and the file still fits.
 
-Cells and quantizers are inputs of every piece, and files of the snapshot. A build with a parent
-reuses the parent's, so that pieces of unchanged parts stay valid: the same dump with the same
-parent gives the same snapshot. With another parent the index files may differ, because cells and
-quantizers are trained on another sample.
+Every piece of an index depends on the trained cells and quantizers, which are files of the
+snapshot. A build reuses those of its parent, so that pieces of unchanged parts stay valid: the same
+dump with the same parent gives the same snapshot. With another parent the index files may differ,
+because cells and quantizers are trained on another sample.
 """
 
 import json
@@ -55,7 +55,7 @@ class RedactedRows:
 
 @dataclass(frozen=True, slots=True)
 class ReusedTraining:
-    """A trained file of the parent, and the vectors with which its fit is checked."""
+    """A trained file of the parent, and sampled vectors to check whether it still fits."""
 
     snapshot: str  # id of the parent
     blob: BlobRef
@@ -74,8 +74,8 @@ class ReusedTraining:
     growth: str = ""
 
     def fits_untested(self, drift: float) -> bool:
-        """Return whether the file fits without a test: no part changed, and its cells are
-        balanced.
+        """Return whether the trained file can be reused without a test: no part changed, and its
+        cells are balanced.
         """
         is_as_built = not (self.changed_parts or self.redacted_parts or self.growth)
         return is_as_built and self.stats.explain_misfit(drift) is None
@@ -87,7 +87,8 @@ def build_training_entry(plan: IndexPlan, stats: TrainingStats) -> dict[str, Any
 
 
 def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str | None) -> list[str]:
-    """Return the settings that differ from the parent's index and prevent its reuse; none allow it.
+    """Return the settings that differ from the parent's index and prevent reuse; empty if reuse is
+    possible.
 
     Returns [`no parent`] or [`no record`] if there is nothing to compare.
     """
@@ -106,8 +107,8 @@ def find_reuse_obstacles(parent: Parent, name: str, plan: IndexPlan, space: str 
 
 
 def _describe_growth(training_entry: Mapping[str, Any], plan: IndexPlan) -> str:
-    """Describe how the sizes in a plan differ from the parent's, if its trained file can follow
-    them; otherwise return an empty string.
+    """Describe how the sizes in a plan differ from the parent's plan, if the trained file can be
+    adapted; otherwise return an empty string.
     """
     kind = get_kind(plan.kind)
     if not isinstance(kind, ShardUpdatingKind) or not kind.can_follow(plan, training_entry["plan"]):
@@ -170,10 +171,8 @@ def find_training_to_redact(
     plan: IndexPlan,
     redacted_parts: Sequence[RedactedRows],
 ) -> ReusedTraining | None:
-    """Return the trained file of a snapshot's index, so that removed vectors can be deleted from
-    it.
-
-    Return None if its kind cannot do that (`ShardUpdatingKind.redact`); the index is then built
+    """Return the trained file of a snapshot's index, to delete removed vectors from the index.
+    Return None if its kind cannot delete vectors (`ShardUpdatingKind.redact`); then it is built
     again.
     """
     content, parent = manifest.content, Parent(manifest)
@@ -202,7 +201,7 @@ def find_shard_list(manifest: Manifest, name: str) -> BlobRef | None:
 def read_shards(store: Store, shard_list: BlobRef) -> list[BuiltShard]:
     """Return the shards of a list, or an empty list if it is missing or damaged.
 
-    `gc` keeps them while a ref names the snapshot.
+    `gc` keeps these shards while a ref names the snapshot.
     """
     with suppress(StoreError, ValueError, KeyError, TypeError):
         return [BuiltShard.from_json(shard) for shard in json.loads(store.blobs.read(shard_list))]
@@ -236,8 +235,8 @@ def keep_parent_sizes(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name
 
 
 def _get_training_entry(parent: Parent, name: str) -> Mapping[str, Any]:
-    """Return the parent's entry of a trained file; empty if there is none that this version can
-    read.
+    """Return the parent's manifest entry of an index's trained file; empty if this version can read
+    none.
     """
     content = parent.manifest.content if parent.manifest else None
     if content is None or trained_path(name) not in content.files:
@@ -255,7 +254,7 @@ def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -
 
 
 def _store_parent_rows(store: Store, content: Content, representation: str, parts: Sequence[Part]) -> BlobRef:
-    """Store a list that has, for each part, the parent's rows of its pages."""
+    """Store a JSON list: for each part, the rows of the parent with the pages of the part."""
     nonempty_parts = [part for part in content.parts if part.rows]
     row_files = [content.files.get(content.rows_path(representation, part.name)) for part in nonempty_parts]
     page_ranges = PageRanges(nonempty_parts)
@@ -271,7 +270,7 @@ def _store_parent_rows(store: Store, content: Content, representation: str, part
 
 
 def _sample_items(items: Sequence[Any], seed: int) -> list[Any]:
-    """Return at most `_SAMPLED_PARTS` items, sampled with a seed, in their order."""
+    """Return a random sample of at most `_SAMPLED_PARTS` items, in the order of `items`."""
     positions = np.random.default_rng(seed).choice(
         len(items), min(_SAMPLED_PARTS, len(items)), replace=False, shuffle=False
     )

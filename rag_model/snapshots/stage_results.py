@@ -69,10 +69,10 @@ class BuiltShard:
         return cls(blob, slices, stats.get("generation", 0), stats.get("replaced", 0.0))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON values: an item of a list of blobs, with further fields."""
+        """Return the shard as JSON values: the fields of its blob and its statistics."""
         return {**self.blob.to_json(), **{name: getattr(self, name) for name in _SHARD_FIELDS}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read back what `to_json` wrote."""
+        """Read a shard from the JSON values of `to_json`."""
         return cls(BlobRef(value["id"], value["size"]), *(value[name] for name in _SHARD_FIELDS))

@@ -44,7 +44,7 @@ class AffectedSnapshot:
 
     manifest: Manifest
     occurrences: tuple[PageOccurrence, ...]
-    refs: tuple[str, ...]  # the refs that name it now
+    refs: tuple[str, ...]  # the refs that name the snapshot now
 
     @property
     def pages(self) -> tuple[str, ...]:
@@ -71,8 +71,8 @@ def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Man
     """Replace every snapshot that contains a page that was taken down, and delete its evaluations.
 
     `rebuild` builds the snapshot without the pages and returns its manifest, or None if nothing is
-    left; then the replacement is "". Resumes an earlier run that was interrupted. Snapshots that
-    are published meanwhile are checked as well.
+    left; then the replacement is "". Resumes an interrupted earlier run, and also checks snapshots
+    that are published meanwhile.
 
     Raises:
         StoreError: the store cannot be read or written; a second run continues.

@@ -44,7 +44,7 @@ CHANGES: tuple[Change, ...] = ("added", "changed", "removed")
 
 @dataclass(frozen=True, slots=True)
 class ArticleChange:
-    """An article that changed, with the number of its passages by kind of change."""
+    """An article that changed, and how many of its passages were added, changed and removed."""
 
     page_id: str
     title: str  # title in the later snapshot if it has the article, else in the earlier one
@@ -56,8 +56,8 @@ class ArticleChange:
 def iter_article_changes(before: Snapshot, after: Snapshot, *, max_rows: int = BUCKET_ROWS) -> Iterator[ArticleChange]:
     """Yield every article with an added, changed or removed passage, in a deterministic order.
 
-    A changed passage has the same id and another hash (of title and text). `max_rows` is the
-    approximate number of rows to hold in memory if page ranges differ.
+    A changed passage has the same id and another hash (of title and text). If page ranges differ,
+    about `max_rows` rows are in memory at a time.
 
     Raises:
         StoreError: a passage file is missing or damaged, or the temporary folder is full.
@@ -209,7 +209,7 @@ def _join_hashes_and_ids(table: pa.Table) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True)
 class PullSize:
-    """The bytes of one kind of file in a pull. Files with equal bytes count once."""
+    """The bytes of one kind of file in a pull. Files with equal bytes are counted once."""
 
     fetched_bytes: int
     reused_bytes: int
@@ -223,7 +223,7 @@ class SnapshotDiff:
     after: str
     articles: Mapping[Change, int]
     passages: Mapping[Change, int]
-    examples: Mapping[Change, tuple[ArticleChange, ...]]  # the first changed articles
+    examples: Mapping[Change, tuple[ArticleChange, ...]]  # first changed articles by kind
     # dotted name of each setting that differs, such as recipe.chunk.words -> (value before, value
     # after); None if the setting is missing
     settings: Mapping[str, tuple[Any, Any]]
@@ -238,7 +238,8 @@ class SnapshotDiff:
 def diff_snapshots(before: Snapshot, after: Snapshot, limit: int = 10) -> SnapshotDiff:
     """Compare two snapshots, with up to `limit` example articles for each kind of change.
 
-    Needs memory for a part and 8 bytes per passage; texts, vectors and indexes are not read.
+    The comparison needs memory for one part and 8 bytes per passage; it reads no texts, vectors or
+    indexes.
 
     Raises:
         StoreError: a passage file is missing or damaged.
@@ -277,7 +278,7 @@ def _collect_settings(content: Content) -> dict[str, Any]:
 def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the dotted path and both values of every different setting.
 
-    A section that only one snapshot has is a single value.
+    A section of settings that only one snapshot has is yielded as a single value.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in sorted({*before, *after}):
@@ -288,7 +289,7 @@ def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[
 
 def _estimate_pull(before: Snapshot, after: Snapshot) -> dict[str, PullSize]:
     files, files_before = after.manifest.content.files, set(before.manifest.content.files.values())
-    # of several paths of a blob, the first one is used
+    # if a blob has several paths, the first path is used
     path_by_blob = {ref: path for path, ref in sorted(files.items(), reverse=True)}
     overlap = RowOverlap.between(before, after)
     store = Store.open(after.location) if isinstance(after.location, str) else None

@@ -1,4 +1,4 @@
-"""Tasks whose results the memo records: commands use them to read a whole corpus or to run a model.
+"""Tasks whose results the memo records, with which commands read a whole corpus or run a model.
 
 A command creates one task for each part of the corpus, or for each block of its own data.
 `run_tasks` runs them, on workers if there are any, and the command combines their results, which it
@@ -52,7 +52,7 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """The file with which `gc` keeps the result; without one, `gc` keeps only recent
+        """A file: `gc` keeps the result as long as it keeps the file; None: `gc` keeps only recent
         results.
         """
         return None
@@ -87,7 +87,7 @@ TaskRunner = Callable[[Sequence[RecordedTask], OnProgress], Sequence[Mapping[str
 
 
 def compute_once(task: RecordedTask, store: Store) -> dict[str, Any]:
-    """Compute a task unless its result is recorded; return its report: the blob of the result.
+    """Compute a task unless its result is recorded; return a report with the blob of the result.
 
     Raises:
         BookwheelError: see `RecordedTask.compute`.

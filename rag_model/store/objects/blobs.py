@@ -40,8 +40,8 @@ def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], 
     """Fill `dest` with `size` bytes that have the digest `identity`; resume an interrupted fetch.
 
     `read_from(start)` yields the bytes from `start` on, in order. A second process that fetches the
-    same file waits for the first and takes its result. Returns False if the bytes have another
-    digest; then `dest` is unchanged and the partial file is deleted.
+    same file waits, and uses the file that the first has fetched. Returns False if the bytes have
+    another digest; then `dest` is unchanged and the partial file is deleted.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the partial file is kept.
@@ -69,7 +69,9 @@ def partial_bytes(dest: Path) -> int:
 
 
 def _try_resume(file: BinaryIO, size: int, identity: str, read_from: Callable[[int], Iterable[bytes]]) -> bool:
-    """Continue the partial file of an earlier fetch; empty the file and return False on damage."""
+    """Continue the partial file of an earlier fetch; if it is damaged, empty it and return
+    False.
+    """
     partial_size = file.seek(0, os.SEEK_END)
     if 0 < partial_size <= size and _append_and_digest(file, size, read_from) == identity:
         return True
@@ -90,7 +92,7 @@ def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]])
     while stored_block := file.read(_BLOCK_BYTES):
         yield stored_block
     for chunk in read_from(file.tell()):
-        # One write of 16 MiB can take Linux ten times longer.
+        # A single write of 16 MiB can take Linux ten times longer than smaller writes.
         for i in range(0, len(chunk), _BLOCK_BYTES):
             stored_block = chunk[i : i + _BLOCK_BYTES]
             file.write(stored_block)
@@ -99,9 +101,7 @@ def _iter_all_bytes(file: BinaryIO, read_from: Callable[[int], Iterable[bytes]])
 
 @contextmanager
 def _lock_partial(partial: Path) -> Iterator[tuple[BinaryIO, bool]]:
-    """Lock a partial file against other processes; yield it, and whether another process had locked
-    it.
-    """
+    """Lock a partial file; yield the file, and whether this process had to wait for another one."""
     has_waited = False
     while True:
         with partial.open("ab+") as file:
@@ -130,7 +130,9 @@ class BlobRef:
     size: int  # bytes
 
     def __post_init__(self) -> None:
-        """Check the id and the size: they may come from an untrusted source, and become a path."""
+        """Check the id and the size, which may come from an untrusted source; the id becomes a
+        path.
+        """
         if not isinstance(self.id, str) or not _ID.fullmatch(self.id):
             raise StoreError(f"{self.id!r} is not a blob id (sha256:<64 hex digits>)")
         if type(self.size) is not int or not 0 <= self.size <= _MAX_BYTES:
@@ -165,7 +167,8 @@ class Blobs:
     files: Files
 
     def put_file(self, path: Path, *, move: bool = False, digest: str | None = None) -> BlobRef:
-        """Store a local file; copy nothing if the store got its bytes within the last twelve hours.
+        """Store a local file; copy nothing if its bytes were written to the store in the last
+        twelve hours.
 
         With `move`, a store on the same disk renames the file instead of copying it. `digest` is
         the file's digest, if its writer has computed it.
@@ -290,7 +293,7 @@ class Blobs:
             raise
 
     def get_local_path(self, ref: BlobRef) -> Path:
-        """Return a local path of a blob: in a local store its file, else a copy in the cache.
+        """Return a local path of a blob: the blob's file in a local store, or a copy in the cache.
 
         The file is verified: hashed at its first use on this machine, and again after each write.
 
@@ -322,7 +325,7 @@ class Blobs:
         return self.files.url_of(ref.path)
 
     def _write_if_needed(self, ref: BlobRef, write: Callable[[], None]) -> bool:
-        """Write a blob; return False, and write nothing, if the store has it and `gc` cannot delete
+        """Write a blob and return True, or return False if the store has it and `gc` cannot delete
         it yet.
         """
         file = self.files.find(ref.path)

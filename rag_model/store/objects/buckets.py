@@ -34,7 +34,7 @@ _ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}
 
 
 class Bucket(AbstractFileSystem):  # type: ignore[misc]
-    """The objects of all buckets (Azure: containers) that one set of credentials can access."""
+    """A file system of the buckets (Azure: containers) that one set of credentials can access."""
 
     root_marker = ""
 
@@ -64,7 +64,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
         """Yield the objects whose keys begin with `prefix`.
 
-        Unless `deep`, keys with a further slash are grouped as folders.
+        Unless `deep` is set, keys with a slash after the prefix are grouped as folders.
         """
 
     @abstractmethod
@@ -170,7 +170,8 @@ def create_status_error(status: int | None, message: str) -> OSError:
 
 
 def create_listing_error(headers: Any) -> OSError:
-    """Return the error for a reply to a list request that is not a listing, by its headers.
+    """Return the error for a reply to a list request that is not a listing; `headers` are the
+    reply's.
 
     Clients interpret a proxy's page or an empty body as an empty listing, from which `gc` would
     conclude that no snapshot needs any file.
@@ -214,7 +215,7 @@ CLOUDS = {
 
 
 def find_cloud(url: str) -> Cloud | None:
-    """Return the cloud that a URL names; None for a local disk or another protocol of fsspec.
+    """Return the cloud of a URL; None for a local disk and for other protocols of fsspec.
 
     >>> find_cloud("gs://bucket/library").extra
     'gcs'

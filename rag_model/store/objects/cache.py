@@ -41,8 +41,8 @@ _allowance: dict[tuple[Path, int], int] = {}
 
 
 class Stamps:
-    """The stamps in one folder, each in a small file; if the folder is read-only, they are in
-    memory.
+    """The stamps of verified files: small files in one folder, or in memory if the folder is
+    read-only.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Stamps:
         """Return whether a file has this digest; without a valid stamp, hash and stamp the file."""
         if self.has_valid_stamp(path, identity):
             return True
-        # Computed before the file is read, so that a concurrent write invalidates the stamp.
+        # The stamp is computed before the file is read, so that a concurrent write invalidates it.
         stamp_name, file_state = _wait_and_stamp(path, identity)
         if digest_file(path) != identity:
             return False
@@ -94,7 +94,7 @@ class Stamps:
     def _write_stamp(self, name: str, state: str) -> None:
         self._known[name] = state
         temporary_path = self.folder / f".{secrets.token_hex(8)}"
-        with suppress(OSError):  # a missing stamp only costs time
+        with suppress(OSError):  # without a stamp the file is hashed again, which only costs time
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary_path.write_text(state)
             temporary_path.replace(self.folder / name)
@@ -107,7 +107,7 @@ def open_stamps(folder: Path) -> Stamps:
 
 
 def _wait_and_stamp(path: Path, identity: str) -> tuple[str, str]:
-    """Wait until later writes get another time, then return the stamp."""
+    """Wait until a later write would get another timestamp, then return the stamp."""
     file_stat = path.stat()
     time.sleep(max(0.0, max(file_stat.st_mtime, file_stat.st_ctime) + _TICK_SECONDS - time.time()) % _TICK_SECONDS)
     return _compute_stamp(path, identity)
@@ -134,7 +134,7 @@ def open_cache_stamps() -> Stamps:
 
 
 def touch(copy: Path) -> None:
-    """Update a copy's access time, because most systems update it only rarely."""
+    """Set a copy's access time to now, because most systems update it only rarely."""
     with suppress(OSError):
         if time.time() - copy.stat().st_atime > _TOUCH_SECONDS:
             os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
@@ -143,7 +143,7 @@ def touch(copy: Path) -> None:
 def make_room_for(new_bytes: int) -> None:
     """Remove the least recently used copies if `new_bytes` more bytes exceed the maximum size.
 
-    The copies are not listed for each new one, since that would take quadratic time. So if more
+    The copies are not listed for each new copy, since that would take quadratic time. So if more
     than `_RELIST_SHARES` processes add copies at once, the cache may exceed the maximum slightly.
 
     Raises:
@@ -163,7 +163,9 @@ def make_room_for(new_bytes: int) -> None:
 
 
 def _evict_oldest_copies(folder: Path, max_bytes: int, new_bytes: int) -> int:
-    """Remove copies for `new_bytes` more bytes and some headroom; return the remaining bytes."""
+    """Remove copies until `new_bytes` more bytes and some headroom fit; return the bytes of the
+    rest.
+    """
     cached_copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
     cached_bytes = sum(copy_bytes for _, copy_bytes, _ in cached_copies)
     target_bytes = max_bytes - max_bytes // _HEADROOM_SHARES if cached_bytes + new_bytes > max_bytes else max_bytes
@@ -220,7 +222,7 @@ def build_link_tree(targets: Mapping[str, Path]) -> Path:
             link_path = temporary_folder / name
             link_path.parent.mkdir(parents=True, exist_ok=True)
             link_path.symlink_to(target)
-        temporary_folder.rename(folder)  # atomic: complete or absent
+        temporary_folder.rename(folder)  # atomic: the folder is complete or absent
     except OSError as error:
         shutil.rmtree(temporary_folder, ignore_errors=True)
         if not folder.is_dir():  # if the folder exists, another process has created it

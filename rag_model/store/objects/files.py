@@ -53,13 +53,13 @@ CHUNKS_AHEAD = 4  # maximum number of chunks of a file that are in memory or bei
 # maximum number of concurrent small requests to an object store, which mostly wait
 MAX_REQUESTS = 32
 _CHUNK_BYTES = 16 << 20  # bytes of a chunk; a transfer holds `CHUNKS_AHEAD` chunks in memory
-_MAX_CHUNKS = 10_000  # S3's maximum for one upload; above 160 GB the chunks get larger
+_MAX_CHUNKS = 10_000  # S3's maximum number of parts; above 160 GB the chunks get larger
 # error codes that s3fs does not translate to PermissionError
 _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}
 # fields with the time of the last write, in listings of local disks, S3, Azure, and memory
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
 PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist only for a moment
-_NUMBERED_FILE = re.compile(r"(\d{8})\.json")  # moves of refs, takedowns, and checkpoints
+_NUMBERED_FILE = re.compile(r"(\d{8})\.json")  # file of a ref's move, a takedown or a checkpoint
 # Errors for HTTP status 501 and 400, with which servers reject an unknown header, for example.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})
 # end of an error message that begins with the URL of a store
@@ -74,8 +74,8 @@ _CHECK_SECONDS = 0.2  # interval at which a waiting read checks whether it is in
 def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
     """Create `path` with the bytes `data`; return False, and change nothing, if it exists.
 
-    On an object store, False may also mean that an earlier attempt of the same request created the
-    file. Put a nonce into `data`, read the file back and compare.
+    On an object store, False may also mean that an earlier attempt of this request created the
+    file. To find out, callers put a nonce into `data`, read the file back and compare.
 
     Raises:
         OSError: the file could not be created, for a reason other than that it exists.
@@ -146,7 +146,7 @@ def _create_in_memory(fs: MemoryFileSystem, path: str, file_bytes: bytes) -> boo
 
 
 def _create_by_condition(fs: Any, path: str, file_bytes: bytes) -> bool:
-    """Create with `If-None-Match: *`; servers report an existing file with various errors."""
+    """Create a file by a request with `If-None-Match: *`; return False if the file exists."""
     try:
         fs.pipe_file(path, file_bytes, mode="create")
     except FileExistsError:
@@ -207,7 +207,9 @@ class StoredFile:
 
 
 class Files:
-    """Files below one URL: a local path, or a URL of a cloud or another protocol of fsspec."""
+    """The files below one URL, which is a local path or a URL of a cloud or another protocol of
+    fsspec.
+    """
 
     def __init__(self, url: str) -> None:
         """Connect to `url`; nothing is read or written yet.
@@ -300,7 +302,8 @@ class Files:
     def iter_tree(self, folder: str = "") -> Iterator[StoredFile]:
         """Yield all files below a folder, including dot-files, from fresh listings.
 
-        Folders of the same depth are listed concurrently, top-down. A missing folder has no files.
+        All folders of one depth are listed concurrently, then all folders of the next depth. A
+        missing folder has no files.
         """
         folders = [folder]
         while folders:
@@ -322,8 +325,8 @@ class Files:
         return sorted(name for name in base_names if name and not name.startswith("."))
 
     def list_numbers(self, folder: str) -> list[int]:
-        """Return the numbers of a folder's files that are named by eight digits, such as
-        00000001.json, ascending.
+        """Return, ascending, the numbers of a folder's files with eight-digit names such as
+        00000001.json.
         """
         return sorted(int(match[1]) for match in map(_NUMBERED_FILE.fullmatch, self.list_names(folder)) if match)
 
@@ -380,8 +383,8 @@ class Files:
         """Create a file exclusively; return False if another writer was first.
 
         An earlier attempt of a retried request may have created the file. So after a failure a
-        remote file is read back, and equal bytes count as success. Put a nonce into `data`, so that
-        no other writer's bytes are equal.
+        remote file is read back, and equal bytes count as success. Callers put a nonce into `data`,
+        so that no other writer's bytes are equal.
 
         Raises:
             StoreError: the file cannot be written, or the bucket refuses conditional writes.
@@ -440,7 +443,7 @@ class Files:
     def supports_exclusive_creation(self) -> bool:
         """Probe whether exclusive creation works; otherwise two publishers could both succeed.
 
-        A gateway may handle prefixes differently, so the prefix of the memo is probed as well.
+        A gateway may treat prefixes differently, so the memo's prefix is probed as well.
         """
         with self._translate_errors("write", "probe"):
             return all(probe_exclusive_creation(self._fs, self._get_full_path(folder)) for folder in PROBE_FOLDERS)
@@ -490,7 +493,9 @@ class Files:
         return request.result()
 
     def _upload_remote(self, source: Path, path: str) -> None:
-        """Upload a file, a large one in parts; by default s3fs would hold 500 MB in memory."""
+        """Upload a file, in parts if it is large; with its own limits s3fs would hold 500 MB in
+        memory.
+        """
         file_bytes = source.stat().st_size
         transfer_limits = {
             "chunksize": max(_CHUNK_BYTES, -(-file_bytes // _MAX_CHUNKS)),

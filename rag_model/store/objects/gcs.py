@@ -24,7 +24,7 @@ from rag_model.store.objects.buckets import (
     create_status_error,
 )
 
-# the times are in seconds; they allow about seven attempts
+# times in seconds, which allow about seven attempts
 _RETRY = DEFAULT_RETRY.with_delay(initial=0.1, maximum=3.2, multiplier=2).with_timeout(12)
 _BINARY = "application/octet-stream"
 _CHUNK_UNIT = 256 << 10  # bytes; the size of an upload's chunks must be a multiple of this
@@ -34,7 +34,7 @@ _CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 class GCS(Bucket):
-    """The buckets that the environment's credentials can read; without credentials, public
+    """The file system of the buckets that the environment's credentials can read, or of public
     buckets.
     """
 

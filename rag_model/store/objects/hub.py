@@ -46,13 +46,13 @@ T = TypeVar("T")
 # kind of repository -> prefix of its URL
 URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}
 _MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
+_PAUSE_SECONDS = 0.1  # before the first retry, then doubled for each retry: 6 s in all
 _RETRIED_STATUSES = {429, 500, 502, 503, 504}
 _LOGGED_SECONDS = 5.0  # a longer wait is logged
 # a child of the logger of huggingface_hub, which writes to standard error
 _LOG = get_logger("huggingface_hub.bookwheel")
 _HUB_FILES = {".gitattributes"}  # files that the Hub creates in a new repository
-# HTTP statuses of a repository that another writer has created, or committed to
+# HTTP statuses if another writer has created the repository, or has committed to it
 _CONFLICT_STATUSES = {409, 412}
 
 
@@ -70,7 +70,7 @@ class HubApi(HfApi):  # type: ignore[misc]
 
 
 class Hub(Bucket):
-    """The repositories that the environment's token can read; without a token, public
+    """The file system of the repositories that the environment's token can read, or of public
     repositories.
     """
 
@@ -180,7 +180,7 @@ def parse_repository(path: str) -> HfUri:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise the errors of the Hub as `OSError` with a message of one line."""
+    """Raise each error of the Hub as an `OSError` with a one-line message."""
     try:
         yield
     except OfflineModeIsEnabled as error:
@@ -239,7 +239,9 @@ def _http_get(url: str, headers: dict[str, str]) -> Any:
 
 
 def _retry(request: Callable[[], T]) -> T:
-    """Retry transient errors; at a rate limit, wait for the time that the Hub names."""
+    """Send a request, and again after transient errors; at a rate limit, wait as long as the Hub
+    says.
+    """
     for attempt_number in range(1, _MAX_TRIES):
         try:
             return request()
@@ -330,7 +332,9 @@ def _check_file_names(repository: HfUri, url: str) -> None:
 
 
 def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
-    """Return the newest commit, or None without a repository; check that the folder is empty."""
+    """Check that the folder is empty; return the repository's newest commit, or None without a
+    repository.
+    """
     if get_token() is None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")
     options = {"repo_type": repository.type, "revision": repository.revision}

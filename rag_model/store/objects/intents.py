@@ -19,8 +19,8 @@ sees the other, on any store whose listings show all files that were written bef
 A process that dies leaves its file. An intent is valid for one hour after it was last written, a
 sweep for two minutes; a running process rewrites its file earlier. All times are times of the
 store's files, never of a writer's clock, so clocks that disagree do no harm. A writer that was
-suspended for longer than its intent is valid is safe too: `publish`, `tag` and `rollback` hold
-their own intents, and check that all files exist before a ref moves.
+suspended until its intent expired does no harm either: `publish`, `tag` and `rollback` hold their
+own intents, and check that all files exist before a ref moves.
 """
 
 import re
@@ -34,9 +34,9 @@ from typing import Any
 from rag_model.errors import StoreError
 from rag_model.store.objects.files import Files, encode_json
 
-INTENT_VALID_SECONDS = 3600.0  # validity of an intent after it was last written
-SWEEP_VALID_SECONDS = 120.0  # validity of a sweep, which rewrites its file before every batch
-_RENEW_SECONDS = 300.0  # interval between two writes of an intent
+INTENT_VALID_SECONDS = 3600.0  # seconds that an intent stays valid after it was last written
+SWEEP_VALID_SECONDS = 120.0  # seconds that a sweep is valid; it rewrites its file before a batch
+_RENEW_SECONDS = 300.0  # seconds between two writes of an intent
 _PAUSE_SECONDS = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
 _TURN_VALID_SECONDS = 900.0  # the turn of a killed process ends this long after its last renewal
@@ -78,7 +78,7 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """The running writers and sweeps of one store."""
+    """The intents of the running writers and sweeps of one store."""
 
     files: Files
 
@@ -107,16 +107,17 @@ class Intents:
 
     @contextmanager
     def hold_turn(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Wait until every turn that began before this one has ended; hold the turn in the block.
+        """Wait until every earlier turn of any name has ended; then hold this turn while the block
+        runs.
 
         With turns, only one of several writers works at a time, even if different schedulers
         started them, or if a scheduler considers a running writer as failed. A turn ends with its
-        block, or 15 minutes after its process was killed. Turns only avoid useless work: two
-        writers at once do not damage a store.
+        block, or 15 minutes after its process was killed. Turns only avoid useless work, because
+        two writers at once do not damage a store.
 
         Args:
             name: the turn's name, unique in the store.
-            on_wait: called with the name of the turn to wait for, each time that it changes.
+            on_wait: called with the name of the turn to wait for, each time that this name changes.
 
         Raises:
             StoreError: the store cannot be written, or an intent is damaged.

@@ -34,17 +34,17 @@ TARGET_KEY = "after"
 
 
 class ResultNotRecordedError(Exception):
-    """There is no record, and this memo must not produce one."""
+    """The memo has no record of these inputs, and it must not run the stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One stage's outputs for one key."""
+    """The outputs of one stage for one key."""
 
     stage: str
     key: str
     outputs: Mapping[str, BlobRef]
-    stats: Mapping[str, Any]  # small JSON: counts, digests
+    stats: Mapping[str, Any]  # small JSON values, such as counts and digests
     owner: str | None = None  # the writer
 
 
@@ -66,7 +66,7 @@ class Memo:
     blobs: Blobs
     # False: `get_or_create` raises `ResultNotRecordedError` if there is no record.
     can_produce: bool = True
-    # name of the writer; a retried element identifies its own record by it
+    # name of the writer, by which a retried element recognises its own record
     owner: str | None = None
 
     @staticmethod
@@ -145,9 +145,7 @@ class Memo:
                     yield inputs
 
     def _find_newest(self, stage: str, key: str) -> tuple[int, Record | None]:
-        """Return the number of the newest generation, or 0, and its record, or None if it is not
-        usable.
-        """
+        """Return the newest generation, or 0, and its record if it is intact and has all outputs."""
         generation, newest_record = 0, None
         while (data := self.files.read(_record_path(stage, key, generation + 1))) is not None:
             generation, newest_record = generation + 1, parse_record(stage, key, data)
@@ -157,7 +155,9 @@ class Memo:
 
 
 def parse_record(stage: str, key: str, data: bytes) -> Record | None:
-    """Parse a record's bytes; return None if it is damaged: a new generation then replaces it."""
+    """Parse a record's bytes; return None if they are damaged, so that a new generation replaces
+    it.
+    """
     try:
         record_fields = parse_json(data)
         outputs = {name: BlobRef.from_json(ref) for name, ref in record_fields["outputs"].items()}

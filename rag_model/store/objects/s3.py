@@ -1,8 +1,8 @@
 """S3 through s3fs, with all retries in this one layer.
 
 botocore retries a request, but not an incomplete response. s3fs retries responses too, but not for
-every transient status, and it repeats requests that botocore has given up: 25 tries of one request,
-125 of a read. So both are set to try once, and this module retries.
+every transient status. It also repeats requests that botocore has given up, which makes 25 tries of
+a request and 125 of a read. So botocore and s3fs are set to try once, and this module retries.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from rag_model.store.objects.buckets import create_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
 _MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # seconds before the first retry, doubled for each further retry: 6 s in all
+_PAUSE_SECONDS = 0.1  # before the first retry, then doubled for each retry: 6 s in all
 _RETRIED_STATUSES = {429, 500, 502, 503, 504}
 _RETRIED_CODES = {
     "ConditionalRequestConflict",  # another conditional write of the same key is in progress

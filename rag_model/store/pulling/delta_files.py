@@ -2,14 +2,14 @@
 
 A *packed head* is the compressed beginning of a file. A graph's links, for example, are numbers of
 four bytes, many of them -1. A packed file is a sequence of blocks: the length of a zstd frame, in
-four bytes, and the frame. Each frame decodes to 4 MiB, the last one to the rest.
+four bytes, and the frame. Each frame decodes to 4 MiB, except the last, which decodes to the rest.
 
 A *splice* describes a target file as stretches of a base file and the literal bytes between them,
-as rsync does. Inverted lists of an unchanged training keep the codes of unchanged vectors, in the
-same order, between new codes. So nearly the whole file is in the base, in about ten stretches per
-list. A splice begins with the numbers of steps and of literal bytes, eight bytes each. The packed
-rest is the steps, three numbers of eight bytes each (number of literal bytes, start and length of a
-stretch), and the literal bytes.
+as rsync does. As long as an index is not trained again, its inverted lists keep the codes of
+unchanged vectors in the same order, with new codes between them. So nearly the whole file is in the
+base, in about ten stretches per list. A splice begins with the numbers of steps and of literal
+bytes, eight bytes each. The packed rest is the steps, three numbers of eight bytes each (number of
+literal bytes, start and length of a stretch), and the literal bytes.
 
 *New rows of weighted terms* replace a splice for an inverted index of such terms, since each block
 of its postings begins with another posting after the first new row. The puller derives the index
@@ -53,8 +53,8 @@ _WORD = np.dtype("<u4")  # type of the numbers that are split into planes
 Bytes = NDArray[np.uint8]
 Stretch = tuple[int, int, int]  # offset in the target, offset in the base, length
 _STRIDE = 256  # bytes between two offsets of the base at which a stretch may be found
-_MATCH_BYTES = 32  # bytes that are compared at each of these offsets
-_MAX_PLACES = 4  # maximum number of places in the base that may have the same hash
+_MATCH_BYTES = 32  # bytes of a window; windows with equal hashes are compared
+_MAX_PLACES = 4  # maximum offsets in the base with the same hash; more frequent hashes are ignored
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
 # bytes that are looked up at a time; the memory is about twelve times as much
 _WINDOW_BYTES = 1 << 20
@@ -66,7 +66,7 @@ _FILTER_SHIFT = np.uint64(40)
 
 
 def pack_file(file: Path, size: int, out: Path, head: bytes = b"", level: int = _DEFAULT_LEVEL) -> None:
-    """Write `head`, and then the first `size` bytes of a file; these are compressed in blocks.
+    """Write `head`, and then the first `size` bytes of `file`, compressed in blocks.
 
     Raises:
         OSError: `out` cannot be written, or the file cannot be read.
@@ -104,9 +104,9 @@ def _decode_block(source: BinaryIO, n_bytes: int) -> bytes:
 def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch] | None = None) -> None:
     """Write a splice that turns the file `base` into `target`; both are memory-mapped.
 
-    `expected` has all stretches that may be equal, ascending in the target; each ends at the first
-    byte that differs. Without `expected`, stretches are searched for, which needs about 30 MB of
-    memory, plus 1/16 of the size of the base and 1/8 of the target.
+    `expected` yields all stretches that may be equal, ascending in the target; each is cut at the
+    first byte that differs. Without `expected`, equal stretches are searched, which needs about 30
+    MB of memory, plus 1/16 of the base's size and 1/8 of the target's size.
 
     Raises:
         OSError: `out` cannot be written.
@@ -160,7 +160,7 @@ def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
 
 
 def _check_splice(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
-    """Check that (m, 3) steps stay inside the files and produce the right numbers of bytes."""
+    """Check that the (m, 3) steps stay inside both files and produce `size` bytes."""
     max_offset, literal_sum, copied_sum = max(size, base_size), 0, 0
     for batch in np.array_split(steps, range(_STEP_BATCH, len(steps), _STEP_BATCH)):
         is_inside = (batch >= 0).all() and (batch <= max_offset).all() and (batch[:, 1:].sum(axis=1) <= base_size).all()
@@ -195,7 +195,9 @@ def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | No
 
 
 def _find_match_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
-    """Return target offsets, ascending, and base offsets with equal hashes."""
+    """Return the target offsets, ascending, and the base offsets at which windows have equal
+    hashes.
+    """
     # preallocated, since slices in a list would keep the arrays of all hashes in memory
     base_hashes = np.empty((len(base) + _STRIDE - 1) // _STRIDE, np.uint64)
     n_hashes = 0
@@ -233,7 +235,7 @@ def _compute_window_offsets(file_data: Bytes) -> range:
 
 
 def _compute_hashes(file_data: Bytes) -> NDArray[np.uint64]:
-    """Return the hash of each window of `_MATCH_BYTES` bytes: (m,)."""
+    """Return the (m,) hashes of all windows of `_MATCH_BYTES` bytes."""
     hashes = np.empty(max(0, len(file_data) - _MATCH_BYTES + 1), np.uint64)
     for shift in range(min(8, len(hashes))):
         words = file_data[shift : shift + (len(file_data) - shift) // 8 * 8].view("<u8")  # (w,)
@@ -244,7 +246,7 @@ def _compute_hashes(file_data: Bytes) -> NDArray[np.uint64]:
 
 
 def _measure_common_prefix(one: Bytes, other: Bytes) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two byte arrays."""
     common_size, offset, step = min(len(one), len(other)), 0, 256
     while offset < common_size:
         end = min(common_size, offset + step)
@@ -260,8 +262,8 @@ def map_bytes(path: Path) -> Bytes:
 
 
 def pack_byte_planes(numbers: Rows) -> bytes:
-    """Return the bytes of numbers below 2^32, the lowest bytes of all numbers first: they compress
-    better.
+    """Return the bytes of numbers below 2^32, the lowest bytes of all numbers first, which
+    compresses better.
 
     Raises:
         ValueError: a number needs more than four bytes, or is negative.
@@ -276,7 +278,7 @@ def unpack_byte_planes(data: bytes, n: int, offset: int) -> tuple[Rows, int]:
     """Return the `n` numbers that were packed at an offset, and the offset after them.
 
     Raises:
-        ValueError: there are fewer bytes.
+        ValueError: `data` has too few bytes.
     """
     planes = np.frombuffer(data, np.uint8, n * _WORD.itemsize, offset).reshape(_WORD.itemsize, -1)
     words = np.ascontiguousarray(planes.T).reshape(-1).view(_WORD)  # (4, m) -> (m,)
@@ -284,7 +286,7 @@ def unpack_byte_planes(data: bytes, n: int, offset: int) -> tuple[Rows, int]:
 
 
 def write_new_terms(base_rows: Rows, new_rows: SparseVectors, out: Path) -> None:
-    """Write the weighted terms of new rows, and the base's row numbers of the other rows.
+    """Write the weighted terms of the new rows, and the row numbers in the base of the other rows.
 
     Args:
         base_rows: (n,) the base's row of each row, ascending; -1 for new rows.

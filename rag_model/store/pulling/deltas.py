@@ -1,8 +1,7 @@
-"""Deltas: with these files a puller that has the previous snapshot fetches only a part of a new
-file.
+"""Deltas: a puller that has the previous snapshot fetches them instead of whole new files.
 
-A delta turns a base file, from the previous snapshot, into the target file. A puller that has only
-an older snapshot can still fetch the compressed graph of an index, which needs no base.
+A delta turns a base file, from the previous snapshot, into the target file. The compressed graph of
+an index needs no base, so a puller that has only an older snapshot can use it too.
 
 | target | content of the delta |
 | --- | --- |
@@ -14,8 +13,8 @@ an older snapshot can still fetch the compressed graph of an index, which needs 
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
 the versions that influence the bytes. Deltas are not in a snapshot's content, so they change no id
-and no search result. A puller compares the file that it builds with the digest in the manifest; if
-it differs, or if a delta is missing, the puller fetches the whole file.
+and no search result. A puller compares the digest of the file that it builds with the manifest. If
+they differ, or if a delta is missing, it fetches the whole file.
 
 A delta is kept as long as a snapshot has the target (`store.upkeep.roots`), and contains only data
 of the target. So a takedown, which replaces the files with a page, also removes their deltas.
@@ -43,9 +42,9 @@ from rag_model.store.versions.manifest import SPARSE, TEXT, Content, passages_pa
 
 STAGE = "delta"
 _OUTPUT = "delta"
-# maximum size relative to the bytes that the delta replaces; a larger delta saves too little
+# maximum size of a delta relative to the bytes that it replaces; a larger delta saves too little
 _MAX_FRACTION = 0.5
-_MIN_HEAD_BYTES = 4096  # shorter bytes before an index's vectors are not a graph
+_MIN_HEAD_BYTES = 4096  # fewer bytes before an index's vectors are not a graph
 # finds equal stretches; gets the base file, the target file, and a function that returns the
 # base's row of each row
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
@@ -57,10 +56,10 @@ _POSTINGS_SUFFIX = ".postings"  # suffix of inverted indexes
 
 @dataclass(frozen=True, slots=True)
 class DeltaStep:
-    """The base and the target of a delta."""
+    """A delta to build: its base, its target, and the kind of its content."""
 
     target: BlobRef  # the new file
-    # the previous file; without one, the bytes before the vectors are packed
+    # the previous file; None: the delta is the packed bytes before the vectors
     base: BlobRef | None = None
     head_bytes: int = 0  # number of bytes before the vectors, for an index that ends in vectors
     is_passages: bool = False  # whether the files are passage files
@@ -104,7 +103,7 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
     path_steps = {}
     base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
     passage_paths = {passages_path(part.name) for part in target.parts}
-    # Pullers derive BM25 indexes.
+    # BM25 indexes need no deltas, because pullers derive them.
     representation_by_path = {target.index_file(name): target.representation_of(name) for name in target.indexes}
     index_paths = sorted(path for path, representation in representation_by_path.items() if representation != TEXT)
     for path in (*sorted(passage_paths), *index_paths):
@@ -125,7 +124,9 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
 def _iter_index_steps(
     path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head_bytes: int
 ) -> Iterator[DeltaStep]:
-    """Yield the deltas of an index with `head_bytes` before its vectors; 0 if it has no vectors."""
+    """Yield the deltas of an index that has `head_bytes` bytes before its vectors, or 0 without
+    vectors.
+    """
     if 0 < head_bytes < _MIN_HEAD_BYTES:
         return
     if base and path.endswith(_ROW_LISTS_SUFFIX) and bool(base_head_bytes) == bool(head_bytes):
@@ -198,7 +199,9 @@ def _write_row_delta(
     find_base_rows: Callable[[], Rows],
     out: Path,
 ) -> bool:
-    """Write a row delta; return False if the files cannot be compared, as after a new training."""
+    """Write a row delta; return False if the files cannot be compared, for example after a new
+    training.
+    """
     base_lists, target_lists = find_lists(base), find_lists(target)
     if (base_lists is None) != (target_lists is None):
         return False
@@ -221,7 +224,7 @@ def _get_size(path: Path) -> int:
 
 
 def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
-    """Return the delta of a step; None if there is no small enough delta of the installed versions.
+    """Return the delta of a step; None if none was built by these versions, or if it is too large.
 
     Raises:
         StoreError: the store cannot be read.

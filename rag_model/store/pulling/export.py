@@ -65,7 +65,7 @@ def export_files(
     out: Destination,
     kind: Literal["dataset", "model"] = "dataset",
 ) -> int:
-    """Write a version's files, each verified, to the new folder `out`; return the number of bytes.
+    """Write and verify a version's files in the new folder `out`; return the number of bytes.
 
     `kind` is the kind of repository, if `out` is on the Hub.
 
@@ -199,7 +199,7 @@ def _write_dpr(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
 
 
 def _write_jsonl(snapshot: Snapshot, folder: Path, with_vectors: bool) -> None:
-    del with_vectors  # not part of this layout
+    del with_vectors  # this layout has no vectors
     with (folder / "corpus.jsonl").open("w", encoding="utf-8") as file:
         for part in snapshot.parts:
             for batch in snapshot.batches(part.name, ["id", "title", "text", DATE]):
@@ -244,7 +244,7 @@ _WRITERS: dict[Layout, Callable[[Snapshot, Path, bool], None]] = {
 
 
 def _render_readme(manifest: Manifest, out: Destination, layout: Layout, with_vectors: bool) -> str:
-    """Render a dataset card: metadata for the Hub, then text for people."""
+    """Render a dataset card: metadata for the Hub, followed by a description."""
     content, corpus = manifest.content, manifest.content.corpus
     licence_name = str(corpus.get("licence") or "")
     described_licence = "licence unknown" if licence_name == "unknown" else licence_name

@@ -1,7 +1,7 @@
 """A folder of pulled snapshots: its paths and locks, and the deletion of old snapshots.
 
-`store.pulling.pull` shows the layout. A prune keeps the newest snapshots, and those that a reader
-has open; snapshots that were taken down are always deleted.
+`store.pulling.pull` shows the layout. A prune deletes snapshots that were taken down, and keeps the
+newest others. It deletes no snapshot that a reader has open.
 
 A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases even if
 the reader is killed. A locked snapshot is kept until the next prune, so a reader may open its files
@@ -47,8 +47,7 @@ def mapped_stamp_name(ref: BlobRef) -> str:
 
 
 def record_ref(dest: Path, store: str, name: str, identity: str) -> None:
-    """Record the id of the snapshot that a name referred to in the store with this URL when it was
-    pulled.
+    """Record which snapshot `name` was in the store at URL `store` when it was pulled.
 
     Raises:
         OSError: the folder cannot be written.
@@ -59,7 +58,7 @@ def record_ref(dest: Path, store: str, name: str, identity: str) -> None:
 
 
 def find_ref_folder(dest: Path, store: str, name: str) -> Path | None:
-    """Return the folder of the snapshot that a name meant when it was last pulled, or None."""
+    """Return the folder of the snapshot that `name` was when it was last pulled, or None."""
     try:
         identity = name if _HEX_DIGEST.fullmatch(name) else _get_ref_path(dest, store, name).read_text()
     except (OSError, UnicodeDecodeError):
@@ -114,11 +113,10 @@ def prune_folder(
 ) -> tuple[str, ...]:
     """Delete all but the `keep` last pulled snapshots, with their unshared files; return their ids.
 
-    The snapshot that `current` names is kept, and so is one that a reader holds. If `keep` is None,
-    all are kept.
-    Snapshots that were taken down are deleted in any case, and `current` if it names one, unless a
-    reader holds them. `lock` is the descriptor that `lock_folder` yielded; `parse` parses a
-    manifest. While another pull runs, nothing is deleted; the next prune does it.
+    The snapshot that `current` names and snapshots that a reader holds are kept. If `keep` is None,
+    all are kept. Snapshots that were taken down are deleted unless a reader holds them; a link
+    `current` to one is deleted too. `lock` is the descriptor that `lock_folder` yielded; `parse`
+    parses a manifest. While another pull runs, nothing is deleted; the next prune does it.
 
     Raises:
         OSError: a file cannot be deleted; the next prune continues.
@@ -207,7 +205,7 @@ def _remove_if_unlocked(folder: Path) -> bool:
 
 def _delete_unreferenced_copies(dest: Path, parse: Callable[[bytes], Any]) -> None:
     """Delete blob copies, partial copies and derived files that no snapshot in the folder names."""
-    with suppress(StoreError):  # an unreadable manifest may name any file, so nothing is deleted
+    with suppress(StoreError):  # an unreadable manifest may name any file: nothing is deleted
         needed_digests = _read_needed_digests(dest, parse)
         for copy_path in (dest / ".blobs").glob("??/*"):
             digest = copy_path.name.removeprefix(".").removesuffix(PARTIAL_SUFFIX)

@@ -1,8 +1,8 @@
 """Materialize the files of a pull in a folder: verify existing copies, and write the others.
 
 Each file has an ordered list of strategies (`_SnapshotUpdate.strategies`), from the one that
-fetches the fewest bytes to a download of the whole file. A strategy that is not applicable, or
-whose result has the wrong digest, leaves the file to the next one.
+fetches the fewest bytes to a download of the whole file. If a strategy is not applicable, or its
+result has the wrong digest, the next strategy is tried.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,8 +57,9 @@ def derive_nothing(
 
 
 class PullProgress:
-    """Count the bytes of all threads; if one thread fails, the others stop and keep partial
-    files. If `on_progress` raises an exception, all threads stop.
+    """Counts the bytes of all threads; if one fails, the others stop and keep partial files.
+
+    If `on_progress` raises an exception, all threads stop.
     """
 
     def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
@@ -94,7 +95,7 @@ class PullProgress:
 
 
 class FetchResult(NamedTuple):
-    """The result of a strategy; a failed attempt may also have fetched bytes."""
+    """The result of a strategy; a strategy that failed may also have fetched bytes."""
 
     is_written: bool
     fetched_bytes: int = 0
@@ -106,7 +107,7 @@ Strategy = Callable[[BlobRef, Path], FetchResult]  # writes a blob to a path
 
 @dataclass(frozen=True, slots=True)
 class Puller:
-    """Materialize blobs in a folder of pulled versions."""
+    """Materializes blobs in a folder of pulled versions."""
 
     store: Store
     dest: Path
@@ -146,7 +147,7 @@ class Puller:
         return fetched_bytes
 
     def fetch_whole(self, ref: BlobRef, copy: Path) -> FetchResult:
-        """Strategy: fetch the whole blob."""
+        """Fetch the whole blob, as the last strategy."""
         self.store.blobs.fetch(ref, copy, self.progress)
         return FetchResult(is_written=True, fetched_bytes=ref.size)
 
@@ -162,8 +163,8 @@ def materialize_snapshot(
     """Materialize the given files of a snapshot; return the number of bytes fetched.
 
     If another snapshot was pulled last, the passages are materialized first, because they determine
-    which vectors are on the local disk, and the indexes last, because embeddings have their
-    vectors. `mapped` also writes memory-mapped copies of the passages.
+    which vectors are on the local disk. The indexes are last, because their vectors are copied from
+    the embeddings. `mapped` also writes memory-mapped copies of the passages.
 
     Raises:
         StoreError: a blob is missing or damaged.
@@ -195,7 +196,7 @@ def _fetch_only(puller: Puller) -> Callable[[BlobRef], Sequence[Strategy]]:
 
 
 class _SnapshotUpdate:
-    """Write the files of a snapshot with the help of the snapshot that was pulled before it."""
+    """Writes the files of a snapshot with the help of the snapshot that was pulled before it."""
 
     def __init__(
         self,
@@ -291,10 +292,10 @@ class _SnapshotUpdate:
         return _NOT_APPLICABLE
 
     def _write_and_check(self, ref: BlobRef, copy: Path, write: Callable[[Path], int | None]) -> FetchResult:
-        """Write a temporary file, and use it if it has the right digest.
+        """Write a temporary file, and rename it to `copy` if it has the right digest.
 
         `write` returns the number of bytes fetched, or None if it is not applicable. A full disk
-        makes it fail too: later strategies need less space.
+        also counts as not applicable, because later strategies need less space.
         """
         fetched_bytes = None
         with (
@@ -335,7 +336,7 @@ def _open_previous_snapshot(dest: Path) -> Iterator[Snapshot | None]:
 
 
 def _open_incomplete_snapshot(manifest: Manifest, dest: Path) -> Snapshot:
-    """Open a snapshot that is being pulled; files that are still missing cannot be read."""
+    """Open a snapshot during its pull; files that are not pulled yet cannot be read."""
 
     def path(file: str) -> Path:
         return blob_copy_path(dest, manifest.content.files[file])

@@ -1,10 +1,10 @@
-"""Find the vectors of a snapshot that a puller already has, because a previous snapshot has them.
+"""Find the vectors of a snapshot that a puller already has from a previous snapshot.
 
-The edits of a month change nearly every file, but only few of its rows. For a file that ends in
-vectors, a `RowPatch` fetches the header and the rows of new passages by range, and copies the other
-rows from the local disk. Passages are joined by hash within one encoder space. Only the digest of
-the complete file proves that the copied vectors are identical; a patched file with another digest
-is fetched whole.
+The edits of a month change nearly every file, but only a few rows of each file. For a file that
+ends in vectors, a `RowPatch` fetches the header and the rows of new passages by range, and copies
+the other rows from the local disk. Passages are matched by their hashes, if both snapshots have the
+same encoder space. Only the digest of the complete file proves that the copied vectors are
+identical; a patched file with another digest is fetched whole.
 
 ```
 embeddings/part-00042.npy    a header, then the vectors of the part
@@ -12,8 +12,9 @@ index/hnsw.faiss             a graph, then the vectors of all parts, as float32 
 float16
 index/exact.faiss            a header, then the vectors of all parts
 ```
-The offsets of the rows follow from the manifest: they are the last bytes of the file. The entry of
-such an index has the bytes of a row as `row_bytes`; in format 1 they follow from the factory.
+The offsets of the rows follow from the manifest: they are the last bytes of the file. The manifest
+entry of such an index states the bytes of a row as `row_bytes`; in format 1 they follow from the
+factory string.
 """
 
 import re
@@ -61,7 +62,7 @@ class VectorTable:
     representation: str  # name of the representation
     head_bytes: int  # bytes before the first row
     row_bytes: int  # bytes of a row
-    parts: tuple[PartEntry, ...]  # the parts with the vectors' passages, in row order
+    parts: tuple[PartEntry, ...]  # the parts whose passages have these vectors, in row order
 
     @property
     def rows(self) -> int:
@@ -70,12 +71,12 @@ class VectorTable:
 
 
 def is_convertible(source_bytes: int, target_bytes: int) -> bool:
-    """Return whether rows can be converted: equal types, or from float16 to float32 or back."""
+    """Return whether rows can be copied: of the same type, or from float16 to float32 or back."""
     return target_bytes in _list_widened(source_bytes) or source_bytes == 2 * target_bytes
 
 
 def _list_widened(source_bytes: int) -> tuple[int, int]:
-    """Return the bytes of a row in the same number type, and in a type that is twice as wide."""
+    """Return the bytes of a row in its own number type, and in a type that is twice as wide."""
     return source_bytes, 2 * source_bytes
 
 
@@ -99,7 +100,7 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
 
 
 def list_embedded_files(content: Content) -> dict[str, VectorTable]:
-    """Return the indexes that end in vectors which the embeddings also have: path -> table."""
+    """Return the indexes (path -> table) that end in the same vectors as the embeddings."""
     tables = find_vector_tables(content)
     row_bytes_by_representation = {
         table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)
@@ -168,12 +169,14 @@ def _map_table(snapshot: Snapshot, path: str, table: VectorTable) -> NDArray[np.
 
 
 class PageRanges:
-    """Finds the parts of a snapshot by page range, in ordered parts in logarithmic time."""
+    """Finds the parts of a snapshot by page range; if the parts are ordered, in logarithmic
+    time.
+    """
 
     def __init__(self, parts: Sequence[PartEntry]) -> None:
         """Index parts, which may overlap, in any order."""
         self._parts = parts
-        # item i is the maximum last page of parts[: i + 1]; below, the minimum first page of
+        # item i is the maximum last page of parts[: i + 1], and below the minimum first page of
         # parts[i:]
         self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
         self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
@@ -200,7 +203,7 @@ class PatchPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowPatch:
-    """A file of which the local disk has some rows."""
+    """A file some of whose rows are on the local disk."""
 
     table: VectorTable
     # (n,) int32 or int64: the previous snapshot's row of each row, or -1 if there is none
@@ -238,10 +241,12 @@ class RowPatch:
 
 
 class RowOverlap:
-    """The vectors that a snapshot and a previous one both have. Thread-safe."""
+    """Compares a snapshot with a previous one to find the vectors that both have. Thread-safe."""
 
     def __init__(self, previous: Snapshot, target: Snapshot, representations: tuple[str, ...]) -> None:
-        """Compare representations with equal encoder spaces; `between` finds these."""
+        """Compare the given representations, which have equal encoder spaces; `between` finds
+        them.
+        """
         self.representations = representations
         self._previous, self._target = previous, target
         self._tables = {
@@ -253,7 +258,7 @@ class RowOverlap:
             (table.representation, table.row_bytes) for table in find_vector_tables(previous.manifest.content).values()
         }
         self._previous_rows: dict[str, Rows] = {}
-        # one per part, so that parts are joined concurrently
+        # one lock per part, so that parts are matched concurrently
         self._lock_by_part = {part.name: Lock() for part in target.parts}
         self._ranges = PageRanges(previous.parts)
         self._starts = RowPartition(part.rows for part in previous.parts).starts
@@ -284,7 +289,7 @@ class RowOverlap:
             return None
         try:
             previous_rows = np.concatenate([*self._join_parts(table.parts)])
-        except BookwheelError:  # passages that were not pulled, or are damaged
+        except BookwheelError:  # the passages were not pulled, or are damaged
             return None
         return RowPatch(table, previous_rows) if (previous_rows >= 0).any() else None
 
@@ -310,7 +315,8 @@ class RowOverlap:
             return self._previous_rows[part.name]
 
     def _join_part(self, part: PartEntry) -> Rows:
-        """Join a part with the previous parts of its page range; return each passage's row or -1.
+        """Match the passages of a part with the previous parts of its page range; return each
+        previous row or -1.
 
         A part with an unchanged file is not read; in most updates, most parts are unchanged.
         """
@@ -344,9 +350,9 @@ def _iter_fetched_pieces(start_byte: int, end_byte: int) -> Iterator[PatchPiece]
 
 
 def _iter_stretches(previous_rows: Rows, min_rows: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield the start and end of each run of rows, and whether to copy it from the local disk.
+    """Yield (start, end, whether to copy the rows from the local disk) of each run of rows.
 
-    Short runs are fetched although the disk has them.
+    Short runs are fetched although the local disk has them.
     """
     is_local = previous_rows >= 0
     for first, end, is_run_local in _find_flag_runs(is_local):

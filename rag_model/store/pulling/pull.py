@@ -92,11 +92,11 @@ def pull(
         select: chooses files by path. A later pull that selects more files of the same snapshot
             adds them to its folder.
         mapped: also write memory-mapped copies of the passage files, about three times as large.
-        keep: the number of last pulled snapshots to keep; None keeps all and reports the
-            taken-down ones. A number also deletes all taken-down snapshots. A snapshot that a
-            reader has open is never deleted.
+        keep: how many of the last pulled snapshots to keep; None keeps all and reports taken-down
+            snapshots. A number also deletes all taken-down snapshots. A snapshot that a reader has
+            open is never deleted.
         accept: called with the complete folder of the snapshot before `current` names it; an
-            exception ends the pull.
+            exception of it ends the pull.
         derive: writes index files from local files (`retrieve.indexes`); they are used if they have
             the digests of the published files.
         on_progress: called with the bytes that are present and the total bytes; while the store
@@ -184,7 +184,7 @@ def _check_free_space(dest: Path, refs: list[BlobRef]) -> None:
 
 @contextmanager
 def _preserve_stamps(dest: Path, refs: list[BlobRef]) -> Iterator[None]:
-    """Keep the stamps of copies valid while the block links or unlinks them."""
+    """Keep the stamps of copies valid while the block links or unlinks the copies."""
     folder_stamps = open_folder_stamps(dest)
     with ExitStack() as stack:
         for ref in refs:
@@ -231,8 +231,8 @@ def _set_current_link(identity: str, dest: Path) -> None:
 
 
 def _rename_or_merge(staging: Path, final_folder: Path) -> None:
-    """Rename a folder. If the target exists, replace its files one by one; an equal id has equal
-    files.
+    """Rename a folder. Rename a folder; if the target exists, replace its files one by one, since
+    equal ids have equal files.
     """
     try:
         staging.rename(final_folder)

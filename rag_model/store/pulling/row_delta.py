@@ -1,11 +1,11 @@
 """Deltas of files with lists of row numbers: the links of a graph, and inverted lists.
 
 A deleted or inserted passage shifts the row numbers of all later passages, so nearly every number
-in such a file changes although few lists do. A *row delta* stores for each row of the target which
-row of the base it was. Renumbering the base's lists with this mapping *predicts* the target's
-lists. The delta then stores only the differences from the prediction: the inserted numbers with
-their slots, and the removed numbers. A list keeps the order of its numbers. A predicted number is
-dropped if its list has no slot left for it.
+in such a file changes although few lists get other passages. A *row delta* stores, for each row of
+the target, its row number in the base. Renumbering the base's lists with this mapping *predicts*
+the target's lists. The delta then stores only the differences from the prediction: the inserted
+numbers with their slots, and the removed numbers. A list keeps the order of its numbers. A
+predicted number is dropped if its list has no slot left for it.
 
 The bytes between and around the lists are stored as a splice (`delta_files`). A row delta consists
 of the splice, a compressed block with the head and the arrays, and their sizes. An array stores the
@@ -47,7 +47,7 @@ _MAX_HEAD = 1 << 12  # bytes
 # bytes of lists that are processed at once; the memory is about 24 times as much
 _BLOCK_BYTES = 1 << 20
 Bools = NDArray[np.bool_]
-Numbers = NDArray[Any]  # rows, or the positions of lists; four or eight bytes each
+Numbers = NDArray[Any]  # row numbers or list numbers, of four or eight bytes each
 Bytes = NDArray[np.uint8]
 
 
@@ -72,10 +72,10 @@ class FileWithLists:
 
 @dataclass(frozen=True, slots=True)
 class _SlotEdits:
-    """The differences between the target's lists and the predicted ones."""
+    """The differences between the lists of the target and the predicted lists."""
 
     inserted_slots: Rows  # (i,) ascending positions among the slots of all lists
-    inserted_rows: Rows  # (i,) row numbers; -1 for an empty slot that precedes a filled one
+    inserted_rows: Rows  # (i,) row numbers; -1 for an empty slot that precedes a filled slot
     removed_positions: Rows  # (r,) ascending, among the predicted numbers of all lists
     codes: Bytes  # (i, code_bytes) codes of the inserted slots
 
@@ -117,8 +117,8 @@ class _ListBlock:
         """Return masks of the slots that get a predicted number, and of the numbers that get a
         slot.
 
-        The numbers fill the slots in order. `is_inserted`, (s,), masks the slots that are taken,
-        and `is_removed`, (p,), the numbers that are not used.
+        The numbers fill the slots in order. `is_inserted`, (s,), masks slots that have an inserted
+        number, and `is_removed`, (p,), numbers that are dropped.
         """
         n_lists = len(self.lengths)
         numbers_per_list = np.bincount(self.predicted_lists[~is_removed], minlength=n_lists)
@@ -130,10 +130,10 @@ class _ListBlock:
 
 
 class _Prediction:
-    """Predicts the lists of a target from the lists of a base file, by renumbering their rows."""
+    """Predicts the lists of a target by renumbering the rows in the lists of a base file."""
 
     def __init__(self, file: BinaryIO, base: RowLists, target: RowLists, base_rows: Rows) -> None:
-        """Predict the lists of `target` from those in `file`.
+        """Predict the lists of `target` from the base's lists in `file`.
 
         Raises:
             ValueError: the files cannot be compared.
@@ -285,7 +285,7 @@ def _compare(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> 
 
 
 def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bools:
-    """Return a mask, (m,), of the lists that differ from the predicted ones.
+    """Return a mask, (m,), of the lists that differ from the predicted lists.
 
     In a graph, such lists are few.
     """
@@ -302,14 +302,14 @@ def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bool
         differs |= (codes[is_filled][has_same_count] != block.predicted_codes[prediction_has_same_count]).any(axis=1)
     is_changed[filled_lists[has_same_count][differs]] = True
     lists_with_inner_gaps = block.slot_lists[1:][is_filled[1:] & ~is_filled[:-1] & (np.diff(block.slot_lists) == 0)]
-    is_changed[lists_with_inner_gaps] = True  # an empty slot precedes a filled one
+    is_changed[lists_with_inner_gaps] = True  # lists in which an empty slot precedes a filled slot
     return is_changed
 
 
 def _find_edits(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> tuple[Bools, Bools]:
     """Return masks of the inserted slots and of the removed predicted numbers of changed lists.
 
-    In most of these lists new rows are inserted and none is removed, so that is tried first.
+    In most changed lists new rows are inserted and none is removed, so this case is tried first.
     """
     is_inserted, is_removed = is_new[slots] & (slots >= 0), np.zeros(len(block.predicted_rows), np.bool_)
     is_wrong = _find_wrong_lists(block, slots, is_inserted, is_removed)
@@ -342,10 +342,10 @@ def _encode_list_row_pairs(lists: Numbers, rows: Numbers, n_rows: int) -> Rows:
 
 
 def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
-    """Return a mask of the values that occur in `others`, and a mask of the others that occur in
-    `values`.
+    """Return a mask of the `values` that occur in `others`, and a mask of the `others` that occur
+    in `values`.
 
-    Of equal others only the first one is marked.
+    Of equal items of `others` only the first is marked.
     """
     sorted_positions = np.argsort(others)
     sorted_others = np.append(others[sorted_positions], np.iinfo(np.int64).max)
@@ -463,7 +463,9 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
 
 
 def _find_lists_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
-    """Return the total bytes of the lists and of the rest, which must be at most `file_size`."""
+    """Return the total bytes of the lists and of `rest_bytes`, which must be at most
+    `file_size`.
+    """
     lists_end = rest_bytes + int(lists.lengths.sum()) * lists.slot_bytes
     if not lists.end <= lists_end <= file_size:
         raise ValueError("the lists are outside of the file")
@@ -471,7 +473,9 @@ def _find_lists_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
 
 
 def _write_edited(prediction: _Prediction, edits: _SlotEdits, rest: BinaryIO, out: BinaryIO) -> None:
-    """Write the lists of the target, and the gaps between them, which come from `rest`."""
+    """Write the edited lists of the target, and between them the gaps, which are read from
+    `rest`.
+    """
     target_lists, slot_offset, number_offset = prediction.target, 0, 0
     for block in prediction.iter_blocks():
         n_slots = int(block.lengths.sum())
@@ -513,7 +517,7 @@ def _write_block(
 
 
 def _copy_bytes(source: BinaryIO, out: BinaryIO, max_bytes: int) -> None:
-    """Copy at most `max_bytes`."""
+    """Copy at most `max_bytes` from `source` to `out`."""
     while max_bytes > 0 and (block := source.read(min(_BLOCK_BYTES, max_bytes))):
         out.write(block)
         max_bytes -= len(block)
