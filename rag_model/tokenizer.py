@@ -6,10 +6,10 @@ which is not an `Exception` in Python. There are three guards:
 
 * **Growth.** The rules that replace text form a chain. The product of their growth factors is
   bounded.
-* **Trial.** A tokenizer with patterns that no common model has first splits hostile texts in a
-  child process: runs of common characters, and of the literals and characters of its rules.
-* **Child.** A trial cannot contain every hostile text. So such patterns are later only run in a
-  child process, with bounded memory and time per call (`GuardedTokenizer`).
+* **Trial.** If a tokenizer has patterns that no common model has, it first splits hostile texts in
+a child process. These texts repeat common characters, and the literals and characters of its rules.
+* **Child.** A trial cannot contain every hostile text. So such a tokenizer later runs only in a
+child process, with bounded memory and time per call (`GuardedTokenizer`).
 """
 
 import base64
@@ -104,8 +104,8 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
 
 
 def check_patterns(file: Path) -> bool:
-    """Check how much the rules make a text grow, and try patterns that no common model has in a
-    child process; return whether there are such patterns.
+    """Check how much the rules make a text grow. Patterns that no common model has are tried in a
+    child process; return whether there are any.
 
     Raises:
         InputError: The file is missing or damaged, texts grow too much, or the child died or took
@@ -162,7 +162,7 @@ class GuardedTokenizer:
         self._worker: ChildWorker | None = None
 
     def __getstate__(self) -> "Tokenizer":
-        """Return the wrapped tokenizer; a copy starts a child of its own."""
+        """Return the wrapped tokenizer for a copy, which starts its own child."""
         return self._tokenizer
 
     def __setstate__(self, tokenizer: "Tokenizer") -> None:
@@ -227,7 +227,7 @@ class GuardedTokenizer:
     encode_batch_fast = encode_batch
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of tokens.
+        """Return the text of a sequence of token ids.
 
         Raises:
             InputError: as for `encode_batch`.
@@ -258,12 +258,12 @@ def _build_encoding(reply: Sequence[Any]) -> SimpleNamespace:
     *values, overflow_count = reply
     encoding_fields = dict(zip(_ENCODING_FIELDS, values, strict=True))
     encoding_fields["offsets"] = [tuple(offset) for offset in encoding_fields["offsets"]]
-    # the child reports only how many further encodings there are
+    # the child reports only the number of overflowing encodings
     return SimpleNamespace(**encoding_fields, overflowing=[None] * overflow_count)
 
 
 def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
-    """Load a tokenizer of transformers from the folder of `file`, its `tokenizer.json` if it has
+    """Load a tokenizer of transformers by calling `load`; `file` is its `tokenizer.json`, if it has
     one.
 
     A tokenizer with patterns that no common model has splits texts in a child process.
@@ -376,7 +376,7 @@ def _iter_rule_steps(rule: Any) -> Iterator[dict[str, Any]]:
 
 
 def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
-    """Return (f, a) such that a chain of rules turns n characters into at most f n + a characters.
+    """Return (f, a): a chain of rules turns n characters into at most f * n + a characters.
 
     Unicode's normal forms are not counted, because repeating them does not make a text longer.
     """

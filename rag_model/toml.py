@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from rag_model.errors import UsageError
 
 T = TypeVar("T")
-# A second type of TOML value that is accepted for a field of a Python type.
+# Python type of a field -> a second type of TOML value that the field accepts.
 _ACCEPTED_TYPES: dict[Any, type] = {float: int, Path: str}
 
 
@@ -36,7 +36,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def from_table(dataclass_type: type[T], table: Any, where: str) -> T:
     """Build a dataclass from a table of TOML or JSON; omitted keys keep their defaults.
 
-    This reads back the JSON of `dataclasses.asdict`. `where` names the table in error messages:
+    It also accepts the JSON of `dataclasses.asdict`. `where` names the table in error messages:
     `recipe.toml, [chunk]`.
 
     Raises:

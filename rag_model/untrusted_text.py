@@ -13,7 +13,7 @@ from rag_model.errors import InputError, UsageError
 # Levels of nested arrays and objects; files of bookwheel and of model hubs have fewer than 20.
 MAX_DEPTH = 64
 _CONTAINERS = dict, list
-_ESCAPED_SURROGATE = b"\\ud"  # start of an escaped surrogate, which must come in pairs
+_ESCAPED_SURROGATE = b"\\ud"  # beginning of an escaped surrogate; surrogates must come in pairs
 
 
 def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
@@ -123,7 +123,7 @@ def escape_controls(text: str) -> str:
 
 
 def check_printable(text: str, description: str) -> None:
-    """Check that a text that others will read contains no control characters.
+    """Check that a text contains no control characters, because others will read it in a terminal.
 
     Raises:
         UsageError: It contains one; the message starts with `description`.

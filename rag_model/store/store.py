@@ -40,7 +40,9 @@ class RunReports:
     files: Files
 
     def write_report(self, run: str, stage: str, i: int, value: Any) -> None:
-        """Report that element `i` (from 0) of a stage is done, with a small JSON value."""
+        """Write the report, a small JSON value, of a stage's finished element number `i`, from
+        0.
+        """
         self.files.write(f"{_get_folder_path(run, stage)}/{i:05d}.json", encode_json(value))
 
     def read_reports(self, run: str, stage: str) -> list[Any]:
@@ -99,9 +101,10 @@ class Store:
         return Store(self.files.make_interruptible(check))
 
     def find_catalog(self, name: str) -> tuple[Catalog[Any], str]:
-        """Return the catalog that a name belongs to, and the name without its prefix.
+        """Return the catalog of the version that a name means, and the name without its prefix.
 
-        `model:reader` is model `reader`, `evaluation:ab12` an evaluation; others are snapshots.
+        `model:reader` is model `reader`, `evaluation:ab12` is an evaluation; other names mean
+        snapshots.
         """
         for prefix, catalog in ((MODEL_PREFIX, self.models), (EVALUATION_PREFIX, self.evaluations)):
             if name.startswith(prefix):
@@ -127,8 +130,8 @@ class Store:
         With `create`, a new store is created if there is none.
 
         Raises:
-            StoreError: there is no store (and not `create`), it cannot be read or written, or it
-                has a newer format.
+            StoreError: there is no store and `create` is not set, or it cannot be read or written,
+                or it has a newer format.
             MissingExtraError: the URL needs a package that is not installed.
             UsageError: the URL may contain a secret.
         """
@@ -151,7 +154,7 @@ class Store:
         return cls(files)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the URL."""
+        """Pickle the store as its URL."""
         return _reopen, (self.url,)
 
     def __repr__(self) -> str:

@@ -3,22 +3,23 @@
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot
 forever. Other moves are kept if they are among the newest `keep`, or if they were current less than
 `older_than` ago. The oldest moves of a log are deleted first and numbers never change, so a log has
-no gaps, and the ref can still be moved. Of a deleted ref only the last move, which records the
-deletion, is kept once it is `older_than` old.
+no gaps, and the ref can still be moved. If a ref was deleted at least `older_than` ago, only its
+last move, which records the deletion, is kept.
 
 Then manifests are deleted that no kept move names and that are at least `older_than` old. This
 includes snapshots that a gate refused and snapshots without a tag. The files of expired snapshots
-stay until `gc` deletes the unneeded ones. A model does not keep the snapshot that it was trained
-on.
+stay until `gc` deletes those that no other version needs. A model does not keep the snapshot that
+it was trained on.
 
 An evaluation is deleted with its snapshot, or with its model if that is in the store, even if the
-evaluation is new. Tags on the snapshot and on such a model keep the evaluation.
+evaluation is new. Tags on the snapshot and on a model in the store keep the evaluation.
 
 An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
-training runs; until then its snapshot is kept. The record is deleted, and its files stay until
-`gc`.
+training runs; until then its snapshot is kept. The record of its checkpoint is deleted, and the
+checkpoint's files stay until `gc`.
 
-Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). The bound is inclusive.
+Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). What is exactly
+`older_than` old counts as old.
 """
 
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class ExpireReport:
 
 
 def expire_store(store: Store, policy: ExpirePolicy | None = None, *, dry_run: bool = False) -> ExpireReport:
-    """Delete old moves and the manifests that only these named; with `dry_run` only list them.
+    """Delete old moves, and manifests that only old moves name; with `dry_run` only list them.
 
     Warning: a ref cannot be rolled back to a deleted move, and `gc` will delete the files of
     deleted manifests.

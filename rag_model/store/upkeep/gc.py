@@ -17,18 +17,18 @@ These files are needed:
 The last rule keeps writers simple. A writer trusts an existing blob only if it is younger than
 twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted
 was written less than twelve hours before its start, and is kept, even if the clocks of writer and
-store are twelve hours apart. No file is lost between the plan and the deletion either:
+store are twelve hours apart. Files that become needed after the plan are kept too, because
 `rag_model.store.upkeep.roots` checks again before every batch.
 
-A grace of 0 is equally safe for writers that hold an intent, as `reindex`, `publish`, `tag` and
-`rollback` do. If files are copied into a store manually before their manifest, the grace must be
+With a grace of 0, writers that hold an intent are equally safe, such as `reindex`, `publish`, `tag`
+and `rollback`. If files are copied into a store manually before their manifest, the grace must be
 longer than the time between the two.
 
 Files that were written since the listing began are kept, even with a grace of 0 and a store whose
-clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, which
-happens if a proxy replies to list requests. Nothing is deleted if a possible root cannot be read:
-a manifest or an intent that is damaged or of a newer format, a current snapshot that is missing, or
-a folder that this version does not know.
+clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, for
+example because a proxy replied. Nothing is deleted if a possible root cannot be read: a manifest or
+an intent that is damaged or of a newer format, a current snapshot that is missing, or a folder that
+this version does not know.
 """
 
 import re
@@ -46,8 +46,8 @@ from rag_model.store.versions.signatures import SIGNATURE_PATH
 from rag_model.store.versions.takedowns import FOLDER
 from rag_model.store.versions.trainings import FOLDER as TRAININGS
 
-# Seconds. A file is kept if it was younger than this when a running writer started. It is also the
-# default grace.
+# Seconds: a file that was younger than this when a running writer started is kept. This is also the
+# default grace period.
 SAFETY_MARGIN = 24 * 3600.0
 GARBAGE_KINDS = ("blobs", "memo", "runs", "reports", "trainings", "leftovers")
 _FOLDERS = {

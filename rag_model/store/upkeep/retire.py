@@ -1,7 +1,7 @@
 """Find taken-down pages in snapshots, and retire the snapshots that a takedown replaced.
 
-To retire a snapshot is to delete its manifest and the manifests of its evaluations, whose rows
-contain passages. `gc` then deletes the files. As with `expire`, writers may run at the same time: a
+Retiring a snapshot deletes its manifest and the manifests of its evaluations, whose rows contain
+passages. `gc` then deletes the files. As with `expire`, writers may run at the same time: a
 manifest that a writer needs is kept, and the next run deletes it.
 """
 
@@ -66,8 +66,8 @@ class _RetirePlanner:
     store: Store
 
     def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the manifests of replaced snapshots' evaluations, then of snapshots with existing
-        replacements.
+        """Return the manifests of the evaluations of replaced snapshots, and then of the replaced
+        snapshots whose replacement exists.
         """
         snapshot_paths = {file.path for file in view.manifests}
         evaluation_paths = {
@@ -85,7 +85,7 @@ class _RetirePlanner:
 
 @dataclass(frozen=True, slots=True)
 class PageOccurrence:
-    """A page in a part of a snapshot, and the number of its passages."""
+    """A page that occurs in a part of a snapshot, and the number of its passages there."""
 
     part: str
     page: str  # page id
@@ -101,7 +101,7 @@ def wiki_name(content: Content) -> str:
 def find_pages(store: Store, content: Content, pages: Collection[str]) -> list[PageOccurrence]:
     """Return the occurrences of pages in a snapshot, published or not, in row order.
 
-    Reads only page ids, and only of parts that may contain one of the pages: about one part in a
+    Only the page ids of parts that may contain one of the pages are read: about one part in a
     hundred of a wiki.
 
     Raises:

@@ -1,9 +1,9 @@
 """Mark the blobs and records that a store needs, and find the unneeded files of trainings.
 
-The files of all versions and the origins of current snapshots are needed. A snapshot names its own
-files. The memo names their origins: the record that has a file as an output also has the inputs,
-which are outputs of other records, or lists of further blobs. A delta, or a record of the gate, is
-needed as long as snapshots have its target files (`memo.TARGET_KEY`).
+The files of all versions and the origins of current snapshots are needed. A snapshot's manifest
+names its files. The memo names their origins: the record that has a file as an output also has the
+inputs, which are outputs of other records or lists of further blobs. A delta or a record of the
+gate is needed as long as its target files (`memo.TARGET_KEY`) are files of a snapshot.
 
 Files are deleted in batches while writers may be running. Before each batch, its list is written to
 the store, and the store is listed again. If there is a new intent, snapshot or move of a ref, the
@@ -39,7 +39,7 @@ from rag_model.store.versions.trainings import (
     StoredCheckpoint,
 )
 
-_BATCH_FILES = 500  # maximum files of a batch, which a writer may have to wait for
+_BATCH_FILES = 500  # maximum files of a batch; a writer may have to wait until the batch is deleted
 _MAX_PLANS = 100  # maximum number of plans; each new writer invalidates one
 Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
@@ -54,7 +54,7 @@ _MANIFESTS = 8  # number of manifests read at a time: each names thousands of fi
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """The writers and files of a store that a plan is based on."""
+    """The writers and files that a store had when a deletion was planned."""
 
     time: float  # time of the view in seconds by the store's clock
     intents: tuple[Intent, ...]
@@ -65,8 +65,8 @@ class StoreView:
 
     @classmethod
     def read(cls, store: Store, time: float) -> "StoreView":
-        """List a store, intents first: a writer that has ended by then has already written its
-        files.
+        """List the intents and then the files, so that the files of a writer that ended in between
+        are seen.
         """
         intents = tuple(store.intents.list_live_intents(time))
         folders = ("refs", "snapshots", "models", "evaluations")
@@ -88,7 +88,7 @@ class StoreView:
         return bool(self.paths)
 
     def is_current(self, later: "StoreView") -> bool:
-        """Return whether a later view contains no new file or intent."""
+        """Return whether a later view has no file or intent that this view lacks."""
         return self.paths >= later.paths
 
     @property
@@ -113,7 +113,8 @@ def preview_sweep(store: Store, plan: DeletionPlan) -> list[StoredFile]:
 
 
 def sweep(store: Store, plan: DeletionPlan, *, threads: int) -> list[StoredFile]:
-    """Delete the files that `plan` returns, and return them; a single thread keeps their order.
+    """Delete the files that `plan` returns, and return the deleted files; one thread deletes them
+    in order.
 
     Raises:
         StoreError: a file cannot be deleted, or new writers invalidated every plan; the next sweep
@@ -136,7 +137,7 @@ def _make_plan(store: Store, plan: DeletionPlan, condemn_files: "Condemn") -> tu
         except StoreError:
             if view.paths == StoreView.read(store, view.time).paths:
                 raise
-    raise _build_too_many_plans_error(store)  # an unreadable file was deleted in the meantime
+    raise _build_too_many_plans_error(store)  # a listed file was deleted meanwhile
 
 
 def _build_too_many_plans_error(store: Store) -> StoreError:
@@ -236,7 +237,7 @@ def mark_needed_blobs(store: Store, view: StoreView, cutoff: float) -> NeededBlo
 
 @dataclass(frozen=True, slots=True)
 class _MemoRecord:
-    """All generations of a record; only the newest one is valid."""
+    """All generations of a record; only the newest generation is valid."""
 
     stage: str
     files: tuple[StoredFile, ...]  # newest first
@@ -251,7 +252,9 @@ class _MemoRecord:
         return self.files[0]
 
     def is_reusable(self, needed_digests: set[str]) -> bool:
-        """Return whether all outputs are needed; without outputs, whether any named blob is."""
+        """Return whether all outputs are needed; for a record without outputs, whether a blob that
+        it names is.
+        """
         return self.outputs <= needed_digests if self.outputs else bool(self.digests & needed_digests)
 
 
@@ -277,11 +280,13 @@ def _read_record(store: Store, stage_and_key: tuple[str, str], generations: Mapp
 
 @dataclass(frozen=True, slots=True)
 class _CatalogFiles:
-    """The digests of the files that a catalog's versions name, and the sources of the versions."""
+    """The digests of the files of a catalog's versions, and the dumps that the versions were built
+    from.
+    """
 
     all: set[str]  # digests of all versions' files
-    current: set[str]  # digests of the files of the versions that refs name now
-    dumps: set[str]  # addresses that the versions were built from
+    current: set[str]  # digests of the files of current versions
+    dumps: set[str]  # paths and URLs of the dumps that the versions were built from
 
 
 def _read_catalog_files(
@@ -316,7 +321,7 @@ def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Itera
 
 
 def _read_ref_by_current_id(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
-    """Return, by the id of each current version, the name of one of its refs."""
+    """Return the id of each current version -> the name of one of its refs."""
     newest_moves = [(ref, max(files)) for ref, files in group_moves_by_ref(moves).items()]
     return {current_id: ref for (ref, _), current_id in read_ids_at_moves(catalog, newest_moves).items() if current_id}
 
@@ -331,7 +336,7 @@ def group_moves_by_ref(files: Iterable[StoredFile]) -> dict[str, dict[int, Store
 
 
 def read_ids_at_moves(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Return the id that each move, a ref and a number, names; "" for a deletion."""
+    """Return (ref, number) -> id of the version that the move names, or "" for a deletion."""
     identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, moves)
     return dict(zip(moves, identities, strict=True))
 
@@ -350,7 +355,9 @@ def _find_origin_digests(
     records: Iterable[_MemoRecord],
     blobs: Mapping[str, StoredFile],
 ) -> set[str]:
-    """Return the digests of files and of all their origins, without the inputs of trained files."""
+    """Return the digests of files and of all their origins; inputs of trained files are left
+    out.
+    """
     records_by_output: dict[str, list[_MemoRecord]] = defaultdict(list)
     for record in records:
         for output in record.outputs if record.stage not in _TRAINING_STAGES else ():
@@ -383,7 +390,7 @@ def _find_mirror_digests(
 
 
 def _read_blob_list(store: Store, file: StoredFile) -> list[str]:
-    """Return the digests in a list of blobs; none if the file is not such a list."""
+    """Return the digests in a file that lists blobs; empty if the file is no such list."""
     if store.files.read_range(file.path, 0, min(file.size, len(_BLOB_LIST_START))) != _BLOB_LIST_START:
         return []
     return _find_digests(store.files.read(file.path) or b"")
@@ -404,8 +411,8 @@ def _get_hex_digest(identity: str) -> str:
 def iter_unneeded_files(store: Store) -> Iterator[StoredFile]:
     """Yield the unneeded files of trainings: if the model is published, all files of its training.
 
-    Otherwise all except the newest record, its signatures and its files. If the record cannot be
-    read, every file is kept.
+    Otherwise all except the newest record, its signatures and its files. If the newest record
+    cannot be read, every file is kept.
     """
     for training_key, files in _group_by_training(store).items():
         if _is_training_published(store, training_key):
@@ -427,7 +434,7 @@ def find_abandoned_trainings(
     """Return the records of abandoned trainings, and the snapshots of the other trainings.
 
     A training is abandoned if all its files were written at `cutoff` or before. While a build or a
-    training runs, none is abandoned, because it may be about to continue one.
+    training runs, no training counts as abandoned, because it may be continued.
     """
     records, kept_keys = list[StoredFile](), list[str]()
     for training_key, files in _group_by_training(store).items():

@@ -32,10 +32,9 @@ class StoreProblem:
 
 
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
-    """Return all problems of a snapshot (a full id) and of the store's refs.
-
-    `catalog` is `store.models` for a model. Reads every file of the manifest, in four threads with
-    at most four chunks of 16 MiB each.
+    """Return all problems of a version (a full id) and of its catalog's refs. The default catalog
+    is the snapshots. Reads every file of the manifest, in four threads with at most four chunks of
+    16 MiB each.
     """
     problems = _check_version(store, catalog or store.snapshots, identity, _check_hash)
     problems += _verify_deltas(store, identity) if catalog in (None, store.snapshots) else []
@@ -43,8 +42,8 @@ def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = N
 
 
 def find_missing(store: Store, catalog: Catalog[Any], identity: str) -> list[StoreProblem]:
-    """Return the files of a version (a full id), or its manifest, that are missing or have another
-    size.
+    """Return the files of a version (a full id), including its manifest, that are missing or have
+    another size.
 
     Reads only the manifest and the sizes of files, so it is fast enough before a ref is moved;
     `verify_version` also finds changed bytes.
@@ -53,7 +52,9 @@ def find_missing(store: Store, catalog: Catalog[Any], identity: str) -> list[Sto
 
 
 def find_missing_files(store: Store, content: VersionContent) -> list[StoreProblem]:
-    """Return the files of a content, published or not, that are missing or have another size."""
+    """Return the files of a version's content, published or not, that are missing or have another
+    size.
+    """
     return _check_files(store, content, _check_size)
 
 
@@ -115,7 +116,7 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
     try:
         manifest = store.snapshots.get(identity)
         parent_contents = [store.snapshots.get(parent).content for parent in manifest.parents]
-    except StoreError:  # already reported, or the parent has expired
+    except StoreError:  # the manifest's damage was already reported, or the parent has expired
         return []
     all_steps = (list_delta_steps(parent_content, manifest.content).items() for parent_content in parent_contents)
     steps = [(path, step) for items in all_steps for path, steps_of_path in items for step in steps_of_path]
@@ -130,7 +131,7 @@ def _verify_deltas(store: Store, identity: str) -> list[StoreProblem]:
 
 
 def _check_size(store: Store, ref: BlobRef) -> str | None:
-    """Return a description of a blob's wrong size; None if it is right."""
+    """Return a sentence about a blob's wrong size; None if the size is right."""
     stored_bytes = store.files.get_size(ref.path)
     if stored_bytes is None:
         return "missing"
@@ -138,7 +139,7 @@ def _check_size(store: Store, ref: BlobRef) -> str | None:
 
 
 def _check_hash(store: Store, ref: BlobRef) -> str | None:
-    """Return a description of a blob's damage; None if it is intact."""
+    """Return a sentence about a blob's damage; None if the blob is intact."""
     if size_problem := _check_size(store, ref):
         return size_problem
     try:
@@ -168,7 +169,7 @@ def _verify_refs(catalog: Catalog[Any]) -> list[StoreProblem]:
 
 
 def _verify_move(catalog: Catalog[Any], known_ids: set[str], ref: str, number: int) -> str | None:
-    """Return a description of a damaged move of a ref; None if it is intact."""
+    """Return a sentence about the damage of a ref's move; None if the move is intact."""
     try:
         identity = catalog.refs.get_move(ref, number).snapshot
     except StoreError as error:
@@ -205,7 +206,7 @@ def probe_store(store: Store) -> ProbeResult:
                 f"{store.files.url_of(path)} does not hold the bytes that were just written: use another store"
             )
     finally:
-        with suppress(StoreError):  # the earlier error is the one to report
+        with suppress(StoreError):  # the earlier error is reported
             store.files.remove(path)
     seconds = time.perf_counter() - start_seconds
     # The store's clock was read between two readings of this machine's clock, so only a time
