@@ -109,7 +109,7 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
     can_be_trusted = (
         all(map(store.snapshots.has_trusted_signature, (snapshot, newer_replacement))) if newer_replacement else False
     )
-    while newer_replacement and (naming_refs := store.refs.list_naming(snapshot)):
+    while newer_replacement and (naming_refs := store.refs.list_refs_to(snapshot)):
         for ref, ref_number in naming_refs:
             with suppress(RefConflictError):  # the loop tries again
                 note = f"takedown in {snapshot[:12]}"

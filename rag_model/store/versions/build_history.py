@@ -1,7 +1,8 @@
-"""The last builds of a library: their costs, the quality of their indexes, and warnings of changes.
+"""The history of a library's builds: their costs, the quality of their indexes, and warnings of
+changes.
 
 The provenance of a snapshot contains a short record of each earlier build. So one manifest has the
-whole history, also of snapshots that `expire` has deleted.
+whole history, including snapshots that `expire` has deleted.
 """
 
 import math
@@ -15,7 +16,7 @@ from typing import Any, Self
 from rag_model.digest import digest_json
 from rag_model.store.versions.manifest import Manifest
 
-HISTORY = "history"  # the field of a provenance
+HISTORY = "history"  # provenance field with the history
 # maximum number of recorded builds; number of newest builds that are always recorded
 _MAX_BUILDS, _NEWEST = 20, 8
 # The median of the newest builds is compared with the median of the earlier ones, so that a single
@@ -54,28 +55,28 @@ class PastBuild:
         is_derived = any(name in provenance for name in ("takedown", "indexed"))
         return cls(
             manifest.id,
-            _read_text(provenance, "created_at"),
+            _parse_text(provenance, "created_at"),
             digest_json([content.recipe, content.representations])[-16:],
             content.n,
-            None if is_derived else _read_count(provenance.get("embedded")),
-            _read_numbers(provenance.get("seconds")),
-            _read_numbers(provenance.get("cpu")),
+            None if is_derived else _parse_count(provenance.get("embedded")),
+            _parse_numbers(provenance.get("seconds")),
+            _parse_numbers(provenance.get("cpu")),
             {name: _read_metrics(metrics) for name, metrics in _iter_indexes(manifest.metrics)},
         )
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Parse the result of `asdict`; fields of a wrong type are left empty."""
+        """Parse the JSON value of `asdict`; fields of a wrong type are left empty."""
         fields = value if isinstance(value, dict) else {}
         return cls(
-            _read_text(fields, "snapshot"),
-            _read_text(fields, "created_at"),
-            _read_text(fields, "settings"),
-            _read_count(fields.get("passages")) or 0,
-            _read_count(fields.get("changed")),
-            _read_numbers(fields.get("seconds")),
-            _read_numbers(fields.get("cpu")),
-            {name: _read_numbers(metrics) for name, metrics in _iter_indexes(fields.get("indexes"))},
+            _parse_text(fields, "snapshot"),
+            _parse_text(fields, "created_at"),
+            _parse_text(fields, "settings"),
+            _parse_count(fields.get("passages")) or 0,
+            _parse_count(fields.get("changed")),
+            _parse_numbers(fields.get("seconds")),
+            _parse_numbers(fields.get("cpu")),
+            {name: _parse_numbers(metrics) for name, metrics in _iter_indexes(fields.get("indexes"))},
         )
 
 
@@ -94,11 +95,11 @@ class CostForecast:
         mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
         spread = sum((x - mean_x) ** 2 for x, _ in costs)
         slope = sum((x - mean_x) * (y - mean_y) for x, y in costs) / spread if spread else math.inf
-        base = mean_y - slope * mean_x if spread else -1.0
-        if base < 0:  # fit a line through zero instead
-            squares = sum(x * x for x, _ in costs)
-            base, slope = (0.0, sum(x * y for x, y in costs) / squares) if squares else (mean_y, 0.0)
-        return cls(base, slope) if slope >= 0 else cls(mean_y, 0.0)
+        base_cost = mean_y - slope * mean_x if spread else -1.0
+        if base_cost < 0:  # a negative constant: fit a line through zero instead
+            sum_of_squares = sum(x * x for x, _ in costs)
+            base_cost, slope = (0.0, sum(x * y for x, y in costs) / sum_of_squares) if sum_of_squares else (mean_y, 0.0)
+        return cls(base_cost, slope) if slope >= 0 else cls(mean_y, 0.0)
 
     def estimate(self, n_changed: int) -> float:
         """Return the cost of a build with `n_changed` changed passages."""
@@ -141,8 +142,8 @@ class Trend:
 
 
 def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
-    """Return the recorded builds, oldest first and the snapshot's last; a manifest may be
-    hostile.
+    """Return the recorded builds, oldest first; the last is the snapshot's own build. A manifest
+    may be hostile.
     """
     if manifest is None:
         return ()
@@ -154,13 +155,13 @@ def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
 def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     """Return the history up to a parent as JSON values for the provenance of its successor.
 
-    The newest builds and the first one are kept. Of the builds between them those that are close in
-    time are left out, so that the history of a library that is built each minute covers years.
+    The first build and the newest builds are kept. Between them, builds that are close in time are
+    left out, so that even the history of a library that is built each minute covers years.
     """
     builds = [*read_history(parent)]
     while len(builds) >= _MAX_BUILDS:
         times = [_parse_time(build.created_at) for build in builds]
-        # The gap in time that a deletion would leave, relative to the build's age.
+        # the gap in time that the deletion of a build would leave, relative to its age
         gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _NEWEST)]
         del builds[1 + gaps.index(min(gaps))]
     return [asdict(build) for build in builds]
@@ -170,9 +171,9 @@ def forecast_build(builds: Sequence[PastBuild], n_changed: int) -> dict[str, Any
     """Forecast the cost of a build as JSON values, from past builds with the last build's settings.
 
     `stages` has the `seconds` and `cpu` of each stage; its `per_passage` has the seconds that each
-    of the `n_changed` passages adds. Empty if no build has recorded its cost.
+    of the `n_changed` passages adds. The result is empty if no build has recorded its cost.
     """
-    comparable_builds = [build for build in _take_comparable(builds) if build.changed is not None]
+    comparable_builds = [build for build in _select_comparable(builds) if build.changed is not None]
     if not comparable_builds:
         return {}
     costs_by_stage: dict[str, dict[str, Any]] = {}
@@ -186,15 +187,17 @@ def forecast_build(builds: Sequence[PastBuild], n_changed: int) -> dict[str, Any
 
 
 def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
-    """Compare the last builds with earlier ones; a metric that too few builds have is left out."""
-    comparable_builds = _take_comparable(builds)
+    """Compare the last builds with earlier builds; metrics that too few builds have are left
+    out.
+    """
+    comparable_builds = _select_comparable(builds)
     trends = list(_iter_cost_trends([build for build in comparable_builds if build.changed is not None]))
     for name in comparable_builds[-1].indexes if comparable_builds else ():
         for measure in ("recall", "distances"):
             metrics = [build.indexes.get(name, {}) for build in comparable_builds]
-            values = [index_metrics[measure] for index_metrics in metrics if measure in index_metrics]
-            if len(values) >= _EARLIER + _RECENT:
-                trends.append(Trend(measure, name, median(values[:-_RECENT]), median(values[-_RECENT:])))
+            metric_values = [index_metrics[measure] for index_metrics in metrics if measure in index_metrics]
+            if len(metric_values) >= _EARLIER + _RECENT:
+                trends.append(Trend(measure, name, median(metric_values[:-_RECENT]), median(metric_values[-_RECENT:])))
     return trends
 
 
@@ -203,7 +206,7 @@ def list_warnings(builds: Sequence[PastBuild]) -> list[str]:
     return [trend.warning for trend in compute_trends(builds) if trend.warning]
 
 
-def _take_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
+def _select_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
     """Return the builds since the settings were last changed."""
     other_build_numbers = [number for number, build in enumerate(builds) if build.settings != builds[-1].settings]
     return [*builds[other_build_numbers[-1] + 1 if other_build_numbers else 0 :]]
@@ -211,34 +214,36 @@ def _take_comparable(builds: Sequence[PastBuild]) -> list[PastBuild]:
 
 def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[str, CostForecast]]:
     for unit in ("seconds", "cpu"):
-        costs = [(build.changed or 0, getattr(build, unit).get(stage)) for build in builds]
-        known_costs = [(n_changed, cost) for n_changed, cost in costs if cost is not None]
+        recorded_costs = [(build.changed or 0, getattr(build, unit).get(stage)) for build in builds]
+        known_costs = [(n_changed, cost) for n_changed, cost in recorded_costs if cost is not None]
         if known_costs:
             yield unit, CostForecast.fit(known_costs)
 
 
 def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
-    """Compare costs with the forecast from the earlier builds, unless that would extrapolate."""
+    """Compare the costs of the last builds with a forecast from earlier builds, unless it would
+    extrapolate.
+    """
     if len(builds) < _EARLIER + _RECENT:
         return
     unit = "cpu" if all(build.cpu for build in builds) else "seconds"
     costs = [(build.changed or 0, sum(getattr(build, unit).values())) for build in builds]
     earlier_costs, recent_costs = costs[:-_RECENT], costs[-_RECENT:]
-    forecast, most_changed = CostForecast.fit(earlier_costs), 2 * max(n_changed for n_changed, _ in earlier_costs)
-    if all(n_changed <= most_changed and forecast.estimate(n_changed) > 0 for n_changed, _ in recent_costs):
+    forecast, max_changed = CostForecast.fit(earlier_costs), 2 * max(n_changed for n_changed, _ in earlier_costs)
+    if all(n_changed <= max_changed and forecast.estimate(n_changed) > 0 for n_changed, _ in recent_costs):
         yield Trend("cost", "", 1.0, median(cost / forecast.estimate(n_changed) for n_changed, cost in recent_costs))
 
 
-def _read_text(fields: Mapping[str, Any], name: str) -> str:
+def _parse_text(fields: Mapping[str, Any], name: str) -> str:
     return str(fields.get(name, ""))[:_MAX_NAME]
 
 
-def _read_count(value: Any) -> int | None:
+def _parse_count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 53 else None
 
 
-def _read_numbers(value: Any) -> dict[str, float]:
-    """Return the entries with finite numbers of at least 0."""
+def _parse_numbers(value: Any) -> dict[str, float]:
+    """Return the entries of an object whose values are finite numbers of at least 0."""
     named_numbers = value.items() if isinstance(value, dict) else ()
     return {
         str(name)[:_MAX_NAME]: number
@@ -254,7 +259,7 @@ def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _read_metrics(metrics: Any) -> dict[str, float]:
     """Return the metrics of an index to record; `recall` is its first recall, such as recall@20."""
-    numbers = _read_numbers(metrics)
+    numbers = _parse_numbers(metrics)
     recalls = [number for name, number in numbers.items() if name.startswith("recall@") and name[7:].isdecimal()]
     values = {name: numbers[name] for name in _INDEX_METRICS if name in numbers}
     return ({"recall": recalls[0]} if recalls else {}) | values

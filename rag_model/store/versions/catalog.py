@@ -28,7 +28,7 @@ ManifestT = TypeVar("ManifestT", bound=VersionManifest[Any])
 
 @dataclass(frozen=True, slots=True)
 class Catalog(Generic[ManifestT]):
-    """The snapshots, the models, or the evaluations of one store."""
+    """The manifests and refs of one store's snapshots, models, or evaluations."""
 
     files: Files
     refs: Refs
@@ -46,16 +46,16 @@ class Catalog(Generic[ManifestT]):
     def publish(self, manifest: ManifestT, *, sign: bool = True) -> str:
         """Store a manifest and return its id; an existing manifest with this id is not changed.
 
-        Like moves of refs, the manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key, except with
-        `sign=False` (`rag_model.store.versions.signatures`). Call this after all blobs are stored,
-        because a reader of the manifest relies on them.
+        Like a move of a ref, the manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key, unless
+        `sign` is False (`rag_model.store.versions.signatures`). Call this after all blobs are
+        stored, because a reader of the manifest relies on them.
         """
         path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
         signatures, existing_manifest = Signatures(self.files), self.files.read_json(path)
         if sign:
             signatures.sign(path, stored_manifest if existing_manifest is None else existing_manifest)
         if existing_manifest is None and not self.files.create(path, encode_json(stored_manifest)) and sign:
-            # Sign the manifest of the other writer, who was first.
+            # Sign the manifest that another writer has just stored.
             signatures.sign(path, self.files.read_json(path))
         return manifest.id
 
@@ -114,7 +114,7 @@ class Catalog(Generic[ManifestT]):
     def resolve(self, name: str) -> str:
         """Return the id for a ref, `ref@number`, an id, or a unique prefix of 4 digits or more.
 
-        A ref takes precedence over an equal prefix, but no ref is a version whose id was deleted.
+        A ref takes precedence over an equal prefix of an id, but a full id never means a ref.
 
         Raises:
             NotFoundError: there is no such version, or more than one.
@@ -215,9 +215,7 @@ class Catalog(Generic[ManifestT]):
         Signatures(self.files).sign(path, self.files.read_json(path))
 
     def _find_move(self, name: str, identity: str) -> tuple[str, int] | None:
-        """Return the ref and the number of the move that a name refers to; None for an id or a
-        prefix.
-        """
+        """Return (ref, number) of the move that a name means; None for an id or a prefix."""
         if match := _REF_AT_NUMBER.fullmatch(name):
             return match[1], int(match[2])
         if name == identity or not (move := self.refs.find_current(name)):

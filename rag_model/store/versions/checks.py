@@ -1,5 +1,5 @@
-"""The base of manifests, and their checks. A manifest may be hostile, so each path and number is
-checked before use.
+"""The base class of manifests, and checks of untrusted manifests. A manifest may be hostile, so
+each path and number is checked before use.
 """
 
 import re
@@ -28,7 +28,7 @@ class NewerFormatError(StoreError):
 
 
 def check(condition: object, description: str) -> None:
-    """Check a condition that every valid manifest fulfils.
+    """Check a condition that every valid manifest fulfils; `description` names the checked value.
 
     Raises:
         StoreError: the condition is false; the message contains `description`.
@@ -82,7 +82,7 @@ def parse_files(value: Any) -> dict[str, BlobRef]:
 
 
 def files_to_json(files: Mapping[str, BlobRef]) -> dict[str, Any]:
-    """Return files as JSON values, sorted by path."""
+    """Return a mapping of files as JSON values, sorted by path."""
     return {path: files[path].to_json() for path in sorted(files)}
 
 

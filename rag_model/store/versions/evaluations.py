@@ -1,9 +1,9 @@
 """Evaluations in the store: record, find, list and export them.
 
-An evaluation has no refs: its name is its id or a unique prefix, after `evaluation:`. `expire`
-deletes an evaluation as soon as it deletes its snapshot or, if its model is in the store, its
-model. The rows of an evaluation contain passages. So a takedown deletes the evaluations of the
-snapshots that it replaces, and no evaluation of such a snapshot can be recorded afterwards.
+An evaluation has no refs: its name is `evaluation:` and its id or a unique prefix of it. `expire`
+deletes an evaluation together with its snapshot, or with its model if the store has the model. The
+rows of an evaluation contain passages. So a takedown deletes the evaluations of the snapshots that
+it replaces, and no evaluation of such a snapshot can be recorded afterwards.
 """
 
 import secrets
@@ -42,7 +42,7 @@ def record_evaluation(
     files: Mapping[str, Path],
     provenance: Mapping[str, Any],
 ) -> RecordedEvaluation:
-    """Store an evaluation and its files, unless `is_recorded`; sign it like other manifests.
+    """Store and sign an evaluation and its files, unless `is_recorded` says that the store has it.
 
     Raises:
         StoreError: the store cannot be written, or the snapshot or the model was deleted or taken
@@ -69,8 +69,7 @@ def record_evaluation(
 
 
 def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
-    """Return whether the store has an evaluation with all its files, and a writer need not replace
-    it.
+    """Return whether the store has an evaluation with all its files that a writer need not replace.
 
     A writer with a signing key replaces an evaluation without a trusted signature, since a stranger
     may have written its metrics. The keys of the trust file are trusted or, without a file, the
@@ -148,17 +147,17 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
     """Return the manifest paths of an evaluation's snapshot and of its model, if that is stored.
 
-    The evaluation expires as soon as one of them does.
+    The evaluation expires together with the first of them that expires.
     """
-    model = subject.stored_model
+    model_id = subject.stored_model
     return [
         store.snapshots.manifest_path(subject.snapshot),
-        *([store.models.manifest_path(model)] if model else []),
+        *([store.models.manifest_path(model_id)] if model_id else []),
     ]
 
 
 def _check_subject(store: Store, subject: EvaluationSubject) -> None:
-    store.snapshots.get(subject.snapshot)  # raises if it was taken down
+    store.snapshots.get(subject.snapshot)  # raises an error if the model was taken down
     if subject.stored_model:
         store.models.get(subject.stored_model)
 

@@ -97,8 +97,8 @@ class PartEntry:
         """Check the name and the numbers."""
         check(isinstance(self.name, str) and _NAME.fullmatch(self.name), f"part name {self.name!r}")
         for field_name in ("first_page", "last_page"):
-            page = getattr(self, field_name)
-            check(type(page) is int and abs(page) <= MAX_PAGE, f"{field_name} {page!r} of {self.name}")
+            page_id = getattr(self, field_name)
+            check(type(page_id) is int and abs(page_id) <= MAX_PAGE, f"{field_name} {page_id!r} of {self.name}")
         check(
             type(self.rows) is int and 0 <= self.rows <= MAX_ROWS,
             f"row count {self.rows!r} of {self.name}",
@@ -127,8 +127,8 @@ class Content:
 
     def __post_init__(self) -> None:
         """Check the names of the parts, the number of rows, and the paths."""
-        names = [part.name for part in self.parts]
-        check(len(set(names)) == len(names), "list of parts, which names one twice")
+        part_names = [part.name for part in self.parts]
+        check(len(set(part_names)) == len(part_names), "list of parts, which names one twice")
         check(self.n <= MAX_ROWS, f"total of {self.n} rows")
         check_paths(self.files)
 
@@ -148,11 +148,11 @@ class Content:
         return space
 
     def shares_space(self, other: "Content", representation: str) -> bool:
-        """Return whether equal passages have equal rows in both contents: the encoder spaces are
-        equal.
+        """Return whether equal passages have equal rows in both contents, because the encoder
+        spaces are equal.
         """
-        spaces = [(content.space_of(representation) or {}).get("digest") for content in (self, other)]
-        return representation == TEXT or (spaces[0] is not None and spaces[0] == spaces[1])
+        digests = [(content.space_of(representation) or {}).get("digest") for content in (self, other)]
+        return representation == TEXT or (digests[0] is not None and digests[0] == digests[1])
 
     def kind_of(self, representation: str) -> str:
         """Return the kind of a representation: `text`, `vectors`, `tokens` or `sparse`."""
@@ -235,7 +235,9 @@ class Content:
 
 
 def embeddings_in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the representations of a snapshot with only `embeddings`; none without a space."""
+    """Return representations that have only `embeddings`, with this space; none if `space` is
+    None.
+    """
     return {} if space is None else {EMBEDDINGS: {"kind": "vectors", "space": space}}
 
 
@@ -280,8 +282,8 @@ class Manifest(VersionManifest[Content]):
 
     def __post_init__(self) -> None:
         """Check that the parents are snapshot ids."""
-        is_list = isinstance(self.parents, tuple)
-        are_ids = is_list and all(isinstance(parent, str) and FULL_ID.fullmatch(parent) for parent in self.parents)
+        is_tuple = isinstance(self.parents, tuple)
+        are_ids = is_tuple and all(isinstance(parent, str) and FULL_ID.fullmatch(parent) for parent in self.parents)
         check(are_ids, f"list of parents {self.parents!r}")
 
     @classmethod
@@ -300,10 +302,10 @@ def file_kind(path: str) -> str:
     >>> file_kind("passages/part-00042.parquet"), file_kind("index/hnsw.faiss")
     ('passages', 'index/hnsw')
     """
-    folder, _, rest = path.partition("/")
+    folder, _, file_path = path.partition("/")
     if folder == EMBEDDINGS:
         return row_file_kind(path)
-    return f"index/{rest.partition('/')[0].partition('.')[0]}" if folder == "index" else folder
+    return f"index/{file_path.partition('/')[0].partition('.')[0]}" if folder == "index" else folder
 
 
 def select_files(
@@ -316,8 +318,8 @@ def select_files(
     """Return the `select` argument of `pull`, which selects files for readers, or only passages.
 
     `indexes` names the indexes to pull; without names, all indexes that can be searched are pulled.
-    `exact` selects the embeddings. An index that ranks by them (`refine` in its entry) also needs
-    them.
+    `exact` selects the embeddings. An index whose entry has `refine` ranks by the embeddings, so it
+    also needs them.
 
     Raises:
         UsageError: the snapshot has no such index, or the arguments contradict each other.

@@ -19,7 +19,7 @@ from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError
 
 _MS_PER_SECOND = 1000
-# Arrow type -> type code of `memoryview`.
+# Arrow type of a column -> type code of `memoryview`.
 _FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "q"}
 
 
@@ -40,7 +40,7 @@ def write_mapped_copy(passages: Path, copy: Path) -> None:
 
 
 class MappedPassages:
-    """Read passages by row from a mapped copy, with the same methods as `PassageFile`."""
+    """Reads passages by row from a memory-mapped copy, with the methods of `PassageFile`."""
 
     def __init__(self, path: Path) -> None:
         """Map the file.
@@ -51,11 +51,11 @@ class MappedPassages:
         self._path = path
         try:
             with path.open("rb") as file:
-                mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            if hasattr(mapping, "madvise"):
+                memory_map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if hasattr(memory_map, "madvise"):
                 # Without this advice, reading a passage also reads megabytes around it.
-                mapping.madvise(mmap.MADV_RANDOM)
-            self._source = pa.BufferReader(pa.py_buffer(mapping))
+                memory_map.madvise(mmap.MADV_RANDOM)
+            self._source = pa.BufferReader(pa.py_buffer(memory_map))
             self._file = pa.ipc.open_file(self._source)
         except (pa.ArrowInvalid, OSError, ValueError) as error:  # ValueError: the file is empty
             raise InputError(f"{path} is not a readable copy of passages ({error}): pull it again") from error
@@ -89,7 +89,7 @@ class MappedPassages:
             raise InputError(f"row {row} of {self._path} is damaged ({error}): pull it again") from error
 
     def _get_batch_readers(self, number: int) -> list[Callable[[int], Any]]:
-        # the readers are views of the mapped file, of a few hundred bytes
+        # a reader is a view of the mapped file and takes a few hundred bytes
         if number not in self._readers:
             self._readers[number] = [_create_value_reader(column) for column in self._file.get_batch(number).columns]
         return self._readers[number]
@@ -100,7 +100,7 @@ class MappedPassages:
 
 
 def _create_value_reader(column: pa.Array) -> Callable[[int], Any]:
-    """Return a function row -> value of a column, which is three times as fast as Arrow's."""
+    """Return a function that maps a row to a column's value; it is three times as fast as Arrow."""
     validity, values, *more_buffers = column.buffers()
     if pa.types.is_timestamp(column.type):
         return _create_date_reader(column.offset, validity, values)
@@ -113,13 +113,13 @@ def _create_value_reader(column: pa.Array) -> Callable[[int], Any]:
 
 
 def _create_date_reader(offset: int, validity: pa.Buffer | None, values: pa.Buffer) -> Callable[[int], int | None]:
-    """Return a function that maps a row of milliseconds to its date in seconds, or to None."""
+    """Return a function that maps a row to its date in seconds, or to None without a date."""
     validity_bits = None if validity is None else memoryview(validity).cast("B")
     milliseconds = memoryview(values).cast("B").cast("q")
 
     def read_date(row: int) -> int | None:
-        position = row + offset
-        is_dated = validity_bits is None or validity_bits[position >> 3] >> (position & 7) & 1
-        return check_seconds(milliseconds[position] // _MS_PER_SECOND) if is_dated else None
+        value_index = row + offset
+        is_dated = validity_bits is None or validity_bits[value_index >> 3] >> (value_index & 7) & 1
+        return check_seconds(milliseconds[value_index] // _MS_PER_SECOND) if is_dated else None
 
     return read_date

@@ -1,12 +1,12 @@
-"""The manifest of a trained model: one JSON file. A model's files determine its parts.
+"""The manifest of a trained model: one JSON file. The parts of a model follow from its files.
 
 The *content* section determines the model's id: the objective, the files, the encoder space of
 queries, and the lineage of the training. Metrics and provenance are not in the content.
 
 A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`,
-`cross-encoder/`, `colbert/`, `masked-lm/`, or one that a training defines. The parts determine what
-the model can do, regardless of the training. transformers stores the question encoder and the
-generator of a RAG model in one file; each then has a folder for its tokenizer.
+`cross-encoder/`, `colbert/`, `masked-lm/`, or a folder that a training defines. The parts determine
+what the model can do, regardless of the training. If transformers stores the question encoder and
+the generator of a RAG model in one file, each of them has a folder for its tokenizer.
 """
 
 import re

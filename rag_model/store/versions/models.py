@@ -45,7 +45,7 @@ def put_model(store: Store, folder: Path, metadata: ModelMetadata, ref: str, not
 
     The blobs are written first, then the manifest, then the ref. A ref that already names the model
     is not moved, so a rerun adds nothing to its history. If two writers move the ref, the later
-    move is current, and the log has both.
+    move is current, and the log has both moves.
 
     Raises:
         UsageError: `ref` is not a valid name, `folder` has no file, or a file has a suffix that is
@@ -77,8 +77,8 @@ def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
     """Write a model's files, each verified, to the new folder `out`, which appears complete.
 
     `out` may be a repository of the Hugging Face Hub (`hf://USER/NAME`), or a folder in one. `name`
-    is an id, a prefix, a ref or ref@number. The files are the ones that the training saved,
-    including safetensors and a model card: transformers' `from_pretrained` opens the folder or its
+    is an id, a prefix, a ref or ref@number. They are the files that the training saved, including
+    safetensors and a model card, so `from_pretrained` of transformers opens the folder or its
     subfolders.
 
     Raises:

@@ -1,13 +1,14 @@
 """Move refs manually: `tag` moves a ref to a snapshot, `rollback` moves it back, `untag` deletes
 it.
 
-A deletion is a move that names no snapshot, so the log is kept, and of several writers one
-succeeds, as for other moves. Models have their own refs: `model:reader` is a ref of models, here
-and wherever a snapshot can be named.
+A deletion is a move that names no snapshot: the log is kept, and of several concurrent writers
+exactly one succeeds, as for other moves. Models have their own refs: `model:reader` is a ref of
+models, here and wherever a snapshot can be named.
 
 All three functions append to the ref's log and delete nothing from it. `tag` and `rollback` move
 only to a snapshot whose files all exist; an intent protects the files meanwhile. If another writer
-is first, the error names that writer's snapshot, because it may be the wanted one.
+moves the ref first, the error names that writer's snapshot, because it may be the snapshot that is
+wanted.
 """
 
 import re
@@ -28,8 +29,8 @@ _ROLLBACK = re.compile(r"rollback to @([0-9]{1,8})")
 def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (id, unique prefix, ref or `ref@number`); return the current move.
 
-    If the environment has a key, the snapshot and the move are signed. So an owner who has no trust
-    file signs an existing snapshot by tagging it. A ref that already names the snapshot is moved
+    If the environment has a key, the snapshot and the move are signed. So an owner without a trust
+    file can sign an existing snapshot by tagging it. A ref that already names the snapshot is moved
     only if the environment has a key and no trusted key signed its current move. A stranger's move
     is never signed, because the stranger wrote its note and history. `model:` before the snapshot,
     or before both, selects models.
@@ -65,8 +66,8 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
 def advance(store: Store, snapshot: str, ref: str, expected: RefMove | None, note: str = "") -> RefMove:
     """Move `ref` to a snapshot (a full id) if its current move is `expected`.
 
-    `expected` is None for a new ref. Use this function if the decision depends on the snapshot that
-    the ref names: a move of another writer in between is kept.
+    `expected` is None for a new ref. Use this function if the decision to move depends on the
+    current snapshot of the ref: a move that another writer makes meanwhile is kept.
 
     Raises:
         StoreError: there is no such snapshot.
@@ -147,9 +148,9 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
     for move_number in sorted(move_by_number, reverse=True):
         if move_number < number_before and move_by_number[move_number].snapshot not in {current_move.snapshot, ""}:
             return move_by_number[move_number]
-    condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
+    signature_condition = "" if trusted_keys is None else f" by a move that a key of {trusted_keys.source} signed"
     raise UsageError(
-        f"ref {ref} named no other {catalog.noun} before {current_move.snapshot[:12]}{condition}: `log "
+        f"ref {ref} named no other {catalog.noun} before {current_move.snapshot[:12]}{signature_condition}: `log "
         f"--ref {ref}` lists its moves, and `rollback --to NUMBER` takes any of them"
     )
 
@@ -163,16 +164,16 @@ def _move(
     note: str,
 ) -> RefMove:
     with store.intents.hold(f"move-{secrets.token_hex(8)}", [catalog.manifest_path(identity)]):
-        if problems := find_missing(store, catalog, identity):
+        if missing_files := find_missing(store, catalog, identity):
             raise RefusedError(
                 f"ref {ref} was not moved: {catalog.noun} {identity[:12]} in {store.url} is incomplete "
-                f"({problems[0].path}: {problems[0].what}); `verify` lists all problems"
+                f"({missing_files[0].path}: {missing_files[0].what}); `verify` lists all problems"
             )
         if catalog is store.snapshots and (
-            occurrences := find_taken_down_pages(store, store.snapshots.get(identity).content)
+            found_pages := find_taken_down_pages(store, store.snapshots.get(identity).content)
         ):
             raise RefusedError(
-                f"ref {ref} was not moved: page {occurrences[0].page} ({occurrences[0].title!r}) "
+                f"ref {ref} was not moved: page {found_pages[0].page} ({found_pages[0].title!r}) "
                 f"in snapshot {identity[:12]} in {store.url} was taken down: run `takedown --yes` to "
                 "its end, and use the snapshot that replaces it"
             )

@@ -51,10 +51,10 @@ VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundarie
 
 
 class SnapshotRanges:
-    """The files of one snapshot that can be read by range. Thread-safe."""
+    """The files of one snapshot that can be read by ranges. Thread-safe."""
 
     def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
-        """Use a table that the caller has checked; `open` does so."""
+        """Use a table that the caller has checked; callers use `open` instead."""
         self.cache = cache
         self._store, self._blobs, self._files = store, store.blobs, manifest.content.files
         self._entries: Mapping[str, Any] = table["files"]
@@ -155,7 +155,7 @@ class SnapshotRanges:
 
 
 def delete_cached_ranges(snapshots: Collection[str]) -> None:
-    """Delete the cached ranges of snapshots, of all processes and of earlier ones too.
+    """Delete the cached ranges of snapshots, including those of other and of earlier processes.
 
     Files of earlier versions of this package are in no snapshot's folder, so they are deleted too.
     A process that has such files open can read them until it closes them.
@@ -179,7 +179,7 @@ def _get_cache_folder() -> Path:
 
 
 def get_layout(entry: Mapping[str, Any], size: int) -> BlockLayout:
-    """Return the blocks of a file of `size` bytes, whose entry in the table is given.
+    """Return the division into blocks of a file of `size` bytes; `entry` is its entry in the table.
 
     Raises:
         ValueError: the boundaries of its blocks are damaged.

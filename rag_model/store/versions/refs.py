@@ -37,10 +37,10 @@ class RefMove:
     number: int  # 1, 2, 3, … without gaps
     # id of the snapshot (or model, for a ref of models), 64 hex digits; "" if the ref is deleted
     snapshot: str
-    created_at: str  # ISO 8601, UTC, by the writer's clock; information only
+    created_at: str  # ISO 8601, UTC, by the writer's clock; only shown to people
     # id that the previous move names; None for the first move and after a deletion
     previous: str | None
-    nonce: str  # random; distinguishes a retried write from another writer's
+    nonce: str  # random; distinguishes a retried write from another writer's move
     note: str = ""
 
     def to_json(self, noun: str = "snapshot") -> dict[str, Any]:
@@ -113,14 +113,14 @@ class Refs:
         """
         return self._apply_takedowns([self._read_move(name, number)])[0]
 
-    def list_naming(self, snapshot: str) -> list[tuple[str, int]]:
-        """Return the name and the newest move's number of each ref whose newest move was written
-        with this id.
+    def list_refs_to(self, snapshot: str) -> list[tuple[str, int]]:
+        """Return (name, number of its newest move) of each ref whose newest move was written with
+        this id.
         """
-        names = self.list_names(deleted=True)
+        ref_names = self.list_names(deleted=True)
         newest_moves = zip(
-            names,
-            self._files.map_concurrently(lambda name: self._read_moves(name, slice(-1, None)), names),
+            ref_names,
+            self._files.map_concurrently(lambda name: self._read_moves(name, slice(-1, None)), ref_names),
             strict=True,
         )
         return [(name, moves[0].number) for name, moves in newest_moves if moves and moves[0].snapshot == snapshot]
@@ -130,7 +130,9 @@ class Refs:
         return moves[0] if moves else None
 
     def _apply_takedowns(self, moves: list[RefMove]) -> list[RefMove]:
-        """Return the moves with the ids of taken-down snapshots replaced by their replacements."""
+        """Return the moves, in which the ids of taken-down snapshots are replaced by their
+        replacements' ids.
+        """
         replaced_ids = self._takedowns.list_replaced() if moves else frozenset()
         replacement_by_snapshot = {
             move.snapshot: self._takedowns.find_replacement(move.snapshot)
@@ -142,7 +144,7 @@ class Refs:
         ]
 
     def _read_moves(self, name: str, selection: slice) -> list[RefMove]:
-        """Read a selection of the listed moves; list them again if one has expired meanwhile."""
+        """Read the selected moves of a ref; list the moves again if one has expired meanwhile."""
         numbers = self.list_numbers(name)
         while True:
             try:
@@ -246,7 +248,8 @@ class Refs:
         return f"{self._folder}/{check_ref_name(name)}/{number:08d}.json"
 
     def require_exclusive_creation(self) -> None:
-        """Check, only once, that the store supports exclusive creation; call it before long work.
+        """Check once per process that the store supports exclusive creation; call this before long
+        work.
 
         Raises:
             StoreError: the bucket does not honour conditional writes, or cannot be written.

@@ -42,7 +42,7 @@ class UnsignedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """The trusted public keys."""
+    """The public keys whose signatures are trusted."""
 
     keys: Mapping[str, Any]
     source: str  # path of the trust file, or name of the variable with the key
@@ -62,9 +62,8 @@ class TrustedKeys:
 
     @classmethod
     def for_publisher(cls) -> Self | None:
-        """Return the keys that a publisher trusts: the keys of the trust file, else its own key.
-
-        The result is None if there is neither.
+        """Return the keys that a publisher trusts: the keys of the trust file, or without a file
+        its own key; None without both.
         """
         trusted_keys = cls.from_environment()
         if trusted_keys is None and (key := _load_private_key()):
@@ -141,7 +140,7 @@ class Signatures:
     files: Files
 
     def sign(self, path: str, value: Any) -> None:
-        """Write the signature of file `path` with JSON value `value`, if the environment has a key.
+        """Sign the file `path`, whose JSON value is `value`, if the environment has a key.
 
         Raises:
             UsageError: the key cannot be read, or is not an Ed25519 key.
@@ -197,7 +196,7 @@ class Signatures:
         )
 
     def has_signature(self, path: str) -> bool:
-        """Return whether a file has a signature of any key; lists its folder."""
+        """Return whether a file has a signature of any key; this lists the file's folder."""
         folder, _, name = path.removesuffix(".json").rpartition("/")
         return any(
             file_name.startswith(f"{name}.") and file_name.endswith(".sig")
@@ -248,7 +247,7 @@ def _build_signed_message(path: str, signed_value: Any) -> bytes:
 
 
 def _get_signature_path(path: str, value: Any, key: Any) -> str:
-    """Return the path of a key's signature; a move's nonce is part of the name."""
+    """Return the path of a key's signature; for a move, its nonce is a part of the file name."""
     nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
     nonce_part = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
     return f"{path.removesuffix('.json')}{nonce_part}.{_compute_fingerprint(key)}.sig"
@@ -303,5 +302,7 @@ def _load_private_key() -> Any:
 
 
 def normalize_json(value: Any) -> Any:
-    """Return a JSON value as it would be read back from a file."""
+    """Return a JSON value as it is read after it was written, for example with lists instead of
+    tuples.
+    """
     return json.loads(encode_json(value))

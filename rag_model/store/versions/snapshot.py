@@ -52,7 +52,7 @@ from rag_model.store.versions.ranges import SnapshotRanges
 from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 PassageReader = PassageFile | MappedPassages | RangedPassages
-# more than one, because a pull may replace and delete the current snapshot meanwhile
+# number of tries; a pull may replace and delete the current snapshot meanwhile
 _MAX_OPEN_ATTEMPTS = 5
 # bytes that Arrow reads at the end of a file; a footer has about 1.2 bytes per row
 _FOOTER_BYTES = 64 << 10
@@ -279,7 +279,7 @@ class Snapshot:
         return self.location / prefix if isinstance(self.location, Path) else build_link_tree(paths)
 
     def row_files(self, representation: str) -> list[Path]:
-        """Return the local paths of a representation's rows, one file for each part, in row order.
+        """Return the local paths of a representation's row files, one for each part, in row order.
 
         Raises:
             StoreError: the snapshot has no such representation, or a file is missing or damaged.
@@ -338,9 +338,9 @@ class Snapshot:
             passages = self._find_cached_passages(unique_rows.tolist())
             unique_rows = unique_rows[[row not in passages for row in unique_rows.tolist()]]
             self._prefetch_passages(self.ranges, unique_rows)
-        for part_number, span, local_rows in self._partition.split(unique_rows):
+        for part_number, row_slice, local_rows in self._partition.split(unique_rows):
             new_passages = self._read_rows(self.parts[part_number], local_rows.tolist())
-            passages.update(zip(unique_rows[span].tolist(), new_passages, strict=True))
+            passages.update(zip(unique_rows[row_slice].tolist(), new_passages, strict=True))
         if self.ranges is not None:
             self._cache_passages({row: passages[row] for row in unique_rows.tolist()})
         return [passages[row] for row in requested_rows.tolist()]
@@ -378,16 +378,16 @@ class Snapshot:
             StoreError: a passage file is missing or damaged.
         """
         mask_key = field, values
-        mask = self._masks.get(mask_key)
-        if mask is None:
+        cached_mask = self._masks.get(mask_key)
+        if cached_mask is None:
             tables = (self.columns(part.name, [field]) for part in self.parts)
-            masks = [_match_column(table[field], field, values) for table in tables]
-            mask = np.concatenate(masks) if masks else np.zeros(0, np.bool_)
+            part_masks = [_match_column(table[field], field, values) for table in tables]
+            cached_mask = np.concatenate(part_masks) if part_masks else np.zeros(0, np.bool_)
             with self._lock:
                 while len(self._masks) >= _MAX_MASKS:
                     del self._masks[next(iter(self._masks))]
-                self._masks[mask_key] = mask
-        return mask
+                self._masks[mask_key] = cached_mask
+        return cached_mask
 
     def close(self) -> None:
         """Close the files that were opened."""
@@ -407,8 +407,8 @@ class Snapshot:
         self.close()
 
     def _find_cached_passages(self, row_numbers: Sequence[int]) -> dict[int, Passage]:
-        """Return the passages that were read before: decoding a part of a row group takes
-        longer than a search.
+        """Return the passages of these rows that are cached, because decoding a part of a row group
+        takes longer than a search.
         """
         with self._lock:
             cached_passages = ((row, self._passage_cache.find(row)) for row in row_numbers)
@@ -534,7 +534,8 @@ def _open_and_lock(folder: Path) -> tuple[Path, bytes, int | None]:
 
 
 class SnapshotLease:
-    """A lease on one snapshot at a time, which keeps `expire` and `gc` from deleting its files.
+    """A lease on one snapshot at a time; `expire` and `gc` do not delete the files of a leased
+    snapshot.
 
     The lease is an intent that names the manifest and every file of the snapshot; a thread renews
     it. So a reader can use the snapshot even if no ref names it any more. The snapshot can be
@@ -545,7 +546,7 @@ class SnapshotLease:
         """Create a lease that holds no snapshot yet."""
         self._store, self._intent = store, ExitStack()
         # Releases the lease even if the process ends without `close`.
-        self._finalizer = weakref.finalize(self, _release, self._intent)
+        self._finalizer = weakref.finalize(self, _release_lease, self._intent)
 
     def hold(self, snapshot: str) -> None:
         """Hold the snapshot with this full id, then release the previous one.
@@ -569,7 +570,7 @@ class SnapshotLease:
             raise
         previous_intent, self._intent = self._intent, intent
         self._finalizer.detach()
-        self._finalizer = weakref.finalize(self, _release, intent)
+        self._finalizer = weakref.finalize(self, _release_lease, intent)
         previous_intent.close()
 
     def close(self) -> None:
@@ -591,7 +592,7 @@ def _match_column(column: pa.ChunkedArray, field: str, values: Sequence[str]) ->
     return is_match
 
 
-def _release(intent: ExitStack) -> None:
+def _release_lease(intent: ExitStack) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

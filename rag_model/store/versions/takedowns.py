@@ -6,10 +6,10 @@ takedowns/00000003.json      one takedown: the wiki, the pages, who ordered it, 
 takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
 Both kinds of files are created exclusively and kept forever: `gc` and `expire` do not delete them.
-If the environment has a signing key, both are signed. With a trust file, a replacement is valid
-only if a key of the file signed it, because readers delete replaced snapshots. A record without
-such a signature also keeps its pages out of new builds, but does not remove them from published
-snapshots.
+If the environment has a signing key, both are signed. If a trust file is given, a replacement is
+valid only if a key of the file signed it, because readers delete replaced snapshots. A record
+without such a signature also keeps its pages out of new builds, but does not remove them from
+published snapshots.
 
 After the record is written, no build puts such a page into a passage, and no snapshot that contains
 one can be published. A ref's move to a retired snapshot is read as a move to its replacement. The
@@ -40,7 +40,7 @@ _MAX_NUMBER = 99_999_999  # the file names have eight digits
 
 @dataclass(frozen=True, slots=True)
 class Takedown:
-    """One record: pages of a wiki that no snapshot may contain."""
+    """The record of a takedown: pages of a wiki that no snapshot may contain."""
 
     number: int  # number of the record: 1, 2, 3, …
     wiki: str  # dbname of the wiki, which the page ids belong to; empty for documents and passages
@@ -48,7 +48,7 @@ class Takedown:
     reason: str
     by: str  # name of the person who ordered it
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
-    nonce: str  # distinguishes a retried write from another writer's
+    nonce: str  # distinguishes a retried write from another writer's record
 
 
 class Takedowns:
@@ -118,8 +118,8 @@ class Takedowns:
 
         With a trust file, a snapshot is returned only if a key of the file signed its replacement.
         """
-        names = self._files.list_names(FOLDER)
-        replaced_ids = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, names) if match)
+        file_names = self._files.list_names(FOLDER)
+        replaced_ids = (match[1] for match in map(_REPLACEMENT_FILE.fullmatch, file_names) if match)
         return frozenset(snapshot for snapshot in replaced_ids if self._is_trusted(_get_path(snapshot)))
 
     def find_replacement(self, snapshot: str) -> str | None:
@@ -132,17 +132,17 @@ class Takedowns:
         Raises:
             StoreError: a record is damaged or of a newer format, or the replacements form a circle.
         """
-        replacement, visited = self._read_replacement(snapshot), {snapshot}
+        replacement, visited_ids = self._read_replacement(snapshot), {snapshot}
         while replacement and (next_replacement := self._read_replacement(replacement)) is not None:
-            if replacement in visited:
+            if replacement in visited_ids:
                 raise self._build_damaged_error(_get_path(replacement))
-            visited.add(replacement)
+            visited_ids.add(replacement)
             replacement = next_replacement
         return replacement
 
     def record_replacement(self, snapshot: str, by: str) -> None:
-        """Record that snapshot `by` replaces a snapshot, or with "" that none does; an existing
-        record is kept.
+        """Record that snapshot `by` replaces `snapshot`; "" means that no snapshot does. An
+        existing record is kept.
 
         Raises:
             StoreError: the store cannot be written.
@@ -187,8 +187,8 @@ class Takedowns:
         path = _get_path(f"{number:08d}")
         fields = self._read(path) or {}
         pages = fields.pop("pages", None)
-        texts = [field_text for name, field_text in fields.items() if name != "number"]
-        if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *texts]):
+        text_fields = [field_text for name, field_text in fields.items() if name != "number"]
+        if not isinstance(pages, list) or not all(isinstance(text, str) for text in [*pages, *text_fields]):
             raise self._build_damaged_error(path)
         try:
             record = Takedown(pages=tuple(pages), **fields)
@@ -199,11 +199,11 @@ class Takedowns:
         return record
 
     def _read_replacement(self, snapshot: str) -> str | None:
-        value = self._read(_get_path(snapshot))
-        if value is None or not self._is_trusted(_get_path(snapshot)):
+        record_fields = self._read(_get_path(snapshot))
+        if record_fields is None or not self._is_trusted(_get_path(snapshot)):
             return None
-        by = value.get("by")
-        if not isinstance(by, str) or (by and not FULL_ID.fullmatch(by)) or value.get("snapshot") != snapshot:
+        by = record_fields.get("by")
+        if not isinstance(by, str) or (by and not FULL_ID.fullmatch(by)) or record_fields.get("snapshot") != snapshot:
             raise self._build_damaged_error(_get_path(snapshot))
         return by
 

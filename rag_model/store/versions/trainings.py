@@ -5,10 +5,11 @@ trainings/<key>/00000003.json     record of the newest checkpoint: training, ste
 trainings/<key>/blobs/ab/abcdef…  files of the checkpoint, content-addressed
 ```
 `<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so
-its files are not stored among the store's blobs, which only `gc` may delete. A training deletes the
-previous checkpoint with its files, and its whole folder when the model is published. A record is
-created exclusively, signed like a manifest, and never changed; the record with the highest number
-is current. `gc` deletes the files of killed processes, and `expire` deletes abandoned trainings.
+its files are not stored among the store's blobs, which only `gc` may delete. A training deletes its
+previous checkpoint with the files, and deletes its whole folder when the model is published. A
+record is created exclusively, signed like a manifest, and never changed; the record with the
+highest number is current. `gc` deletes the files of killed processes, and `expire` deletes
+abandoned trainings.
 """
 
 import re
@@ -66,7 +67,7 @@ class StoredCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """The total size of the files; files with equal bytes count once."""
+        """The total size of the files in bytes; files with equal bytes are counted once."""
         return sum({ref.id: ref.size for ref in self.files.values()}.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -114,12 +115,12 @@ class Trainings:
             NotFoundError: there is no such key, or more than one.
         """
         keys = self.list_keys()
-        matches = [key for key in keys if key.startswith(prefix)]
-        if _PREFIX.fullmatch(prefix) and len(matches) == 1:
-            return matches[0]
+        matching_keys = [key for key in keys if key.startswith(prefix)]
+        if _PREFIX.fullmatch(prefix) and len(matching_keys) == 1:
+            return matching_keys[0]
         known_keys = ", ".join(key[:12] for key in keys) or "none"
         raise NotFoundError(
-            f"{'no' if not matches else 'more than one'} unfinished training {prefix!r} in "
+            f"{'no' if not matching_keys else 'more than one'} unfinished training {prefix!r} in "
             f"{self.files.url} ({known_keys}): give the first digits of its key"
         )
 
@@ -156,7 +157,7 @@ class Trainings:
         """Replace the training's checkpoint; return False if `should_continue` returned False.
 
         `files` must never change, because in a local store they become hard links, which take no
-        space. On False, or on an error, the previous checkpoint is kept.
+        space. If the result is False or an error is raised, the previous checkpoint is kept.
 
         Raises:
             StoreError: the store cannot be written.

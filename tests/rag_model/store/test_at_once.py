@@ -71,7 +71,7 @@ def test_the_refs_of_a_store(memory_store: Store) -> None:
         memory_store.refs.move(f"month-{number}", identity, 0)
     with crowd(("cat_file", "refs")):
         assert len(memory_store.refs.list_names()) == MANY
-        assert len(memory_store.refs.list_naming(identity)) == MANY
+        assert len(memory_store.refs.list_refs_to(identity)) == MANY
 
 
 def test_the_moves_that_may_expire(memory_store: Store) -> None:
