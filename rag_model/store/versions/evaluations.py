@@ -147,7 +147,7 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
     """Return the manifest paths of an evaluation's snapshot and of its model, if that is stored.
 
-    The evaluation expires together with the first of them that expires.
+    The evaluation expires as soon as the snapshot or the model expires.
     """
     model_id = subject.stored_model
     return [

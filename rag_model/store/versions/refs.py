@@ -248,7 +248,7 @@ class Refs:
         return f"{self._folder}/{check_ref_name(name)}/{number:08d}.json"
 
     def require_exclusive_creation(self) -> None:
-        """Check once per process that the store supports exclusive creation; call this before long
+        """Check, at most once, that the store supports exclusive creation; call this before long
         work.
 
         Raises:

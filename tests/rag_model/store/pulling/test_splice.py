@@ -116,7 +116,7 @@ def test_rows_of_an_index_of_tokens_are_copied_without_a_search(
     target = write_ragged(tmp_path / "target", new_lengths, np.concatenate(new_codes))
     stretches = find_row_stretches(base, target, lambda: base_rows)
     assert stretches is not None
-    monkeypatch.setattr(delta_files, "_find_candidates", None)
+    monkeypatch.setattr(delta_files, "_find_match_candidates", None)
     write_splice(base, target, tmp_path / "splice", stretches)
     assert (tmp_path / "splice").stat().st_size < 0.01 * target.stat().st_size
     apply_splice(base, tmp_path / "splice", target.stat().st_size, tmp_path / "made")
