@@ -379,7 +379,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
         return StageResult(outputs, asdict(stats))
 
     record, is_new = store.memo.get_or_create("chunk", task.inputs(), produce)
-    return asdict(ChunkResult.of(record, is_new=is_new))
+    return asdict(ChunkResult.from_record(record, is_new=is_new))
 
 
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:

@@ -151,7 +151,7 @@ def _find_or_encode(task: EmbedTask, store: Store) -> Report:
     ):
         # Older versions recorded vectors of every device type and dtype under one key.
         memo_record, is_new = store.memo.get_or_create("embed", {**inputs, "arithmetic": task.precision}, produce)
-    return asdict(EmbedResult.of(memo_record, is_new=is_new))
+    return asdict(EmbedResult.from_record(memo_record, is_new=is_new))
 
 
 @lru_cache(maxsize=1)  # a worker loads the model once, for the first part that needs it

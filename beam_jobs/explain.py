@@ -150,7 +150,7 @@ def explain(
         BookwheelError: for the same reasons as `reindex`, for errors that occur without building.
     """
     check_indexes_and_retrievers(recipe, recipe.list_representations())
-    parent = Parent.of(store, ref)
+    parent = Parent.from_ref(store, ref)
     with temporary_folder("explain") as folder:
         scratch_store = Store.open(f"{folder}/store", create=True)
         plan = plan_parts(scratch_store, dump, recipe, limit, parent, store)
@@ -252,7 +252,7 @@ class _ReuseLookup:
         inputs = task.inputs()
         record = self._store.memo.find("chunk", self._store.memo.compute_key(inputs))
         if record is not None:
-            chunk_result = ChunkResult.of(record)
+            chunk_result = ChunkResult.from_record(record)
             self._rows[TEXT] += [chunk_result.passages] if chunk_result.rows else []
             self.chunk.count_task(chunk_result.stats.articles, chunk_result.stats.articles, None)
         else:

@@ -291,7 +291,7 @@ def _with_shards(
     """Return the record with its shards, reused or new, and with counts of both."""
     shard_by_number = {i: shard for i, shard in enumerate(parent_shards) if shard}
     shard_by_number |= {
-        task.number: BuiltShard.of(require_blob(result.blob), task.slices, result.stats) for task, result in results
+        task.number: BuiltShard.create(require_blob(result.blob), task.slices, result.stats) for task, result in results
     }
     ordered_shards = [shard_by_number[shard_number] for shard_number in range(len(parent_shards))]
     shard_list = store.blobs.put_bytes(json.dumps([shard.to_json() for shard in ordered_shards]).encode())

@@ -88,7 +88,7 @@ def finish_build(build: Build) -> BuildOutcome:
         BookwheelError: a stage failed; finished work is recorded.
     """
     manifest, metrics = build_indexes(build)
-    if parent_manifest := Parent.of(build.store, build.base or build.ref).manifest:
+    if parent_manifest := Parent.from_ref(build.store, build.base or build.ref).manifest:
         for base_content in _list_delta_bases(build.store, parent_manifest, manifest):
             offer_deltas(build, base_content, manifest.content)
     publish_result = publish_snapshot(build, manifest, metrics)
@@ -212,7 +212,7 @@ def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
     if base is None:
         return {}
     draft = build.assemble_content(())
-    find_parent_index = partial(ParentIndex.of, build.store, base, draft)
+    find_parent_index = partial(ParentIndex.find, build.store, base, draft)
     parent_indexes = {name: index for name, plan in build.plans.items() if (index := find_parent_index(name, plan))}
     if parent_indexes and build.parent_content:
         offer_deltas(build, build.parent_content, draft)

@@ -160,7 +160,7 @@ def find_site_changes(
 
     The second time is None if no page changed.
     """
-    parent = Parent.of(store, ref)
+    parent = Parent.from_ref(store, ref)
     manifest = parent.manifest
     provenance = manifest.provenance if manifest else {}
     with store.intents.hold(f"watch-{secrets.token_hex(8)}"):  # keeps `gc` from deleting new pages

@@ -86,7 +86,7 @@ def reindex(
         return BuildOutcome.of_plan(*plan_without_writing(dump, recipe, limit), ref)
     target = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
-    parent = Parent.of(target, base or ref)
+    parent = Parent.from_ref(target, base or ref)
     target.refs.require_exclusive_creation()
     launch = Launch.new(target.url, beam_options)
 

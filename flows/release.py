@@ -217,7 +217,7 @@ def collect_release_inputs(
 ) -> Inputs | None:
     """Return all inputs that determine the snapshot; None if they cannot be collected."""
     check_indexes_and_retrievers(recipe, recipe.list_representations())
-    return collect_inputs(store, dump, encoder, recipe, limit, Parent.of(store, ref).pins)
+    return collect_inputs(store, dump, encoder, recipe, limit, Parent.from_ref(store, ref).pins)
 
 
 def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:

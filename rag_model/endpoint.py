@@ -266,9 +266,9 @@ def _parse_error_body(body: bytes) -> tuple[str, str]:
     except ValueError:
         return "", ""
     error = reply.get("error", reply) if isinstance(reply, dict) else reply
-    code = error.get("code") if isinstance(error, dict) else ""
+    error_code = error.get("code") if isinstance(error, dict) else ""
     message = get_error_message(error) if isinstance(error, dict | str) else json.dumps(error)[:_MAX_QUOTED]
-    return message, str(code or "")
+    return message, str(error_code or "")
 
 
 def get_error_message(error: object) -> str:

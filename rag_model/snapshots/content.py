@@ -225,9 +225,9 @@ def count_passages(
     counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files
     of a folder that planning dropped, by reason.
     """
-    dropped = Counter(dropped_files or {})
+    drop_counts = Counter(dropped_files or {})
     for result in passages:
-        dropped.update(result.stats.dropped)
+        drop_counts.update(result.stats.dropped)
     new_results = [result for result in embeddings.get(EMBEDDINGS, ()) if result.is_new]
     n_embedded = sum(result.encoded for result in new_results)
     n_passages = sum(result.rows for result in passages)
@@ -237,17 +237,17 @@ def count_passages(
         "embedded": n_embedded,
         "reused": n_passages - n_embedded,
         "truncated": sum(result.truncated for result in new_results),
-        "dropped": dict(sorted(dropped.items())),
+        "dropped": dict(sorted(drop_counts.items())),
     }
 
 
 def _build_corpus_entry(plan: Plan, passages: Sequence[ChunkResult], licence: str) -> dict[str, Any]:
-    site = asdict(plan.siteinfo)
+    siteinfo_fields = asdict(plan.siteinfo)
     return {
         "kind": plan.kind,
-        "dbname": site["dbname"],
-        "language": site["language"],
-        "base": site["base"],
-        "licence": licence or plan.licence or (find_licence(site["base"]) if plan.kind == "wiki" else ""),
+        "dbname": siteinfo_fields["dbname"],
+        "language": siteinfo_fields["language"],
+        "base": siteinfo_fields["base"],
+        "licence": licence or plan.licence or (find_licence(siteinfo_fields["base"]) if plan.kind == "wiki" else ""),
         "newest_revision": max((result.stats.newest_revision for result in passages), default=""),
     }

@@ -113,8 +113,8 @@ def read_stage_results(
 def list_encoded_representations(content: Content) -> dict[str, RepresentationType]:
     """Return the row type of each encoded representation of a snapshot."""
     row_kinds: dict[str, RepresentationType] = {kind: kind for kind in get_args(RepresentationType)}
-    spaces = [name for name in content.representations if content.space_of(name) is not None]
-    return {name: row_kinds.get(content.kind_of(name), "vectors") for name in spaces}
+    names = [name for name in content.representations if content.space_of(name) is not None]
+    return {name: row_kinds.get(content.kind_of(name), "vectors") for name in names}
 
 
 def read_dimensions(snapshot: Snapshot) -> dict[str, int]:

@@ -141,7 +141,7 @@ def plan_import(
         end_row = min(first_row + part_rows, vectors.n)
         file_ranges = tuple(_split_rows(urls, row_counts, first_row, end_row)) if has_ranges else ()
         part_vectors = list(vectors.split_rows(first_row, end_row))
-        sources = [
+        source_identities = [
             [passage_identities[url] for url in ([url for url, _, _ in file_ranges] if has_ranges else urls)],
             [vector_identities[path] for path in dict.fromkeys(file.path for file, _, _ in part_vectors)],
         ]
@@ -153,7 +153,7 @@ def plan_import(
                 column,
                 vectors.d,
                 vectors.dtype.name,
-                sources,
+                source_identities,
                 vectors.n,
                 removed_pages,
             )
@@ -190,7 +190,7 @@ def import_part(task: ImportTask, store: Store, passages: Iterator[Record] | Non
         n_skipped = sum(1 for _ in islice(passages, task.rows))
         if n_skipped < task.rows:
             raise _create_count_error("the input", str(task.first + n_skipped), task.total)
-    chunk_result = ChunkResult.of(record, is_new=is_new)
+    chunk_result = ChunkResult.from_record(record, is_new=is_new)
     embed_result = EmbedResult(record.outputs["embeddings"], chunk_result.rows, is_new=is_new)
     report = {"passages": asdict(chunk_result), "vectors": asdict(embed_result)}
     return {**report, **compute_once(IdDigestTask(chunk_result.passages), store)}
@@ -429,11 +429,11 @@ def _write_vectors(
     source_by_path = {str(file.path): file for file in vectors.files}
     if any(file.d != task.dim for file in vectors.files):
         raise InputError(f"the vectors of {task.vectors[0][0]} have changed: run the command again")
-    header, shape = BytesIO(), (int(is_kept.sum()), task.dim)
+    npy_header, shape = BytesIO(), (int(is_kept.sum()), task.dim)
     header_fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, header_fields)
-    out.write(header.getvalue())
-    yield header.getvalue()
+    np.lib.format.write_array_header_1_0(npy_header, header_fields)
+    out.write(npy_header.getvalue())
+    yield npy_header.getvalue()
     for file_path, first_row, end_row in task.vectors:
         vector_input = VectorInput((source_by_path[file_path],))
         error_advice = "correct it, or remove the passage and its vector"

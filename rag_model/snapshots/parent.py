@@ -59,7 +59,7 @@ class Parent:
         object.__setattr__(self, "_ranges", PageRanges(self.manifest.content.parts if self.manifest else ()))
 
     @classmethod
-    def of(cls, store: Store, ref: str) -> Self:
+    def from_ref(cls, store: Store, ref: str) -> Self:
         """Return the snapshot of `ref` as the parent; for a new ref, the snapshot of `latest`.
 
         Raises:
@@ -158,7 +158,7 @@ class Parent:
         if self._content is None:
             return
         files = self._content.files
-        for _, parent_part in self._ranges.within(part.first_page, part.last_page):
+        for _, parent_part in self._ranges.find_within(part.first_page, part.last_page):
             passages_blob, rows_blob = files.get(passages_path(parent_part.name)), files.get(get_path(parent_part.name))
             if passages_blob is not None and rows_blob is not None:
                 yield ParentPart(passages_blob, rows_blob, files.get(spans_path(parent_part.name)))

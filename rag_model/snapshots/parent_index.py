@@ -65,7 +65,7 @@ def list_parts(parent_content: Content, content: Content, representation: str = 
                 part_starts[part_number],
                 parent_part.rows,
             )
-            for part_number, parent_part in ranges.within(part.first_page, part.last_page)
+            for part_number, parent_part in ranges.find_within(part.first_page, part.last_page)
             if parent_part.rows
         )
         yield PartWithParents(content.files[content.rows_path(representation, part.name)], part.rows, parent_files)
@@ -80,7 +80,7 @@ class ParentIndex:
     parts: tuple[PartWithParents, ...]  # the build's parts, in row order
 
     @classmethod
-    def of(
+    def find(
         cls, store: Store, parent_content: Content | None, content: Content, name: str, plan: IndexPlan
     ) -> Self | None:
         """Return the parent's index of that name; None if it is missing or differs in settings or
@@ -140,7 +140,7 @@ def match_parts(
     """
     part_matches = list[PartMatch]()
     for part in parts:
-        part_matches.append(PartMatch.of(store, part, buffer_bytes, by_text=by_text))
+        part_matches.append(PartMatch.find(store, part, buffer_bytes, by_text=by_text))
         buffer_bytes -= _count_bytes(part_matches[-1].buffered_texts)
     return part_matches
 
@@ -216,7 +216,7 @@ class PartMatch:
     buffered_texts: Sequence[pa.RecordBatch] = ()
 
     @classmethod
-    def of(cls, store: Store, part: PartWithParents, buffer_bytes: int, *, by_text: bool = False) -> Self:
+    def find(cls, store: Store, part: PartWithParents, buffer_bytes: int, *, by_text: bool = False) -> Self:
         """Compare a part with the parts of the parent; keep up to `buffer_bytes` of new texts in
         memory.
 

@@ -220,7 +220,7 @@ def plan_indexes(
     part_rows = [result.rows for result in passages]
     if not any(part_rows):
         raise InputError(_describe_drops(passages))
-    plans: dict[str, IndexPlan] = {}
+    plan_by_index: dict[str, IndexPlan] = {}
     for name, recipe in recipes.items():
         kind, representation = get_kind_for_factory(recipe.factory), representation_of(recipe)
         plan = kind.plan(
@@ -228,8 +228,8 @@ def plan_indexes(
         )
         steady_plan = keep_parent_sizes(recipe, plan, parent or Parent(), name)
         fits_memory = memory_bytes is None or kind.estimate(steady_plan, max(part_rows)).peak_bytes() <= memory_bytes
-        plans[name] = replace(steady_plan if fits_memory else plan, over=representation)
-    return plans
+        plan_by_index[name] = replace(steady_plan if fits_memory else plan, over=representation)
+    return plan_by_index
 
 
 def _describe_drops(passages: Sequence[ChunkResult]) -> str:

@@ -149,8 +149,8 @@ def _publish(
     store: Store, manifest: Manifest, ref: str, judge: Callable[[SnapshotSummary | None], GateVerdict], base: str
 ) -> PublishResult:
     base_move = store.refs.find_current(base)
-    parents = (base_move.snapshot,) if base_move and base_move.snapshot != manifest.id else ()
-    snapshot = _write_manifest(store, replace(manifest, parents=parents))
+    parent_ids = (base_move.snapshot,) if base_move and base_move.snapshot != manifest.id else ()
+    snapshot = _write_manifest(store, replace(manifest, parents=parent_ids))
     for _ in range(_MAX_ATTEMPTS):
         current_move, parent_move = store.refs.find_current(ref), store.refs.find_current(base)
         try:

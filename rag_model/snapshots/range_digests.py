@@ -135,8 +135,8 @@ def add_range_digests(
             digests += base64.b64decode(result["digests"])
         page_digests = base64.b64encode(digest_blocks(bytes(digests), DIGEST_PAGE_BYTES)).decode()
         has_bounds = any("bounds" in file_entry.get("outline", {}) for file_entry in file_entries.values())
-        version = BOUNDS_VERSION if has_bounds else VERSION
-        range_table = {"version": version, "files": file_entries, "pages": page_digests}
+        table_version = BOUNDS_VERSION if has_bounds else VERSION
+        range_table = {"version": table_version, "files": file_entries, "pages": page_digests}
         files[RANGE_DIGESTS] = store.blobs.put_bytes(bytes(digests))
         files[RANGE_TABLE] = store.blobs.put_bytes(canonical_json(range_table))
     return replace(content, files=files)

@@ -28,7 +28,7 @@ class ChunkResult:
         return self.stats.rows
 
     @classmethod
-    def of(cls, record: Record, *, is_new: bool = False) -> Self:
+    def from_record(cls, record: Record, *, is_new: bool = False) -> Self:
         """Return the result of a part from its memo record."""
         outputs, stats = record.outputs, from_table(ChunkStats, record.stats, "the record of a chunked part")
         return cls(outputs["passages"], stats, outputs.get("article_log"), is_new, outputs.get("spans"))
@@ -46,7 +46,7 @@ class EmbedResult:
     arithmetic: str = ""  # device type and dtype of the encoded rows, such as `cuda bfloat16`
 
     @classmethod
-    def of(cls, record: Record, *, is_new: bool = False) -> Self:
+    def from_record(cls, record: Record, *, is_new: bool = False) -> Self:
         """Return the result of a part from its memo record."""
         stats = record.stats
         arithmetic = f"{str(stats.get('device', '')).partition(':')[0]} {stats.get('arithmetic', '')}".strip()
@@ -64,7 +64,7 @@ class BuiltShard:
     replaced: float = 0.0  # share of its vectors that was replaced since it was built
 
     @classmethod
-    def of(cls, blob: BlobRef, slices: str, stats: Mapping[str, Any]) -> Self:
+    def create(cls, blob: BlobRef, slices: str, stats: Mapping[str, Any]) -> Self:
         """Return a shard with the statistics of its stage."""
         return cls(blob, slices, stats.get("generation", 0), stats.get("replaced", 0.0))
 

@@ -152,12 +152,12 @@ def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
     wikis_with_pages = {
         wiki_name(manifest.content) for manifest in manifests if find_pages(store, manifest.content, pages)
     }
-    candidates = {wiki} if wiki is not None else wikis_with_pages or known_wikis
-    if len(candidates) != 1:
+    candidate_wikis = {wiki} if wiki is not None else wikis_with_pages or known_wikis
+    if len(candidate_wikis) != 1:
         raise UsageError(
-            f"{store.url} holds snapshots of {_format_wikis(candidates)}: name the wiki of the pages with --wiki"
+            f"{store.url} holds snapshots of {_format_wikis(candidate_wikis)}: name the wiki of the pages with --wiki"
         )
-    return next(iter(candidates))
+    return next(iter(candidate_wikis))
 
 
 def list_parts_to_redact(affected: AffectedSnapshot) -> list[PartEntry]:

@@ -158,9 +158,9 @@ def _write_buckets(table: pa.Table, n_buckets: int, file: Path) -> None:
     page_buckets = np.array([crc32(page.encode()) % n_buckets for page in pages.dictionary.to_pylist()], dtype=np.int64)
     row_buckets = page_buckets[pages.indices.to_numpy()]
     sorted_rows = table.take(np.argsort(row_buckets, kind="stable"))
-    bounds = np.searchsorted(np.sort(row_buckets), np.arange(n_buckets + 1)).tolist()
+    bucket_bounds = np.searchsorted(np.sort(row_buckets), np.arange(n_buckets + 1)).tolist()
     with pa.ipc.new_file(file, _SCHEMA) as writer:
-        for start_row, end_row in pairwise(bounds):
+        for start_row, end_row in pairwise(bucket_bounds):
             columns = [column.combine_chunks() for column in sorted_rows.slice(start_row, end_row - start_row).columns]
             writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
 

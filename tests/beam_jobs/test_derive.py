@@ -72,7 +72,7 @@ class Work:
 
     def rebuilt(self, plan: IndexPlan) -> bytes:
         """Build the index of the passages after."""
-        earlier = ParentIndex.of(self.store, self.before, self.after, "bm25", plan)
+        earlier = ParentIndex.find(self.store, self.before, self.after, "bm25", plan)
         return self.store.blobs.read(self.built(plan, self.after, earlier))
 
     def whole(self) -> bytes:
@@ -128,9 +128,9 @@ def test_new_texts_are_held_where_there_is_room_and_else_read_again(
     path, plan = passages_path("part-00000"), plan_of([*AFTER, *new])
     step = DeltaStep(work.after.files[path], work.before.files[path], is_passages=True)
     assert build_delta(work.store, step).outputs
-    earlier = ParentIndex.of(work.store, work.before, work.after, "bm25", plan)
+    earlier = ParentIndex.find(work.store, work.before, work.after, "bm25", plan)
     assert earlier is not None
-    assert bool(PartMatch.of(work.store, earlier.parts[0], room).buffered_texts) == (room > 20_000)
+    assert bool(PartMatch.find(work.store, earlier.parts[0], room).buffered_texts) == (room > 20_000)
     monkeypatch.setattr(parent_index, "_BUFFERED_BYTES", room)
     assert earlier.derive(work.store, plan, work.folder / "derived")
     build.run_stages(plan, sorted((work.folder / "longer").iterdir()), work.folder / "whole", work.folder / "old")
@@ -157,5 +157,5 @@ def test_a_damaged_index_of_the_parent_only_costs_time(work: Work) -> None:
 
 def test_another_language_inherits_nothing(work: Work) -> None:
     plan = plan_of(AFTER, language="german")
-    assert ParentIndex.of(work.store, work.before, work.after, "bm25", plan) is None
-    assert ParentIndex.of(work.store, None, work.after, "bm25", plan_of(AFTER)) is None
+    assert ParentIndex.find(work.store, work.before, work.after, "bm25", plan) is None
+    assert ParentIndex.find(work.store, None, work.after, "bm25", plan_of(AFTER)) is None

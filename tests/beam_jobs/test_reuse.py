@@ -65,7 +65,7 @@ def test_what_is_inherited_is_byte_for_byte_what_would_have_been_made(
     store: Store, dumps: Dumps, tiny: Path, tmp_path: Path
 ) -> None:
     bare = Store.open(str(shutil.copytree(store.files.local_path(""), tmp_path / "bare")))
-    parent = Parent.of(bare, "latest").manifest
+    parent = Parent.from_ref(bare, "latest").manifest
     assert parent is not None
     for path, blob in parent.content.files.items():  # same parent, same ranges, nothing to inherit
         if path.startswith(("articles/", "embeddings/")):

@@ -139,9 +139,9 @@ class Puller:
                 self.progress(ref.size)
             else:
                 for strategy in strategies:
-                    attempt = strategy(ref, copy)
-                    fetched_bytes += attempt.fetched_bytes
-                    if attempt.is_written:
+                    fetch_result = strategy(ref, copy)
+                    fetched_bytes += fetch_result.fetched_bytes
+                    if fetch_result.is_written:
                         break
             open_folder_stamps(self.dest).record(copy, ref.id)
         return fetched_bytes

@@ -181,7 +181,7 @@ class PageRanges:
         self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
         self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
-    def within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
+    def find_within(self, first_page: int, last_page: int) -> Iterator[tuple[int, PartEntry]]:
         """Yield the number and entry of each part that overlaps the pages [first_page,
         last_page].
         """
@@ -320,14 +320,14 @@ class RowOverlap:
 
         A part with an unchanged file is not read; in most updates, most parts are unchanged.
         """
-        for part_number, other in self._ranges.within(part.first_page, part.last_page):
+        for part_number, other in self._ranges.find_within(part.first_page, part.last_page):
             if other.rows == part.rows and self._get_passage_file(self._previous, other) == self._get_passage_file(
                 self._target, part
             ):
                 return np.arange(part.rows) + self._starts[part_number]
         hashes = self._read_hashes(self._target, part)
         previous_rows = np.full(part.rows, -1, np.int64)
-        for part_number, other in self._ranges.within(part.first_page, part.last_page):
+        for part_number, other in self._ranges.find_within(part.first_page, part.last_page):
             positions = pc.index_in(hashes, value_set=self._read_hashes(self._previous, other)).fill_null(-1).to_numpy()
             previous_rows = np.where(positions < 0, previous_rows, positions + self._starts[part_number])
         return previous_rows

@@ -241,7 +241,7 @@ def _rename_or_merge(staging: Path, final_folder: Path) -> None:
             raise
     else:
         return
-    for source in [path for path in staging.rglob("*") if path.is_file()]:
-        target = final_folder / source.relative_to(staging)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(target)
+    for source_file in [path for path in staging.rglob("*") if path.is_file()]:
+        target_file = final_folder / source_file.relative_to(staging)
+        target_file.parent.mkdir(parents=True, exist_ok=True)
+        source_file.replace(target_file)

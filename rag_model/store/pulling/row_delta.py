@@ -434,15 +434,15 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
         InputError: the delta is damaged, or belongs to other files.
         OSError: `out` cannot be written.
     """
-    message = f"{delta} does not turn {base} into {size:,} bytes: fetch the whole file"
+    error_message = f"{delta} does not turn {base} into {size:,} bytes: fetch the whole file"
     base_size, delta_size = base.stat().st_size, delta.stat().st_size
     with delta.open("rb") as file:
         file.seek(max(0, delta_size - _SIZES.size))
         rest_of_file = file.read()
     file_sizes = _SIZES.unpack(rest_of_file) if len(rest_of_file) == _SIZES.size else (delta_size + 1, 0, 0, 0)
-    limits = delta_size, 4 * (size + base_size) + _MAX_HEAD, base_size, size
-    if any(actual > limit for actual, limit in zip(file_sizes, limits, strict=True)):
-        raise InputError(message)
+    max_sizes = delta_size, 4 * (size + base_size) + _MAX_HEAD, base_size, size
+    if any(actual > limit for actual, limit in zip(file_sizes, max_sizes, strict=True)):
+        raise InputError(error_message)
     splice_bytes, arrays_bytes, base_rest_bytes, rest_bytes = file_sizes
     arrays_path, base_rest_path, rest_path = (out.with_name(name) for name in ("arrays", "base-rest", "rest"))
     unpack_file(delta, arrays_bytes, arrays_path, splice_bytes)
@@ -459,7 +459,7 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
                 _write_edited(prediction, edits, rest_file, file)
                 _copy_bytes(rest_file, file, size)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error) as error:
-        raise InputError(message) from error
+        raise InputError(error_message) from error
 
 
 def _find_lists_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:

@@ -49,7 +49,7 @@ class PastBuild:
     indexes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Self:
+    def from_manifest(cls, manifest: Manifest) -> Self:
         """Return the record of the build of a snapshot."""
         provenance, content = manifest.provenance, manifest.content
         is_derived = any(name in provenance for name in ("takedown", "indexed"))
@@ -149,7 +149,7 @@ def read_history(manifest: Manifest | None) -> tuple[PastBuild, ...]:
         return ()
     rows = manifest.provenance.get(HISTORY)
     records = map(PastBuild.from_json, rows[-_MAX_BUILDS:] if isinstance(rows, list) else ())
-    return (*(record for record in records if record.snapshot != manifest.id), PastBuild.of(manifest))
+    return (*(record for record in records if record.snapshot != manifest.id), PastBuild.from_manifest(manifest))
 
 
 def format_history(parent: Manifest | None) -> list[dict[str, Any]]:

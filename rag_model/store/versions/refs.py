@@ -145,15 +145,15 @@ class Refs:
 
     def _read_moves(self, name: str, selection: slice) -> list[RefMove]:
         """Read the selected moves of a ref; list the moves again if one has expired meanwhile."""
-        numbers = self.list_numbers(name)
+        move_numbers = self.list_numbers(name)
         while True:
             try:
                 return list(
-                    self._files.map_concurrently(lambda number: self._read_move(name, number), numbers[selection])
+                    self._files.map_concurrently(lambda number: self._read_move(name, number), move_numbers[selection])
                 )
             except StoreError:
-                old_numbers, numbers = numbers, self.list_numbers(name)
-                if old_numbers == numbers:
+                old_numbers, move_numbers = move_numbers, self.list_numbers(name)
+                if old_numbers == move_numbers:
                     raise
 
     def _read_move(self, name: str, number: int) -> RefMove:

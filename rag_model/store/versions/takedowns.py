@@ -65,8 +65,8 @@ class Takedowns:
         Raises:
             StoreError: a record is damaged or of a newer format, so its pages are unknown.
         """
-        numbers = self._files.list_numbers(FOLDER)
-        return [self._read_record(number) for number in numbers]
+        record_numbers = self._files.list_numbers(FOLDER)
+        return [self._read_record(number) for number in record_numbers]
 
     def list_pages(self, wiki: str, *, trusted_only: bool = False) -> frozenset[str]:
         """Return the ids of all pages of a wiki that were taken down.

@@ -141,7 +141,7 @@ def test_a_build_inherits_no_passages_of_it(
     pages = (page_xml(page, text, rev_id=page, title=f"Page {page}") for page, text in texts.items())
     (tmp_path / "dump.xml").write_bytes(export_xml(*pages))
     plan = plan_dump(str(tmp_path / "dump.xml"), workdir=tmp_path, stage=str)
-    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.of(store, "latest"), DumpTables())
+    tasks = plan_chunk_tasks(store, plan, StoredChunker(ChunkRecipe()), Parent.from_ref(store, "latest"), DumpTables())
     assert all(task.parent_parts for task in tasks), "there is a parent to inherit from"
     cuts = [from_table(ChunkResult, chunk(task, store), "a report") for task in tasks]
     assert {cut.stats.inherited for cut in cuts} == {0}

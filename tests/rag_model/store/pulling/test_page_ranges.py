@@ -22,13 +22,13 @@ def test_any_parts_are_found_as_by_looking_at_all(seed: int) -> None:
     for first in range(-60, 240):
         last = first + chance.randint(0, 20)
         expected = [(n, part) for n, part in enumerate(parts) if part.first_page <= last and first <= part.last_page]
-        assert list(ranges.within(first, last)) == expected
+        assert list(ranges.find_within(first, last)) == expected
 
 
 def test_no_parts_hold_nothing() -> None:
-    assert list(PageRanges([]).within(0, 9)) == []
+    assert list(PageRanges([]).find_within(0, 9)) == []
 
 
 def test_ten_times_the_parts_are_no_more_work() -> None:
     few, many = (PageRanges(entries([(10 * n, 10 * n + 9) for n in range(count)])) for count in (100, 1000))
-    assert lines_run(lambda: list(few.within(505, 525))) == lines_run(lambda: list(many.within(505, 525)))
+    assert lines_run(lambda: list(few.find_within(505, 525))) == lines_run(lambda: list(many.find_within(505, 525)))

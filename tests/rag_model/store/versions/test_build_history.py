@@ -51,7 +51,7 @@ def test_a_manifest_has_the_builds_before_it_and_those_of_years_stay() -> None:
         manifest = make_manifest(number, manifest)
     history = read_history(manifest)
     assert len(history) == 20
-    assert history[-1] == PastBuild.of(manifest)
+    assert history[-1] == PastBuild.from_manifest(manifest)
     assert history[-1].indexes == {"hnsw": {"recall": 0.97, "degree": 30.5, "distances": 900}}
     numbers = [build.changed for build in history]
     assert numbers[0] == 0

@@ -112,7 +112,7 @@ def test_what_a_trusted_key_signed_is_opened_from_store_and_folder(
     pull(local_store, "latest", tmp_path / "pulled")
     assert Snapshot.from_folder(tmp_path / "pulled").id == snapshot
     assert local_store.snapshots.describe_signature(snapshot) == "signed by alice"
-    assert Parent.of(local_store, "latest").manifest is not None
+    assert Parent.from_ref(local_store, "latest").manifest is not None
     assert verify_version(local_store, snapshot) == []
 
 
@@ -135,7 +135,7 @@ def test_without_a_key_nothing_is_signed_and_without_trust_all_is_opened(
     with pytest.raises(RefusedError, match="is not signed"):
         Snapshot.from_folder(tmp_path / "pulled")
     with pytest.raises(RefusedError, match=r"`tag latest@NUMBER latest` moves the ref back to a signed snapshot"):
-        Parent.of(local_store, "latest")
+        Parent.from_ref(local_store, "latest")
 
 
 def test_a_stranger_is_refused_and_does_not_hide_the_publisher(
