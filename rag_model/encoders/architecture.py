@@ -83,7 +83,7 @@ class _GgufHeader:
             raise ValueError("it is not a GGUF file of version 2 or 3")
         n_tensors, n_keys = self._read_number("Q"), self._read_number("Q")
         if max(n_tensors, n_keys) > _MAX_ENTRIES:
-            raise ValueError(f"it has {n_tensors:,} tensors and {n_keys:,} keys")
+            raise ValueError(f"it lists {n_tensors:,} tensors and {n_keys:,} keys, more than possible")
         _check_config_values({self._read_text(): self._read_value() for _ in range(n_keys)}, n_tensors)
         n_values = sum(self._read_tensor() for _ in range(n_tensors))
         if n_values > _MAX_VALUES_PER_BYTE * self._size:
@@ -94,7 +94,7 @@ class _GgufHeader:
         self._read_text()
         n_dimensions, n_values = self._read_number("I"), 1
         if n_dimensions > _MAX_DIMENSIONS:
-            raise ValueError(f"a tensor has {n_dimensions:,} dimensions")
+            raise ValueError(f"a tensor has {n_dimensions:,} dimensions, more than {_MAX_DIMENSIONS}")
         for _ in range(n_dimensions):
             n_values *= self._read_number("Q")
         self._read_bytes(12)  # type and offset
@@ -123,7 +123,7 @@ class _GgufHeader:
     def _read_text(self) -> str:
         n_text_bytes = self._read_number("Q")
         if n_text_bytes > _MAX_TEXT:
-            raise ValueError(f"a text has {n_text_bytes:,} bytes")
+            raise ValueError(f"a text has {n_text_bytes:,} bytes, more than {_MAX_TEXT:,}")
         return self._read_bytes(n_text_bytes).decode("utf-8", "replace")
 
     def _read_number(self, number_format: str) -> Any:

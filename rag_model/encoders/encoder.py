@@ -328,5 +328,5 @@ def load_question_encoder(name: str) -> AnyEncoder:
         UsageError: `name` is a model behind an endpoint, whose encoder is stored in snapshots.
     """
     if name.startswith(ENDPOINT_PREFIX):
-        raise UsageError(f"{name} is recorded in its snapshots: omit the encoder")
+        raise UsageError(f"the snapshots of {name} contain its encoder: omit it")
     return load_any_encoder(resolve_folder(name), name=name)
