@@ -277,8 +277,8 @@ def tune_indexes(
     """Return the indexes with search parameters that reach their recall target.
 
     An index without a target is unchanged. Queries are sampled like the gate's but with another
-    seed, so that the gate judges the parameters on other queries, and only for indexes whose
-    parameters are not recorded. A target that cannot be reached becomes a note of the index.
+    seed, so that the gate judges the parameters on other queries. They are sampled only for indexes
+    whose parameters are not recorded. A target that cannot be reached becomes a note of the index.
 
     Args:
         store: the store with the files of the draft.

@@ -10,10 +10,10 @@ exits at once. So no worker is orphaned, and none has to poll.
 The Beam options of a deployment's run are the operator's defaults and those that its form may set.
 The operator of a worker sets both in the worker's environment. `BOOKWHEEL_BEAM_OPTIONS` has the
 options of every run, as on Beam's command line, for example
-`--runner=FlinkRunner --flink_master=flink:8081`; the command line of bookwheel takes them too if a
-command has none of its own. A form may add sizes and numbers, but no option that names code, a
-file, a host or a credential. `BOOKWHEEL_ALLOWED_BEAM_OPTIONS` allows more: option names, or
-`name=value` pairs that allow one value only.
+`--runner=FlinkRunner --flink_master=flink:8081`; bookwheel's command line uses them too if a
+command names no options. A form may add sizes and numbers, but no option that names code, a file, a
+host or a credential. `BOOKWHEEL_ALLOWED_BEAM_OPTIONS` allows more: option names, or `name=value`
+pairs that allow one value only.
 """
 
 import fcntl

@@ -58,11 +58,11 @@ _RETRIEVER = {"--retriever", "--index"}
 def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
     """Return the arguments that a setting of the environment or of `bookwheel.toml` may fill in.
 
-    The verb `index` takes no `index` and no `questions` from settings, where these names mean an
-    index of a snapshot and a set of questions, and no `beam_options`, since it builds in a folder
-    of this machine, which the workers of a cluster cannot reach. The retriever has two names: if a
-    flag gives one of them, a setting of the other must not take precedence over it. Only a flag
-    confirms a deletion, because a forgotten setting would skip every dry run.
+    The verb `index` ignores the settings `index` and `questions`, which mean an index of a snapshot
+    and a set of questions for other verbs. It also ignores `beam_options`, because it builds in a
+    folder of this machine, which the workers of a cluster cannot reach. The retriever has two
+    names: if a flag gives one of them, a setting of the other must not take precedence over it.
+    Only a flag confirms a deletion, because a forgotten setting would skip every dry run.
     """
     excluded_names = {"--yes"}
     if commands == ("index",):

@@ -2,7 +2,7 @@
 
 Purpose: the job that trains models on an index, and `bookwheel finetune`.
 Caching: the store's memo, keyed by the exact inputs; a finished training is not repeated. An
-interrupted run continues from its last checkpoint, which is in a folder named by those inputs and,
+interrupted run continues from its last checkpoint, which is in a folder named after the inputs and,
 for other machines, in the store.
 Requires: the extras model and train; a store that this machine can write to.
 """

@@ -181,8 +181,8 @@ def stage(function: Callable[Parameters, FlowResult], name: str = "") -> Callabl
     """Declare a task that Prefect shows and times in a flow run, without caching or persisting it.
 
     The store's memo caches instead: Prefect's default key contains the run's id, so that another
-    run would never find it. Outside a flow run the function is called directly. The task has the
-    name of the function, or `name`.
+    run would never find the result. Outside a flow run the function is called directly. The task
+    has the name of the function, or `name`.
     """
 
     @wraps(function)

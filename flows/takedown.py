@@ -2,13 +2,13 @@
 
 Purpose: pages that must not be kept or served any more (a court's order, a person's request, text
 that was never free). The record is written first. From then on no build includes the pages, and no
-snapshot with them can be published. Then each snapshot that contains one, with or without a ref, is
-built without it: its rows are removed from passages, vectors and article logs. Graphs are updated
-by deletion: a cell loses the page's vectors, their links and their digests, and the centroids that
-they were near become means of the remaining vectors. Inverted indexes of words and of weighted
-terms are derived from the old ones, with the same bytes as in a build without the pages. The same
-jobs build all other indexes again, without reusing a training on the page's vectors, and measure
-them. The gate is not applied, since the old snapshot must be replaced in any case.
+snapshot with them can be published. Then each snapshot with such a page, whether or not a ref names
+it, is built without the page: its rows are removed from passages, vectors and article logs. Graphs
+are updated by deletion: a cell loses the page's vectors, their links and their digests, and
+centroids near these vectors become means of the remaining ones. Inverted indexes of words and of
+weighted terms are derived from the old ones, with the same bytes as in a build without the pages.
+The same jobs build all other indexes again, without reusing a training on the page's vectors, and
+measure them. The gate is not applied, since the old snapshot must be replaced in any case.
 
 The new snapshot replaces the old one. Refs that name the old one move. Earlier moves to the old one
 are read as moves to the new one, so that neither `rollback` nor `ref@number` brings a page back.

@@ -291,8 +291,8 @@ class ChatClient:
     async def _handle_error_status(self, response: httpx.Response, request_body: Mapping[str, Any]) -> bool:
         """Raise an error for an error status.
 
-        Return False instead if the endpoint only refuses a field that can be omitted or renamed,
-        which the next request does.
+        Return False instead if the endpoint only refuses a field that the next request omits or
+        renames.
         """
         if response.is_redirect:
             raise self._errors.redirect_error(response.headers.get("location", ""))
