@@ -131,7 +131,7 @@ def test_all_passages_are_read_in_one_prompt(
         (["--reader", "concat", "--prompt", "missing.txt"], 1, "missing.txt cannot be read"),
         (["--reader", "concat", "--asks", "x"], 2, "has no question encoder"),
         (["--reader", "marginal", "--model", "openai:any"], 2, "its answers cannot be marginalized"),
-        (["--model", "openai:any", "--beams", "2"], 2, "has no beam search"),
+        (["--model", "openai:any", "--beams", "2"], 2, "without beam search"),
     ],
 )
 def test_what_does_not_go_into_one_prompt_is_one_sentence(

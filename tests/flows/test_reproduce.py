@@ -319,7 +319,7 @@ def test_files_of_the_hub_are_downloaded_and_of_a_sample_the_first(
             "names the library 'big', which is not defined",
         ),
         ("published.dev", "published.test", 2, "names the data set 'test', which is not defined"),
-        ("40.0", "140.0", 2, "values and tolerance are in percent"),
+        ("40.0", "140.0", 2, "values and tolerance must be 0 to 100 percent"),
         ('"Success@5" = 100.0', '"Sucess@5" = 100.0', 2, "row 'BM25' on dev: 'Sucess@5'"),
         ('measures = ["Success@5"]', 'measures = ["Success@0"]', 2, "row 'exact' on dev: "),
         (

@@ -80,7 +80,7 @@ def test_a_chat_form_keeps_the_words_of_another(tmp_path: Path) -> None:
 
 def test_a_decoder_only_model_reads_prompts(tmp_path: Path) -> None:
     save_llama(tmp_path)
-    with pytest.raises(UsageError, match="needs an InstructionTemplate"):
+    with pytest.raises(UsageError, match="give an InstructionTemplate"):
         load_generator(tmp_path, PaperTemplate(), device="cpu")
     with pytest.raises(UsageError, match="no room for a prompt"):
         load_generator(tmp_path, InstructionTemplate(max_answer=256), device="cpu")

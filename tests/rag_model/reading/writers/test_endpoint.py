@@ -254,7 +254,7 @@ def test_a_prompt_without_room_is_refused_before_it_is_sent() -> None:
 
 def test_likelihoods_of_given_texts_are_refused() -> None:
     writer = EndpointWriter("tiny", QUICK, Endpoint("http://localhost:1"))
-    with pytest.raises(UsageError, match="openai:tiny does not compute the likelihood"):
+    with pytest.raises(UsageError, match="openai:tiny gives no likelihood"):
         writer.log_likelihood(ASKED, ["a", "b"])
     writer.close()
 
