@@ -21,7 +21,7 @@ from flows.outcome import BuildOutcome
 from flows.parameters import Url
 from flows.reindex import DEFAULT_ENCODER, reindex
 from flows.stage import StageClock, deployment_flow, stage
-from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest
+from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest_dump
 from rag_model.corpus.records import is_wiki_site
 from rag_model.errors import UsageError
 from rag_model.resources import RunLimits
@@ -147,7 +147,7 @@ def upkeep(
         return UpkeepOutcome(dry_run, expire_report, delete_unneeded_files(opened_store, parse_age(grace), dry_run))
 
 
-find_new_dump = stage(find_newest, "find_new_dump")
+find_new_dump = stage(find_newest_dump, "find_new_dump")
 download_dump = stage(fetch_dump, "download_dump")
 
 

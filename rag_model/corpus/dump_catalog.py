@@ -165,7 +165,7 @@ class PublishedDump:
         return sum(file.size for file in self.files)
 
 
-def find_newest(
+def find_newest_dump(
     wiki: str, after: str = "", job: str = ARTICLES_JOB, tables: Sequence[str] = ()
 ) -> PublishedDump | None:
     """Return the newest complete dump after a date, or None.

@@ -156,7 +156,7 @@ class SiteFollower:
             return new_state, events.siteinfo, events.licence
         return state, events.siteinfo, events.licence  # an unchanged site needs no new record
 
-    def take_first(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
+    def fetch_first_articles(self, limit: int) -> tuple[MirrorState, Siteinfo, str]:
         """Fetch pages in the order of the listing until there are `limit` articles."""
         events, changes, n_articles = self._read_events(None), dict[int, Page | None](), 0
         for listed_pages in self._list_pages():
@@ -566,7 +566,9 @@ class WikiSite(RenderedPages):
         known_state = mirror.load()
         with WikiClient(urls[0], api_path=known_state.api_path) as client:
             follower = SiteFollower(client, mirror, request.site)
-            site_result = follower.take_first(request.limit) if request.limit else follower.follow(known_state)
+            site_result = (
+                follower.fetch_first_articles(request.limit) if request.limit else follower.follow(known_state)
+            )
         state, siteinfo, licence = site_result
         runs = [
             PageRun(to_slice(block, mirror.get_url(block)), max(1, block.xml_bytes // COMPRESSION_RATIO), True)

@@ -176,7 +176,7 @@ def render_convert(call: TemplateCall) -> str:
     try:
         request = _parse_request(call)
     except (LookupError, ValueError):
-        return " ".join([value for value in call.positional() if value][:2])
+        return " ".join([value for value in call.get_positional() if value][:2])
     disp = call.get("disp")
     conversions: list[str] = []
     is_first_input = call.get("order") == "out" and len(request.targets) > 1
@@ -227,7 +227,7 @@ def _parse_request(call: TemplateCall) -> _ConvertCall:
     Raises:
         LookupError, ValueError: The parameters are not in this order.
     """
-    arguments = call.positional()[:_MAX_ARGUMENTS]
+    arguments = call.get_positional()[:_MAX_ARGUMENTS]
     quantities, ranges = _take_numbers(arguments)
     request = _ConvertCall(call, quantities, ranges, [], _take_unit(arguments))
     while not ranges and len(arguments) > 1 and _is_subdivision(request.unit, arguments[1]):

@@ -62,19 +62,19 @@ def render_number_date(call: TemplateCall, numbers: list[str]) -> str:
 
 
 def _render_date(call: TemplateCall) -> str:
-    date_parts = call.positional()[:3]
+    date_parts = call.get_positional()[:3]
     return format_call_date(call, *date_parts) if date_parts else ""
 
 
 def _render_start_date(call: TemplateCall) -> str:
-    year, month, day, hour, minute = (call.positional() + [""] * 5)[:5]
+    year, month, day, hour, minute = (call.get_positional() + [""] * 5)[:5]
     date = format_call_date(call, year, month, day)
     return f"{hour}:{minute.zfill(2)}, {date}" if hour and minute else date
 
 
 def _render_death_date(call: TemplateCall) -> str:
     date = _render_date(call)
-    return date + _format_age(call, _compute_age(call.positional()[3:6], call.positional()[:3]))
+    return date + _format_age(call, _compute_age(call.get_positional()[3:6], call.get_positional()[:3]))
 
 
 def _format_age(call: TemplateCall, age: str) -> str:
@@ -94,12 +94,12 @@ def _compute_age(birth: list[str], death: list[str]) -> str:
 
 
 def _render_death_year(call: TemplateCall) -> str:
-    death_year, birth_year = ([*call.positional(), "", ""])[:2]
+    death_year, birth_year = ([*call.get_positional(), "", ""])[:2]
     return death_year + _format_age(call, _compute_age([birth_year], [death_year]))
 
 
 def _render_age(call: TemplateCall) -> str:
-    date_parts = call.positional()
+    date_parts = call.get_positional()
     return _compute_age(date_parts[:3], date_parts[3:6]) if len(date_parts) >= 6 else ""
 
 
@@ -114,13 +114,13 @@ def _render_as_of(call: TemplateCall) -> str:
 
 def _render_sortable_date(call: TemplateCall) -> str:
     """Render `{{dts|July 4, 1976}}` unchanged, and `{{dts|1976|7|4}}` in words."""
-    date_parts = call.positional()
+    date_parts = call.get_positional()
     return _render_date(call) if len(date_parts) > 1 and date_parts[0].strip("-").isdecimal() else call.get("1")
 
 
 def _render_film_dates(call: TemplateCall) -> str:
     """Render dates and places in groups of four parameters: year, month, day, place."""
-    date_parts = call.positional()
+    date_parts = call.get_positional()
     release_texts = []
     for i in range(0, len(date_parts), 4):
         date = format_call_date(call, *date_parts[i : i + 3])
@@ -130,7 +130,7 @@ def _render_film_dates(call: TemplateCall) -> str:
 
 
 def _render_old_style(call: TemplateCall) -> str:
-    new_date, year, old_date = ([*call.positional(), "", "", ""])[:3]
+    new_date, year, old_date = ([*call.get_positional(), "", "", ""])[:3]
     style_mark = "O.S. " if call.is_english else ""
     return f"{new_date} [{style_mark}{old_date}] {year}".strip()
 
@@ -138,7 +138,7 @@ def _render_old_style(call: TemplateCall) -> str:
 def _build_prefix_renderer(mark: str) -> Renderer:
     def render(call: TemplateCall) -> str:
         shown_mark = f"{mark} " if call.is_english or mark == "c." else ""
-        return shown_mark + "–".join(date_text for date_text in call.positional() if date_text)
+        return shown_mark + "–".join(date_text for date_text in call.get_positional() if date_text)
 
     return render
 
@@ -191,7 +191,7 @@ def _render_formatted_number(call: TemplateCall) -> str:
 
 def _render_fraction(call: TemplateCall) -> str:
     """Render `{{frac|1|2}}` as 1/2, `{{frac|3|1|2}}` as 3 1/2, `{{frac|3}}` as 1/3."""
-    parts = call.positional()
+    parts = call.get_positional()
     if len(parts) == 3:
         return f"{parts[0]} {parts[1]}/{parts[2]}"
     return f"{parts[0]}/{parts[1]}" if len(parts) == 2 else f"1/{parts[0]}" if parts else "/"
@@ -199,7 +199,7 @@ def _render_fraction(call: TemplateCall) -> str:
 
 def _render_value(call: TemplateCall) -> str:
     """Render `{{val|1.23|0.02|e=5|u=km}}`: number, uncertainty, power of ten, unit."""
-    number_text, uncertainty, lower_uncertainty = ([*call.positional(), "", "", ""])[:3]
+    number_text, uncertainty, lower_uncertainty = ([*call.get_positional(), "", "", ""])[:3]
     text = _format_signed(number_text)
     if lower_uncertainty:
         text += f" +{uncertainty.lstrip('+')} −{lower_uncertainty.lstrip('-−')}"
@@ -227,12 +227,12 @@ def _render_power(call: TemplateCall) -> str:
 
 def _render_chemical(call: TemplateCall) -> str:
     """Render `{{chem|H|2|O}}` as H2O; a charge such as `2+` follows its element."""
-    return "".join(call.positional())
+    return "".join(call.get_positional())
 
 
 def _render_nuclide(call: TemplateCall) -> str:
     """Render `{{nuclide|lithium|7}}` as the name of the isotope, lithium-7."""
-    element, mass = ([*call.positional(), "", ""])[:2]
+    element, mass = ([*call.get_positional(), "", ""])[:2]
     return f"{element}-{mass}" if mass else element
 
 
@@ -253,7 +253,7 @@ def _render_ordinal(call: TemplateCall) -> str:
 
 
 def _render_percentage(call: TemplateCall) -> str:
-    part_text, total_text, n_decimals = ([*call.positional(), "", "", ""])[:3]
+    part_text, total_text, n_decimals = ([*call.get_positional(), "", "", ""])[:3]
     try:
         share = 100 * float(part_text.replace(",", "")) / float(total_text.replace(",", ""))
         return f"{share:.{min(int(n_decimals or 0), 9)}f}%"
@@ -280,7 +280,7 @@ def render_coordinates(call: TemplateCall) -> str:
     """
     angles: list[str] = []
     degrees: list[str] = []
-    for value in call.positional():
+    for value in call.get_positional():
         if _ANGLE.fullmatch(value) and len(degrees) < len(_DEGREE_SIGNS):
             degrees.append(value)
         elif degrees and value in {"N", "S", "E", "W"} and len(angles) < 2:
@@ -320,8 +320,8 @@ NUMBER_RENDERERS = build_renderers(
     ("ordinal, ord, ordinal number", _render_ordinal),
     ("percentage, percent, pct", _render_percentage),
     ("height", _render_height),
-    ("gaps, gapnum", lambda call: "".join(call.positional())),
+    ("gaps, gapnum", lambda call: "".join(call.get_positional())),
     ("sqrt, radic", lambda call: "√" + call.get("1")),
     ("abs", lambda call: f"|{call.get('1')}|"),
-    ("su, subsup, supsub", lambda call: "".join(call.positional())),
+    ("su, subsup, supsub", lambda call: "".join(call.get_positional())),
 ) | {name: _build_money_renderer(sign) for name, sign in _CURRENCY_SIGNS.items()}

@@ -25,12 +25,12 @@ def render_second(call: TemplateCall) -> str:
 
 def render_last(call: TemplateCall) -> str:
     """Render the last positional parameter."""
-    return next((argument for argument in reversed(call.positional()) if argument), "")
+    return next((argument for argument in reversed(call.get_positional()) if argument), "")
 
 
 def _build_join_renderer(separator: str) -> Renderer:
     def render(call: TemplateCall) -> str:
-        return separator.join(argument for argument in call.positional() if argument)
+        return separator.join(argument for argument in call.get_positional() if argument)
 
     return render
 
@@ -91,13 +91,13 @@ def _render_chinese(call: TemplateCall) -> str:
 
 def _render_nihongo(call: TemplateCall) -> str:
     """Render `{{nihongo|English|kanji|rōmaji|extra}}` as "English (kanji, rōmaji, extra)"."""
-    english, *rest = (call.positional() + [""] * 5)[:5]
+    english, *rest = (call.get_positional() + [""] * 5)[:5]
     notes = ", ".join(note for note in (*rest[:3], call.get("extra")) if note)
     return f"{english} ({notes}) {rest[3]}".strip() if english and notes else english or notes
 
 
 def _render_nihongo_romaji_first(call: TemplateCall) -> str:
-    english, kanji, romaji = (call.positional() + [""] * 3)[:3]
+    english, kanji, romaji = (call.get_positional() + [""] * 3)[:3]
     notes = ", ".join(note for note in (kanji, english) if note)
     return f"{romaji} ({notes})" if romaji else notes
 
@@ -111,10 +111,10 @@ def _render_ipa_symbols(call: TemplateCall) -> str:
     """Render `{{IPAc-en|ˈ|æ|n}}` as /ˈæn/; labels such as `pron` and `uk` become words."""
     labels = {"pron": "pronounced ", "lang": "English: ", "also": "also ", "us": "US: ", "uk": "UK: "}
     shown_labels = labels if call.is_english else {}
-    labels_text = "".join(shown_labels.get(argument.lower(), "") for argument in call.positional())
+    labels_text = "".join(shown_labels.get(argument.lower(), "") for argument in call.get_positional())
     spoken_text = "".join(
         argument.replace("_", " ") or " "
-        for argument in call.positional()
+        for argument in call.get_positional()
         if argument.lower() not in labels and "." not in argument
     )
     return f"{labels_text}/{spoken_text}/" if spoken_text.strip() else ""
@@ -129,7 +129,7 @@ def _render_quotation(call: TemplateCall) -> str:
 
 
 def _render_list(call: TemplateCall) -> str:
-    return "\n" + "\n".join(argument for argument in call.positional() if argument) + "\n"
+    return "\n" + "\n".join(argument for argument in call.get_positional() if argument) + "\n"
 
 
 def _render_columns(call: TemplateCall) -> str:
@@ -149,7 +149,7 @@ def _render_flag(call: TemplateCall) -> str:
 def _render_ship(call: TemplateCall) -> str:
     """Render `{{USS|Hornet|CV-12|6}}`: prefix, name, hull number, and a code of what to show."""
     prefix = "" if call.name == "ship" else call.name.upper()
-    name_parts = call.positional()
+    name_parts = call.get_positional()
     if call.name == "ship":
         prefix, name_parts = ([*name_parts, ""])[0], name_parts[1:]
     name, hull_number, display_code = ([*name_parts, "", "", ""])[:3]
@@ -159,7 +159,7 @@ def _render_ship(call: TemplateCall) -> str:
 
 def _render_interlanguage(call: TemplateCall) -> str:
     """Render `{{ill|Name|de|Deutscher}}`, also in the older order `{{ill|de|Deutscher|Name}}`."""
-    parts = [link_part for link_part in call.positional() if link_part]
+    parts = [link_part for link_part in call.get_positional() if link_part]
     if call.get("lt"):
         return call.get("lt")
     return parts[-1] if len(parts) >= 2 and parts[0].islower() and len(parts[0]) <= 3 else render_first(call)
@@ -180,11 +180,11 @@ def _render_chinese_interlanguage(call: TemplateCall) -> str:
 
 
 def _render_bible(call: TemplateCall) -> str:
-    return " ".join(argument for argument in call.positional()[:2] if argument)
+    return " ".join(argument for argument in call.get_positional()[:2] if argument)
 
 
 def _render_respelling(call: TemplateCall) -> str:
-    return "-".join(argument for argument in call.positional() if argument and argument != "_")
+    return "-".join(argument for argument in call.get_positional() if argument and argument != "_")
 
 
 def _render_music(call: TemplateCall) -> str:
@@ -198,7 +198,7 @@ def _render_address(call: TemplateCall) -> str:
 
 
 def _render_sic(call: TemplateCall) -> str:
-    return "".join(call.positional()[:2]) + (" [sic]" if not call.is_on("hide") else "")
+    return "".join(call.get_positional()[:2]) + (" [sic]" if not call.is_on("hide") else "")
 
 
 def _render_number_sign(call: TemplateCall) -> str:

@@ -244,7 +244,7 @@ class TemplateCall(NamedTuple):
         """Return whether a switch like `df=yes` is set."""
         return self.get(key).lower() not in {"", "no", "n", "off", "false", "0"}
 
-    def positional(self, first: int = 1) -> list[str]:
+    def get_positional(self, first: int = 1) -> list[str]:
         """Return the positional parameters from `first` on, in order, including empty ones."""
         return [argument for key, argument in self.params.items() if parse_position(key) >= first]
 

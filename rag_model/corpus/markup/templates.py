@@ -283,7 +283,7 @@ def choose_words(call: TemplateCall) -> str:
     >>> choose_words(parse_call("дн", ["27", "1", "1839"], "uk"))
     '27 січня 1839'
     """
-    arguments = [argument for argument in call.positional() if argument]
+    arguments = [argument for argument in call.get_positional() if argument]
     if len(arguments) < _PAIR_OF_DATES and (date := render_number_date(call, arguments)):
         return date
     if coordinates := render_coordinates(call):
@@ -314,7 +314,7 @@ def choose_prose(call: TemplateCall) -> str:
     >>> choose_prose(parse_call("infobox", ["name=A", "text"]))
     ''
     """
-    arguments = [argument for argument in call.positional() if argument]
+    arguments = [argument for argument in call.get_positional() if argument]
     list_arguments = [argument for argument in arguments if _LIST_START.match(argument)]
     if list_arguments:
         return "\n" + "\n".join(list_arguments) + "\n"

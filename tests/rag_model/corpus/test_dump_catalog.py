@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest
+from rag_model.corpus.dump_catalog import ARTICLES_JOB, PROPERTIES_JOB, fetch_dump, find_newest_dump
 from rag_model.errors import InputError, ResourceError
 from tests.fixtures.dump_server import MEGABYTE, Site, serving
 
@@ -29,7 +29,7 @@ def site() -> Iterator[Site]:
 
 def test_a_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     messages: list[tuple[int, int]] = []
     glob = fetch_dump(found, tmp_path / "20261001", lambda done, total: messages.append((done, total)))
@@ -42,20 +42,20 @@ def test_a_complete_dump_is_found_and_fetched(site: Site, tmp_path: Path) -> Non
 
 def test_a_requested_table_is_part_of_the_dump(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
-    assert find_newest(site.url, tables=[PROPERTIES_JOB]) is None, "the table is not written yet"
+    assert find_newest_dump(site.url, tables=[PROPERTIES_JOB]) is None, "the table is not written yet"
     name = "testwiki-20261001-page_props.sql.gz"
     site.run("20261001", {name: b"rows"}, job=PROPERTIES_JOB)
-    found = find_newest(site.url, tables=[PROPERTIES_JOB])
+    found = find_newest_dump(site.url, tables=[PROPERTIES_JOB])
     assert found is not None
     glob = fetch_dump(found, tmp_path)
     assert Path(glob).name == NAMES[0].format("20261001")
     assert (tmp_path / name).read_bytes() == b"rows"
-    assert [file.name for file in find_newest(site.url).files] == sorted(each.format("20261001") for each in NAMES)  # type: ignore[union-attr]
+    assert [file.name for file in find_newest_dump(site.url).files] == sorted(each.format("20261001") for each in NAMES)  # type: ignore[union-attr]
 
 
 def test_nothing_new_costs_one_request(site: Site) -> None:
     run(site, "20261001")
-    assert find_newest(site.url, after="20261001") is None
+    assert find_newest_dump(site.url, after="20261001") is None
     assert site.asked == ["/testwiki/"]
 
 
@@ -63,19 +63,19 @@ def test_one_that_is_still_written_is_left_and_a_month_may_be_skipped(site: Site
     run(site, "20260801")
     run(site, "20261001")
     run(site, "20261101", status="in-progress")
-    found = find_newest(site.url, after="20260801")
+    found = find_newest_dump(site.url, after="20260801")
     assert found is not None
     assert found.date == "20261001"
-    assert find_newest(site.url, after="20261001") is None
+    assert find_newest_dump(site.url, after="20261001") is None
     del site.pages["/testwiki/20261101/dumpstatus.json"]  # a run begins without one
-    assert find_newest(site.url, after="20261001") is None
+    assert find_newest_dump(site.url, after="20261001") is None
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_connection_that_is_cut_goes_on(site: Site, tmp_path: Path, ranges: bool) -> None:
     run(site, "20261001")
     site.ranges, site.cuts = ranges, [0.6, 0.3, 0.9, 1.0]
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     fetch_dump(found, tmp_path)
     name = found.files[0].name
@@ -84,7 +84,7 @@ def test_a_connection_that_is_cut_goes_on(site: Site, tmp_path: Path, ranges: bo
 
 def test_one_that_never_comes_is_told_and_a_later_call_goes_on(site: Site, tmp_path: Path) -> None:
     run(site, "20261001", size=30_000)
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     site.cuts = [0.6] + [0.0] * 20
     with pytest.raises(InputError, match="broke off at byte 18000 of 30000"):
@@ -97,7 +97,7 @@ def test_one_that_never_comes_is_told_and_a_later_call_goes_on(site: Site, tmp_p
 
 def test_a_checksum_that_fails(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     name = found.files[0].name
     body = site.pages[f"/testwiki/20261001/{name}"]
@@ -111,7 +111,7 @@ def test_a_checksum_that_fails(site: Site, tmp_path: Path) -> None:
 
 def test_a_redirect_to_another_server_is_not_followed(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     with serving() as elsewhere:
         elsewhere.pages = site.pages
@@ -119,13 +119,13 @@ def test_a_redirect_to_another_server_is_not_followed(site: Site, tmp_path: Path
         for path in ("/testwiki/", "/testwiki/20261001/dumpstatus.json", f"/testwiki/20261001/{file}"):
             site.moved = {path: elsewhere.url.replace("/testwiki/", path)}
             with pytest.raises(InputError, match="redirects to another server"):
-                find_newest(site.url) and fetch_dump(found, tmp_path)
+                find_newest_dump(site.url) and fetch_dump(found, tmp_path)
         assert elsewhere.asked == []
 
 
 def test_a_redirect_within_the_server_is_followed(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     path = f"/testwiki/20261001/{found.files[0].name}"
     site.pages["/mirror.bz2"], site.moved = site.pages[path], {path: "/mirror.bz2"}
@@ -136,7 +136,7 @@ def test_a_redirect_within_the_server_is_followed(site: Site, tmp_path: Path) ->
 def test_no_more_is_read_than_was_declared(site: Site, tmp_path: Path) -> None:
     run(site, "20261001", size=5)
     site.endless = True
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     with pytest.raises(InputError, match="longer than the 5 bytes in the dump's status"):
         fetch_dump(found, tmp_path)
@@ -148,19 +148,19 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(site, "20261001")
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     monkeypatch.setattr("rag_model.corpus.dump_catalog.PATIENCE", 0.3)
     site.dripping = True
     with pytest.raises(InputError, match=r"broke off \((the server sends less than 64 KiB in|timed out)"):
-        find_newest(site.url)
+        find_newest_dump(site.url)
     with pytest.raises(InputError, match=r"broke off at byte \d+ of \d+ \((the server sends less than|timed out)"):
         fetch_dump(found, tmp_path)
 
 
 def test_a_dump_that_does_not_fit_is_not_fetched(site: Site, tmp_path: Path) -> None:
     run(site, "20261001")
-    found = find_newest(site.url)
+    found = find_newest_dump(site.url)
     assert found is not None
     asked = len(site.asked)
     large = replace(found, files=tuple(replace(file, size=1 << 60) for file in found.files))
@@ -198,14 +198,14 @@ def test_a_status_that_is_garbage(site: Site, garbage: bytes) -> None:
     run(site, "20261001")
     site.pages["/testwiki/20261001/dumpstatus.json"] = garbage
     with pytest.raises(InputError, match=r"dumpstatus\.json"):
-        find_newest(site.url)
+        find_newest_dump(site.url)
 
 
 def test_a_listing_that_is_none(site: Site) -> None:
     site.pages["/testwiki/"] = b"nothing here"
     with pytest.raises(InputError, match="lists no dumps by date"):
-        find_newest(site.url)
+        find_newest_dump(site.url)
     with pytest.raises(InputError, match="cannot be read"):
-        find_newest(site.url + "nowhere/")
+        find_newest_dump(site.url + "nowhere/")
     with pytest.raises(InputError, match="not a web address"):
-        find_newest("file:///etc")
+        find_newest_dump("file:///etc")
