@@ -40,7 +40,7 @@ DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
 _MAX_SILENT_SECONDS = 15.0  # time without an answer to any request, after which a search gives up
-_MAX_PROBE_SECONDS = 1.0  # the same, after a search has given up and until the store answers again
+_MAX_PROBE_SECONDS = 1.0  # this time after a search has given up, until the store answers again
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
 _MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
 _HEADROOM_DIVISOR = 8  # an eviction frees an additional eighth of the maximum
@@ -131,7 +131,7 @@ class BlockLayout:
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
         """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
         first_blocks, last_blocks = self.locate_offsets(starts), self.locate_offsets(ends - 1)
-        # frequent, and slowed down by the steps below
+        # this case is frequent, and the steps below would slow it down
         if ((first_blocks == last_blocks) & (starts < ends)).all():
             return first_blocks
         counts = np.where(ends > starts, last_blocks + 1 - first_blocks, 0)
@@ -236,7 +236,7 @@ class RangeCache:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep all blocks that are loaded inside this context until it ends."""
+        """Keep all blocks that are loaded inside this context, until the context ends."""
         with self._lock:
             self._clock += 1
             search_start = self._clock
@@ -250,11 +250,10 @@ class RangeCache:
                     self._evict(self.max_bytes - self.max_bytes // _HEADROOM_DIVISOR)
 
     def load(self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers]], *, is_patient: bool = False) -> None:
-        """Load ranges of several files, (m,) starts and ends in bytes each, in one round of
-        requests.
+        """Load ranges of several files in one round of requests.
 
         Args:
-            ranges: the ranges.
+            ranges: (file, (m,) starts, (m,) ends) in bytes for each file.
             is_patient: wait for a store that is silent for long, as on a slow line at the start.
 
         Raises:
@@ -277,7 +276,7 @@ class RangeCache:
                     future.cancel()
                 problem = f"cannot read ranges of {fetch.file.name}: the store does not answer"
                 raise StoreError(problem) from error
-            fetch.file._store_runs([(run, item) for (run, _), item in zip(fetch.runs, run_data, strict=True)])
+            fetch.file._store_runs([(run, run_bytes) for (run, _), run_bytes in zip(fetch.runs, run_data, strict=True)])
 
     def _wait(self, future: "Future[bytes]") -> bytes:
         """Return the bytes of a request.
@@ -287,11 +286,11 @@ class RangeCache:
                 because others, whose ranges are in the cache, wait for its thread.
         """
         while True:
-            n_requests, seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
+            requests_before, max_seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
             try:
-                return future.result(seconds)
+                return future.result(max_seconds)
             except TimeoutError:
-                if self.requests == n_requests:
+                if self.requests == requests_before:
                     self._is_silent = True
                     raise
 
@@ -319,7 +318,7 @@ class RangeCache:
             for file_range in ranges:
                 if file_range is not None and len(unverified := file_range[0]._mark_used(*file_range[1:], self._clock)):
                     blocks_by_file.setdefault(file_range[0], []).append(unverified)
-        return [(file, np.unique(np.concatenate(arrays))) for file, arrays in blocks_by_file.items()]
+        return [(file, np.unique(np.concatenate(block_arrays))) for file, block_arrays in blocks_by_file.items()]
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
@@ -353,7 +352,7 @@ class RangeCache:
     def _reserve(self, file: "CachedFile", blocks: Numbers) -> None:
         """Record that blocks are on the disk, before they are written.
 
-        Otherwise a search that evicts blocks on the same page of the disk could delete them.
+        Otherwise another search that evicts blocks on the same disk page could delete them.
         """
         with self._lock:
             self._used_bytes += file.layout.count_disk_bytes(blocks[~file._is_stored[blocks]])
@@ -371,10 +370,10 @@ class RangeCache:
     def _evict(self, target_bytes: int) -> None:
         """Remove the least recently used blocks until at most `target_bytes` are left."""
         clock_limit = min(self._search_starts, default=self._clock + 1)
-        candidates = [file._list_evictable(clock_limit) for file in self._files]
-        last_used_times = np.concatenate([np.empty(0, np.int64), *(used_times for _, used_times in candidates)])
-        file_numbers = np.repeat(np.arange(len(self._files)), [len(used_times) for _, used_times in candidates])
-        blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in candidates)])
+        evictable = [file._list_evictable(clock_limit) for file in self._files]
+        last_used_times = np.concatenate([np.empty(0, np.int64), *(used_times for _, used_times in evictable)])
+        file_numbers = np.repeat(np.arange(len(self._files)), [len(used_times) for _, used_times in evictable])
+        blocks = np.concatenate([np.empty(0, np.int64), *(blocks for blocks, _ in evictable)])
         for i in np.argsort(last_used_times, kind="stable").tolist():
             if self._used_bytes <= target_bytes:
                 return
@@ -394,8 +393,8 @@ class RangeCache:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(descriptor)
-                descriptor, name = tempfile.mkstemp(dir=self.folder)
-                Path(name).unlink()
+                descriptor, temporary_name = tempfile.mkstemp(dir=self.folder)
+                Path(temporary_name).unlink()
         except OSError as error:
             with suppress(OSError):
                 return self._create_in_memory(identity)
@@ -423,14 +422,14 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
     with suppress(OSError):
         paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{RANGES_SUFFIX}")]
         files = [(stat.st_mtime, 512 * stat.st_blocks, path) for path, stat in paths_with_stats]
-        total = sum(size for _, size, _ in files)
+        total_bytes = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if size and total <= max_bytes:
+            if size and total_bytes <= max_bytes:
                 continue
             with suppress(BlockingIOError, FileNotFoundError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
-                total -= size
+                total_bytes -= size
         for entry in folder.iterdir():
             with suppress(OSError):  # it has files, or it is one
                 entry.rmdir()
@@ -464,9 +463,9 @@ class CachedFile:
         digests: "bytes | StoredDigests",
         read: Callable[[int, int], bytes],
     ) -> None:
-        """Use an open sparse file; call `RangeCache.open` instead."""
+        """Use an open sparse file; callers use `RangeCache.open` instead."""
         self.cache, self.name, self.layout, self.size = cache, name, layout, layout.size
-        self.path = Path(f"/proc/self/fd/{descriptor}")  # valid even if the file is deleted
+        self.path = Path(f"/proc/self/fd/{descriptor}")  # stays valid even if the file is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
         # (count,) verified by this process, and still on the disk
         self._is_verified = np.zeros(layout.count, bool)
@@ -524,8 +523,8 @@ class CachedFile:
 
     def copy_loaded(self, starts: Numbers, length: int) -> Bytes:
         """Return `length` bytes from each of `starts` on, (m, length); see `read_loaded`."""
-        windows = np.ndarray((self.size - length + 1,), f"V{length}", self._mapping, 0, (1,))
-        return windows[starts].view(np.uint8).reshape(len(starts), length)
+        byte_windows = np.ndarray((self.size - length + 1,), f"V{length}", self._mapping, 0, (1,))
+        return byte_windows[starts].view(np.uint8).reshape(len(starts), length)
 
     @cached_property
     def _mapping(self) -> mmap.mmap:
@@ -570,8 +569,8 @@ class CachedFile:
         stored_blocks = blocks[self._is_stored[blocks]]
         if not len(stored_blocks):
             return blocks
-        if (location := self._locate_digests(stored_blocks)) is not None:
-            self.cache.load([location])
+        if (digest_location := self._locate_digests(stored_blocks)) is not None:
+            self.cache.load([digest_location])
         is_sound = np.array([self._matches_digest(block, self._read_stored(block)) for block in stored_blocks.tolist()])
         self._is_verified[stored_blocks[is_sound]] = True
         return np.setdiff1d(blocks, stored_blocks[is_sound], assume_unique=True)
