@@ -5,6 +5,7 @@ The bytes are written to a temporary file in the destination's folder and forced
 dot.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Iterable, Iterator
@@ -52,6 +53,13 @@ def write_user_file(path: Path, pieces: Iterable[str]) -> None:
             file.writelines(pieces)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): choose another path") from error
+
+
+def describe_write_error(path: Path | str, error: OSError) -> str:
+    """Return the sentence for a local file or folder that cannot be written."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:  # pyarrow's errors have texts of their own
+        return f"the disk is full: cannot write {path}; free some space and run it again"
+    return f"cannot write {path}: {error.strerror or error}"
 
 
 def fsync(path: Path) -> None:

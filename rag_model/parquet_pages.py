@@ -9,6 +9,7 @@ Source: github.com/apache/parquet-format, `parquet.thrift`; Thrift's compact pro
 """
 
 import mmap
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -232,8 +233,9 @@ def find_column_start(chunk: pq.ColumnChunkMetaData) -> int:
 def open_random_access(source: Path | IO[bytes]) -> Iterator[ReadAt]:
     """Open a file for cheap random reads."""
     if isinstance(source, Path):
-        with source.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped_file:
-            yield lambda offset, size: mapped_file[offset : offset + size]
+        # A mapped file would end the process with SIGBUS if another program truncates the file.
+        with source.open("rb") as file:
+            yield lambda offset, size: os.pread(file.fileno(), size, offset) if offset >= 0 else b""
     else:
         yield partial(_read_at, source)
 

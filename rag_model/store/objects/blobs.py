@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from rag_model.atomic_write import fsync
+from rag_model.atomic_write import describe_write_error, fsync
 from rag_model.digest import ALGORITHM, digest_bytes, digest_chunks, digest_file
 from rag_model.errors import StoreError
 from rag_model.store.objects.cache import get_cache_folder, make_room_for, open_cache_stamps, touch
@@ -286,7 +286,7 @@ class Blobs:
         try:
             return fetch_file(ref.id, ref.size, dest, read_from)
         except OSError as error:
-            raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
+            raise StoreError(describe_write_error(dest, error)) from error
         except StoreError:
             # report a missing blob or a wrong size instead, if that is the cause
             self._check_size(ref)

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rag_model.atomic_write import TEMPORARY_PREFIX, fsync
+from rag_model.atomic_write import TEMPORARY_PREFIX, describe_write_error, fsync
 from rag_model.corpus.passages import DATE, PASSAGE_SCHEMA, to_seconds
 from rag_model.corpus.records import format_iso
 from rag_model.errors import StoreError, UsageError, format_count
@@ -97,7 +97,7 @@ def open_destination(out: Destination, kind: Literal["dataset", "model"] = "data
             with open_commit(out, kind, "Export by bookwheel") as folder:
                 yield folder
     except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+        raise StoreError(describe_write_error(out, error)) from error
 
 
 @contextmanager

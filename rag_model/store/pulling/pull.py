@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rag_model.atomic_write import TEMPORARY_PREFIX, fsync
+from rag_model.atomic_write import TEMPORARY_PREFIX, describe_write_error, fsync
 from rag_model.errors import NotFoundError, ResourceError, StoreError, UsageError
 from rag_model.store.objects.blobs import BlobRef, partial_bytes
 from rag_model.store.objects.cache import find_existing_ancestor
@@ -147,7 +147,7 @@ def pull(
                 with _preserve_stamps(dest, refs):
                     pruned_ids = prune_folder(dest, keep, lock, catalog.parse, replaced_ids)
     except OSError as error:
-        raise StoreError(f"cannot write {dest}: {error.strerror or error}") from error
+        raise StoreError(describe_write_error(dest, error)) from error
     return PullReport(
         snapshot=identity,
         path=dest / identity,

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from rag_model.atomic_write import describe_write_error
 from rag_model.errors import NotFoundError, StoreError
 from rag_model.store.objects.blobs import BlobRef, fetch_file
 from rag_model.store.objects.files import Files, encode_json
@@ -194,7 +195,7 @@ class Trainings:
                         "the training starts again"
                     )
         except OSError as error:
-            raise StoreError(f"cannot write {folder}: {error.strerror or error}") from error
+            raise StoreError(describe_write_error(folder, error)) from error
 
     def delete(self, key: str) -> None:
         """Delete a training's checkpoint after its model is published; its records are deleted

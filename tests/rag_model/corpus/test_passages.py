@@ -1,6 +1,7 @@
 """Passage files keep rows in order, cheap to read by row, whatever their encoding."""
 
 import gc
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,14 @@ from rag_model.corpus.passages import (
 )
 from rag_model.corpus.records import EARLIEST, LATEST, Passage
 from rag_model.errors import InputError
-from rag_model.parquet_pages import ParquetError, _build_page, _parse_struct, _parse_usual_header, check_footer
+from rag_model.parquet_pages import (
+    ParquetError,
+    _build_page,
+    _parse_struct,
+    _parse_usual_header,
+    check_footer,
+    open_random_access,
+)
 from rag_model.store.versions.mapped import write_mapped_copy
 
 DATES = (1_793_534_400, None, -1, EARLIEST, LATEST)  # None: the source has none
@@ -413,3 +421,16 @@ def test_words_end_at_the_white_space_of_python() -> None:
     characters = [chr(code) for code in (*range(0xD800), *range(0xE000, 0x10400))]
     texts = [*(f"a{character}b" for character in characters), *characters]
     assert count_words(pa.array(texts, pa.string())).tolist() == [len(text.split()) for text in texts]
+
+
+def test_a_file_that_is_truncated_while_it_is_read_does_not_end_the_process(tmp_path: Path) -> None:
+    write(tmp_path / "part.parquet", 3 * ROW_GROUP)
+    size = (tmp_path / "part.parquet").stat().st_size
+    with PassageFile(tmp_path / "part.parquet") as file, open_random_access(tmp_path / "part.parquet") as read:
+        os.truncate(tmp_path / "part.parquet", size // 2)
+        assert read(size - 100, 100) == b""
+        assert file.read_rows([0]) == [passage(0)]
+        with pytest.raises(
+            InputError, match=r"part\.parquet is not a readable passage file .*: build or pull it again"
+        ):
+            file.read_rows([3 * ROW_GROUP - 1])

@@ -11,8 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
 
+from rag_model.atomic_write import describe_write_error
 from rag_model.digest import digest_file
 from rag_model.errors import ResourceError, StoreError
 from rag_model.store import Manifest, Snapshot, Store
@@ -290,6 +292,13 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_the_old_version(
     assert 0 < partial_bytes(blob_copy_path(dest, large)) <= 2 << 20
     pull(local_store, new, dest)
     assert Snapshot.from_folder(dest).path("index/large.faiss").stat().st_size == large.size
+
+
+def test_a_full_disk_is_named_even_if_pyarrow_writes() -> None:
+    with pytest.raises(OSError, match="Error writing bytes") as caught, pyarrow.OSFile("/dev/full", "wb") as file:
+        file.write(b"passages")
+    sentence = "the disk is full: cannot write pulled; free some space and run it again"
+    assert describe_write_error(Path("pulled"), caught.value) == sentence
 
 
 def test_a_place_that_is_a_file_says_so(local_store: Store, publish: Callable[..., str], tmp_path: Path) -> None:
