@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rag_model.corpus.dump_catalog import find_newest
+from rag_model.corpus.dump_catalog import find_newest_dump
 from rag_model.corpus.source import expand_pattern
 from rag_model.encoders.files import resolve_folder
 from rag_model.errors import UsageError
@@ -135,7 +135,9 @@ def test_other_urls_and_paths_are_taken(url: str) -> None:
     refuse_secrets([url])
 
 
-@pytest.mark.parametrize("taken", [opened, expand_pattern, read_questions, read_examples, resolve_folder, find_newest])
+@pytest.mark.parametrize(
+    "taken", [opened, expand_pattern, read_questions, read_examples, resolve_folder, find_newest_dump]
+)
 @pytest.mark.parametrize("url", [NO_USER[1], NO_QUERY[4], f"zip://a::https://u:{S}@h"])
 def test_every_function_that_reads_a_url_refuses(taken: Callable[[str], object], url: str) -> None:
     with pytest.raises(UsageError, match="may be a secret") as no:
