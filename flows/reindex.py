@@ -21,6 +21,7 @@ from flows.outcome import BuildOutcome
 from flows.parameters import DumpParameter, RecipeParameter, StoreParameter, Url
 from flows.stage import StageClock, deployment_flow, stage
 from rag_model.corpus.records import Plan
+from rag_model.corpus.source import check_pattern
 from rag_model.encoders.embed import Dtype
 from rag_model.index.plan import IndexPlan
 from rag_model.snapshots.content import assemble_content, build_commits_provenance
@@ -84,6 +85,7 @@ def reindex(
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     if dry_run:
         return BuildOutcome.of_plan(*plan_without_writing(dump, recipe, limit), ref)
+    check_pattern(dump)
     target = Store.open(store, create=True)
     # an invalid name or a damaged log is reported before the work
     parent = Parent.from_ref(target, base or ref)

@@ -55,16 +55,25 @@ _TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
 _MAX_TAR_HEADER = 1 << 20  # maximum bytes of an extended header
 
 
-def expand_pattern(pattern: str) -> list[str]:
-    """Return the URLs of the files that match a path, URL or glob, in natural order.
+def check_pattern(pattern: str) -> None:
+    """Check the name of a dump without looking for it.
 
     Raises:
-        InputError: No file matches, or the source cannot be reached.
         UsageError: The pattern is empty, or a URL that may contain a secret.
     """
     if not pattern.strip():
         raise UsageError("the name of the dump is empty: give a path, a URL or a glob")
     refuse_secret(pattern)
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """Return the URLs of the files that match a path, URL or glob, in natural order.
+
+    Raises:
+        InputError: No file matches, or the source cannot be reached.
+        UsageError: See `check_pattern`.
+    """
+    check_pattern(pattern)
     if is_wiki_site(pattern):
         return [pattern]
     try:

@@ -178,6 +178,13 @@ def test_no_store(tmp_path: Path, bookwheel: Any) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dump_without_a_name_creates_no_store(tmp_path: Path, bookwheel: Any) -> None:
+    result = bookwheel("reindex", "--dump", " ", "--store", tmp_path / "new")
+    assert result.code == 2
+    assert "the name of the dump is empty: give a path, a URL or a glob" in result.complaint
+    assert not list(tmp_path.iterdir())
+
+
 def test_hostile_markup_costs_its_page_and_no_more(
     tmp_path: Path, reindex: Any, page_xml: Callable[..., str], export_xml: Callable[..., bytes]
 ) -> None:
