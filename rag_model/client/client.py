@@ -212,8 +212,8 @@ class Client:
     def _send(self, endpoint: str, body: bytes | None) -> _HttpReply:
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         with self._http.stream(method, endpoint, content=body, headers=headers) as response:
-            content = b"".join(iter_body(response, self.settings.max_reply_bytes))
-        return _HttpReply(response.status_code, response.headers, content)
+            reply_body = b"".join(iter_body(response, self.settings.max_reply_bytes))
+        return _HttpReply(response.status_code, response.headers, reply_body)
 
     def _parse_reply(self, endpoint: str, record_type: type[_Record], reply: _HttpReply) -> _Record:
         try:
@@ -288,8 +288,8 @@ def _encode_body(questions: Sequence[str], k: int | None, retriever: str | None)
 def _parse_error_detail(reply: _HttpReply) -> str:
     """Return the message of an error reply; "" if it has none."""
     try:
-        content = parse_json(reply.content)
+        reply_json = parse_json(reply.content)
     except ValueError:
         return ""
-    detail = content.get("detail") if isinstance(content, dict) else None
+    detail = reply_json.get("detail") if isinstance(reply_json, dict) else None
     return " ".join(detail.split())[:_MAX_DETAIL] if isinstance(detail, str) else ""

@@ -207,14 +207,14 @@ def parse_reply(record_type: type[_Record], value: Any) -> _Record:
 def _parse_record(record_type: Any, json_object: Any, path: str) -> Any:
     if not isinstance(json_object, Mapping):
         raise ValueError(f"{path or 'the reply'} is not an object")  # noqa: TRY004 - a value
-    fields = {}
+    json_values = {}
     for name, hint, is_required, *_ in list_json_fields(record_type):
         field_path = f"{path}.{name}" if path else name
         if name in json_object:
-            fields[name] = _parse_value(hint, json_object[name], field_path)
+            json_values[name] = _parse_value(hint, json_object[name], field_path)
         elif is_required:
             raise ValueError(f"{field_path} is missing")
-    return record_type.from_fields(fields) if issubclass(record_type, Hit) else record_type(**fields)
+    return record_type.from_fields(json_values) if issubclass(record_type, Hit) else record_type(**json_values)
 
 
 def _parse_value(hint: Any, value: Any, path: str) -> Any:

@@ -40,8 +40,8 @@ def run_stages(plan: IndexPlan, files: Sequence[Path], out: Path, workdir: Path)
     trained = workdir / "trained"
     stats: dict[str, list[IndexStats]] = {"train": [builder.train(plan, files, trained)], "scatter": [], "shard": []}
     pieces = [workdir / f"scattered-{i:05d}" for i in range(len(files))]
-    for i, (path, piece) in enumerate(zip(files, pieces, strict=True)):
-        stats["scatter"].append(builder.scatter(plan, trained, path, i, piece))
+    for i, (path, piece_path) in enumerate(zip(files, pieces, strict=True)):
+        stats["scatter"].append(builder.scatter(plan, trained, path, i, piece_path))
     shards: list[Opener] = []
     for i in range(plan.shards):
         shard_path = workdir / f"shard-{i:05d}"

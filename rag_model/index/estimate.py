@@ -53,7 +53,8 @@ SizeEstimate = tuple[int, float, dict[str, float]]
 
 
 def estimate_resources(plan: VectorPlan, part_rows: int | None = None) -> ResourceEstimate:
-    """Estimate the resources of a plan: disk to one or two percent, memory as an upper bound.
+    """Estimate the resources of a plan: disk space to within two percent, and an upper bound of
+    memory.
 
     `part_rows` is the number of rows of the largest part; None assumes the default size of a part.
     """
@@ -75,8 +76,8 @@ def _estimate_graph_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) ->
         # each vector is held as mapped, read, compared and stored, and in slices
         "scatter": part_rows * vector_bytes * (4 + n_copies),
         "shard": n_copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
-        # Per row: its level, its parent and place in the queue of the walk, its position in each
-        # cell, and a mark by each thread.
+        # Memory holds for each row its level, its parent and place in the queue of the walk, its
+        # position in each cell, and a mark by each thread.
         "merge": plan.n * (12 + 8 * n_copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
     }
     size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
@@ -181,7 +182,7 @@ def fit_into_memory(
     """Return the plan of the first recipe that fits, with more cells or a smaller sample if needed.
 
     Args:
-        recipes: one recipe, or the `list_alternatives` of one.
+        recipes: one recipe, or the result of `list_alternatives` for it.
         n: number of vectors.
         d: dimensions.
         memory: bytes of one machine, for the largest stage of the build.
@@ -251,11 +252,11 @@ def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False
 
 
 def _iter_smaller_plans(recipe: IndexRecipe, plan: VectorPlan) -> Iterator[VectorPlan]:
-    """Yield the plan, then smaller ones, as far as the recipe leaves cells and the sample open."""
+    """Yield the plan, then smaller plans if the recipe does not fix the cells or the sample size."""
     yield plan
-    min_samples = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
+    min_size = min(plan.train_sample, max(PQ_SAMPLE, _MIN_POINTS_PER_CENTROID * count_lists(plan)))
     for factor in (2, 4, 8):  # more cells or fewer training vectors save memory but lose recall
-        n_samples = recipe.train_sample or max(min_samples, plan.train_sample // factor)
+        n_samples = recipe.train_sample or max(min_size, plan.train_sample // factor)
         smaller_plan = resolve(
             replace(recipe, cells=recipe.cells or factor * plan.cells, train_sample=n_samples), plan.n, plan.d
         )

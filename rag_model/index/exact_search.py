@@ -191,8 +191,8 @@ def update_neighbors(
 
 def _pad_lists(scores: Vectors, rows: Rows, n_columns: int) -> tuple[Vectors, Rows]:
     """Return lists of `n_columns` entries, (q, n_columns), padded with row -1 and score -inf."""
-    padding = (0, 0), (0, n_columns - scores.shape[1])
-    return np.pad(scores, padding, constant_values=-np.inf), np.pad(rows, padding, constant_values=-1)
+    widths = (0, 0), (0, n_columns - scores.shape[1])
+    return np.pad(scores, widths, constant_values=-np.inf), np.pad(rows, widths, constant_values=-1)
 
 
 def _find_repeats(rows: Rows, scores: Vectors) -> npt.NDArray[np.bool_]:

@@ -76,8 +76,8 @@ class CodecSpec:
             return f"RaBitQ{self.bits if self.bits > 1 else ''}"
         if self.name != "PQ":
             return self.name
-        bits = "" if self.bits == 8 else f"x{self.bits}"
-        return f"PQ{_format_number(self.pieces)}{bits}{'np' if self.fast else ''}"
+        bits_suffix = "" if self.bits == 8 else f"x{self.bits}"
+        return f"PQ{_format_number(self.pieces)}{bits_suffix}{'np' if self.fast else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,9 @@ class SparseIndex(Protocol):
     n: int  # number of passages; rows are 0 … n-1
 
     def search(self, queries: Vectors, k: int, **parameters: Any) -> tuple[Vectors, Rows]:
-        """Return the k best rows of each query, (q, l, 2), pairs of term and weight."""
+        """Return the k best rows of each of the (q, l, 2) queries, which hold pairs of term and
+        weight.
+        """
         ...
 
 
@@ -322,7 +324,8 @@ class IndexPlanner(Protocol[PlanT]):
         return 0.01 if stage == "train" else size / 2e7
 
     def tune(self, files: IndexFiles, entry: IndexEntry, query_set: Any, target: float) -> TuningResult:
-        """Return the cheapest search setting whose recall against exhaustive search is `target`.
+        """Return the cheapest search setting whose recall against exhaustive search reaches
+        `target`.
 
         The default is the entry's search setting, for a kind whose `check` refuses a recall target.
         """

@@ -136,7 +136,7 @@ class ReadyIndex:
             )
 
     def plan(self, recipe: IndexRecipe) -> VectorPlan:
-        """Return the plan of the finished index, which its entry in the manifest is made from."""
+        """Return the plan of the finished index, from which its manifest entry is made."""
         factory = parse_factory(recipe.factory)
         is_reranked = factory != without_vector_refinement(factory)
         search = choose_search(f"{self.factory},Refine(vectors)") if is_reranked else self.search

@@ -200,7 +200,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
     notes: list[str] = []
     factory = _complete_factory(parse_factory(recipe.factory), n, d, notes)
     check_dimensions(factory, d)
-    cells = _choose_cells(recipe, factory, n, notes)
+    n_cells = _choose_cells(recipe, factory, n, notes)
     n_samples = min(n, recipe.train_sample or _compute_train_sample(factory))
     min_sample = _compute_min_train_sample(factory)
     if n_samples < min_sample:
@@ -212,9 +212,9 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
         n=n,
         d=d,
         ef_construction=recipe.ef_construction,
-        cells=cells,
-        border=recipe.border if cells > 1 else 0.0,
-        linked=recipe.linked if cells > 1 else 0.0,
+        cells=n_cells,
+        border=recipe.border if n_cells > 1 else 0.0,
+        linked=recipe.linked if n_cells > 1 else 0.0,
         train_sample=n_samples,
         seed=recipe.seed,
         search=_resolve_search(recipe, factory),
@@ -227,7 +227,7 @@ def resolve(recipe: IndexRecipe, n: int, d: int) -> VectorPlan:
 
 
 def _resolve_search(recipe: IndexRecipe, factory: FactorySpec) -> dict[str, int]:
-    """Return the recipe's search parameters over the defaults, without those that do not apply."""
+    """Return the default search parameters, overridden by those of the recipe that apply."""
     names = list_search_parameters(factory)
     return choose_search(str(factory)) | {name: setting for name, setting in recipe.search.items() if name in names}
 

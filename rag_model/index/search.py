@@ -229,14 +229,14 @@ class FaissFileIndex:
             probed_lists = np.unique(probed_lists)
         id_starts, id_ends = self._id_starts[probed_lists], self._id_ends[probed_lists]
         bytes_saved = (id_ends - id_starts).sum() - len(vectors) * k * ranges.layout.block_bytes
-        reads_only_hit_ids = bytes_saved > _MIN_SAVED_BYTES
+        reads_hit_ids = bytes_saved > _MIN_SAVED_BYTES
         with ranges.cache.hold():
-            ranges.load(self._code_starts[probed_lists], id_starts if reads_only_hit_ids else id_ends)
+            ranges.load(self._code_starts[probed_lists], id_starts if reads_hit_ids else id_ends)
             scores, hit_rows = np.empty((len(vectors), k), np.float32), np.empty((len(vectors), k), np.int64)
-            arrays = (vectors, k, list_numbers, distances, scores, hit_rows)
-            pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arrays)
-            self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_only_hit_ids), settings)
-            if reads_only_hit_ids:  # faiss returns a list and a position in it instead of each id
+            arguments = (vectors, k, list_numbers, distances, scores, hit_rows)
+            pointers = (faiss.swig_ptr(array) if isinstance(array, np.ndarray) else array for array in arguments)
+            self._lists.search_preassigned_c(len(vectors), *pointers, bool(reads_hit_ids), settings)
+            if reads_hit_ids:  # faiss returns a list and a position in it instead of each id
                 is_hit = hit_rows >= 0
                 hits = hit_rows[is_hit]
                 id_offsets = self._id_starts[hits >> 32] + _ID_BYTES * (hits & 0xFFFFFFFF)

@@ -281,7 +281,7 @@ def add_condition(expression: str | None, condition: str | None) -> str | None:
             f"{condition!r:.60} is not a condition: give kind= and one or more of "
             f"{', '.join(PASSAGE_KINDS)}, or language=, wikidata=, category= or title= and a value"
         )
-    quoted_values = [str(Word(condition, 0, word)) for word in words]
+    quoted_values = [str(Word(condition, 0, value_text)) for value_text in words]
     value_text = quoted_values[0] if len(quoted_values) == 1 else f"[{', '.join(quoted_values)}]"
     return f"where({f'{expression}, ' if expression else ''}{field}={value_text})"
 

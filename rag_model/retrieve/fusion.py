@@ -82,9 +82,9 @@ def fuse(lists: Sequence[Rows], k: int, weights: Sequence[float]) -> tuple[Rows,
     hit_contributions = contribution_grid[is_hit]
     # Add in a fixed order, so that the sum does not depend on the order of the lists.
     order = np.lexsort((hit_contributions, query_row_keys))
-    unique_keys, inverse = np.unique(query_row_keys[order], return_inverse=True)
-    fused_scores = np.bincount(inverse, weights=hit_contributions[order], minlength=len(unique_keys))
-    key_queries, key_rows = np.divmod(unique_keys, row_range)
+    pair_keys, inverse = np.unique(query_row_keys[order], return_inverse=True)
+    fused_scores = np.bincount(inverse, weights=hit_contributions[order], minlength=len(pair_keys))
+    key_queries, key_rows = np.divmod(pair_keys, row_range)
     # 1/1002 + 2/1002 and 3/1002 differ in the last bit, but they are a tie.
     rounded_scores = np.round(fused_scores / fused_scores.max(initial=1e-300), _DIGITS)
     order = np.lexsort((key_rows, -rounded_scores, key_queries))
@@ -123,10 +123,10 @@ def _score_rows(rows: Rows, list_rows: Rows, list_scores: Scores, *, normalize: 
     """Return the score of each of `rows` in a list; `rows` are sorted and contain the list's
     rows.
     """
-    low, high = (list_scores.min(), list_scores.max()) if len(list_scores) else (0.0, 1.0)
-    scores = np.full(len(rows), low)
+    minimum, maximum = (list_scores.min(), list_scores.max()) if len(list_scores) else (0.0, 1.0)
+    scores = np.full(len(rows), minimum)
     scores[np.searchsorted(rows, list_rows)] = list_scores
-    return (scores - (low + high) / 2) / (high - low or 1.0) if normalize else scores
+    return (scores - (minimum + maximum) / 2) / (maximum - minimum or 1.0) if normalize else scores
 
 
 def _pad_lists(row_lists: Sequence[Rows], score_lists: Sequence[Scores]) -> tuple[Rows, Scores]:

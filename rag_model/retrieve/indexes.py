@@ -150,17 +150,17 @@ def get_index_files(snapshot: Snapshot, name: str) -> IndexFiles:
 
 def can_read_by_ranges(snapshot: Snapshot, name: str) -> bool:
     """Return whether an index can be searched by reading ranges of its files in the store."""
-    content, ranges = snapshot.manifest.content, snapshot.ranges
-    if ranges is None or name not in content.indexes:
+    content, file_ranges = snapshot.manifest.content, snapshot.ranges
+    if file_ranges is None or name not in content.indexes:
         return False
     index_entry, path = content.indexes[name], content.index_file(name)
     needs_no_outline = index_entry.get("kind") in _RANGED_KINDS and "Refine" not in str(index_entry.get("factory"))
     # Small files of other kinds have no outline, and are not worth reading by ranges.
-    if ranges.get_outline(path) is None and not needs_no_outline:
+    if file_ranges.get_outline(path) is None and not needs_no_outline:
         return False
     row_paths = [content.rows_path(content.representation_of(name), part.name) for part in content.parts if part.rows]
     paths = [path, *(row_paths if index_entry.get("refine") == "vectors" else [])]
-    return all(map(ranges.covers, paths))
+    return all(map(file_ranges.covers, paths))
 
 
 def list_row_files(snapshot: Snapshot, representation: str) -> Sequence[Path]:
@@ -212,14 +212,14 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     Codes (PQ, SQ8, fp16) only approximate inner products, unless the hits are reranked with the
     vectors. Distances are not inner products.
     """
-    entry = indexes.get(name)
-    if entry is None:
+    index_entry = indexes.get(name)
+    if index_entry is None:
         # `exact` without a file compares the vectors
         return get_index_metric(indexes, EMBEDDINGS) == "ip"
-    if entry.get("over", EMBEDDINGS) != EMBEDDINGS:
+    if index_entry.get("over", EMBEDDINGS) != EMBEDDINGS:
         return False  # the index is over another vector space or over text
     try:
-        factory = parse_factory(str(entry.get("factory")))
+        factory = parse_factory(str(index_entry.get("factory")))
     except UsageError:  # a factory string of a plugin, whose scores are unknown
         return False
     if isinstance(factory, FlatSpec):
@@ -229,7 +229,7 @@ def scores_are_products(indexes: Mapping[str, Mapping[str, Any]], name: str) -> 
     else:
         # A transform may drop or shift dimensions.
         is_exact = factory.refine == "Flat" or (factory.codes.name == "Flat" and factory.rotation is None)
-    return (is_exact or entry.get("refine") == "vectors") and entry.get("metric") == "ip"
+    return (is_exact or index_entry.get("refine") == "vectors") and index_entry.get("metric") == "ip"
 
 
 def derive_index_file(

@@ -80,9 +80,9 @@ class RerankedRetriever(SnapshotRetriever):
             )
         scores = np.full(candidates.rows.shape, -np.inf, np.float32)
         scores[is_hit] = pair_scores
-        order = np.lexsort((candidates.rows, -scores), axis=1)
-        products = None if candidates.products is None else np.take_along_axis(candidates.products, order, 1)
-        rows, scores = np.take_along_axis(candidates.rows, order, 1), np.take_along_axis(scores, order, 1)
+        columns = np.lexsort((candidates.rows, -scores), axis=1)
+        products = None if candidates.products is None else np.take_along_axis(candidates.products, columns, 1)
+        rows, scores = np.take_along_axis(candidates.rows, columns, 1), np.take_along_axis(scores, columns, 1)
         return RankedRows(self.name, rows, scores, products, (child_ranking,), passages).truncate(k)
 
 

@@ -372,8 +372,8 @@ class DeepRetriever(SnapshotRetriever):
 
 @dataclass(frozen=True, slots=True)
 class RetrieverStage:
-    """The result of one retriever of an expression, or of a list that it computed, for a batch of
-    queries.
+    """One stage of a search: the rows that a retriever returned, or a list that it computed, for a
+    batch of queries.
     """
 
     name: str  # spelling in the expression, without a depth

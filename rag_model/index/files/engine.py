@@ -63,7 +63,9 @@ _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Let faiss use `count` threads in the block, for work whose bytes do not depend on it."""
+    """Let faiss use `count` threads in the block, for work whose result does not depend on the
+    number of threads.
+    """
     previous_count = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(count)
     try:
@@ -233,7 +235,7 @@ def _get_gpu(process: int) -> tuple[Any, int]:
 
 
 def train_kmeans_on_gpu(ivf_index: FaissIndex) -> list[Any]:
-    """Make `lists.train` run k-means on the GPU; return objects that must live until training
+    """Make `ivf_index.train` run k-means on the GPU; return objects that must live until training
     ends.
     """
     if not has_gpu():

@@ -411,7 +411,7 @@ def iter_finite_rows(
     """Yield blocks of the finite rows in [first, end): their numbers over all files, and their
     values.
 
-    `advice` ends the message of a row that is not finite.
+    `advice` ends the error message about a row that is not finite.
 
     Raises:
         InputError: a row holds a NaN or an infinity, and `invalid` is `refuse`; or a file is
@@ -450,14 +450,14 @@ def _find_non_finite_rows(block: Block) -> Rows:
 def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".parquet") and file.is_file())
-    if not files and (path / "index").is_file():
+    vector_files = sorted(file for file in path.iterdir() if file.suffix in (".npy", ".parquet") and file.is_file())
+    if not vector_files and (path / "index").is_file():
         return [path / "index"]  # a folder of Pyserini, with `docid` beside the index
-    if not files:
+    if not vector_files:
         raise InputError(f"the folder {path} holds no .npy and no .parquet file: give another folder")
-    if len({file.suffix for file in files}) > 1:
+    if len({file.suffix for file in vector_files}) > 1:
         raise InputError(f"the folder {path} holds both .npy and .parquet files: give a folder with one of the two")
-    return files
+    return vector_files
 
 
 def _open_source(path: Path, column: str | None) -> VectorSource:

@@ -149,7 +149,7 @@ class _LayoutReader:
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size, self.offset = file, size, 0
-        # Returns the lists of the outermost index that was read.
+        # A function that returns the row lists of the outermost index that was read.
         self.locate_lists: Callable[[], RowLists] | None = None
 
     def require(self, condition: object) -> None:

@@ -146,7 +146,7 @@ class PieceReader:
         self._file.seek(self._end)
         shape, is_fortran, dtype, self._end = read_npy_header(self._file)
         if is_fortran or not shape:
-            raise ValueError("this array cannot be part of a piece")
+            raise ValueError("the array is in Fortran order or has no axis")
         return shape, dtype, self._file.tell()
 
     def _read(self, offset: int, n_bytes: int) -> bytes:

@@ -83,13 +83,13 @@ def read_tensors(path: Path, *, mmap: bool = True) -> tuple[dict[str, Array], di
 
 
 def _map_tensor(path: Path, start: int, entry: Mapping[str, Any]) -> Array:
-    first, end = entry["data_offsets"]
+    first, stop = entry["data_offsets"]
     dtype, shape = np.dtype(_NAMES[entry["dtype"]]), tuple(entry["shape"])
-    if not 0 <= first <= end or end - first != dtype.itemsize * math.prod(shape) or min(shape, default=0) < 0:
+    if not 0 <= first <= stop or stop - first != dtype.itemsize * math.prod(shape) or min(shape, default=0) < 0:
         raise ValueError("an array does not match its offsets")
-    if path.stat().st_size < start + end:
+    if path.stat().st_size < start + stop:
         raise ValueError("an array ends beyond the file")
-    if first == end:
+    if first == stop:
         return np.zeros(shape, dtype)
     tensor: Array = np.memmap(path, dtype, "r", start + first, shape)
     return tensor
@@ -112,8 +112,8 @@ def find_row_stretches(
         The ranges; None if one of the files has no ragged rows.
     """
     try:
-        base_arrays, arrays = read_tensors(base)[0], read_tensors(target)[0]
-        base_offsets, offsets = base_arrays["offsets"], arrays["offsets"]
+        base_arrays, target_arrays = read_tensors(base)[0], read_tensors(target)[0]
+        base_offsets, offsets = base_arrays["offsets"], target_arrays["offsets"]
     except (InputError, KeyError):
         return None
     base_rows = find_base_rows()
@@ -123,7 +123,7 @@ def find_row_stretches(
     starts, counts = starts[base_rows[starts] >= 0], counts[base_rows[starts] >= 0]
     runs = offsets[starts], base_offsets[base_rows[starts]], offsets[starts + counts] - offsets[starts]
     tensor_ranges = []
-    for name, array in arrays.items():
+    for name, array in target_arrays.items():
         base_array = base_arrays.get(name, array[:0])
         if array.nbytes and base_array.nbytes and array.shape[1:] == base_array.shape[1:]:
             array_offsets, value_bytes = (array.offset, base_array.offset), array.nbytes // len(array)  # type: ignore[attr-defined]

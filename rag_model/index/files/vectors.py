@@ -209,9 +209,9 @@ class VectorFiles:
         Raises:
             InputError: the number of rows or dimensions differs from the plan's.
         """
-        files = cls(paths)
-        _check_shape(files, paths, n, dim)
-        return files
+        vector_files = cls(paths)
+        _check_shape(vector_files, paths, n, dim)
+        return vector_files
 
 
 class RemoteVectorFiles:

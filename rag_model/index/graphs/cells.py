@@ -52,7 +52,8 @@ class Cells:
     """The trained partition of a corpus."""
 
     centroids: Vectors  # (c, d) float32, c <= the plan's cells; further cells stay empty
-    # margin below which vectors join a cell: |similarity to own centroid - to the cell's|
+    # margin below which a vector joins a cell: the difference of its similarities to its own cell's
+    # centroid and to that cell's centroid
     border: float
     linked: float  # margin below which other vectors are linked into a cell
 
@@ -213,10 +214,10 @@ def _split_largest(plan: VectorPlan, centroids: Vectors, points: Vectors) -> tup
         largest_cell, free_cell = int(cell_sizes.argmax()), int(cell_sizes.argmin())
         if len(centroids) >= plan.cells and cell_sizes[largest_cell] <= _MAX_IMBALANCE * len(points) / plan.cells:
             break
-        members = np.flatnonzero(cell_numbers == largest_cell)
-        half_centroids = _run_kmeans(plan, points[members], 2)
-        second_half = members[_assign_nearest(plan, half_centroids, points[members]) == 1]
-        if len(second_half) in (0, len(members)):  # equal points cannot be split
+        positions = np.flatnonzero(cell_numbers == largest_cell)
+        half_centroids = _run_kmeans(plan, points[positions], 2)
+        second_half = positions[_assign_nearest(plan, half_centroids, points[positions]) == 1]
+        if len(second_half) in (0, len(positions)):  # equal points cannot be split
             break
         if len(centroids) < plan.cells:
             # (c, d) -> (c + 1, d)
@@ -274,9 +275,9 @@ def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: Vecto
         _pack_slice(stored_vectors[rows[start:end]], digests[rows[start:end]], linked_start - start)
         for start, linked_start, end in zip(bounds[:-1:2], bounds[1::2], bounds[2::2], strict=True)
     ]
-    arrays: list[Array] = [group_starts, rows, np.array([part.n])]
+    head_arrays: list[Array] = [group_starts, rows, np.array([part.n])]
     write_sliced_piece(
-        out, compute_stamp(plan, trained, "scattered", number), arrays, slices, np.diff(group_starts)[::2].tolist()
+        out, compute_stamp(plan, trained, "scattered", number), head_arrays, slices, np.diff(group_starts)[::2].tolist()
     )
     return group_starts
 

@@ -79,8 +79,8 @@ def score_targets(sources: Vectors, vectors: Vectors, links: Rows | Links, metri
         return similarity
     compute_scores = faiss.fvec_inner_products_by_idx if metric == "ip" else faiss.fvec_L2sqr_by_idx
     targets = np.ascontiguousarray(links, np.int64)
-    arrays = [faiss.swig_ptr(array) for array in (similarity, np.ascontiguousarray(sources), vectors, targets)]
-    compute_scores(*arrays, vectors.shape[1], len(sources), links.shape[1])
+    pointers = [faiss.swig_ptr(array) for array in (similarity, np.ascontiguousarray(sources), vectors, targets)]
+    compute_scores(*pointers, vectors.shape[1], len(sources), links.shape[1])
     return similarity if metric == "ip" else -similarity
 
 
@@ -133,10 +133,10 @@ class CellGraph:
 
 def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
     """Pack links into keys of the same shape; sorted keys are nearest first. -1 is `NO_LINK`."""
-    bits = np.ascontiguousarray(similarity).view(np.int32)
+    float_bits = np.ascontiguousarray(similarity).view(np.int32)
     # Descending in the order of the floats: all bits but the sign of a positive number are
     # inverted.
-    descending_bits = bits ^ (~(bits >> 31) & np.int32(0x7FFF_FFFF))
+    descending_bits = float_bits ^ (~(float_bits >> 31) & np.int32(0x7FFF_FFFF))
     return join_links(descending_bits.view(np.uint32).astype(np.uint64) << np.uint64(32), links)
 
 
@@ -226,9 +226,9 @@ class UpperLevels:
 
     def slice_nodes(self, start: int, end: int) -> tuple[Rows, Links, Rows]:
         """Return the upper nodes in [start, end), their links, and each node's number of links."""
-        low, high = np.searchsorted(self.nodes, (start, end))
-        starts = self.begins[low : high + 1]
-        return self.nodes[low:high], self.links[starts[0] : starts[-1]], np.diff(starts)
+        first_upper, end_upper = np.searchsorted(self.nodes, (start, end))
+        starts = self.begins[first_upper : end_upper + 1]
+        return self.nodes[first_upper:end_upper], self.links[starts[0] : starts[-1]], np.diff(starts)
 
 
 def count_slots(levels: Links, n_links: int) -> Rows:

@@ -104,7 +104,8 @@ class GraphKind(VectorKind):
     factories = re.compile("HNSW")
 
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> VectorPlan:
-        """Keep the parent's number of cells if the recipe leaves it open and it is close enough.
+        """Keep the parent's number of cells if the recipe sets none and the parent's is close
+        enough.
 
         A corpus grows a little every month, and each new cell takes vectors from others. A
         corpus that shrinks keeps its cells longer, since small cells cost little. Below half of its
@@ -118,7 +119,9 @@ class GraphKind(VectorKind):
         return replace(plan, cells=n_cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether the plan differs only in its number of cells, within the limit."""
+        """Return whether the plan differs from the parent's only in the number of cells, within a
+        limit.
+        """
         cells = parent_inputs.get("cells", 0)
         min_cells, max_cells = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
         is_close = 1 < min_cells < max_cells <= MAX_CELL_RATIO * min_cells
@@ -237,16 +240,16 @@ class GraphKind(VectorKind):
             ResourceError: memory ran out, or the file cannot be written.
         """
         earlier_shard = CellShard.read(plan, previous)
-        members, sources = unpack_slices(slices, plan.d)
-        old_members = match_digests(earlier_shard.history.members, members.digests)
+        new_members, sources = unpack_slices(slices, plan.d)
+        old_members = match_digests(earlier_shard.history.members, new_members.digests)
         n_inserted = int((old_members < 0).sum())
-        history = earlier_shard.history.after_update(old_members, members, sources)
+        history = earlier_shard.history.after_update(old_members, new_members, sources)
         with _translate_errors(plan, number):
             reason = history.explain_rebuild(n_inserted)
             if reason is None:
-                shard, reason = _update_shard(plan, earlier_shard, history, old_members, members, sources)
+                shard, reason = _update_shard(plan, earlier_shard, history, old_members, new_members, sources)
             if reason is not None:
-                shard, n_inserted = _build_shard(plan, members, sources), len(members.digests)
+                shard, n_inserted = _build_shard(plan, new_members, sources), len(new_members.digests)
         shard.write(plan, number, out)
         return _describe_shard(shard, n_inserted, out) | ({"reason": reason} if reason else {})
 
@@ -453,8 +456,8 @@ def _write_links(
     for block_start, keys in _iter_candidates(plan, cells, 2 * n_links):
         for start_row, end_row in iter_ranges(len(keys)):
             first, end = block_start + start_row, block_start + end_row
-            lists = select_best_links(keys[start_row:end_row], 2 * n_links)
-            file.write(lay_out_slots(lists, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
+            bottom = select_best_links(keys[start_row:end_row], 2 * n_links)
+            file.write(lay_out_slots(bottom, levels[first:end], n_links, upper.slice_nodes(first, end), first).data)
 
 
 def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:

@@ -116,8 +116,8 @@ def link_unreachable_nodes(path: Path, vectors: VectorFiles) -> int:
         nodes = unreachable_nodes[batch_start : batch_start + BLOCK]
         for node, neighbors in zip(nodes.tolist(), _search_neighbors(l2_index, vectors.read_rows(nodes)), strict=True):
             if not tree.is_reachable(node):  # a previous link may have made it reachable
-                sources = neighbors[neighbors >= 0]
-                tree.link(node, sources[tree.is_reachable(sources)])
+                near_sources = neighbors[neighbors >= 0]
+                tree.link(node, near_sources[tree.is_reachable(near_sources)])
     return len(unreachable_nodes)
 
 

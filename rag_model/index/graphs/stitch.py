@@ -38,7 +38,7 @@ from rag_model.index.graphs.history import CellHistory
 from rag_model.index.recipe import VectorPlan
 
 OUT_LINKS = 8  # links of a vector into the other cell
-IN_LINKS = 8  # links of a member to sources, the nearest of those whose search returned it
+IN_LINKS = 8  # links of a member to sources: the nearest sources whose search returned it
 # Members that a vector's search returns, from which its links are selected; with only the
 # nearest 8, recall is .002 lower.
 CANDIDATES = 16

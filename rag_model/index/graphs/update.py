@@ -89,8 +89,9 @@ def update_cell_graph(
     Args:
         plan: plan of the index.
         lists: (o, 2M) bottom lists of the cell's old members.
-        old_members: (m,) for each new member its number among the old ones, -1 for a new one.
-        vectors: (m, d) float32 of the new members.
+        old_members: (m,) the number before the change of each member after it; -1 for an added
+            member.
+        vectors: (m, d) float32 of the members after the change.
     """
     old_members = _remove_repeats(old_members)
     is_staying = old_members >= 0
@@ -147,8 +148,8 @@ def _drop_members(
         old_targets = unpack_links(old_lists)  # (b, 2M)
         targets = new_numbers.take(old_targets)
         new_lists[members] = np.sort(_renumber(old_lists, targets), axis=1)
-        slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
-        lost_links.append((members[slots // lists.shape[1]], old_targets.ravel()[slots]))
+        lost_slots = np.flatnonzero((targets < 0) & (old_targets >= 0))
+        lost_links.append((members[lost_slots // lists.shape[1]], old_targets.ravel()[lost_slots]))
     losing_members, lost_targets = map(np.concatenate, zip(*lost_links, strict=True))
     affected_members, starts = np.unique(losing_members, return_index=True)
     starts = np.append(starts, len(losing_members))
@@ -159,8 +160,8 @@ def _drop_members(
         candidates = _list_candidates(members, starts[start : end + 1], lost_targets, new_numbers, lists, new_lists)
         added_keys = _select_directions(plan, vectors, members, links, candidates)
         new_lists[members] = np.sort(np.concatenate([links, added_keys], axis=1), axis=1)[:, : links.shape[1]]
-        member_rows, slots = np.nonzero(added_keys != NO_LINK)
-        keys = added_keys[member_rows, slots]
+        member_rows, lost_slots = np.nonzero(added_keys != NO_LINK)
+        keys = added_keys[member_rows, lost_slots]
         reverse_links.append((unpack_links(keys), keys & SIMILARITY_BITS | members[member_rows].astype(np.uint64)))
     if reverse_links:
         _link_back(new_lists, *map(np.concatenate, zip(*reverse_links, strict=True)))
@@ -240,8 +241,8 @@ def _select_directions(
     n_pending = (keys != NO_LINK).sum(axis=1)
     pending_columns = np.broadcast_to(np.arange(keys.shape[1]), keys.shape).copy()
     pair_scores, pairs = np.full(int(n_pending.sum()), -np.inf, np.float32), np.empty((2, keys.size), np.int64)
-    state = is_selected, pending_columns, n_pending, np.zeros(len(members), np.int64)
-    while n_pairs := _list_next_pairs(links, keys, member_scores, pair_scores, state, pairs):
+    selection = is_selected, pending_columns, n_pending, np.zeros(len(members), np.int64)
+    while n_pairs := _list_next_pairs(links, keys, member_scores, pair_scores, selection, pairs):
         pair_scores = score_pairs(vectors, pairs[0, :n_pairs], vectors, pairs[1, :n_pairs], plan.metric)
     return np.where(is_selected, keys, NO_LINK)
 
@@ -304,9 +305,9 @@ def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
     members, keys = members[sorted_positions], keys[sorted_positions]
     changed_members, starts, key_counts = np.unique(members, return_index=True, return_counts=True)
     n_filled = (lists[changed_members] != NO_LINK).sum(axis=1)
-    slots = np.arange(len(keys)) + np.repeat(n_filled - starts, key_counts)
-    has_room = slots < lists.shape[1]
-    lists[members[has_room], slots[has_room]] = keys[has_room]
+    new_slots = np.arange(len(keys)) + np.repeat(n_filled - starts, key_counts)
+    has_room = new_slots < lists.shape[1]
+    lists[members[has_room], new_slots[has_room]] = keys[has_room]
     lists[changed_members] = np.sort(lists[changed_members], axis=1)
 
 
@@ -391,14 +392,14 @@ def _rank_changed_links(
     node_by_member, member_of_node = _number_nodes(members), np.append(members, -1).astype(np.int32)
     for first_node, end_node in iter_ranges(len(members)):
         block = members[first_node:end_node]
-        links, keys = copy_bottom_links(index, first_node, end_node), lists[block]  # (b, 2M)
-        is_changed = links != node_by_member.take(unpack_links(keys))
+        node_links, keys = copy_bottom_links(index, first_node, end_node), lists[block]  # (b, 2M)
+        is_changed = node_links != node_by_member.take(unpack_links(keys))
         changed_rows = np.flatnonzero(is_changed.any(axis=1))
-        block, links = block[changed_rows], links[changed_rows]
+        block, node_links = block[changed_rows], node_links[changed_rows]
         keys, is_changed = keys[changed_rows], is_changed[changed_rows]
         keys[is_changed] = NO_LINK
-        link_rows, slots = np.nonzero(is_changed & (links >= 0))
-        targets = member_of_node[links[link_rows, slots]]
+        link_rows, slots = np.nonzero(is_changed & (node_links >= 0))
+        targets = member_of_node[node_links[link_rows, slots]]
         keys[link_rows, slots] = _pair_keys(plan, vectors, block[link_rows], vectors, targets)
         keys.sort(axis=1)
         lists[block] = keys
@@ -438,8 +439,10 @@ def update_cross_links(
         plan: plan of the index.
         links: links before the change.
         old_lists: (o, 2M) bottom lists before the change.
-        old_members: (m,) for each new member its number among the old ones, -1 for a new one.
-        old_sources: (s,) for each new source its number among the old ones, -1 for a new one.
+        old_members: (m,) the number before the change of each member after it; -1 for an added
+            member.
+        old_sources: (s,) the number before the change of each source after it; -1 for an added
+            source.
         graph: the updated graph.
         vectors: (m, d) float32 of the members.
         sources: (s, d) float32 of the sources.

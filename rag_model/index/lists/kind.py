@@ -201,14 +201,14 @@ class ListKind(VectorKind):
         files, index = VectorFiles([rows]), engine.read_index(trained)
         if files.dim != plan.d:
             raise InputError(f"{rows} has {files.dim} dimensions, the index has {plan.d}: encode both with one encoder")
-        base = _without_refinement(index)
-        list_numbers, codes = _allocate_codes(base, files.n)
+        base_index = _without_refinement(index)
+        list_numbers, codes = _allocate_codes(base_index, files.n)
         for previous_piece in previous_pieces if codes.shape[1] else ():
             _copy_previous_codes(plan, trained, rows, previous_piece, list_numbers, codes)
         with engine.translate_errors(
             ResourceError, f"part {number} of {plan.factory} could not be encoded: run with --debug for the cause"
         ):
-            n_encoded = _encode_new_vectors(base, files, list_numbers, codes)
+            n_encoded = _encode_new_vectors(base_index, files, list_numbers, codes)
         write_codes(plan, trained, number, list_numbers, codes, out)
         return {"rows": files.n, "encoded": n_encoded, "bytes": out.stat().st_size}
 
@@ -385,10 +385,10 @@ def _apply_transforms(index: FaissIndex, vectors: Vectors) -> Vectors:
 
 def _write_index(file: BinaryIO, index: FaissIndex, code_pieces: CodePieces, files: VectorFiles) -> None:
     refiner = index if isinstance(index, faiss.IndexRefine) else None
-    base = _without_refinement(index)
+    base_index = _without_refinement(index)
     if refiner is not None:
         write_refine_head(file, refiner, files.n)
-    _write_base(file, base, code_pieces, files)
+    _write_base(file, base_index, code_pieces, files)
     if refiner is not None:
         write_storage(file, faiss.downcast_index(refiner.refine_index), files.n, (block for _, block in files.blocks()))
         write_refine_tail(file, refiner)

@@ -73,9 +73,9 @@ def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, c
     sorted_positions = np.argsort(lists, kind="stable")
     list_ends = np.flatnonzero(np.diff(lists[sorted_positions])) + 1
     # list by list, to hold the block only once
-    for members in np.split(sorted_positions, list_ends):
-        file.write(codes[members].data)
-        file.write(ids[members].data)
+    for positions in np.split(sorted_positions, list_ends):
+        file.write(codes[positions].data)
+        file.write(ids[positions].data)
 
 
 def write_refine_tail(file: BinaryIO, refine: FaissIndex) -> None:

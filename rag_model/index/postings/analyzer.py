@@ -185,7 +185,7 @@ class Analyzer:
         is_ascii = list(map(bytes.isascii, tokens))
         words = list(compress(tokens, is_ascii))
         if max(map(len, words), default=0) > MAX_CHARACTERS:
-            words = [word[:MAX_CHARACTERS] for word in words]
+            words = [long_word[:MAX_CHARACTERS] for long_word in words]
         stems = words if self._stemmer is None else self._stemmer.stemWords(words)
         if b"" in stems:  # see `term`
             stems = [stem or word for stem, word in zip(stems, words, strict=True)]

@@ -7,9 +7,9 @@ to 128 postings is copied if its passages remain and their rows have moved by th
 Blocks of longer lists are never copied: after the first added or removed passage every block of 128
 begins with another posting.
 
-Between two blocks, a posting is a word of eight bytes: 30 bits of the new row, 16 of the passage's
-length, 16 of the weight. So words ascend as their rows do, and one memory access per previous row
-reads all that a block needs.
+While blocks are rewritten, a posting is a word of eight bytes: 30 bits of the new row, 16 of the
+passage's length, 16 of the weight. So words ascend as their rows do, and one memory access per
+previous row reads all that a block needs.
 """
 
 from typing import Any
@@ -143,10 +143,10 @@ def write_block(words, begin, count, writer, gaps, weights_less_one, sizes, out)
     Returns:
         Whether rows ascend and weights are at least 1; otherwise nothing is written.
     """
-    previous_row, first = writer[PREVIOUS_ROW], np.uint64(begin)
+    previous_row, first_word = writer[PREVIOUS_ROW], np.uint64(begin)
     gap_bits, weight_bits, max_weight, min_length = np.int64(0), np.int64(0), np.int64(0), np.int64(MAX_LENGTH)
     for i in range(np.uint64(count)):
-        posting_word = words[first + i]
+        posting_word = words[first_word + i]
         row, weight = posting_word >> ROW_SHIFT, posting_word & WEIGHT_MASK
         gap, weight_less_one = row - previous_row - 1, weight - 1
         gaps[i], weights_less_one[i] = gap, weight_less_one

@@ -94,24 +94,24 @@ def _fill_slots(tokens):
 
 @bare
 def _number_token(slots, hashes, ends, text, count_array, token_bytes, token_hash):
-    """Return the number of the token that has been written after the last one of the table.
+    """Return the number of the token whose bytes follow the last token of the table.
 
     Insert it if it is new.
     """
     token_hash ^= token_hash >> _FOLD
     n_tokens = count_array[0]
-    slot_mask, begin = np.uint64(len(slots) - 1), ends[n_tokens]
+    slot_mask, text_begin = np.uint64(len(slots) - 1), ends[n_tokens]
     slot = token_hash & slot_mask
     while True:
         number = slots[slot]
         if number < 0:
-            slots[slot], hashes[n_tokens], ends[n_tokens + 1] = n_tokens, token_hash, begin + token_bytes + 1
-            text[begin + token_bytes] = _FEED
+            slots[slot], hashes[n_tokens], ends[n_tokens + 1] = n_tokens, token_hash, text_begin + token_bytes + 1
+            text[text_begin + token_bytes] = _FEED
             count_array[0] = n_tokens + 1
             return n_tokens
         if hashes[number] == token_hash and ends[number + 1] - ends[number] == token_bytes + 1:
             token_begin, i = ends[number], 0
-            while i < token_bytes and text[token_begin + i] == text[begin + i]:
+            while i < token_bytes and text[token_begin + i] == text[text_begin + i]:
                 i += 1
             if i == token_bytes:
                 return np.int64(number)

@@ -531,10 +531,10 @@ class DecodedListCache:
         with self._lock:
             if not may_decode and not self._are_decoded(entries, weighting):
                 return None
-            lists = self._load_lists(entries, weighting)
-            if lists is None:
+            decoded_lists = self._load_lists(entries, weighting)
+            if decoded_lists is None:
                 return None
-            arrays, list_numbers = lists.arrays, lists.list_numbers(entries)
+            arrays, list_numbers = decoded_lists.arrays, decoded_lists.list_numbers(entries)
         sizes = np.empty(len(ends), np.int64)
         search_all(arrays, list_numbers, factors, ends, self._file.layout.n, scores, rows, sizes)
         return sizes

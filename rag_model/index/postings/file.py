@@ -77,13 +77,13 @@ class PostingsLayout:
             ValueError: the header is invalid, or the file has another size.
         """
         if len(file) < _HEADER.size:
-            raise ValueError("too short")
+            raise ValueError("the file is shorter than its header")
         magic, *layout_fields = _HEADER.unpack(file[: _HEADER.size].tobytes())
         if magic != MAGIC or min(layout_fields) < 0 or layout_fields[0] >= _MAX_ROWS:
-            raise ValueError("no header")
+            raise ValueError("the header is invalid")
         layout = cls(*layout_fields)
         if layout.size != len(file):
-            raise ValueError("truncated")
+            raise ValueError("the file does not have the size that its header gives")
         return layout
 
     @property
@@ -183,8 +183,8 @@ class PostingsFile:
 
     def load_lists(self, ranges: npt.ArrayLike) -> None:
         """Load ranges of the posting lists, (m, 2) begins and ends, inside `hold_ranges`."""
-        if self._ranges is not None and len(bounds := self.layout.lists_offset + np.asarray(ranges, np.int64)):
-            self._ranges.load(bounds[:, 0], bounds[:, 1] + PADDING)
+        if self._ranges is not None and len(list_ranges := self.layout.lists_offset + np.asarray(ranges, np.int64)):
+            self._ranges.load(list_ranges[:, 0], list_ranges[:, 1] + PADDING)
 
     def load_lists_later(self, ranges: npt.ArrayLike) -> None:
         """Load ranges of the posting lists, (m, 2), in the background; see

@@ -399,7 +399,7 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
     n, t = len(lengths), len(entries)
     cursors = np.zeros((t, CURSOR_SIZE), np.int64)
     block_rows, block_weights = np.empty((t, BLOCK), np.int64), np.empty((t, BLOCK), np.int64)
-    list_bounds, bounds = np.empty(t, np.int64), np.empty(t, np.int64)
+    list_bounds, window_bounds = np.empty(t, np.int64), np.empty(t, np.int64)
     threshold = np.int64(0)
     for i in range(t):
         cursors[i, DF], cursors[i, LIST_BEGIN], cursors[i, LIST_END] = entries[i, 0], entries[i, 1], entries[i, 2]
@@ -415,29 +415,29 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
             if list_threshold == DAMAGED:
                 return DAMAGED
             threshold = max(threshold, list_threshold - 1)
-    list_order, reach = np.arange(t), np.zeros(t + 1, np.int64)
-    sums = np.zeros(WINDOW, np.int64)
+    list_order, bound_sums = np.arange(t), np.zeros(t + 1, np.int64)
+    window_sums = np.zeros(WINDOW, np.int64)
     n_hits, begin = 0, 0
     while begin < n:
         end = min(begin + WINDOW, n)
         for i in range(t):
-            bounds[i] = _compute_window_bound(
+            window_bounds[i] = _compute_window_bound(
                 cursors[i], data, block_rows[i], begin, end, list_bounds[i], factors[i], weighting
             )
         for i in range(1, t):  # insertion sort by bound, ascending
             list_number, slot = list_order[i], i
-            while slot and bounds[list_order[slot - 1]] > bounds[list_number]:
+            while slot and window_bounds[list_order[slot - 1]] > window_bounds[list_number]:
                 list_order[slot] = list_order[slot - 1]
                 slot -= 1
             list_order[slot] = list_number
         n_optional = 0
         for i in range(t):
-            reach[i + 1] = reach[i] + bounds[list_order[i]]
-            if (skip and reach[i + 1] <= threshold) or bounds[list_order[i]] == 0:
+            bound_sums[i + 1] = bound_sums[i] + window_bounds[list_order[i]]
+            if (skip and bound_sums[i + 1] <= threshold) or window_bounds[list_order[i]] == 0:
                 n_optional = i + 1
         if n_optional == t:
             next_begin = end
-            if reach[t] == 0:  # the window is empty: continue at the next block
+            if bound_sums[t] == 0:  # the window is empty: continue at the next block
                 next_begin = n
                 for i in range(t):
                     if cursors[i, BLOCK_INDEX] < cursors[i, BLOCKS]:
@@ -456,19 +456,19 @@ def search(data, lists_size, lengths, entries, factors, weighting, k, skip, scor
                 lengths,
                 factors[j],
                 weighting,
-                sums,
+                window_sums,
             ):
                 return DAMAGED
         for position in range(end - begin):
-            score = sums[position]
+            score = window_sums[position]
             if score == 0:
                 continue
-            sums[position] = 0
+            window_sums[position] = 0
             i = n_optional
-            while i and score + reach[i] > threshold:
+            while i and score + bound_sums[i] > threshold:
                 i -= 1
                 j = list_order[i]
-                if bounds[j] == 0:
+                if window_bounds[j] == 0:
                     i = 0
                     break
                 extra_score = _probe(

@@ -121,11 +121,11 @@ def set_window(windows: Windows, part: int, text: Bytes, ends: Ints, counts: Int
 
 def create_batch(n_terms: int, n_shares: int, size: int) -> Batch:
     """Return an empty batch with a capacity in terms, in shares, and in bytes of terms."""
-    term_ends, counts, share_ends = (np.empty(n_terms, np.int64) for _ in range(3))
+    term_ends, posting_counts, share_ends = (np.empty(n_terms, np.int64) for _ in range(3))
     return Batch(
         np.empty(size, np.uint8),
         term_ends,
-        counts,
+        posting_counts,
         share_ends,
         np.empty(n_shares, np.int64),
         np.empty(n_shares, np.int64),
@@ -190,18 +190,18 @@ def _pop_part(windows, numbers):
     heap = windows.heap
     top_part = heap[0]
     numbers[_HEAP_SIZE] -= 1
-    heap_size, part, heap_slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
+    heap_size, last_part, heap_slot = numbers[_HEAP_SIZE], heap[numbers[_HEAP_SIZE]], 0
     while True:
         child = 2 * heap_slot + 1
         if child >= heap_size:
             break
         if child + 1 < heap_size and _precedes(windows, heap[child + 1], heap[child]):
             child += 1
-        if not _precedes(windows, heap[child], part):
+        if not _precedes(windows, heap[child], last_part):
             break
         heap[heap_slot] = heap[child]
         heap_slot = child
-    heap[heap_slot] = part
+    heap[heap_slot] = last_part
     return top_part
 
 
@@ -319,16 +319,16 @@ class _ListMerger:
             self._fill_window(part)
         max_shares = max(_BATCH_TERMS, _FULL_TERMS_PER_BATCH * len(self._parts))
         batch = create_batch(_BATCH_TERMS, max_shares, 16 * (_MIN_MAX_TERM_BYTES + _BATCH_TERMS))
-        status = EMPTY
-        while status != DONE:
-            status = take_terms(self._windows, batch, self._max_batch_postings)
-            if status == EMPTY:
+        window_status = EMPTY
+        while window_status != DONE:
+            window_status = take_terms(self._windows, batch, self._max_batch_postings)
+            if window_status == EMPTY:
                 for part in np.flatnonzero(self._windows.needs_terms & (self._terms_read < self._term_counts)).tolist():
                     self._fill_window(part)
             elif count_terms(batch):
                 yield batch, self._write_batch(batch)
                 clear_batch(batch)
-            elif status != DONE:  # not even an empty batch has room for the next term
+            elif window_status != DONE:  # not even an empty batch has room for the next term
                 raise _create_damage_error()
 
     def _fill_window(self, part_number: int) -> None:

@@ -66,9 +66,9 @@ def _choose_width(values, n_values, bits_of_all, counts_above):
     best_bytes, bit_width, n_exceptions = (n_values * max_bits + 7) // 8, max_bits, np.int64(0)
     counts_above[max_bits] = 0
     for bits in range(max_bits - 1, -1, -1):
-        limit, n_exceeding = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
+        max_value, n_exceeding = np.uint32((np.int64(1) << bits) - 1), np.int32(0)
         for i in range(n_values):
-            n_exceeding = np.int32(n_exceeding + (values[i] > limit))
+            n_exceeding = np.int32(n_exceeding + (values[i] > max_value))
         if 1 + 2 * n_exceeding > best_bytes:
             break
         counts_above[bits] = n_exceeding
@@ -111,14 +111,14 @@ def _pack_values(values, n_values, width, out, offset):
             store64(out, offset + 8, high_word >> (np.uint64(64) - half_bits))
             offset += width
     else:
-        pending_bits, bits = _NONE, _NONE
+        pending_bits, n_pending = _NONE, _NONE
         for i in range(np.uint64(n_values)):
-            pending_bits |= (np.uint64(values[i]) & mask) << bits
+            pending_bits |= (np.uint64(values[i]) & mask) << n_pending
             store64(out, offset, pending_bits)
-            bits += w
-            offset += np.int64(bits >> np.uint64(3))
-            pending_bits >>= bits & np.uint64(56)
-            bits &= np.uint64(7)
+            n_pending += w
+            offset += np.int64(n_pending >> np.uint64(3))
+            pending_bits >>= n_pending & np.uint64(56)
+            n_pending &= np.uint64(7)
     return end_byte
 
 

@@ -145,11 +145,11 @@ class PostingsIndex:
             SelectiveSearch(self.file, terms.lists, terms.factors, scores.shape[1], self._completed_ends)
             for terms in terms_by_query
         ]
-        self.file.load_lists([bounds for search in searches for bounds in search.list_first_ranges()])
+        self.file.load_lists([span for search in searches for span in search.list_first_ranges()])
         selective_searches = [search for search in searches if search.is_optional.any()]
         if not selective_searches:
             return self._fill_best(query_terms, weighting, skip, scores, rows)
-        self.file.load_lists([bounds for search in selective_searches for bounds in search.find_candidates(weighting)])
+        self.file.load_lists([span for search in selective_searches for span in search.find_candidates(weighting)])
         hit_counts = np.empty(len(searches), np.int64)
         for i, (search, terms) in enumerate(zip(searches, terms_by_query, strict=True)):
             n_hits = search.rank(weighting, scores[i], rows[i])
@@ -179,8 +179,8 @@ class PostingsIndex:
             )
             return np.concatenate(
                 [
-                    self._fill_best(half_terms, weighting, skip, scores[half_range], rows[half_range])
-                    for half_terms, half_range in halves
+                    self._fill_best(half_terms, weighting, skip, scores[queries], rows[queries])
+                    for half_terms, queries in halves
                 ]
             )
         has_postings, file = query_terms.lists[:, 0] > 0, self.file
@@ -273,12 +273,12 @@ class Bm25Index(PostingsIndex):
                     f"question {query_number} has {len(term_counts):,} different words: ask with up to {MAX_TERMS:,}"
                 )
         ends = np.cumsum([len(term_counts) for term_counts in term_counts_by_query], dtype=np.int64)
-        lists = self.find_lists([term for term_counts in term_counts_by_query for term in term_counts])
+        term_lists = self.find_lists([term for term_counts in term_counts_by_query for term in term_counts])
         term_frequencies = np.fromiter(
-            (n for term_counts in term_counts_by_query for n in term_counts.values()), np.float64, len(lists)
+            (n for term_counts in term_counts_by_query for n in term_counts.values()), np.float64, len(term_lists)
         )
-        idf = np.log1p((self.n - lists[:, 0] + 0.5) / (lists[:, 0] + 0.5))
-        return QueryTerms(lists, idf * term_frequencies * _SCORE_UNITS, ends)
+        idf = np.log1p((self.n - term_lists[:, 0] + 0.5) / (term_lists[:, 0] + 0.5))
+        return QueryTerms(term_lists, idf * term_frequencies * _SCORE_UNITS, ends)
 
 
 class ImpactIndex(PostingsIndex):
@@ -332,12 +332,12 @@ class ImpactIndex(PostingsIndex):
         Raises:
             UsageError: a query has invalid terms or weights.
         """
-        terms, units = quantize_queries(queries)
+        terms, query_units = quantize_queries(queries)
         max_terms = max_terms or self.defaults.get("terms")
         if max_terms is None:
-            return terms, units
-        order = np.lexsort((terms, -units))[:, :max_terms]
-        return np.take_along_axis(terms, order, 1), np.take_along_axis(units, order, 1)
+            return terms, query_units
+        order = np.lexsort((terms, -query_units))[:, :max_terms]
+        return np.take_along_axis(terms, order, 1), np.take_along_axis(query_units, order, 1)
 
     def _look_up_queries(self, queries: Vectors, max_terms: int | None) -> QueryTerms:
         terms, units = self.select_terms(queries, max_terms)
@@ -373,5 +373,5 @@ def quantize_queries(queries: Vectors) -> tuple[Ints, Ints]:
         raise UsageError(
             f"question {int((~is_valid).any(axis=1).argmax()) + 1} has a term or a weight out of range: encode it again"
         )
-    units = np.where(weights > 0, np.maximum(1, np.rint(weights * QUERY_UNITS)), 0)
-    return terms.astype(np.int64), units.astype(np.int64)
+    weight_units = np.where(weights > 0, np.maximum(1, np.rint(weights * QUERY_UNITS)), 0)
+    return terms.astype(np.int64), weight_units.astype(np.int64)

@@ -70,31 +70,31 @@ class SelectiveSearch:
         queries.
         """
         optional_lists = self._lists[self.is_optional]
-        ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))
+        first_ranges: Ranges = list(map(tuple, self._lists[~self.is_optional, 1:].tolist()))
         headers_ends = optional_lists[:, 1] + HEADER_BYTES * -(-optional_lists[:, 0] // BLOCK)
-        ranges += zip(optional_lists[:, 1].tolist(), headers_ends.tolist(), strict=True)
+        first_ranges += zip(optional_lists[:, 1].tolist(), headers_ends.tolist(), strict=True)
         further_ranges = self._list_further_ranges(optional_lists, headers_ends)
-        if any(self._file.count_missing_bytes(*bounds) for bounds in ranges):
-            return ranges + further_ranges
+        if any(self._file.count_missing_bytes(*bounds) for bounds in first_ranges):
+            return first_ranges + further_ranges
         # A query that needs no request is answered even while the store cannot be reached.
         self._file.load_lists_later(further_ranges)
-        return ranges
+        return first_ranges
 
     def _list_further_ranges(self, optional_lists: Ints, headers_ends: Ints) -> Ranges:
         """Return ranges of optional lists that later queries will use, up to a megabyte."""
-        ranges: Ranges = []
+        later_ranges: Ranges = []
         remaining_bytes = _MAX_COMPLETED_BYTES
-        for (_, begin, end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
-            completed_end = self._completed_ends.get(begin, end)
+        for (_, list_begin, list_end), headers_end in zip(optional_lists.tolist(), headers_ends.tolist(), strict=True):
+            completed_end = self._completed_ends.get(list_begin, list_end)
             # the list is new, or was complete and then removed from the cache
-            if completed_end == end:
-                self._completed_ends[begin] = headers_end
+            if completed_end == list_end:
+                self._completed_ends[list_begin] = headers_end
                 continue
-            next_end = min(end, completed_end + remaining_bytes)
+            next_end = min(list_end, completed_end + remaining_bytes)
             remaining_bytes -= next_end - completed_end
-            self._completed_ends[begin] = next_end
-            ranges.append((completed_end, next_end))
-        return ranges
+            self._completed_ends[list_begin] = next_end
+            later_ranges.append((completed_end, next_end))
+        return later_ranges
 
     def find_candidates(self, weighting: Weighting) -> Ranges:
         """Find the candidates, and return the optional blocks that may contain them.
@@ -110,8 +110,8 @@ class SelectiveSearch:
             _bound_blocks(header, factor, weighting)
             for header, factor in zip(headers, self._factors[self.is_optional], strict=True)
         ]
-        optional_bound = sum(int(bounds.max()) for bounds in block_bounds)
-        rows, sums = np.empty((2, int(self._lists[is_required, 0].sum())), np.int64)
+        optional_bound = sum(int(list_bounds.max()) for list_bounds in block_bounds)
+        rows, known_sums = np.empty((2, int(self._lists[is_required, 0].sum())), np.int64)
         n_rows, threshold = maxscore.sum_lists(
             file.lists,
             file.layout.lists_bytes,
@@ -122,17 +122,17 @@ class SelectiveSearch:
             self._k,
             optional_bound,
             rows,
-            sums,
+            known_sums,
         )
         if n_rows == maxscore.DAMAGED:
             raise file.create_damage_error()
         if threshold <= optional_bound:
             return list(map(tuple, self._lists[:, 1:].tolist()))
-        rows, sums = rows[:n_rows], sums[:n_rows]
-        score_bounds = sums.copy()
+        rows, known_sums = rows[:n_rows], known_sums[:n_rows]
+        score_bounds = known_sums.copy()
         for header, bounds in zip(headers, block_bounds, strict=True):
             score_bounds += np.append(bounds, 0)[np.searchsorted(header["last_row"], rows)]
-        self._candidates = rows[score_bounds >= threshold], sums[score_bounds >= threshold]
+        self._candidates = rows[score_bounds >= threshold], known_sums[score_bounds >= threshold]
         return self._list_blocks(headers)
 
     def rank(self, weighting: Weighting, scores: Ints, rows: Ints) -> int | None:
@@ -182,11 +182,11 @@ class SelectiveSearch:
         Raises:
             InputError: the file is damaged.
         """
-        n_postings, begin, end = list_entry.tolist()
+        n_postings, list_begin, end = list_entry.tolist()
         headers_bytes = HEADER_BYTES * -(-n_postings // BLOCK)
-        if not 0 <= begin <= end - headers_bytes or end > self._file.layout.lists_bytes:
+        if not 0 <= list_begin <= end - headers_bytes or end > self._file.layout.lists_bytes:
             raise self._file.create_damage_error()
-        return self._file.lists[begin : begin + headers_bytes].view(_HEADER)
+        return self._file.lists[list_begin : list_begin + headers_bytes].view(_HEADER)
 
     def _list_blocks(self, headers: Sequence[npt.NDArray[np.void]]) -> Ranges:
         """Return the blocks of the optional lists that may contain candidates."""

@@ -39,7 +39,7 @@ _SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to 
 
 @dataclass(frozen=True, slots=True)
 class FitSample:
-    """Sampled vectors, (m <= `SAMPLE_VECTORS`, d) float32 each."""
+    """Samples of vectors: each is (m, d) float32, with m <= `SAMPLE_VECTORS`."""
 
     new_vectors: Vectors  # vectors that the parent does not have
     old_vectors: Vectors  # vectors that the parent has
@@ -97,9 +97,9 @@ def compute_centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metr
     """
     if metric == "l2":
         return measure_error(vectors, centroids)
-    lengths = np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1)
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(centroids, axis=1)
     products = np.einsum("ij,ij->i", vectors, centroids)  # (m, d), (m, d) -> (m,)
-    return float((1 - products[lengths > 0] / lengths[lengths > 0]).mean()) if lengths.any() else 0.0
+    return float((1 - products[norms > 0] / norms[norms > 0]).mean()) if norms.any() else 0.0
 
 
 def compute_graph_stats(path: Path) -> GraphStats:
@@ -113,10 +113,10 @@ def compute_graph_stats(path: Path) -> GraphStats:
     is_linked = np.zeros(graph_file.n, bool)
     for first_node in range(0, graph_file.n, BLOCK):
         nodes = np.arange(first_node, min(first_node + BLOCK, graph_file.n))
-        links = graph_file.read_links(nodes)
+        bottom_links = graph_file.read_links(nodes)
         # (m, 2M) -> (m,) -> (2M + 1,)
-        degrees += np.bincount((links >= 0).sum(axis=1), minlength=len(degrees))
-        is_linked[links[(links >= 0) & (links != nodes[:, None])]] = True
+        degrees += np.bincount((bottom_links >= 0).sum(axis=1), minlength=len(degrees))
+        is_linked[bottom_links[(bottom_links >= 0) & (bottom_links != nodes[:, None])]] = True
     n_unreachable = len(ReachabilityTree(graph_file).find_unreachable()) if graph_file.n else 0
     return GraphStats(tuple(degrees.tolist()), int(graph_file.n - is_linked.sum()), n_unreachable)
 

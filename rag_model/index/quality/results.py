@@ -69,12 +69,12 @@ def compute_recall(
     k = min(k, exact_rows.shape[1])
     kth_score = scores[:, k - 1 : k]  # (q, w) -> (q, 1)
     is_correct = scores >= kth_score - np.abs(kth_score) * _TIE_TOLERANCE  # (q, w) bool
-    query_offsets = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
+    row_offsets = np.arange(len(retrieved_rows), dtype=np.int64)[:, None] * (
         max(retrieved_rows.max(initial=0), exact_rows.max(initial=0)) + 2
     )
     # The offsets make the rows of each query distinct, so that one call serves all queries: (q, k)
     # -> (q,).
-    is_hit = np.isin(retrieved_rows[:, :k] + query_offsets, (exact_rows + query_offsets)[is_correct])
+    is_hit = np.isin(retrieved_rows[:, :k] + row_offsets, (exact_rows + row_offsets)[is_correct])
     n_hits = is_hit.sum(axis=1)
     recalls: Recalls = np.minimum(n_hits / k, 1.0)
     # (q, w) -> (q',): queries with ties at the end
@@ -183,14 +183,14 @@ class TrainingStats:
         return type(self)(self.losses, self.imbalance or imbalance, imbalance)
 
     def explain_misfit(self, drift: float) -> str | None:
-        """Return the reason why the file fits no new vectors; None if it may fit."""
+        """Return the reason why the file cannot fit new vectors; None if it may fit."""
         if self.imbalance_now <= drift * max(self.imbalance, _MAX_EVEN_IMBALANCE):
             return None
         return f"the largest cell has grown to {self.imbalance_now:.2f} times the mean"
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Read the record from the result of `asdict`, perhaps with further fields."""
+        """Read the record from the result of `asdict`, which may contain further fields."""
         return cls(dict(values["losses"]), values["imbalance"], values["imbalance_now"])
 
 

@@ -100,7 +100,7 @@ def tune_search(index: FaissFileIndex, query_set: VectorQuerySet, target: float)
     )
     best_setting = _find_cheapest(recall, grid, best_recall - CEILING_TOLERANCE, estimate_cost, first_setting)
     if best_setting is None:
-        raise AssertionError("a setting reaches the best recall")
+        raise AssertionError("no setting reaches the best recall, which was measured")
     best_search = grid.search(*best_setting)
     return TuningResult(
         best_search,

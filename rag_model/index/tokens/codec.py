@@ -47,7 +47,7 @@ CentroidIds = npt.NDArray[np.unsignedinteger]
 def check_float_array(array: npt.NDArray[Any], n_axes: int) -> None:
     """Raise ValueError unless an array is float32, finite, and has `n_axes` axes."""
     if array.dtype != np.float32 or array.ndim != n_axes or not np.isfinite(array).all():
-        raise ValueError("not the array of a codec")
+        raise ValueError(f"the array is not finite, not float32, or does not have {n_axes} axes")
 
 
 def compute_ideal_centroid_count(n_tokens: int) -> int:
@@ -147,7 +147,7 @@ class ResidualBits:
         check_float_array(codec.cutoffs, 1)
         check_float_array(codec.weights, 1)
         if len(codec.cutoffs) + 1 != len(codec.weights) or len(codec.weights) not in _WEIGHT_COUNTS:
-            raise ValueError("quantiles that do not fit each other")
+            raise ValueError("the cut-offs and weights do not fit each other")
         return codec
 
     def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
@@ -187,7 +187,7 @@ class ResidualBits:
         return normalize(decoded_vectors)
 
     def _build_table(self) -> Vectors:
-        """Return the weights of each byte's codes, (256, 8 / b)."""
+        """Return the weights of the codes in each possible byte, (256, 8 / b)."""
         shifts = np.arange(8 // self.bits) * self.bits
         table: Vectors = self.weights[np.arange(256)[:, None] >> shifts & (len(self.weights) - 1)]
         return table
@@ -238,7 +238,7 @@ class ResidualProducts:
         check_float_array(codebooks, 3)
         n_pieces, centroids_per_piece, piece_width = codebooks.shape
         if centroids.shape[1] != n_pieces * piece_width or centroids_per_piece not in (16, 256):
-            raise ValueError("pieces that do not fit the centroids")
+            raise ValueError("the codebooks do not fit the centroids")
         quantizer = faiss.ProductQuantizer(n_pieces * piece_width, n_pieces, centroids_per_piece.bit_length() - 1)
         faiss.copy_array_to_vector(np.ascontiguousarray(codebooks, np.float32).reshape(-1), quantizer.centroids)
         return cls(centroids, codebooks, quantizer)
