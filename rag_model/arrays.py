@@ -1,7 +1,7 @@
-"""Read untrusted `.npy` files, split row numbers among parts, locate lists of row numbers in files.
+"""Read untrusted `.npy` files, assign row numbers to parts, and locate lists of rows in files.
 
 numpy parses a `.npy` header as Python literals, so a damaged header can raise any error of Python's
-tokenizer and parser; all of them become a `ValueError`. Python 3.11's parser is not thread-safe if
+tokenizer and parser; each becomes a `ValueError`. Python 3.11's parser is not thread-safe if
 a garbage collection callback (such as prometheus-client's) switches threads (`SystemError: AST
 constructor recursion depth mismatch`), so a lock serialises the parsing.
 """
@@ -109,7 +109,7 @@ class RowPartition:
 
 
 def view_windows(array: NDArray[Any], width: int) -> NDArray[np.void]:
-    """Return a view of a contiguous array; its item i has the bytes of items i … i + width - 1.
+    """Return a view of a contiguous array whose item i has the bytes of items i … i + width - 1.
 
     Gathering runs of items through this view takes a tenth of the time of gathering single items.
     """
@@ -130,20 +130,20 @@ def concatenate_ranges(counts: Rows) -> Rows:
 
 
 def mask_unordered(rows: Rows) -> Rows:
-    """Return an (n,) copy of `rows`; -1 replaces each row that is not above all rows before it."""
+    """Return an (n,) copy of `rows` with -1 for each number that is not above all earlier ones."""
     return np.where(np.diff(np.maximum.accumulate(rows), prepend=-1) > 0, rows, -1)
 
 
 def match_digests(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> Rows:
-    """Return the (n,) positions in `old` of the digests in `new`; -1 for digests that `old` lacks.
+    """Return the (n,) position in `old` of each digest in `new`, or -1 if the digest is not there.
 
-    The i-th copy of a digest in `new` matches its i-th copy in `old`, so no position occurs twice.
+    If a digest occurs several times, its i-th occurrence in `new` is matched with that in `old`.
     """
     if not len(old):
         return np.full(len(new), -1)
     old_order, new_order = (np.argsort(digests, kind="stable") for digests in (old, new))
     old_sorted, new_sorted = old[old_order], new[new_order]
-    # how many equal digests come before it
+    # (n,) how many equal digests precede each digest of `new_sorted`
     duplicate_ranks = np.arange(len(new)) - np.searchsorted(new_sorted, new_sorted)
     sorted_positions = np.searchsorted(old_sorted, new_sorted) + duplicate_ranks
     is_match = sorted_positions < len(old)
@@ -154,9 +154,10 @@ def match_digests(old: NDArray[np.uint64], new: NDArray[np.uint64]) -> Rows:
 
 
 def find_runs(rows: Rows) -> tuple[Rows, Rows]:
-    """Return the position and the length of each run of rows that ascend by one, or are all -1."""
+    """Return the start and the length of each run in which rows ascend by one, or all are -1."""
     n_rows = len(rows)
-    shifts = np.where(rows < 0, -n_rows - 1, rows - np.arange(n_rows))  # equal within a run
+    # (n,) a number that is the same for all rows of a run
+    shifts = np.where(rows < 0, -n_rows - 1, rows - np.arange(n_rows))
     run_starts = np.flatnonzero(np.diff(shifts, prepend=-n_rows - 2))
     return run_starts, np.diff(run_starts, append=n_rows)
 
@@ -174,7 +175,7 @@ class RowLists:
 
     @classmethod
     def empty(cls) -> Self:
-        """Return the value for a file without lists."""
+        """Return the location of no lists, for a file that has none."""
         return cls(0, "<i4", 0, False, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @property

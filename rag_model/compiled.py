@@ -1,4 +1,4 @@
-"""Decorators that compile loops with numba, and instructions that numba lacks.
+"""Decorators that compile loops with numba, and instructions that numba does not provide.
 
 A function is compiled when it is first called. The machine code is cached next to the sources, or
 in the user's cache, until the function's own file changes. After a change of a function that
@@ -12,7 +12,7 @@ from rag_model.extras import hide_modules, require
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function for this processor; it releases the GIL, and divides as numpy does.
+    """Compile a function that releases the GIL and handles division by zero as numpy does.
 
     If no cache folder is writable, as in a container with a read-only disk, each process compiles
     again.
@@ -23,8 +23,8 @@ def compiled(function: Callable[..., Any]) -> Any:
 def bare(function: Callable[..., Any]) -> Any:
     """Compile a function that allocates no arrays, without reference counts of its array arguments.
 
-    Updating these counts takes five nanoseconds per array and call, most of the time of a short
-    list.
+    Updating these counts takes five nanoseconds per array and call. For a short list, this is most
+    of the function's time.
     """
     return _compile(function, {"_nrt": False})
 
@@ -32,7 +32,7 @@ def bare(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile a function like `bare`, and inline it into its callers.
 
-    A call passes each array as seven numbers, which takes most of the time for a short list.
+    A call passes each array as seven numbers. For a short list, this is most of the call's time.
     """
     return _compile(function, {"_nrt": False, "forceinline": True})
 
@@ -49,9 +49,9 @@ def _compile(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
         unliteral = _numba.types.unliteral
         return resolve_call([unliteral(argument) for argument in arguments], keywords)
 
-    # Where compiled code calls it, numba would compile a version for each constant argument, and
-    # one for the first value of a variable that a loop changes: an eighth of the time, and no
-    # gain, as LLVM uses constants where it inlines.
+    # If compiled code calls the function with constants, numba would compile a version for each
+    # constant, even for the first value of a loop variable. That takes an eighth of the time and
+    # makes nothing faster, because LLVM uses the constants when it inlines the function.
     dispatcher.get_call_template = resolve_without_constants
     return dispatcher
 
@@ -108,7 +108,7 @@ def store64(_: Any, out: Any, at: Any, word: Any) -> Any:
 
 @_create_intrinsic
 def bit_length(_: Any, value: Any) -> Any:
-    """Return the number of bits of an int64 >= 0; 0 has none."""
+    """Return the number of bits of an int64 >= 0 without its leading zeros; 0 for the number 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.sub(_WORD(64), builder.ctlz(arguments[0], _ir.IntType(1)(0)))

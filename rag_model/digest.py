@@ -41,7 +41,7 @@ def digest_json(value: Any) -> str:
 
 
 def digest_file(path: Path) -> str:
-    """Return the id of a local file's bytes; its bytes are not all in memory."""
+    """Return the id of a local file's bytes, without loading the whole file into memory."""
     with path.open("rb") as file:
         return f"{ALGORITHM}:{hashlib.file_digest(file, ALGORITHM).hexdigest()}"
 

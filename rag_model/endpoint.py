@@ -26,7 +26,7 @@ from rag_model.http_client import USER_AGENT, ReplyTooLargeError, create_http_cl
 from rag_model.secrets import mask_secrets, refuse_secret
 from rag_model.untrusted_text import escape_controls, parse_json
 
-INVALID_REQUEST_STATUSES = frozenset((400, 422))  # for example, an unsupported field
+INVALID_REQUEST_STATUSES = frozenset((400, 422))  # replies to, for example, an unsupported field
 LLM_PREFIX = "BOOKWHEEL_LLM_"  # prefix of the environment variables of a generator's endpoint
 _MAX_ERROR_BYTES = 1 << 16  # bytes of an error body that are read
 _MAX_QUOTED = 300  # characters of an endpoint's message that an error quotes
@@ -83,7 +83,7 @@ class Endpoint:
         """Read the base URL from BOOKWHEEL_LLM_BASE_URL, else from OPENAI_BASE_URL; the default is
         OpenAI's API. `prefix` replaces BOOKWHEEL_LLM_ in the names of the variables.
 
-        BOOKWHEEL_LLM_API_KEY is used for BOOKWHEEL_LLM_BASE_URL, and OPENAI_API_KEY for the others.
+        The key is BOOKWHEEL_LLM_API_KEY if BOOKWHEEL_LLM_BASE_URL is set, else OPENAI_API_KEY.
 
         Raises:
             UsageError: the URL or the key cannot be used.
@@ -116,7 +116,7 @@ def _is_usable_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         httpx.Request("POST", url)
-        (parts.hostname or "").encode("idna")  # the encoding in which the name is looked up
+        (parts.hostname or "").encode("idna")  # name servers are asked for names in this encoding
         is_http = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except (ValueError, httpx.InvalidURL):
         return False
@@ -124,7 +124,7 @@ def _is_usable_url(url: str) -> bool:
 
 
 class FailedAttemptError(Exception):
-    """One failed attempt of a request; callers get its `error`."""
+    """Raised if one attempt of a request fails; callers of the request get the `error` in it."""
 
     def __init__(self, error: BookwheelError, is_transient: bool = False, wait_seconds: float | None = None) -> None:
         """Store the error; if it `is_transient`, a retry may succeed, after `wait_seconds` if the
@@ -140,14 +140,14 @@ class EndpointErrors:
 
     endpoint: Endpoint
     model: str
-    product: str = "chat completions"  # what the API returns, in the plural
-    one_product: str = "a chat completion"  # one object that the API returns, with its article
-    input_name: str = "the prompt"  # name of the request's input in messages
-    # What to do if an input is too long.
+    product: str = "chat completions"  # plural noun for the objects that the API returns
+    one_product: str = "a chat completion"  # the same noun in the singular, with its article
+    input_name: str = "the prompt"  # noun for the request's input in messages
+    # Advice in the message about an input that is too long.
     length_advice: str = "give fewer passages, or set BOOKWHEEL_LLM_CONTEXT to the tokens of its context"
 
     def with_input_name(self, input_name: str) -> Self:
-        """Return a copy whose messages name the input of the request as `input_name`."""
+        """Return a copy whose messages call the request's input `input_name`."""
         return replace(self, input_name=input_name)
 
     def network_error(self, reason: object) -> FailedAttemptError:
@@ -301,7 +301,7 @@ def create_endpoint_client(endpoint: Endpoint, accept: str, connect_seconds: flo
     """Create an HTTP client that sends the endpoint's key and accepts a content type; no request is
     sent yet.
 
-    The client follows no redirect, which could send the texts and the key to another host.
+    The client follows no redirects, because they could send the texts and the key to another host.
     """
     authorization = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
     return create_http_client(
@@ -344,7 +344,7 @@ async def retry(
 ) -> _Result:
     """Return the result of the first successful attempt.
 
-    The waits between attempts follow the endpoint's Retry-After, or else grow.
+    The wait before the next attempt is the endpoint's Retry-After, or longer each time without it.
 
     Raises:
         FailedAttemptError: an attempt failed permanently, or the last attempt failed;
@@ -430,8 +430,9 @@ class EventLoopThread:
 
 
 def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and close it in the same thread, because the thread that
-    calls `EventLoopThread.close` may be running another loop while it collects garbage.
+    """Run a loop until it is stopped, and close it in the same thread.
+
+    The garbage collector may call `EventLoopThread.close` in a thread that runs another loop.
     """
     loop.run_forever()
     loop.run_until_complete(_close_generators())
@@ -439,7 +440,7 @@ def _run_and_close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _get_next_fragment(fragments: "SimpleQueue[_TextFragment | None]") -> _TextFragment | tuple[()] | None:
-    """Return the next fragment, () if none arrives within `_POLL_SECONDS`, None at the end."""
+    """Return the next fragment, () if there is none for `_POLL_SECONDS`, or None at the end."""
     try:
         return fragments.get(timeout=_POLL_SECONDS)
     except Empty:

@@ -103,7 +103,7 @@ def check_single_faiss() -> None:
 
 
 def _get_version(distribution: str) -> str:
-    """Return a version; for `faiss-cpu`, the name in memo keys, that of the installed faiss."""
+    """Return a distribution's version; for `faiss-cpu`, that of any installed faiss build."""
     if distribution == _FAISS[0]:
         return next(iter(list_faiss_packages().values()), _NO_VERSION)
     return _get_distribution_version(distribution)

@@ -132,7 +132,7 @@ class BusyError(Exception):
 
 
 def open_polite_client(**headers: str) -> httpx.Client:
-    """Return a client of one connection whose User-Agent names bookwheel and its operator.
+    """Return a client with a single connection, whose User-Agent names bookwheel and its operator.
 
     Raises:
         UsageError: The contact, a proxy or the certificates from the environment are unusable.

@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-# Numbers of bytes to read in turn until a header fits, because statistics can make it long.
+# Bytes to read at the first, second and third attempt, because statistics can make a header long.
 _READ_SIZES = (256, 1 << 14, 1 << 20)
 _BUFFER_BYTES = 1 << 20  # bytes of a column per read
 DATA_PAGE, DICTIONARY_PAGE, _DATA_PAGE_V2 = 0, 2, 3  # page types
-_DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous one
+_DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previous value
 _BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 # 0x4000 is Linux's MAP_NORESERVE.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
@@ -62,13 +62,13 @@ def get_schema(metadata: pq.FileMetaData) -> pq.ParquetSchema:
     """Return the schema of a footer.
 
     `metadata.schema` is not used because it forms a reference cycle with `metadata`: both would
-    stay in memory until the garbage collector runs, which is rare in the command.
+    stay in memory until the garbage collector runs, which seldom happens in a command.
     """
     return pq.ParquetSchema(metadata)
 
 
 def list_leaf_numbers(metadata: pq.FileMetaData, columns: Collection[str]) -> list[int]:
-    """Return the leaf numbers of these columns; a nested column has several leaves."""
+    """Return the numbers of the leaf columns of `columns`; a nested column has several."""
     schema = get_schema(metadata)
     return [
         leaf_number
@@ -78,20 +78,20 @@ def list_leaf_numbers(metadata: pq.FileMetaData, columns: Collection[str]) -> li
 
 
 def has_repeated_values(metadata: pq.FileMetaData, leaves: Iterable[int]) -> bool:
-    """Return whether a row may have several values of one of these leaves."""
+    """Return whether a row may have several values in one of these leaf columns."""
     schema = get_schema(metadata)
     return any(schema.column(leaf_number).max_repetition_level for leaf_number in leaves)
 
 
 def list_text_column_paths(metadata: pq.FileMetaData, columns: Collection[str]) -> list[str]:
-    """Return the paths of text leaves, which Arrow can read as dictionaries."""
+    """Return the paths of the leaf columns of strings, which Arrow can read as dictionaries."""
     schema = get_schema(metadata)
     leaves = [schema.column(leaf_number) for leaf_number in list_leaf_numbers(metadata, columns)]
     return [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
 
 
 def compute_decoded_size(column: Any) -> int:
-    """Return the bytes that a column would take if no rows shared their dictionary values."""
+    """Return the bytes of a column's values; a dictionary value counts once per row that has it."""
     data_type = column.type
     if pa.types.is_dictionary(data_type):
         return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
@@ -132,10 +132,10 @@ def check_row_groups(
 
     `size` is the number of bytes of the file.
 
-    Returns the maximum bytes that one row may take from text dictionaries.
+    Returns the maximum bytes of the strings that one row may refer to in dictionaries.
 
     Raises:
-        ParquetError: As for `check_pages`.
+        ParquetError: For the same reasons as `check_pages`.
     """
     leaves = list_leaf_numbers(file.metadata, columns)
     check_footer(file.metadata, size)
@@ -161,7 +161,7 @@ def iter_row_range(
     for group_number, group_first_row, group_end in _list_groups(file, first_row, end):
         next_row, end_row = group_first_row, group_end if end is None else min(group_end, end)
         # A batch of several groups would be copied, and Arrow cannot join nested dictionaries. No
-        # threads are used, because each would hold on to memory that it freed.
+        # threads are used, because each thread would keep the memory that it has freed.
         for batch in file.iter_batches(batch_rows, row_groups=[group_number], columns=list(columns), use_threads=False):
             skip_count, next_row = max(first_row - next_row, 0), next_row + len(batch)
             selected_rows = batch.slice(skip_count, max(len(batch) - skip_count - max(next_row - end_row, 0), 0))
@@ -179,11 +179,11 @@ def _list_groups(file: pq.ParquetFile, first: int, end: int | None) -> list[tupl
 
 
 def check_pages(read: ReadAt, chunks: Iterable[pq.ColumnChunkMetaData], max_bytes: int) -> list[int]:
-    """Check that columns of a row group decode to at most `max_bytes`, counting each value once.
+    """Check that columns of a row group decode to at most `max_bytes`.
 
     A dictionary value that several rows use counts once, so read such columns as dictionaries, or
-    a few rows at a time. Returns, for each column, the maximum bytes of one value of its text
-    dictionary; 0 if it has none.
+    a few rows at a time. Returns, for each column, the maximum bytes of a string in its dictionary;
+    0 if it has no dictionary of strings.
 
     Raises:
         ParquetError: The columns decode to more than `max_bytes`, or their pages are invalid.

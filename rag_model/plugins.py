@@ -104,13 +104,13 @@ class Registry(Generic[T]):
         """Yield the objects that installed packages provide, sorted by name.
 
         Raises:
-            InputError: As for `find`.
+            InputError: For the same reasons as `find`.
         """
         plugin_names = self.list_names()[len(self._built_in) :]
         yield from (plugin for name in plugin_names if (plugin := self.find(name)) is not None)
 
     def list_names(self) -> list[str]:
-        """Return all names, built-in ones first, others sorted; imports nothing."""
+        """Return the built-in names, then the sorted names of plugins, without importing them."""
         plugin_names = {entry_point.name for entry_point in _list_entry_points(self.group)} - self._built_in.keys()
         return [*self._built_in, *sorted(plugin_names)]
 
@@ -145,7 +145,7 @@ def _list_entry_points(group: str) -> Sequence[EntryPoint]:
     return _read_entry_points(search_path).get(group, ())
 
 
-@lru_cache(maxsize=1)  # reads hundreds of files, and a build needs several groups
+@lru_cache(maxsize=1)  # cached, because it reads hundreds of files, and a build calls it often
 def _read_entry_points(search_path: tuple[tuple[str, int], ...]) -> Mapping[str, Sequence[EntryPoint]]:
     all_entry_points = entry_points()
     return {

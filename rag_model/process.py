@@ -5,14 +5,14 @@ the next layer of a model gets them back one zeroed page at a time. The zeroing 
 page faults per passage, and parallel processes wait for one another in the kernel. Processes that
 embed or serve therefore keep freed memory (`keep_freed_memory`); vectors do not depend on it.
 
-Training does the opposite (`release_freed_memory`). Keeping blocks made no step faster and took 8 %
-more memory. At glibc's defaults too, a third of a step's memory was lost to fragmentation: batches
-differ in length, long-lived blocks lie between them, and torch's aligned blocks do not fit into a
-hole of their own size. Other allocators and other C libraries are left as they are.
+Training does the opposite (`release_freed_memory`): keeping freed memory made no training step
+faster and took 8 % more memory. Even with glibc's defaults, fragmentation wasted a third of a
+step's memory, because batches differ in length, long-lived blocks lie between them, and torch's
+aligned blocks need larger gaps than their size. Other allocators and C libraries are not changed.
 
 **Children.** A child is `python -m MODULE`, whose last statement is `serve_call(function)` for one
-call or `serve_calls(open_function)` for many. The child reads JSON values and writes one for each,
-so a crash or an exceeded limit ends only the child. The time limit is in CPU seconds, because on a
+call or `serve_calls(open_function)` for many. It reads JSON arguments and writes a JSON reply to
+each; a crash or an exceeded limit ends only the child. The time limit is in CPU seconds: on a
 busy machine even a small call can take 20 s. A child that waits instead of computing is killed
 after `_ELAPSED_FACTOR` times as many seconds.
 
@@ -59,8 +59,8 @@ _KEEP_SETTINGS = {
     _TOP_PAD: 64 * _MIB,  # keeps an empty thread heap; costs address space only
 }
 _RELEASE_SETTINGS = {
-    _MMAP_THRESHOLD: 4 * _MIB,  # larger blocks are mapped; for smaller ones mapping costs too much
-    _TRIM_THRESHOLD: _MIB // 8,  # glibc's default, as is the next
+    _MMAP_THRESHOLD: 4 * _MIB,  # larger blocks are mapped; mapping small blocks costs too much
+    _TRIM_THRESHOLD: _MIB // 8,  # this value and the next are glibc's defaults
     _TOP_PAD: _MIB // 8,
 }
 
@@ -98,13 +98,13 @@ def _remove_abandoned_folders() -> None:
 
 
 def remove_unlocked_folders(parent: Path, prefix: str) -> None:
-    """Remove the folders of this prefix that killed processes left; keep those of the last
-    minute.
+    """Remove the folders with this prefix that killed processes left, except those that changed
+    within the last minute.
     """
     for folder in parent.glob(f"{glob.escape(prefix)}*/"):
         # another process holds the lock or has removed the folder, or another user owns it
         with suppress(OSError):
-            # A new folder has no lock for a moment.
+            # A new folder may not be locked yet.
             if time.time() - folder.stat().st_mtime < _ABANDONED_SECONDS:
                 continue
             descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
@@ -115,7 +115,7 @@ def remove_unlocked_folders(parent: Path, prefix: str) -> None:
                 os.close(descriptor)
 
 
-_SHARING_PROCESSES = 64  # claims per GPU; further processes choose a GPU by their process id
+_SHARING_PROCESSES = 64  # maximum claims per GPU; other processes choose a GPU by process id
 _gpu_lock = threading.Lock()
 
 
@@ -145,7 +145,7 @@ def _claim_gpu(process_id: int, gpu_names: tuple[str, ...]) -> int:
     for lock_number in range(_SHARING_PROCESSES):
         for gpu_number, gpu_name in enumerate(gpu_names):
             lock_path = Path(tempfile.gettempdir()) / f"bookwheel-gpu-{os.getuid()}-{gpu_name}-{lock_number}.lock"
-            with suppress(OSError):  # held by another process, or the folder is read-only
+            with suppress(OSError):  # another process has the lock, or the folder is read-only
                 descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,11 +162,11 @@ def configure_native_libraries() -> None:
 
     Call it before Arrow and numpy are imported. Arrow's own allocator keeps the memory that a
     thread freed, even after the thread has ended: `diff` of half a million passages used 340 MB
-    instead of 200 MB. OpenBLAS's threads wait for the next product of matrices by spinning, for 70
-    ms of CPU time. Variables that are already set are respected.
+    instead of 200 MB. OpenBLAS's threads spin while they wait for the next product of matrices, for
+    70 ms of CPU time. Environment variables that are already set are not changed.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the minimum
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # spin for 2^4 cycles, the minimum
 
 
 def keep_freed_memory() -> bool:
@@ -181,7 +181,7 @@ def keep_freed_memory() -> bool:
 def release_freed_memory() -> bool:
     """Make glibc return large blocks to the kernel once freed; return whether it does.
 
-    The opposite of `keep_freed_memory`, also for the whole process; the last call wins.
+    It reverses `keep_freed_memory`, also for the whole process; the last call of either counts.
     """
     _set_keep_options.cache_clear()
     return not is_allocator_configured(os.environ) and _set_malloc_options(_RELEASE_SETTINGS)
@@ -190,8 +190,8 @@ def release_freed_memory() -> bool:
 def trim_memory() -> None:
     """Return free pages to the kernel, for example after a stage or after a large object is freed.
 
-    Free memory at the end of each thread's heap stays: at most 64 MiB per thread. Arrow's own
-    memory pool is trimmed too.
+    Each thread keeps at most 64 MiB of free memory at the end of its heap. Arrow's memory pool is
+    trimmed too.
     """
     if arrow := sys.modules.get("pyarrow"):
         arrow.default_memory_pool().release_unused()
@@ -249,8 +249,8 @@ _reported_cpu_seconds = list[float]()
 
 
 def count_cpu_seconds() -> float:
-    """Return the CPU seconds of this process, of its children that ended, and of reported
-    processes.
+    """Return the CPU seconds of this process, of its children that ended, and those that
+    `report_cpu_seconds` added.
     """
     return sum(os.times()[:4]) + sum(_reported_cpu_seconds)
 
@@ -261,8 +261,7 @@ def report_cpu_seconds(seconds: float) -> None:
 
 
 def limit_by_environment(n_available: int, variable: str, description: str) -> int:
-    """Return the smaller of `n_available` and an environment variable; an empty variable is
-    ignored.
+    """Return `n_available`, or the value of an environment variable if it is set and smaller.
 
     Raises:
         UsageError: The variable is not a whole number of at least 1; `description` says what it
@@ -278,8 +277,8 @@ def limit_by_environment(n_available: int, variable: str, description: str) -> i
 
 
 _EXIT_SECONDS = 2.0  # time that a child has to end after it has closed its output
-_ELAPSED_FACTOR = 10  # seconds that may pass for each CPU second that a child may use
-# A terminal or a service manager sends them to all processes when it stops the parent.
+_ELAPSED_FACTOR = 10  # limit of a child's elapsed time, as a multiple of its CPU time limit
+# A terminal or a service manager sends these signals to all processes when it stops the parent.
 _STOP_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 
 
@@ -430,7 +429,7 @@ def serve_call(function: Callable[[Any], Any]) -> None:
 def serve_calls(open_function: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Execute the calls of a `ChildWorker`: open the function once, and write one line per call."""
     reply_stream = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    # output of libraries then does not mix with the replies
+    # From here on, libraries print to standard error, so their output does not mix with replies.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     open_request = json.loads(sys.stdin.buffer.readline())
     _limit_resources(open_request["memory"])
@@ -485,10 +484,10 @@ def _answer_call(function: Callable[[Any], Any], argument: Any) -> str:
 
 # constants of the kernel's prctl.h and seccomp.h
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _FILTER_MODE = 22, 38, 2
-_IO_URING_SETUP = 425  # opens sockets too; the same number on all processors
-# seccomp's return values; the second makes a call fail with EPERM
+_IO_URING_SETUP = 425  # this call can open sockets too; its number is the same on all processors
+# return values of a seccomp filter; `_REFUSE` makes the system call fail with EPERM
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050001
-# By processor: its number in the kernel's audit.h, and the number of the system call `socket`.
+# For each processor type, its number in the kernel's audit.h, and that of the system call `socket`.
 _SOCKET_CALLS = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
 
 
@@ -508,8 +507,8 @@ class _SocketFilter(ctypes.Structure):
 def block_sockets() -> bool:
     """Forbid this process to open sockets from now on; return whether the kernel enforces it.
 
-    The kernel does on Linux, on x86-64 and arm64. Only threads that start later are covered, so
-    call it before any library is imported.
+    Linux enforces it on x86-64 and arm64. Threads that already run can still open sockets, so call
+    it before any library is imported.
     """
     if sys.platform != "linux" or platform.machine() not in _SOCKET_CALLS:
         return False

@@ -35,14 +35,14 @@ import numpy.typing as npt
 
 from rag_model.errors import ResourceError, StoreError
 
-RANGES_SUFFIX = ".ranges"  # of the sparse files
+RANGES_SUFFIX = ".ranges"  # suffix of the names of sparse files
 DIGEST_BYTES = 16  # the first bytes of a block's SHA-256
 MAX_REQUESTS = 64  # concurrent requests of a cache
 _MAX_RUN_BYTES = 1 << 20  # bytes per request; longer ranges are read by parallel requests
 _MAX_SILENT_SECONDS = 15.0  # time without an answer to any request, after which a search gives up
-_MAX_PROBE_SECONDS = 1.0  # this time after a search has given up, until the store answers again
+_MAX_PROBE_SECONDS = 1.0  # the same limit for later searches, until the store answers again
 _MIN_FREE_BYTES = 64 << 20  # on a disk with less free space, blocks are kept in memory
-_MAX_MEMORY_BYTES = 256 << 20  # bytes of all blocks that are kept in memory
+_MAX_MEMORY_BYTES = 256 << 20  # maximum bytes of all blocks that are kept in memory
 _HEADROOM_DIVISOR = 8  # an eviction frees an additional eighth of the maximum
 _DISK_PAGE_BYTES = 4 << 10  # allocation unit of the disk
 _MAX_FOLDER_TRIES = 10  # attempts to create a file in a folder that other processes delete
@@ -72,8 +72,8 @@ def pack_bounds(bounds: npt.ArrayLike) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The division of a file into blocks, of equal size except the last or with explicit
-    boundaries.
+    """The division of a file into blocks, which have equal sizes (except the last block) or
+    explicit boundaries.
     """
 
     size: int  # bytes of the file
@@ -98,14 +98,14 @@ class BlockLayout:
         return -(-self.size // self.block_bytes) if self.bounds is None else len(self.bounds) - 1
 
     def locate_offsets(self, offsets: Numbers) -> Numbers:
-        """Return the block of each offset."""
+        """Return the number of the block that contains each offset."""
         if self.bounds is None:
             return offsets // self.block_bytes
         blocks: Numbers = np.searchsorted(self.bounds, offsets, "right") - 1
         return blocks
 
     def locate_range(self, start: int, end: int) -> slice:
-        """Return the blocks of the range [start, end)."""
+        """Return the numbers of the blocks of the range [start, end), as a slice."""
         if self.bounds is None:
             return slice(start // self.block_bytes, -(-end // self.block_bytes))
         first_block, last_block = self.locate_offsets(np.array([start, end - 1])).tolist()
@@ -129,13 +129,13 @@ class BlockLayout:
         return _DISK_PAGE_BYTES * int((end_pages - first_pages).sum())
 
     def locate_ranges(self, starts: Numbers, ends: Numbers) -> Numbers:
-        """Return the blocks of (m,) ranges; a block that several ranges share is repeated."""
+        """Return the numbers of the blocks of (m,) ranges; shared blocks are repeated."""
         first_blocks, last_blocks = self.locate_offsets(starts), self.locate_offsets(ends - 1)
         # this case is frequent, and the steps below would slow it down
         if ((first_blocks == last_blocks) & (starts < ends)).all():
             return first_blocks
         counts = np.where(ends > starts, last_blocks + 1 - first_blocks, 0)
-        # within each range
+        # position of each block within its range
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         blocks: Numbers = np.repeat(first_blocks, counts) + offsets
         return blocks
@@ -192,7 +192,7 @@ class RangeCache:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Create a cache with its sparse files in `folder`, which is created when it is needed."""
         self.folder, self.max_bytes = folder, max_bytes
-        # Counts since the start. The requests of a round are sent together.
+        # Counts since the cache was created. The requests of one round are sent together.
         self.rounds = self.requests = self.fetched_bytes = 0
         self._lock = threading.Lock()
         self._files: list[CachedFile] = []
@@ -254,7 +254,7 @@ class RangeCache:
 
         Args:
             ranges: (file, (m,) starts, (m,) ends) in bytes for each file.
-            is_patient: wait for a store that is silent for long, as on a slow line at the start.
+            is_patient: wait even if the store does not answer for long, as on a slow connection.
 
         Raises:
             ResourceError: the disk of the cache is full.
@@ -282,8 +282,8 @@ class RangeCache:
         """Return the bytes of a request.
 
         Raises:
-            TimeoutError: no request was answered for some seconds. The search must end then,
-                because others, whose ranges are in the cache, wait for its thread.
+            TimeoutError: no request was answered for some seconds. The search must then end and
+                free its thread for searches that find their ranges in the cache.
         """
         while True:
             requests_before, max_seconds = self.requests, _MAX_PROBE_SECONDS if self._is_silent else _MAX_SILENT_SECONDS
@@ -310,8 +310,8 @@ class RangeCache:
     def _find_missing(
         self, ranges: Sequence[tuple["CachedFile", Numbers, Numbers] | None]
     ) -> list[tuple["CachedFile", Numbers]]:
-        """Record that ranges are used; return (file, blocks that are not verified) for each
-        file.
+        """Record the use of ranges; return (file, numbers of unverified blocks) for each file that
+        has such blocks.
         """
         blocks_by_file: dict[CachedFile, list[Numbers]] = {}
         with self._lock:
@@ -322,7 +322,7 @@ class RangeCache:
 
     def close(self) -> None:
         """Close all files; arrays that map them stay valid."""
-        # A held request of the store may take minutes. It writes no file, so the end of a load suffices.
+        # A request may wait minutes for the store, but writes no file: only loads are waited for.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._background.shutdown(cancel_futures=True)
         with self._lock:
@@ -415,9 +415,8 @@ class RangeCache:
 
 
 def evict_unused_files(folder: Path, max_bytes: int) -> None:
-    """Delete sparse files below a folder that no process has open, until they take `max_bytes`.
-
-    Files without blocks, and folders below it that are empty then, are deleted too.
+    """Delete sparse files that no process has open, until all files below a folder take at most
+    `max_bytes`. Files without blocks and empty folders are deleted too.
     """
     with suppress(OSError):
         paths_with_stats = [(path, path.stat()) for path in folder.rglob(f"*{RANGES_SUFFIX}")]
@@ -431,7 +430,7 @@ def evict_unused_files(folder: Path, max_bytes: int) -> None:
                 path.unlink()
                 total_bytes -= size
         for entry in folder.iterdir():
-            with suppress(OSError):  # it has files, or it is one
+            with suppress(OSError):  # the entry is a file, or a folder with files
                 entry.rmdir()
 
 
@@ -445,7 +444,7 @@ class StoredDigests:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """Running requests for blocks of a file; each reads a run of adjacent blocks."""
+    """The pending requests for blocks of a file; each request reads a run of adjacent blocks."""
 
     file: "CachedFile"
     runs: list[tuple[Numbers, "Future[bytes]"]]
@@ -467,11 +466,11 @@ class CachedFile:
         self.cache, self.name, self.layout, self.size = cache, name, layout, layout.size
         self.path = Path(f"/proc/self/fd/{descriptor}")  # stays valid even if the file is deleted
         self._descriptor, self._digests, self._read = descriptor, digests, read
-        # (count,) verified by this process, and still on the disk
+        # (count,) whether this process has verified the block, which is still on the disk
         self._is_verified = np.zeros(layout.count, bool)
-        # (count,) on the disk, perhaps written by an earlier process
+        # (count,) whether the block is on the disk, perhaps written by an earlier process
         self._is_stored = np.zeros(layout.count, bool)
-        # (count,) time of the last use, by the clock of the cache
+        # (count,) value of the cache's clock when the block was last used
         self._last_used = np.zeros(layout.count, np.int64)
         for start, end in _iter_extents(descriptor, layout.size):
             self._is_stored[layout.locate_range(start, end)] = True
@@ -537,7 +536,7 @@ class CachedFile:
         return cast(BinaryIO, RangeFile(self.name, self.size, self.read))
 
     def _mark_used(self, starts: Numbers, ends: Numbers, clock: int) -> Numbers:
-        """Record that a search uses ranges; return the blocks that are not verified."""
+        """Record that a search uses ranges; return the numbers of their unverified blocks."""
         if len(starts) == 1 and starts[0] < ends[0] <= self.size:  # slices are faster than arrays
             block_range = self.layout.locate_range(int(starts[0]), int(ends[0]))
             np.maximum(self._last_used[block_range], clock, out=self._last_used[block_range])
@@ -548,7 +547,7 @@ class CachedFile:
         return blocks[~self._is_verified[blocks]]
 
     def _locate_digests(self, blocks: Numbers) -> "tuple[CachedFile, Numbers, Numbers] | None":
-        """Return the file and the ranges of the digests of blocks; None if they are in memory."""
+        """Return the file and ranges that contain blocks' digests; None for digests in memory."""
         if isinstance(self._digests, bytes):
             return None
         starts = DIGEST_BYTES * (self._digests.first + blocks)
@@ -645,7 +644,9 @@ class CachedFile:
             view, start = view[n_written:], start + n_written
 
     def _list_evictable(self, limit: int) -> tuple[Numbers, Numbers]:
-        """Return the stored blocks last used before the clock `limit`, and when each was used."""
+        """Return the stored blocks whose last use was before `limit` on the cache's clock, and the
+        clock's value at that use.
+        """
         blocks = np.flatnonzero(self._is_stored & (self._last_used < limit))
         return blocks, self._last_used[blocks]
 

@@ -27,7 +27,7 @@ _INVISIBLE = re.compile(r"[\x00-\x20\x7f]")
 _SCHEME_WITHOUT_HOST = re.compile(r"(?P<scheme>https?):(?![/\\:])", re.IGNORECASE)
 # Also matches if `::` is a part of the password.
 _USER_ANYWHERE = re.compile(r"(?P<scheme>[\w+.-]*):[/\\]{2}[^/\\?#]*@")
-# Schemes in which `?` is a glob character, as in `part-?.bz2`, unless an assignment follows.
+# Schemes in which `?` is a wildcard, as in `part-?.bz2`, unless a `name=value` follows it.
 _GLOB_SCHEMES = frozenset([
     "abfs", "abfss", "adl", "az", "dropbox", "file", "filecache", "ftp", "gcs", "gs", "hdfs",
     "local", "memory", "s3", "s3a", "sftp", "simplecache", "smb", "ssh", "tar", "wasb", "wasbs",
@@ -47,13 +47,13 @@ _VARIABLES = {
 # user:password@ of a URL; a password may contain / and @. In hf:// URLs the @ after a slash starts
 # a revision.
 _USER = re.compile(r"(?<=://)(?<!hf://)[^@\s]+(?:@[^@\s]*)*@|(?<=hf://)[^@/\s]*@")
-_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # a signature is a part of the query
+_QUERY = re.compile(r"(://[^\s?#]*)([?#])[^\s)\"']+")  # a query may contain a signature
 _SECRET_NAMES = re.compile(
     r"SECRET|TOKEN(?!IZER)|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCOUNT_KEY|CONNECTION_STRING", re.IGNORECASE
 )
 # A secret in an Azure connection string.
 _AZURE_SECRET = re.compile(r"(?:AccountKey|SharedAccessSignature)=([^;]+)")
-_MIN_SECRET_LENGTH = 6  # characters; shorter values are words
+_MIN_SECRET_LENGTH = 6  # characters; shorter values may be ordinary words, so they are not masked
 
 
 def refuse_secret(url: str) -> None:

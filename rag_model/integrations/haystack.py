@@ -46,9 +46,9 @@ class BookwheelRetriever:
     ) -> None:
         """Create a component; `SourceSettings` describes the arguments.
 
-        The source is opened by `warm_up` or by the first query. `top_k` passages are returned, by
-        default 5, or all passages of a smaller snapshot. `search_metadata` adds rank, score and
-        legs to the `meta` of documents, which then differs between searches.
+        The source is opened by `warm_up` or by the first query. A query returns `top_k` passages
+        (default: 5, or all passages if the snapshot has fewer). `search_metadata` adds `rank`,
+        `score` and `legs` to the `meta` of documents, which then differs between searches.
 
         Raises:
             UsageError: Not exactly one of `store`, `folder` and `service` is given, or `top_k` is

@@ -49,7 +49,7 @@ class BookwheelRetriever(BaseRetriever):
         """Check the arguments.
 
         Raises:
-            UsageError: As for `SourceSettings`.
+            UsageError: For the same reasons as `SourceSettings`.
         """
         super().model_post_init(context)
         _ = self.source

@@ -11,7 +11,7 @@ require("llama_index.core", "llamaindex")
 from llama_index.core.retrievers import BaseRetriever  # noqa: E402 - after `require`
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode  # noqa: E402
 
-_PROMPT_METADATA = ("title", "section")  # metadata that a model sees
+_PROMPT_METADATA = ("title", "section")  # metadata that is part of the text for models
 
 
 class BookwheelRetriever(BaseRetriever):
@@ -20,8 +20,8 @@ class BookwheelRetriever(BaseRetriever):
     >>> retriever = BookwheelRetriever(service="http://localhost:8000", k=3)
     >>> retriever.retrieve("who wrote animal farm?")  # doctest: +SKIP
 
-    Nodes are best first; `build_metadata` describes their metadata. A model sees only title and
-    section.
+    Nodes are best first; `build_metadata` describes their metadata. Of these, models get only
+    `title` and `section`.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class BookwheelRetriever(BaseRetriever):
         """Create a retriever; `SourceSettings` describes the arguments. The first query opens the
         source.
 
-        `k` passages are returned, by default 5, or all passages of a smaller snapshot.
-        `search_metadata` adds rank, score and legs to the metadata; LlamaIndex then no longer
+        A query returns `k` passages (default: 5, or all passages if the snapshot has fewer).
+        `search_metadata` adds `rank`, `score` and `legs` to the metadata; LlamaIndex then no longer
         merges equal passages of two searches.
 
         Raises:

@@ -39,8 +39,8 @@ class PassageSource(Protocol):
     """A source of passages. Thread-safe."""
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
-        """Return the best `k` passages of a query; None means 5, or all passages of a smaller
-        snapshot.
+        """Return the best `k` passages of a query; if `k` is None, 5, or all passages if the
+        snapshot has fewer.
 
         Raises:
             UsageError: The query is empty, or `k` is out of range.
@@ -56,13 +56,13 @@ class PassageSource(Protocol):
 @dataclass(frozen=True, slots=True)
 class SourceSettings:
     """The location of the passages (a store and a ref, a pulled folder or a service), and the
-    retriever.
+    retriever to search them with.
     """
 
     store: str | None = None  # URL or folder of a store
     # Snapshot of the store: a ref, ref@number, id or unique prefix of an id; None: latest.
     ref: str | None = None
-    dest: str | None = None  # folder for pulled snapshots; with it, the ref is followed
+    dest: str | None = None  # folder for pulled snapshots; if it is set, the ref is followed
     folder: str | None = None  # folder that `bookwheel pull` wrote
     service: str | None = None  # URL of a running `bookwheel serve`
     # Bearer token of the service; None: BOOKWHEEL_TOKEN in the environment.
@@ -149,10 +149,12 @@ class SnapshotSource:
 
 
 class ServiceSource:
-    """A `PassageSource` over a running service, which follows its ref."""
+    """A `PassageSource` over a running service; the service itself follows a ref."""
 
     def __init__(self, client: "Client", retriever: str | None = None) -> None:
-        """Create a source that searches with `client`; `retriever` None: the service's default."""
+        """Create a source that searches with `client`, and with the service's default retriever
+        if `retriever` is None.
+        """
         self._client, self._retriever = client, retriever
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
@@ -171,7 +173,7 @@ class ServiceSource:
 
 
 def open_source(settings: SourceSettings) -> PassageSource:
-    """Open a source. Only a service and a store with `dest` follow a ref.
+    """Open a source. It follows a ref only if it is a service, or a store with `dest`.
 
     Raises:
         BookwheelError: There is no such store, snapshot, folder or retriever, or the service's URL
@@ -209,7 +211,7 @@ def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) ->
 
     Frameworks identify a passage by its text and metadata when they merge the results of several
     queries or retrievers, so the metadata must be equal in every search. `search_metadata` adds
-    `rank`, `score` and `legs`, which differ; `legs` is empty if the retriever is a single index.
+    `rank`, `score` and `legs` (the passage's hits in the single indexes of a composed retriever).
     """
     metadata = hit.to_json() | {"legs": [asdict(child_hit) for child_hit in hit.visible_legs], "snapshot": snapshot}
     hidden_keys = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)
@@ -264,7 +266,7 @@ def open_following_source(source_settings: SourceSettings) -> FollowingSource:
     """Pull and open the snapshot of a ref, and follow the ref.
 
     Raises:
-        BookwheelError: As for `FollowingSource.open`.
+        BookwheelError: For the same reasons as `FollowingSource.open`.
     """
     retrievers = () if source_settings.retriever is None else (source_settings.retriever,)
     target = FollowedRef(source_settings.store or "", source_settings.ref or "latest", Path(source_settings.dest or ""))

@@ -66,9 +66,9 @@ def assemble_content(
     """Return the content of a snapshot: every file by its path, and everything that its id depends
     on.
 
-    `passages` holds one result per part, in the plan's order; `embeddings` holds such results for
-    each representation. Parts without passages are left out, and the previous part takes over their
-    page range. So the ranges cover all page ids, and a later build finds the same ranges.
+    `passages` holds one result per part, in the plan's order, and so does `embeddings` for each
+    representation. Parts without passages are left out, and the previous part takes over their page
+    range. So the ranges cover all page ids, and a later build finds the same ranges.
     """
     files: dict[str, BlobRef] = {}
     for representation, encoder in encoders.items():
@@ -146,10 +146,10 @@ def list_row_files(
 
 
 def list_precisions(embeddings: Mapping[str, Sequence[EmbedResult]], parent_provenance: Mapping[str, Any]) -> list[str]:
-    """Return the device types and dtypes, such as `cuda bfloat16`, that computed a build's rows,
-    sorted.
+    """Return the device types and dtypes, such as `cuda bfloat16`, with which a build's rows were
+    computed, sorted.
 
-    The result includes the types of the parent if rows were reused from it.
+    If rows were reused from the parent, the result includes those with which it was computed.
     """
     results = [result for part_results in embeddings.values() for result in part_results]
     precision_names = {result.arithmetic for result in results if result.arithmetic}
@@ -218,12 +218,12 @@ def count_passages(
     embeddings: Mapping[str, Sequence[EmbedResult]],
     dropped_files: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the counts of a run: articles, passages, drops by reason.
+    """Return the counts of a run: articles, passages, and dropped pages by reason.
 
     `embedded` counts the passages that this run encoded for the representation `embeddings`;
     `reused` counts the passages whose vectors came from the parent or an earlier run. `truncated`
-    counts the embedded passages whose ends the encoder did not read. `dropped_files` counts files
-    of a folder that planning dropped, by reason.
+    counts the embedded passages that the encoder did not read to the end. `dropped_files` counts
+    the files of a folder that planning dropped, by reason.
     """
     drop_counts = Counter(dropped_files or {})
     for result in passages:

@@ -42,8 +42,8 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 from rag_model.store.versions.model_manifest import COLBERT
 
-# Maps a hub name as a user gave it to NAME@COMMIT. A build keeps its parent's commits: a branch
-# that moved does not change the encoder space.
+# Maps a hub name as a user gave it to NAME@COMMIT. A build uses its parent's commits, so that new
+# commits on a branch do not change the encoder space.
 Pins = Mapping[str, str]
 COMMITS = "commits"  # the provenance field with the pins
 NO_PINS: Pins = MappingProxyType({})
@@ -92,12 +92,12 @@ class StoredEncoder:
     name: str  # name that the user gave
     spec: EncoderSpec | TokenSpec | SparseSpec | BagSpec
     space: Space
-    # a tuple, and so hashable: a worker loads equal encoders once
+    # files of the passage encoder; the tuple is hashable, so that a worker loads an encoder once
     passage: StoredFiles
     question: StoredFiles
-    # rows of a passage: one vector, one for each token, or weighted terms
+    # format of a passage's rows: one vector, one vector per token, or weighted terms
     kind: RowFormatName = "vectors"
-    scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
+    scale: int = 0  # for a sparse encoder, the integer that represents a term weight of 1
     # (name as the user gave it, NAME@COMMIT) of each encoder that is from the hub
     commits: tuple[tuple[str, str], ...] = ()
 
@@ -143,7 +143,8 @@ def store_token_encoder(
     ColBERT in the store of models.
 
     Raises:
-        InputError: the model is not found, or is no ColBERT, or a file of it is missing or corrupt.
+        InputError: the model is not found or is no ColBERT, or one of its files is missing or
+            corrupt.
         StoreError: the store has no such model.
         UsageError: a setting is unknown, there is a question encoder, or the model is no ColBERT.
     """
@@ -167,13 +168,13 @@ def store_token_encoder(
 def store_sparse_encoder(
     store: Store, name: str, recipe: RepresentRecipe, models: Store | None = None, pins: Pins = NO_PINS
 ) -> StoredEncoder:
-    """Store a sparse encoder as `store_encoder` does: a masked-language model, or a SiDR, which may
-    be a pair.
+    """Store a sparse encoder as `store_encoder` does: a masked-language model, or a SiDR model,
+    which may have separate encoders of questions and passages.
 
     Raises:
-        InputError: the model is not found, or is no sparse encoder, or a file of it is missing or
-            corrupt.
-        RefusedError: the question encoder declares another space.
+        InputError: the model is not found or is no sparse encoder, or one of its files is missing
+            or corrupt.
+        RefusedError: the question encoder declares another space than the passage encoder's.
         StoreError: the store has no such model.
         UsageError: a setting is unknown or does not apply, or the model encodes no passages.
     """
@@ -236,8 +237,8 @@ def _resolve_sparse_pair(
 def _find_encoders(
     models: Store, name: str, question_encoder: str, objective: str, resolve: Callable[[str], Path]
 ) -> tuple[Path, Path, tuple[tuple[str, str], ...]]:
-    """Return the folders of the passage encoder and of the question encoder, which may be the
-    same, and their commits; `objective` trains models with both.
+    """Return the folders of the passage encoder and the question encoder, which may be the same
+    folder, and their commits; error messages name the training `objective` of such models.
     """
     encoder_names = resolve_encoders(models, name, question_encoder)
     if encoder_names.passage is None:
@@ -256,8 +257,8 @@ class RepresentationKind:
     """A kind of representation that a recipe may name."""
 
     rows: RowFormatName
-    # stores its encoder; gets the store, the encoder's name, its settings, the store of models, and
-    # the pins
+    # function that stores the encoder; its arguments are the store, the encoder's name, the
+    # settings, the store of models, and the pins
     store: Callable[[Store, str, RepresentRecipe, Store | None, Pins], StoredEncoder]
 
 

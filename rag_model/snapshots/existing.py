@@ -42,9 +42,9 @@ INHERITED_PROVENANCE = "dump", "encoder", COMMITS, "code", "arithmetic", REENCOD
 def read_snapshot_recipe(content: Content) -> Recipe:
     """Return the recipe of a snapshot, with defaults for settings that it does not state.
 
-    The recipe names the indexes that the snapshot has; an index without a table is built by its
-    factory string. The chunker is left out: no passage is chunked again, so it need not be
-    installed.
+    The recipe names the indexes that the snapshot has; if an index has no table in the snapshot's
+    recipe, its factory string is used. The chunker is left out: no passage is chunked again, so it
+    need not be installed.
 
     Raises:
         UsageError: this version does not know a setting; the message names it.

@@ -73,7 +73,7 @@ class ImportedParts:
 
 @dataclass(frozen=True, slots=True)
 class ImportTask:
-    """A part to import: rows of files of passages and of vectors."""
+    """A part to import: its rows in the files of passages and in the files of vectors."""
 
     first: int  # number of the part's first row, counted over all files
     # Parquet files; if there are none, the passages are given to `import_part`
@@ -232,7 +232,7 @@ def _count_rows(url: str) -> int:
 
 
 def _split_rows(urls: Sequence[str], row_counts: Sequence[int], first_row: int, end_row: int) -> Iterator[FileRange]:
-    """Yield each file with rows of [first_row, end_row), and the range of these rows in the file."""
+    """Yield each file that has rows of [first_row, end_row), and their range within the file."""
     for url, (file_start, stop) in zip(urls, pairwise([0, *accumulate(row_counts)]), strict=True):
         if first_row < stop and file_start < end_row:
             yield url, max(first_row - file_start, 0), min(end_row, stop) - file_start
@@ -274,7 +274,7 @@ def _iter_vector_ids(task: ImportTask, vectors: VectorInput) -> Iterator[tuple[s
 def _write_passages(
     tables: Iterator[pa.Table], task: ImportTask, vectors: VectorInput, is_kept: npt.NDArray[np.bool_], path: Path
 ) -> ChunkStats:
-    """Write the passages of pages that are not removed; set `is_kept` to False for the others.
+    """Write the passages of pages that are not removed; set `is_kept` to False for other passages.
 
     Raises:
         InputError: there are too few passages, one is too long, or the vector of a row has another
@@ -343,8 +343,8 @@ def digest_ids(ids: pa.ChunkedArray) -> npt.NDArray[np.uint64]:
     """
     is_number = pc.match_substring_regex(ids, r"^(0|[1-9][0-9]{0,17})$")
     integer_ids = pc.if_else(is_number, ids, "0").cast(pa.int64()).to_numpy().astype(np.uint64)
-    # Multiplication by an odd number is one-to-one modulo 2**64, and spreads the ids over the
-    # files.
+    # Multiplication by an odd number is one-to-one modulo 2**64, and spreads small ids over all
+    # values.
     digests: npt.NDArray[np.uint64] = integer_ids * np.uint64(0x9E3779B97F4A7C15)
     texts = ids.filter(pc.invert(is_number)).cast(pa.binary()).to_pylist()
     text_digests = b"".join([blake2b(text, digest_size=8).digest() for text in texts])

@@ -41,14 +41,15 @@ from rag_model.store.versions.manifest import EMBEDDINGS, TEXT, TOKENS, Content,
 from rag_model.store.versions.snapshot import Snapshot
 
 AnyQuerySet = VectorQuerySet | TokenQuerySet | SparseQuerySet | TextQuerySet
-_TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000  # few: MaxSim costs a hundred exact dense searches
-_KEY_DIGITS = 16  # hex digits of a passage's hash that rank it
-# Metrics by the names of a merge's statistics.
+# Token vectors are measured on few queries, because MaxSim costs a hundred exact dense searches.
+_TOKEN_QUERIES, _TOKEN_PASSAGES = 64, 2_000
+_KEY_DIGITS = 16  # number of hex digits of a passage's hash that its sampling key is computed from
+# Maps the names of a merge's statistics to those of metrics.
 _BUILD_METRICS = {"unreachable_repaired": "repaired"} | {
     name: name for name in ("built_cells", "updated_cells", "reused_cells", "generation", "replaced")
 }
 CODE = 2  # increase it when the same index and queries would give other search parameters
-# Folders with the inputs of the queries and of their exact neighbours.
+# Folders of a snapshot from which the queries and their exact neighbours are computed.
 _INPUT_FOLDERS = ("passages", "encoder", "embeddings")
 
 
@@ -58,23 +59,24 @@ class SnapshotMetrics:
 
     k: int
     recalls: Mapping[str, IndexRecalls]  # each query's recall@k with the index's own parameters
-    curves: Mapping[str, Sequence[OperatingPoint]]  # recall, work and time by search parameters
+    # recall, work and time for several values of the search parameters
+    curves: Mapping[str, Sequence[OperatingPoint]]
     # Recall and cost of each index with its own search parameters.
     operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
     # metrics of the build: nodes that the merge linked, and reused, updated and rebuilt cells
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
-    # Further metrics of the index kind.
+    # Metrics that are specific to the index kind.
     kind_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
-    # Scores of retrievers by the name of the gate's question floor.
+    # Scores of retrievers, by the name of the floor (minimum score) that the gate requires.
     retriever_scores: Mapping[str, RetrieverScore] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
-        """Return the metrics of each index for the manifest: recall@k, mean and 5th percentile,
-        cost, health.
+        """Return the metrics of each index for the manifest: mean and 5th percentile of recall@k,
+        cost, and health.
 
         `distances` is the number of distance computations per query. `repaired` counts the graph
-        nodes that were unreachable before the repair, `unreachable` the nodes that still are.
+        nodes that were unreachable before the repair, `unreachable` those that still are.
         """
         return {index_name: self._collect_index_metrics(index_name) for index_name in self.recalls}
 
@@ -138,7 +140,7 @@ def measure_index(snapshot: Snapshot, name: str, query_set: AnyQuerySet) -> Inde
 def score_retriever(snapshot: Snapshot, floor: QuestionFloor) -> RetrieverScore:
     """Score a retriever on questions for which the gate requires a minimum score.
 
-    The retriever returns as many hits as the measure needs, or as many as it can.
+    The retriever returns as many hits as the measure needs, or its maximum if that is less.
 
     Raises:
         InputError: the questions or a model cannot be read.
@@ -160,24 +162,24 @@ def _get_full_factory(index_entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QuerySample:
-    """Sentences of sampled passages; the queries of each representation are made from them."""
+    """Sentences of sampled passages, from which the queries of each representation are computed."""
 
     rows: tuple[int, ...]  # row numbers of the passages
     sentences: tuple[str, ...]
     keys: tuple[int, ...]  # sampling keys of the passages, as `rank_passages` returns them
 
     def take_first(self, n: int) -> "QuerySample":
-        """Return the first `n` sentences, which are a sample too."""
+        """Return the sample of the first `n` sentences."""
         return QuerySample(self.rows[:n], self.sentences[:n], self.keys[:n])
 
 
 def rank_passages(passages: Path, n: int, seed: int) -> tuple[npt.NDArray[np.uint64], Rows]:
-    """Return the (m,) keys, ascending, and rows of the `n` passages of a part with the smallest
-    keys.
+    """Return the (m,) ascending keys and the rows of those `n` passages of a part that have the
+    smallest keys.
 
-    A passage's key is made of its hash and the seed. So a passage keeps its key as long as its text
-    stays the same, and a later snapshot's sample differs only by changed passages. Equal passages
-    have equal keys, and the first one counts.
+    A passage's key is computed from its hash and the seed. So a passage keeps its key as long as
+    its text stays the same, and a later snapshot's sample differs only in changed passages. Equal
+    passages have equal keys, and only the first of them can be sampled.
 
     Raises:
         InputError: the passages are damaged.
@@ -249,8 +251,8 @@ def create_query_set(
 ) -> TokenQuerySet | SparseQuerySet | TextQuerySet:
     """Return the queries of a sample for an index over token vectors, weighted terms or texts.
 
-    There are few queries of token vectors; they search a sample of passages that includes their
-    sources.
+    For token vectors there are few queries, which search a sample of the passages that includes
+    those from which the queries come.
     """
     kind, k = snapshot.manifest.content.kind_of(representation), min(recipe.k, snapshot.n)
     if kind == TOKENS:
@@ -282,7 +284,7 @@ def tune_index(
 ) -> dict[str, Any]:
     """Return the search parameters of one index, and a note if they miss the target.
 
-    The result is recorded, so an index is tuned once.
+    The result is recorded in the memo, so that an index is tuned only once.
 
     Args:
         store: the store with the memo.

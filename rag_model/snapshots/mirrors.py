@@ -1,9 +1,9 @@
 """The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
 
-A state is a numbered record of the memo; each site, kind of text and choice of namespaces has its
-own stage. The record's only output is the list of blocks, which `gc` understands. Two concurrent
-builds may record states with the same number: the first is used, and the next build compares the
-pages of the second again.
+A state is a numbered record of the memo. Each combination of site, kind of text and namespaces has
+its own memo stage. The record's only output is the list of blocks, so `gc` keeps them. If two
+concurrent builds record states with the same number, the first is used, and the next build compares
+the pages of the second state again.
 """
 
 import json
@@ -28,7 +28,7 @@ CODE = 1  # increase it when the same pages would be stored in another form
 
 
 class StoredMirror:
-    """The mirror of one site; with `source`, states and blocks of another store are read too."""
+    """The mirror of one site, written to a store, and read from it or from the store `source`."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class StoredMirror:
     ) -> None:
         """Set the store that states and blocks are written to, and the identity of the mirror.
 
-        An empty mirror starts with the dump of the parent; `say` is called with a sentence that
-        says so.
+        The first pages of an empty mirror come from the dump that `parent` was built from; a
+        message about this is passed to `say`.
         """
         self._store, self._source, self._inputs = store, source or store, dict(inputs)
         self._parent, self._say = parent, say
@@ -52,7 +52,9 @@ class StoredMirror:
         return frozenset(int(page_id) for page_id in self._source.takedowns.list_pages(dbname) if page_id.isdecimal())
 
     def load(self) -> MirrorState:
-        """Return the newest state; if one of its blocks is missing, all pages are listed again."""
+        """Return the newest state; if a block is missing, it has no cursor, so that all pages are
+        listed again.
+        """
         record = _find_newest(self._source, self._stage)
         if record is None:
             return MirrorState()
@@ -129,7 +131,7 @@ def open_mirror(
 def redact_mirrors(store: Store) -> None:
     """Record a state without the pages that were taken down, for each mirror that has such pages.
 
-    `gc` then deletes the blocks that have them.
+    `gc` then deletes the blocks that contain these pages.
     """
     for mirror in _iter_mirrors(store):
         state = mirror.load()

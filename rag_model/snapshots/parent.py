@@ -38,7 +38,7 @@ LATEST = "latest"  # the default ref of a build
 
 @dataclass(frozen=True, slots=True)
 class ParentPart:
-    """The passages of a part of the parent, and a second file of the same part."""
+    """The passages of a part of the parent, with the article log or the vectors of this part."""
 
     passages: BlobRef
     rows_file: BlobRef  # the article log, or the vectors
@@ -47,7 +47,7 @@ class ParentPart:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The snapshot whose results a build may reuse; without a manifest there is no such
+    """The snapshot whose results a build may reuse; `manifest` is None if there is no such
     snapshot.
     """
 
@@ -81,8 +81,8 @@ class Parent:
             ) from error
 
     def get_part_boundaries(self, recipe: Recipe) -> PartBoundaries | None:
-        """Return the ranges of the parts; None if they overlap, or the recipe sets another part
-        size.
+        """Return the page ranges of the parent's parts; None if they overlap, or if `recipe` sets
+        another part size.
         """
         content = self._content
         if content is None or not content.parts or content.recipe.get("part_bytes") != recipe.part_bytes:
@@ -94,12 +94,12 @@ class Parent:
         return PartBoundaries(content.corpus.get("kind", ""), content.corpus.get("dbname", ""), first_pages, end_page)
 
     def find_chunked(self, part: Part) -> tuple[ParentPart, ...]:
-        """Return the parent's passages and article logs of the pages of a part."""
+        """Return the parent's passages and article logs for the pages of `part`."""
         return tuple(self._iter_parts(part, articles_path))
 
     def find_encoded(self, part: Part, space: str) -> tuple[ParentPart, ...]:
-        """Return the parent's passages and vectors of the pages of a part, if encoder space and
-        code version are the same.
+        """Return the parent's passages and vectors for the pages of `part`, if its encoder space
+        and code version are those of this build.
         """
         content = self._content
         if self.manifest is None or content is None:
@@ -180,8 +180,8 @@ def fetch_parent_files(store: Store, parent_parts: Sequence[ParentPart]) -> list
 
 
 def fetch_chunked_files(store: Store, parent_parts: Sequence[ParentPart]) -> list[tuple[Path, ...]]:
-    """Return the local paths of reused passages and article logs, each with the spans if there are
-    any.
+    """Return the local paths of the passages and article log of each reused part, and of its
+    salient spans if it has any.
 
     Raises:
         StoreError: for the same reasons as `fetch_parent_files`.

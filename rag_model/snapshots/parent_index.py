@@ -1,7 +1,7 @@
-"""Find the parent's inverted index, from which a build derives its own, and map its rows.
+"""Find the parent's inverted index, from which a build derives its index, and match their rows.
 
 Unchanged parts need no comparison. For text, the delta that pulls use (`store.pulling.deltas`) says
-which rows of a changed part are new, and holds their texts. Without a delta, passages are matched
+which rows of a changed part are new, and contains their texts. Without it, passages are matched
 by their hashes, and the texts of new passages are read. Weighted terms are compared with the
 parent's, row by row.
 """
@@ -31,7 +31,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import TEXT, Content
 
 _COLUMNS = ["title", "text"]
-# maximum bytes of new texts to keep in memory when the deltas are first read; others are read again
+# maximum bytes of new texts to keep in memory when deltas are first read; more texts are read again
 _BUFFERED_BYTES = 32 << 20
 # estimated decoded size of a delta as a multiple of its file size; a large delta is read twice
 _DELTA_EXPANSION = 8
@@ -148,10 +148,10 @@ def match_parts(
 def match_weighted_terms(
     store: Store, parts: Sequence[PartWithParents]
 ) -> tuple[Rows, Callable[[Rows], Iterator[SparseVectors]]]:
-    """Return (parent_rows, read_rows): each row's equal row in the parent, or -1; and a function.
+    """Return (parent_rows, read_rows): for each row, the number of the equal row in the parent, or
+    -1; and a function that yields the weighted terms of ascending rows.
 
-    `read_rows(rows)` yields the weighted terms of ascending rows. A part whose file is in the
-    parent too is not read.
+    A part is not read if the parent has the same file.
 
     Raises:
         InputError: a file is damaged, or its weights have another scale than the parent's.
@@ -189,8 +189,8 @@ def _match_terms_of_part(store: Store, part: PartWithParents) -> Rows:
 
 
 def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> Rows:
-    """Return the position in `parent_vectors` of each row of `vectors` with the same terms and
-    weights, or -1.
+    """Return, for each row of `vectors`, the position in `parent_vectors` of a row with the same
+    terms and weights, or -1.
     """
     positions = match_digests(parent_vectors.compute_digests(), vectors.compute_digests())
     known_rows = np.flatnonzero(positions >= 0)
@@ -201,15 +201,15 @@ def _find_equal_terms(parent_vectors: SparseVectors, vectors: SparseVectors) -> 
 
 
 def concatenate_parent_rows(matches: Iterable["PartMatch"]) -> Rows:
-    """Return an (n,) array with the parent's row of each passage, or -1."""
+    """Return an (n,) array with the number of each passage's row in the parent, or -1."""
     return np.concatenate([np.empty(0, np.int64), *(part.parent_rows for part in matches)])
 
 
 @dataclass(frozen=True, slots=True)
 class PartMatch:
-    """The rows of the parent that have the passages of a part."""
+    """The rows of the parent that have the same passages as a part of the build."""
 
-    parent_rows: Rows  # (n,): the parent's row of each passage, or -1
+    parent_rows: Rows  # (n,) number of each passage's row in the parent, or -1
     passages_path: Callable[[], Path]  # returns the path of the part's passages
     delta_path: Callable[[], Path] | None = None  # returns the path of a file with the new passages
     # titles and texts of the new passages, if they fit into the buffer

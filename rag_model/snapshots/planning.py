@@ -91,7 +91,7 @@ def plan_parts(
     The parent's page ranges are kept where possible (`rag_model.corpus.parts`). The pages of a
     MediaWiki site are kept in the store, and later only changed pages are fetched; `source` is
     another store that has such pages. The first pages come from the parent's dump if that is a dump
-    of the site; `say` is called with a sentence that says so.
+    of the site; a message about this is passed to `say`.
 
     Raises:
         InputError: a file is missing, damaged, or not of the type that its name says.
@@ -126,7 +126,7 @@ def plan_parts(
         return Plan.from_json(record.stats)
     staged_files: dict[str, BlobRef] = {}
     plan_json: Mapping[str, Any] = _plan_into_store(store, dump, recipe, None, boundaries, staged_files).to_json()
-    # the parent's ranges when the same dump is built again
+    # A later build of the same dump has this plan's ranges as the parent's, and finds it by them.
     own_boundaries = _get_boundaries(Plan.from_json(plan_json))
     for plan_boundaries in (boundaries, own_boundaries):
         plan_inputs = _add_boundaries(inputs, plan_boundaries)
@@ -341,7 +341,8 @@ def collect_inputs(
 
 
 def find_snapshot(store: Store, inputs: Inputs, base: str | None) -> str | None:
-    """Return the snapshot that was built from these inputs with parent `base`; None if it is gone.
+    """Return the snapshot that was built from these inputs with parent `base`; None if the store
+    has no such snapshot.
 
     Raises:
         StoreError: the store cannot be read.

@@ -63,7 +63,7 @@ def publish(
     judge: Callable[[SnapshotSummary | None], GateVerdict],
     base: str | None = None,
 ) -> PublishResult:
-    """Write a manifest, then move `ref` to it if `judge` passes it.
+    """Write a manifest, then move `ref` to its snapshot if `judge`, the gate, accepts it.
 
     `judge` gets the summary of the current snapshot of `base` (default: `ref`), or None if there is
     none. `base` does not move. A ref that already names the snapshot does not move either, so a
@@ -111,7 +111,7 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
     )
     while newer_replacement and (naming_refs := store.refs.list_refs_to(snapshot)):
         for ref, ref_number in naming_refs:
-            with suppress(RefConflictError):  # the loop tries again
+            with suppress(RefConflictError):  # the enclosing loop lists the refs again
                 note = f"takedown in {snapshot[:12]}"
                 sign = can_be_trusted and store.refs.has_trusted_signature(ref, ref_number)
                 moves.append(store.refs.move(ref, newer_replacement, ref_number, note, sign=sign))
@@ -119,8 +119,8 @@ def replace_snapshot(store: Store, snapshot: str, replacement: str) -> list[RefM
 
 
 def _write_manifest(store: Store, manifest: Manifest, *, sign: bool = True) -> str:
-    """Write a manifest, unless it has a page that was taken down; remove it again if
-    one is taken down meanwhile.
+    """Write a manifest, unless its snapshot has a page that was taken down; remove the manifest if
+    one of the pages is taken down meanwhile.
     """
     wiki_id, path = wiki_name(manifest.content), f"snapshots/{manifest.id}.json"
     removed_pages = store.takedowns.list_pages(wiki_id)
@@ -187,8 +187,8 @@ def write_report(
 ) -> str:
     """Render a snapshot's report, store it, and return its URL.
 
-    `passages` and, by stage, `embeddings` are the results of each part; `seconds` are the stages'
-    times in order.
+    `passages` are the chunk results of all parts, and `embeddings` the embed results by stage;
+    `seconds` are the durations of the stages, in order.
     """
     is_new_by_stage = {"chunk": [result.is_new for result in passages]}
     is_new_by_stage |= {stage: [report.is_new for report in results] for stage, results in embeddings.items()}

@@ -45,7 +45,8 @@ class DigestTask(RecordedTask):
 
     file: BlobRef
     block: int  # bytes of a block
-    entry: str = ""  # manifest entry of an index, as canonical JSON; `_PASSAGES`; empty for vectors
+    # manifest entry of an index as canonical JSON, `_PASSAGES` for passages, or empty for vectors
+    entry: str = ""
 
     stage: ClassVar[str] = "ranges"
     CODE: ClassVar[int] = 5
@@ -91,10 +92,10 @@ class DigestTask(RecordedTask):
 
 
 def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, DigestTask]:
-    """Return a task, by path, for each file of at least `min_bytes` that searches read by range.
+    """Return a task for each file of at least `min_bytes` of which searches read ranges, by path.
 
-    If there are such files, smaller files of passages and vectors also get tasks, because a search
-    has to read a whole file if it has no digests of ranges. The last part of a corpus may be short.
+    If there are such files, smaller files of passages and vectors, such as those of the last part,
+    also get tasks, because a search has to read a whole file if it has no digests of its blocks.
     """
     tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
     for path, ref in sorted(content.files.items()):

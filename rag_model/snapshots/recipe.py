@@ -51,13 +51,13 @@ def default_indexes() -> dict[str, IndexRecipe]:
     """Return the default indexes of a recipe: a graph for fast search, codes for little memory, and
     BM25.
 
-    Codes find candidates, and the snapshot's vectors rank them. This loses less than half a point
-    of Success@20 against exact search, and codes alone lost 3 to 7 points (2,562 and 21,581
+    The codes retrieve candidates, which the snapshot's vectors rank. This loses less than half a
+    point of Success@20 against exact search; codes alone lost 3 to 7 points (2,562 and 21,581
     passages). The index file has one byte for 4 dimensions and an id, which is 104 bytes per
     passage at 384 dimensions; a search keeps nothing else in memory. The store does not grow,
-    because it has the vectors anyway. A reader needs the vectors on its disk: 2 bytes per
-    dimension, 768 bytes per passage. `IVF,PQ` and `IVF,SQ8` search without the vectors, with more
-    loss or 4 times the memory.
+    because it has the vectors anyway. Readers of the snapshot need the vectors on their disk: 2
+    bytes per dimension, 768 bytes per passage. `IVF,PQ` and `IVF,SQ8` search without the vectors,
+    with more loss or 4 times the memory.
     """
     return {
         "hnsw": IndexRecipe("HNSW"),
@@ -168,7 +168,7 @@ def check_indexes_and_retrievers(
     Raises:
         InputError: questions of the gate cannot be read.
         UsageError: a name is unknown, a model of the retriever is a folder, which other machines do
-            not have, or the gate's questions cannot be judged as it says.
+            not have, or the gate's questions cannot be judged as the gate specifies.
     """
     for name, index in recipe.index.items():
         representation, required_type = representation_of(index), get_kind_for_factory(index.factory).represents

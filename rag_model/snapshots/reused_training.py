@@ -1,9 +1,9 @@
 """Reuse the trained file of the parent's index if the plan is the same and the file still fits.
 
 Every piece of an index depends on the trained cells and quantizers, which are files of the
-snapshot. A build reuses those of its parent, so that pieces of unchanged parts stay valid: the same
-dump with the same parent gives the same snapshot. With another parent the index files may differ,
-because cells and quantizers are trained on another sample.
+snapshot. A build reuses the trained files of its parent, so that pieces of unchanged parts stay
+valid: the same dump with the same parent gives the same snapshot. With another parent the index
+files may differ, because cells and quantizers are trained on another sample.
 """
 
 import json
@@ -60,14 +60,14 @@ class ReusedTraining:
     snapshot: str  # id of the parent
     blob: BlobRef
     stats: TrainingStats
-    # vectors of sampled changed parts, each with the parent's vectors of its pages
+    # for each sampled changed part, its vectors and the parent's vectors of the same pages
     changed_parts: tuple[tuple[BlobRef, tuple[BlobRef, ...]], ...] = ()
     unchanged_parts: tuple[BlobRef, ...] = ()  # vectors of sampled unchanged parts
-    # JSON list with, for each non-empty part, the parent's `ParentRows` of its pages
+    # JSON list that has, for each non-empty part, the `ParentRows` of its pages
     parent_rows: BlobRef | None = None
     # JSON list of the parent's `BuiltShard`s; without it, all shards are built from scratch
     shards: BlobRef | None = None
-    # JSON list of a takedown: the `RedactedRows` of each part with removed rows
+    # JSON list that a takedown wrote: the `RedactedRows` of each part that has removed rows
     redacted_parts: BlobRef | None = None
     # describes how sizes in the plan differ from the parent's, such as the number of cells; the
     # index then needs `ShardUpdatingKind.follow`
@@ -129,8 +129,8 @@ def find_reusable_training(
     *,
     rebuild_graphs: bool = False,
 ) -> ReusedTraining | None:
-    """Return the parent's trained file of an index; None if there is none or its plan or space
-    differs.
+    """Return the parent's trained file of an index; None if it does not exist, or belongs to
+    another plan or encoder space.
 
     `embeddings` are the embed results of `parts`. Some changed and unchanged parts are sampled with
     the plan's seed, to compare new vectors with old ones. With `rebuild_graphs`, the parent's
@@ -172,8 +172,8 @@ def find_training_to_redact(
     redacted_parts: Sequence[RedactedRows],
 ) -> ReusedTraining | None:
     """Return the trained file of a snapshot's index, to delete removed vectors from the index.
-    Return None if its kind cannot delete vectors (`ShardUpdatingKind.redact`); then it is built
-    again.
+    Return None if the index kind cannot delete vectors (`ShardUpdatingKind.redact`), so that the
+    index has to be built again.
     """
     content, parent = manifest.content, Parent(manifest)
     space = (content.space_of(content.representation_of(name)) or {}).get("digest")
@@ -254,7 +254,7 @@ def _list_parent_vectors(store: Store, parent: Parent, part: Part, space: str) -
 
 
 def _store_parent_rows(store: Store, content: Content, representation: str, parts: Sequence[Part]) -> BlobRef:
-    """Store a JSON list: for each part, the rows of the parent with the pages of the part."""
+    """Store the rows of the parent that have the pages of each part, as a JSON list."""
     nonempty_parts = [part for part in content.parts if part.rows]
     row_files = [content.files.get(content.rows_path(representation, part.name)) for part in nonempty_parts]
     page_ranges = PageRanges(nonempty_parts)

@@ -1,4 +1,4 @@
-"""The results of the jobs for one part or one shard of an index: records and JSON."""
+"""The results of the jobs for one part or one index shard, read from memo records and JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class ChunkResult:
     passages: BlobRef
     stats: ChunkStats
     article_log: BlobRef | None = None  # without it, later builds cannot reuse the part's articles
-    is_new: bool = False  # whether this run chunked the part, and not an earlier one
+    is_new: bool = False  # whether this run, and no earlier one, chunked the part
     spans: BlobRef | None = None  # salient spans, if the recipe keeps them
 
     @property
@@ -40,8 +40,8 @@ class EmbedResult:
 
     vectors: BlobRef
     rows: int
-    encoded: int = 0  # rows that were encoded; the others reuse the parent snapshot's vectors
-    is_new: bool = False  # whether this run encoded the part, and not an earlier one
+    encoded: int = 0  # number of rows that were encoded and not copied from the parent snapshot
+    is_new: bool = False  # whether this run, and no earlier one, encoded the part
     truncated: int = 0  # number of encoded rows whose passage is longer than the encoder's limit
     arithmetic: str = ""  # device type and dtype of the encoded rows, such as `cuda bfloat16`
 
