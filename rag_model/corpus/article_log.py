@@ -1,9 +1,9 @@
 """Log the result of each article of a part, so that the build of the next dump can reuse it.
 
-The key of an article covers everything that decides its passages: its revision with time, title and
-wikitext, the recipe, the siteinfo, and the version of the chunking code. The text is part of the
-key because it can change under the same `rev_id`: dumps are edited by hand, and revisions are
-suppressed. Hashing a page takes a hundredth of the time of parsing it. Keys never have to be
+The key of an article is a digest of everything that its passages depend on: its revision with time,
+title and wikitext, the recipe, the siteinfo, and the version of the chunking code. The text is part
+of the key because it can change under the same `rev_id`: dumps are edited by hand, and revisions
+are suppressed. Hashing a page takes a hundredth of the time of parsing it. Keys never have to be
 invalidated: a change of the recipe changes them, whereas the folder, the store and the number of
 workers do not.
 
@@ -44,14 +44,14 @@ _FIRST_COLUMNS = [
     ("passages", pa.int32()),
     ("reason", pa.string()),  # why the page could not be parsed; empty if it could
 ]
-_LATER_COLUMNS = [  # columns that logs of earlier versions lack
+_LATER_COLUMNS = [  # columns that may be missing in logs of earlier versions
     ("digest", pa.binary(ARTICLE_DIGEST_BYTES)),  # digest of the article's passages
     ("dropped", pa.string()),  # why the page is not an article
     ("revised", pa.int64()),  # seconds since 1970, UTC
-    ("templates", pa.string()),  # names of unknown templates that the page uses, joined by `|`
-    ("template_digest", pa.binary()),  # digest of the wiki's entries for these names
+    ("templates", pa.string()),  # names of the page's unknown templates, joined by `|`
+    ("template_digest", pa.binary()),  # digest of the wiki's definitions of these templates
 ]
-# These settings have their own entries in the key, or are not part of it.
+# The key contains the first two settings separately, and does not depend on the other two.
 _EXCLUDED_SETTINGS = {"chunker", "words", "quarantine_share", "quarantine_floor"}
 ARTICLE_SCHEMA = pa.schema(
     [pa.field(name, kind, nullable=name == "revised") for name, kind in [*_FIRST_COLUMNS, *_LATER_COLUMNS]]
@@ -77,7 +77,7 @@ class ArticleResult:
     reason: str = ""  # why the page could not be parsed
     dropped: str = ""  # why the page is not an article
     spans: Sequence[Sequence[SalientSpan]] = ()  # spans of each passage, if the recipe stores them
-    stored: StoredArticle | None = None  # rows of an earlier file, instead of `passages`
+    stored: StoredArticle | None = None  # the passages as rows of an earlier file
     templates: tuple[str, ...] = ()  # names of unknown templates that the page uses
 
     @property
@@ -93,7 +93,7 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
     because they do not affect passages.
     """
     key_settings = {name: value for name, value in recipe_identity.items() if name not in _EXCLUDED_SETTINGS}
-    # If there are no such settings, nothing is added, so that keys of earlier logs stay valid.
+    # Without further settings the list has no last item, so that keys of earlier logs stay valid.
     extra_settings = [key_settings] if key_settings else []
     return digest_json(
         [asdict(siteinfo), recipe_identity["chunker"], recipe_identity.get("words"), version, *extra_settings]
@@ -103,8 +103,8 @@ def compute_key_basis(siteinfo: Siteinfo, recipe_identity: Mapping[str, Any], ve
 def compute_article_key(basis: bytes, article: Page | Article, *, with_metadata: bool = False) -> bytes:
     """Return the 16-byte key of a document, or of a page whose XML element is unknown.
 
-    The metadata of a document are part of the key only with `with_metadata`. The metadata of a page
-    are always part of the key, because only pages staged by `page_lines` have metadata.
+    The metadata of a document are part of the key only if `with_metadata` is set. The metadata of a
+    page are always part of the key, because only pages staged by `page_lines` have metadata.
     """
     hasher = hashlib.sha256(basis)
     for field in (str(article.page_id), str(article.rev_id), str(article.revised), article.title):
@@ -183,15 +183,16 @@ class _LoggedArticle:
 
 
 class ReusableArticles:
-    """The results of articles of earlier parts, for reuse by articles with the same key."""
+    """Results of articles that an earlier build chunked, looked up by the key of the article."""
 
     def __init__(self, parts: Sequence[tuple[Path, ...]] = (), table: TemplateTable = NO_TEMPLATES) -> None:
-        """Open passages, article log and optional spans of each part; skip parts that do not match.
+        """Open the passages, the article log and the optional spans of each part.
 
-        An article is not reused if `table` has a different entry for one of its templates.
+        A part is skipped if its log does not match its passages. An article is not reused if
+        `table` has a different entry for one of its templates.
 
         Raises:
-            InputError: A file is not Parquet, or lacks a column.
+            InputError: A file is not Parquet, or a column is missing.
         """
         self._table = table
         self._files: list[PassageFile] = []
@@ -219,7 +220,7 @@ class ReusableArticles:
     def find_page(self, key: bytes, *, with_spans: bool = False) -> Page | None:
         """Return a logged page with only its id, time and key; `find` returns its passages.
 
-        Return None for a page that could not be parsed, because the log lacks its title.
+        Return None for a page that could not be parsed, because the log does not contain its title.
         """
         article = self._find_article(key, with_spans=with_spans)
         if article is None or article.reason:
@@ -269,7 +270,7 @@ def _split_names(names: str) -> tuple[str, ...]:
 def _find_consistent_articles(
     file: PassageFile, page_ids: Sequence[Any], starts: npt.NDArray[Any], n_rows: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Return (n,) flags: whether all passages in the rows of an article belong to its page."""
+    """Return (n,) booleans: for each article, whether all passages in its rows have its page id."""
     id_columns = [batch.column(0) for batch in file.iter_batches(["page_id"])]
     page_index = pc.index_in(pa.chunked_array(id_columns, pa.string()), value_set=pa.array(page_ids, pa.string()))
     is_own_row = page_index.fill_null(-1).to_numpy() == np.repeat(np.arange(len(page_ids)), n_rows)
@@ -279,10 +280,10 @@ def _find_consistent_articles(
 
 
 def _write_log(log: pa.Table, path: Path) -> None:
-    """Write a log without the rows before the first and after the last article with passages.
+    """Write a log from the first to the last article with passages, without the rows outside.
 
-    A part without passages is left out of a snapshot, and the next build gives its page range to
-    the neighbouring parts. This must not change the logs of those parts.
+    A part without passages is left out of a snapshot, and the next build adds its page range to the
+    neighbouring parts. Its dropped pages must not change the logs of the neighbours.
     """
     rows = np.flatnonzero(log["passages"].to_numpy())
     log = log.slice(rows[0], rows[-1] + 1 - rows[0]) if len(rows) else log.slice(0, 0)

@@ -1,4 +1,4 @@
-"""Decide which pages are articles, by the rules of DPR, with the words of each language.
+"""Decide which pages of a wiki are articles: DPR's rules, with word lists for each language.
 
 DPR (Karpukhin et al. 2020, section 4.1) used DrQA's preparation: WikiExtractor leaves out
 redirects, other namespaces and pages with a disambiguation template; `prep_wikipedia.py` drops
@@ -18,7 +18,7 @@ from typing import Literal
 from rag_model.corpus.language_names import get_names, list_fallbacks
 from rag_model.corpus.records import Page, Siteinfo
 
-# The lists of `Language`, by language and field.
+# Values of the fields of `Language`, by language code and field name.
 LANGUAGE_WORDS: dict[str, dict[str, list[str]]] = tomllib.loads(
     Path(__file__).with_name("language_words.toml").read_text(encoding="utf-8")
 )
@@ -28,17 +28,17 @@ DropReason = Literal["namespace", "redirect", "not_wikitext", "empty", "disambig
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The words that mark pages and sections in one language; only titles are case-sensitive."""
+    """Words of one language that identify disambiguation pages, lists and reference sections."""
 
     disambiguation_templates: tuple[str, ...] = ()
-    disambiguation_titles: tuple[str, ...] = ()  # anywhere in a title, including the brackets
+    disambiguation_titles: tuple[str, ...] = ()  # part of a title, with brackets; case-sensitive
     list_prefixes: tuple[str, ...] = ()
     list_suffixes: tuple[str, ...] = ()
     apparatus_headings: tuple[str, ...] = ()  # headings of reference and link sections; lower case
 
 
 def get_namespace_aliases(code: str) -> dict[str, int]:
-    """Return the names, in lower case, of the namespaces of files and categories in this language.
+    """Return the lower-case names of the file and category namespaces in a language.
 
     >>> get_namespace_aliases("el")
     {'αρχείο': 6, 'εικόνα': 6, 'κατηγορία': 14}
@@ -74,7 +74,7 @@ def get_language(code: str) -> Language:
 def classify_page(page: Page, siteinfo: Siteinfo) -> Page | DropReason:
     """Return the page if it is an article, otherwise the first `DropReason` that applies.
 
-    The tests read the title, the start of the text and the names of templates without parsing.
+    The checks use the title, the start of the text and the template names, and parse no wikitext.
     """
     patterns = _compile_page_patterns(siteinfo.language)
     return next((reason for reason, must_drop in _DROP_TESTS.items() if must_drop(page, patterns)), page)
@@ -98,7 +98,7 @@ def _compile_page_patterns(code: str) -> _PagePatterns:
 
 
 def has_disambiguation_template(names: Iterable[str], language: str) -> bool:
-    """Return whether one of the templates of a page marks disambiguation pages.
+    """Return whether one of a page's template names is a name of a disambiguation template.
 
     >>> has_disambiguation_template(["Modèle:Homonymie de personnes"], "fr")
     True

@@ -1,10 +1,11 @@
 """Decode bzip2 streams in half the time of libbz2; decoding is most of the work of reading a dump.
 
 Three steps differ from libbz2. A table decodes Huffman codes of up to 11 bits in one look-up. The
-first 16 symbols of the move-to-front list are packed into two integers, in which shifts move a
-symbol without a loop. The inverse Burrows-Wheeler transform follows a chain through a megabyte, and
-each step waits for memory; here eight segments of the chain are followed at the same time. Segments
-start at many positions of the block, and each ends where another one starts.
+first 16 symbols of the move-to-front list are packed into two integers, so that a few shifts move a
+symbol to the front. The inverse Burrows-Wheeler transform follows a chain of positions through a
+megabyte, where each step waits for memory; this module follows eight segments of the chain at the
+same time. Segments start at many positions of the block, and each segment ends where another one
+starts.
 
 Every index is checked, or is within its array by construction, because a dump may be hostile. A
 block that is damaged or unusual raises `UnusualStreamError`; libbz2 then decodes it or reports it.
@@ -25,14 +26,14 @@ from rag_model.compiled import compiled
 _BLOCK_MAGIC, _END_MAGIC = 0x314159265359, 0x177245385090
 _MAX_BLOCK = 900_000  # bytes of a block before the run-length decoding
 _MAX_DECODED = 1 << 20  # maximum bytes of a decoded block; more would be a decompression bomb
-_PADDING = bytes(512)  # appended to the data; more than is read between two position checks
-_TABLE_BITS = 11  # maximum bits of a code that the table has; longer codes are rare
+_PADDING = bytes(512)  # follows the data, for reads past its end between two position checks
+_TABLE_BITS = 11  # maximum bits of a code in the look-up table; longer codes are rare
 _MAX_CODE_BITS, _MAX_SYMBOLS, _MAX_TABLES = 20, 258, 6
 _GROUP_SYMBOLS = 50  # number of consecutive symbols with the same Huffman table
 _PARALLEL_SEGMENTS = 8  # number of segments that are followed at the same time
-_BLOCK_SEGMENTS = 512  # number of segments of a block; with fewer, some are much longer than others
-_MIN_SEGMENTED_BYTES = 4_096  # minimum bytes of a block with segments; smaller ones fit in L1
-_STARTS_SEGMENT = np.uint32(1 << 31)  # flag of a chain entry at which a segment starts
+_BLOCK_SEGMENTS = 512  # number of segments of a block; fewer segments differ more in length
+_MIN_SEGMENTED_BYTES = 4_096  # smaller blocks fit in the L1 cache and have one segment
+_STARTS_SEGMENT = np.uint32(1 << 31)  # bit of a chain entry; set if a segment starts there
 _REVERSED_BITS = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
@@ -77,9 +78,9 @@ def _get_workspace() -> tuple[Any, ...]:
     if not hasattr(_local, "workspace"):
         _local.workspace = (
             np.empty(_MAX_BLOCK, np.uint8),  # the last column of the sorted rotations
-            # For each position: the next one in bits 8 to 27, and the symbol in the lowest byte.
+            # For each position: the next position in bits 8 to 27, and the symbol in bits 0 to 7.
             np.empty(_MAX_BLOCK, np.uint32),
-            np.empty((_PARALLEL_SEGMENTS, _MAX_BLOCK), np.uint8),  # the symbols along the segments
+            np.empty((_PARALLEL_SEGMENTS, _MAX_BLOCK), np.uint8),  # symbols of each segment
             np.empty(_MAX_DECODED, np.uint8),  # the block
         )
     workspace: tuple[Any, ...] = _local.workspace
@@ -94,7 +95,7 @@ def _read_bits(words: Any, bit_pos: int, n_bits: int) -> int:
 
 
 def _compute_checksum(block: bytes) -> int:
-    """Return the CRC of a block: zlib's with the bits of each byte, and of the result, reversed."""
+    """Return the CRC of a block: reverse the bits of each byte, and those of the `crc32` result."""
     return int(f"{zlib.crc32(block.translate(_REVERSED_BITS)):032b}"[::-1], 2)
 
 
@@ -108,18 +109,18 @@ def _peek_bits(words: Any, bit_pos: Any, n_bits: Any) -> Any:
 
 @compiled
 def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspace: Any) -> Any:
-    """Decode a block into the workspace; return (next bit, number of bytes, -1 on an error).
+    """Decode a block into the workspace; return (next bit, number of bytes or -1 on an error).
 
     Args:
         words: (w,) uint32, big-endian, with the padding.
         n_bits: number of bits before the padding.
         bit_pos: first bit after the block's checksum.
-        max_block_bytes: maximum bytes of a block at this compression level.
+        max_bytes: maximum bytes of a block at this compression level.
         workspace: the arrays of `_get_workspace`.
     """
     symbols, chain_entries, segment_symbols, block = workspace
     failure = (np.int64(-1), np.int64(-1))
-    if bit_pos > n_bits or _peek_bits(words, bit_pos, 1):  # randomised, by an old version
+    if bit_pos > n_bits or _peek_bits(words, bit_pos, 1):  # this bit marks blocks of an old bzip2
         return failure
     origin_row, used_ranges = _peek_bits(words, bit_pos + 1, 24), _peek_bits(words, bit_pos + 25, 16)
     bit_pos += 41
@@ -140,8 +141,7 @@ def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspa
     bit_pos = _read_group_tables(words, n_bits, bit_pos, n_tables, table_of_group)
     # An entry has a symbol in bits 0 to 8 and its code length above; it is 0 if the code is longer.
     lookup_tables = np.zeros(_MAX_TABLES << _TABLE_BITS, np.uint16)
-    # For each code length: the end of its codes, and the difference of rank and code of its
-    # symbols.
+    # For each code length: the end of its codes, and the offset from a code to the symbol's rank.
     code_ends, rank_offsets = np.zeros((2, _MAX_TABLES, _MAX_CODE_BITS + 1), np.int64)
     symbol_by_rank = np.zeros((_MAX_TABLES, _MAX_SYMBOLS), np.uint16)
     for table_number in range(n_tables):
@@ -170,7 +170,7 @@ def _decode_block(words: Any, n_bits: Any, bit_pos: Any, max_bytes: Any, workspa
 
 @compiled
 def _read_group_tables(words: Any, n_bits: Any, bit_pos: Any, n_tables: Any, table_of_group: Any) -> Any:
-    """Read the number of each group's Huffman table; return the next bit, or -1 on an error."""
+    """Read the Huffman table number of each group; return the next bit, or -1 on an error."""
     table_order = np.arange(_MAX_TABLES).astype(np.uint8)
     for group in range(table_of_group.size):
         table_rank = 0
@@ -231,7 +231,7 @@ def _read_symbols(
     table_of_group, lookup_table, code_ends, rank_offsets, symbol_by_rank = code_tables
     # These are unsigned because compiled code tests whether a signed index is negative.
     one, eight, byte_mask, last_shift = np.uint64(1), np.uint64(8), np.uint64(255), np.uint64(56)
-    # The move-to-front list: the first of eight symbols is in the lowest byte.
+    # In each integer of the move-to-front list, the first of eight symbols is the lowest byte.
     first_eight, second_eight, other_symbols = np.uint64(0), np.uint64(0), move_to_front_table[16:].copy()
     for i in range(8):
         first_eight |= np.uint64(move_to_front_table[i]) << np.uint64(8 * i)
@@ -365,7 +365,7 @@ def _follow_segments(chain_entries: Any, n_symbols: Any, first_position: Any, se
         n_symbols -= end_column - begin_column
         for i in range(begin_column, end_column):
             symbol = np.int64(segment_symbols[row, i])
-            if run_length == 4:  # after four equal symbols, the count of further ones
+            if run_length == 4:  # four equal symbols precede the number of further repetitions
                 if n_written + symbol > block.size:
                     return -1
                 block[n_written : n_written + symbol] = previous_symbol

@@ -1,8 +1,9 @@
 """Chunk a part: turn its pages into articles, and its articles into passages in one Parquet file.
 
-Every page without passages is counted by reason. A page that the cleaner cannot parse is
-quarantined and the part continues; if more pages are quarantined than the recipe allows, the dump
-is assumed to be broken and the part fails. One page and one row group are in memory at a time.
+Pages without passages are counted by the reason why they have none. A page that the cleaner cannot
+parse is quarantined and the part continues; if more pages are quarantined than the recipe allows,
+the dump is assumed to be broken and the part fails. One page and one row group are in memory at a
+time.
 
 If an earlier build chunked the same article in the same way, its passages are reused
 (`article_log`), and the article is not parsed again. Reuse does not change the bytes of the file.
@@ -67,14 +68,14 @@ from rag_model.corpus.salient_spans import VERSION as SPANS_VERSION
 from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_spans
 from rag_model.errors import InputError, UsageError, format_count
 
-VERSION = 12  # increase it when the same page would give other passages; then no article is reused
+VERSION = 12  # increase it if a change gives other passages; no article is then reused
 MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
 MAX_UNKNOWN_TEMPLATES = 100  # unknown templates in a part's statistics, the most frequent ones
 # Title, namespace and id as MediaWiki writes them; `html.unescape` decodes these entities.
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
 )
-_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")  # after these, `</page>` may not end the page
+_UNUSUAL_MARKUP = re.compile(rb"<(?:[!?]|page\b)")  # a page with one may not end at `</page>`
 LENGTH_BIN = 10  # bin width of the histogram of lengths, in words
 
 
@@ -95,7 +96,7 @@ class ChunkRecipe:
     quarantine_floor: int = 20  # number of unparsable articles that is always allowed
 
     def __post_init__(self) -> None:
-        self.create_chunker()  # rejects an unknown chunker or setting before any work
+        self.create_chunker()  # an unknown chunker or setting must be rejected early
         for name, choices in (("structures", StructureName), ("metadata", MetadataName)):
             setting_values, allowed_values = {*getattr(self, name)}, get_args(choices)
             if unknown_values := sorted(setting_values - {*allowed_values}):
@@ -107,7 +108,7 @@ class ChunkRecipe:
             raise UsageError(f"quarantine_share must be from 0 to 1, not {self.quarantine_share}")
 
     def create_chunker(self, files: Mapping[str, Path] | None = None) -> Chunker:
-        """Create the chunker; `files` maps settings that are digests to the paths of their files.
+        """Create the chunker; `files` maps each setting that is a digest to the path of its file.
 
         Raises:
             UsageError: There is no such chunker, or it rejects a setting.
@@ -128,7 +129,7 @@ class ChunkRecipe:
         words_setting = {"words": settings.pop("words")} if "words" in settings else {}
         optional_fields: dict[str, Any] = {"settings": settings} if settings else {}
         if self.spans:
-            optional_fields["spans"] = True  # omitted if false, as in recipes of earlier versions
+            optional_fields["spans"] = True  # if false, it is omitted, as in early recipes
         if self.structures:
             optional_fields["structures"] = list(self.structures)
         if self.metadata:
@@ -167,13 +168,13 @@ class ChunkStats:
     """Statistics of a chunked part, as JSON values."""
 
     rows: int  # passages
-    # Digest of the rows' values, independent of the file's encoding; empty for imported passages.
+    # Digest of the values in the rows, whatever the file's encoding; empty for imported passages.
     digest: str = ""
     articles: int = 0  # articles with at least one passage
-    # Number of dropped pages by reason; `unparsable` counts the quarantined pages.
+    # Number of dropped pages by reason; quarantined pages have the reason `unparsable`.
     dropped: Mapping[str, int] = field(default_factory=dict)
-    quarantined: tuple[QuarantinedPage, ...] = ()  # the first `MAX_LISTED`
-    # Latest timestamp among the articles, ISO 8601; empty without revisions.
+    quarantined: tuple[QuarantinedPage, ...] = ()  # at most `MAX_LISTED`, the first
+    # Latest revision time of the articles, ISO 8601; empty if no article has a revision time.
     newest_revision: str = ""
     words: int = 0  # words in all passages
     # Number of passages by length, in bins of `LENGTH_BIN` words.
@@ -207,9 +208,9 @@ def chunk_part(
         log: path for the article log, from which a later build reuses articles.
         reusable: articles of earlier parts, which are reused.
         suppressed: ids of pages that are counted but not chunked.
-        files: paths of the files that the recipe stores as digests, by setting.
+        files: for each setting that names a file, the path; the recipe stores only its digest.
         spans: path for the salient spans, if the recipe stores them.
-        table: templates of the wiki; the same table as that of `reusable`.
+        table: templates of the wiki; must be the table that was given to `reusable`.
         page_table: redirects and Wikidata items of the part's pages.
 
     Raises:
@@ -306,7 +307,7 @@ class _PartTally:
 
 @dataclass(frozen=True, slots=True)
 class _ChunkContext:
-    """The recipe with its files, and the data of the wiki, for all pages of one part."""
+    """The recipe with its files and the data of the wiki, which all pages of a part share."""
 
     recipe: ChunkRecipe
     siteinfo: Siteinfo
@@ -338,7 +339,7 @@ class _ChunkContext:
         return self.page_table.find(int(head[3]), unescape(head[1].decode(errors="replace")))
 
     def add_metadata(self, page: Page) -> Page:
-        """Return the page; the metadata of an article are completed from the page table."""
+        """Return the page, with the metadata that the page table has for an article."""
         # Pages of the article log have no title.
         if not self.page_table or page.namespace != 0 or not page.title:
             return page
@@ -395,7 +396,7 @@ def _chunk_document(
 def _chunk_pages(
     part: Part, page_format: PageFormat, context: _ChunkContext, tally: _PartTally, reusable: ReusableArticles
 ) -> Iterator[_ArticleEntry]:
-    """Yield the articles and dropped pages of a part of a wiki, reusing unchanged ones."""
+    """Yield the articles and dropped pages of a part of a wiki dump; reuse unchanged articles."""
     open_chunker, with_spans = cache(context.open_chunker), context.recipe.spans
     basis = context.compute_key_basis(part)
 
@@ -410,7 +411,7 @@ def _chunk_pages(
         page = context.add_metadata(parsed_page)
         key = page.key or compute_article_key(basis, page)
         reused_article = reusable.find(key, with_spans=with_spans)
-        if reused_article is None and page.key:  # logs of earlier versions have no keys of elements
+        if reused_article is None and page.key:  # logs of earlier versions only have keys of pages
             reused_article = reusable.find(compute_article_key(basis, page), with_spans=with_spans)
         result = reused_article or _classify_page(page, page_format, context)
         if not (result and result.dropped) and not tally.accept_page(str(page.page_id)):
@@ -426,7 +427,7 @@ def _chunk_pages(
         else:
             tally.record_time(page)
             tally.count_article(result, is_reused=reused_article is not None)
-            if result.templates:  # even an empty update takes as long as a look-up
+            if result.templates:  # this saves the time of an empty update
                 tally.unknown_templates.update(name for name in result.templates if name not in context.table.entries)
         yield _ArticleEntry(result, str(page.page_id), key, page.revised)
 
@@ -434,7 +435,7 @@ def _chunk_pages(
 def _skim_outside_page(element: bytes, part: Part) -> Page | None:
     """Return a page with only its id if it is in another part; None if it must be parsed.
 
-    The streams at both ends of a part also have pages of the neighbouring parts.
+    The first and the last stream of a part may also contain pages of the neighbouring parts.
     """
     head = _ELEMENT_HEAD.match(element)
     if head is None or part.first_page <= int(head[3]) <= part.last_page:
@@ -462,7 +463,7 @@ def _chunk_page(
 ) -> ArticleResult:
     """Return the passages of a page, or the reason to quarantine it."""
     with_spans, structures = context.recipe.spans, context.recipe.structures
-    # The `clean` of another package's format may not have this parameter.
+    # A format of another package may have a `clean` without the parameter `structures`.
     clean_options = {"structures": structures} if structures and page_format.extracts_structures else {}
     try:
         with use_templates(context.table) as template_use:

@@ -36,9 +36,9 @@ PROPERTIES_JOB = "pagepropstable"  # properties of pages, such as their Wikidata
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}\.(?:bz2|sql\.gz)")
 _DIGEST_PATTERNS = {"sha1": re.compile(r"[0-9a-f]{40}"), "md5": re.compile(r"[0-9a-f]{32}")}
 _MAX_PAGE_BYTES = 1 << 26  # maximum bytes of a listing or status page
-_MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of such a page, after the first minute
+_MIN_PAGE_RATE = 1 << 16  # minimum bytes per second of a listing, after a minute
 _BLOCK_BYTES = 1 << 20
-_MAX_TRIES = 5  # consecutive connections with little progress before an error
+_MAX_TRIES = 5  # maximum consecutive attempts that fetch less than `MIN_BYTES`
 # Maximum number of unfinished runs to skip: a run takes days, but the one before is complete.
 _MAX_UNFINISHED_RUNS = 3
 OnProgress = Callable[[int, int], object]  # (bytes done, total bytes)
@@ -91,7 +91,7 @@ class _MinimumRateStream(io.RawIOBase):
         return n_read
 
     def close(self) -> None:
-        """Close the socket's file too."""
+        """Close this stream and the socket's raw stream."""
         self._raw.close()
         super().close()
 
@@ -175,8 +175,8 @@ def find_newest_dump(
     Args:
         wiki: URL of a wiki's dumps, such as `https://dumps.wikimedia.org/enwiki/`.
         after: date of the newest known dump, yyyymmdd.
-        job: name of the job of a run whose files are listed.
-        tables: further jobs, which must be done too; their files are listed after the others.
+        job: name of the dump job that creates the files to list.
+        tables: further jobs that must be done; their files are listed after those of `job`.
 
     Raises:
         InputError: The server is unreachable, or its response is not a list of dumps or a dump
@@ -194,13 +194,13 @@ def find_newest_dump(
 
 
 def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lambda done, total: None) -> str:
-    """Fetch a dump into `folder`, resuming an interrupted call; return a glob of its streams.
+    """Fetch a dump into `folder`, or resume an interrupted fetch; return a glob of its streams.
 
     A file gets its final name when it is complete. The free disk space is checked first.
 
     Raises:
         InputError: A file does not match its size or checksum, or the server stops sending it.
-        ResourceError: The disk has too little free space, in which case nothing is fetched, or is
+        ResourceError: The disk does not have enough space, and nothing was fetched; or it became
             full.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ def fetch_dump(dump: PublishedDump, folder: Path, on_progress: OnProgress = lamb
 def fetch_file(
     url: str, path: Path, checksum: tuple[str, str] | None, on_progress: OnProgress = lambda done, total: None
 ) -> None:
-    """Fetch one file to `path`, or resume it; `path` exists only when the file is complete.
+    """Fetch one file, or resume an interrupted fetch; `path` exists only when it is complete.
 
     Raises:
         InputError: The server is unreachable, or the file does not match its checksum (algorithm

@@ -6,10 +6,10 @@ filtered. Aliases become the first line of the article, so that every retriever 
 changed alias changes a passage like any other text.
 
 In a wiki's export, the aliases and the Wikidata item are not part of the page: redirects are
-separate pages anywhere in the dump, and Wikidata items are in another file. Jobs read both once and
-write them to Arrow files. The chunk job maps these files into memory to look up each page
-(`PageTable`). Redirects are sorted by a hash of their target's title. The first bits of the hash
-select the file, so that no process needs memory for all redirects of a wiki.
+separate pages anywhere in the dump, and Wikidata items are in another file. Jobs read redirects and
+items once and write them to Arrow files. The chunk job maps these files into memory to look up each
+page (`PageTable`). Redirects are sorted by a hash of their target's title. The first bits of the
+hash select the file, so that no process needs memory for all redirects of a wiki.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ _KEY_BITS = 64
 _ITEM_BATCH_ROWS = 1 << 16
 _TARGET = re.compile(r"[^\[]*\[\[[\s_:]*([^\[\]|#\n]*)(#?)")
 _PROPERTY = re.compile(rb"\((\d{1,18}),'wikibase_item','Q(\d{1,15})',")
-_MAX_PROPERTY_BYTES = 64  # upper bound of the length of a match of `_PROPERTY`
+_MAX_PROPERTY_BYTES = 64  # maximum length of a match of `_PROPERTY`
 
 
 def build_metadata(values: Mapping[str, Any]) -> Metadata:
@@ -257,7 +257,7 @@ def write_items(chunks: Iterable[bytes], location: str, out: Path) -> int:
     """Write the Wikidata items of a table of page properties (an SQL dump); return their number.
 
     Raises:
-        InputError: The file is not such a table; the message starts with `location`.
+        InputError: The file has no table of page properties; the message starts with `location`.
     """
     n_rows = 0
     with pa.OSFile(str(out), "wb") as sink, pa.ipc.new_file(sink, _ITEM_SCHEMA) as writer:
@@ -291,12 +291,12 @@ def _to_batch(page_items: Sequence[tuple[int, int]]) -> pa.RecordBatch:
 
 
 class PageTable:
-    """The aliases and Wikidata items of a part's pages, which the XML of the pages lacks."""
+    """The aliases and Wikidata items of a part's pages, which are not in the XML of the pages."""
 
     def __init__(
         self, redirects: Sequence[Path] = (), items: Path | None = None, first_page: int = 0, last_page: int = 0
     ) -> None:
-        """Map the files of `merge_redirects` (1, 2, 4, … files), and read the Wikidata items."""
+        """Memory-map the 1, 2, 4, … files of `merge_redirects`, and read the Wikidata items."""
         tables = [_map_table(path) for path in redirects]
         self._redirects = [(table, _get_keys(table)) for table in tables]
         self._shift = _KEY_BITS - (len(tables).bit_length() - 1)

@@ -3,7 +3,7 @@
 The ranges depend on the dump and the parent snapshot but not on the machine, because they determine
 the row order and therefore the snapshot id. A later build keeps the parent's ranges: an article
 stays in its part from dump to dump, and a part without changed articles stays the same file. New
-pages fill the last part, then new parts.
+pages are added to the last part until it is full, and then to new parts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -155,7 +155,7 @@ def _is_adjacent(joined_slice: Slice, byte_slice: Slice) -> bool:
 
 
 def stage_file(stage: StageFile, path: Path) -> str:
-    """Stage a file and return its URL; delete the local file unless the URL is its own path."""
+    """Stage a file and return its URL; delete the local file unless it was staged in place."""
     staged_url = stage(path)
     filesystem, file_path = url_to_fs(staged_url)
     is_in_place = "file" in filesystem.protocol and Path(file_path) == path.absolute()

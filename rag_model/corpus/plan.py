@@ -111,7 +111,8 @@ def compute_source_digest(part: Part) -> str:
 
     bz2 streams and plain XML are hashed as stored in the dump. Files that planning staged are
     decompressed first, because the output of gzip differs by machine. Memory is bounded. The pages
-    of a followed wiki are not read, because the names of their files are digests.
+    of a wiki that is read through its API are not hashed again, because their files are named by
+    digests.
 
     Raises:
         InputError: A slice cannot be read.

@@ -40,7 +40,7 @@ Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[Any]
 MAX_TERMS = 1 << 24  # maximum number of terms of a vocabulary
 MAX_WEIGHT = 255
-QUERY_UNITS = 4096  # units of a query weight of 1; finer than the rounding of encoders
+QUERY_UNITS = 4096  # units for a query weight of 1; a unit is finer than the rounding of encoders
 _TERMS_COLUMN = "terms"
 # Steele, Lea, Flood. Fast splittable pseudorandom number generators. OOPSLA 2014: `splitmix64`.
 _DIGEST_ROUNDS = tuple(
@@ -51,7 +51,7 @@ _DTYPES = {pa.float16(): np.float16, pa.float32(): np.float32}
 
 
 class RaggedBatch:
-    """The values of m passages; passage i has the values from offsets[i] to before offsets[i + 1].
+    """The values of m passages; passage i has the values offsets[i] <= k < offsets[i + 1].
 
     A subclass is a dataclass with columns of values, followed by `offsets`.
     """
@@ -61,7 +61,7 @@ class RaggedBatch:
 
     @abstractmethod
     def __init__(self, *columns: Values) -> None:
-        """Take the columns of values, and the offsets."""
+        """Store the columns of values, followed by the offsets."""
 
     @abstractmethod
     def columns(self) -> tuple[Values, ...]:
@@ -163,7 +163,7 @@ class _RemoteBatch(Generic[RowsT]):
         return self._build_rows(*_read_values(batch))
 
     def _map_lists(self) -> tuple[npt.NDArray[np.uint8], pa.ListArray]:
-        """Return the batch as bytes, zeros except for the metadata, and the lists in it."""
+        """Return the batch as bytes, zero except for its metadata, and the lists in these bytes."""
         batch_bytes = np.zeros(self._size, np.uint8)  # memory is used only where bytes are written
         batch_bytes[: len(self._metadata)] = np.frombuffer(self._metadata, np.uint8)
         message = pa.ipc.read_message(pa.py_buffer(batch_bytes))
@@ -181,7 +181,7 @@ class _RemoteBatch(Generic[RowsT]):
 
 
 def _list_value_buffers(values: pa.Array) -> list[tuple[pa.Buffer, int]]:
-    """Return (buffer, bytes per value) for each buffer of the values of lists."""
+    """Return (buffer, bytes per value) for each buffer that contains list values."""
     if isinstance(values, pa.StructArray):
         fields = map(values.field, range(values.type.num_fields))
         return [buffer for field in fields for buffer in _list_value_buffers(field)]
@@ -234,7 +234,7 @@ class RaggedFile(Generic[RowsT]):
     """A part's rows, memory-mapped, or read by range from an object store."""
 
     rows: type[RowsT]
-    content_name: str  # what messages call the content of a row
+    content_name: str  # name of a row's content in messages
 
     def __init__(self, source: Path | IO[bytes]) -> None:
         """Memory-map a local file, or read the offsets of the rows in an unbuffered remote file.
@@ -262,11 +262,11 @@ class RaggedFile(Generic[RowsT]):
 
     @abstractmethod
     def read_schema(self, schema: pa.Schema) -> None:
-        """Set the attributes of the values; raise a ValueError or LookupError if invalid."""
+        """Set attributes from the schema; raise a ValueError or LookupError if it is invalid."""
 
     @abstractmethod
     def build_rows(self, values: pa.Array, offsets: Offsets) -> RowsT:
-        """Return the rows of a record batch; raise a ValueError if invalid."""
+        """Return the rows of a record batch; raise a ValueError if they are invalid."""
 
     def iter_batches(self) -> Iterator[RowsT]:
         """Yield the passages in row order, one record batch at a time."""
@@ -296,7 +296,7 @@ def compute_offsets(lengths: npt.NDArray[np.int64]) -> Offsets:
 
 
 def expand_positions(starts: Offsets, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the positions of the values of rows that start at (m,) `starts`, row by row."""
+    """Return the positions of all values, row by row; the rows start at (m,) `starts`."""
     value_starts = compute_offsets(lengths)
     return np.arange(value_starts[-1]) + np.repeat(starts - value_starts[:-1], lengths)
 
@@ -318,7 +318,7 @@ def read_column_name(path: Path) -> str:
 
 def _read_values(batch: pa.RecordBatch) -> tuple[pa.Array, Offsets]:
     """Return the values of a record batch and the offsets of its rows."""
-    batch.validate(full=True)  # checks that offsets ascend and are in bounds
+    batch.validate(full=True)  # the offsets must ascend and be in bounds
     column = batch.column(0)
     if column.null_count or column.values.null_count:
         raise ValueError("a row without values")

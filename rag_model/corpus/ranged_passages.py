@@ -2,9 +2,9 @@
 
 Nine tenths of a row group are one page: the dictionary of its texts, in the order in which
 rows use them first. Zstandard can decompress the beginning of this page alone. A *cut* of a row
-group is a number of first rows and the end of the bytes that contain their texts. A file has cuts
-if `PassageWriter` wrote it and the texts of each row group fit one dictionary page, which they do
-up to an average of about 1,000 bytes per passage.
+group is a number of rows from its start, and the end of the bytes that contain the texts of these
+rows. A file has cuts if `PassageWriter` wrote it and the texts of each row group fit one dictionary
+page, which they do up to an average of about 1,000 bytes per passage.
 """
 
 import io
@@ -35,11 +35,11 @@ from rag_model.ranges import CachedFile
 
 # Decompressed bytes between two cuts; the maximum size of a Zstandard block.
 _MIN_CUT_BYTES = 128 << 10
-_MAX_CUTS = 8  # cuts of a row group
-_MAX_PAGE_BYTES = 16 << 20  # decompressed; a row group of 100-word texts has half a mebibyte
-_MAX_ROWS = 1 << 16  # rows of a row group
+_MAX_CUTS = 8  # maximum cuts of a row group
+_MAX_PAGE_BYTES = 16 << 20  # decompressed; 512 KiB are usual for 100-word texts
+_MAX_ROWS = 1 << 16  # maximum rows of a row group
 _LENGTH = struct.Struct("<I")
-# PLAIN is 0, PLAIN_DICTIONARY, the old name of both encodings, is 2, and RLE_DICTIONARY is 8.
+# PLAIN is 0, RLE_DICTIONARY is 8, and PLAIN_DICTIONARY, an old name of both, is 2.
 _ENCODINGS = {DICTIONARY_PAGE: (0, 2), DATA_PAGE: (2, 8)}
 _DTYPES = {pa.int32(): "<i4", pa.int64(): "<i8", pa.timestamp("ms", tz="UTC"): "<i8"}
 _Indices = npt.NDArray[np.int64]
@@ -97,7 +97,7 @@ class _TextDictionary:
 @dataclass(frozen=True, slots=True)
 class _DecodedGroup:
     columns: Mapping[str, _Column]
-    n_complete_rows: int  # number of first rows whose texts are decoded
+    n_complete_rows: int  # number of rows from the start whose texts are decoded
     nbytes: int
 
     def build_passage(self, row: int) -> Passage:
@@ -164,7 +164,7 @@ class RangedPassages:
         return last_row_by_group
 
     def _find_decoded_group(self, group: int, row: int) -> _DecodedGroup | None:
-        """Return a row group from the cache if the text of the row is decoded."""
+        """Return a row group from the cache; None if it has not decoded the text of the row."""
         decoded_group: _DecodedGroup | None = self._cache.find((self._file.name, group))
         return decoded_group if decoded_group is not None and row < decoded_group.n_complete_rows else None
 
@@ -313,7 +313,7 @@ def _decode_group(
     Args:
         data: bytes of the row group.
         columns: names of its columns, in order.
-        n_complete_rows: number of first rows whose texts are in `data`.
+        n_complete_rows: number of rows from the start whose texts are in `data`.
         text_cut: number of the cut, and the end of its texts in `data`; None if all are there.
     """
     decoded_columns, nbytes = dict[str, _Column](), 0

@@ -1,7 +1,7 @@
-"""The records of a corpus (page, article, passage), and the descriptors of the work on them.
+"""The records of a corpus (page, article, passage), and descriptors of units of work.
 
-A descriptor contains the location of the data of one unit of work (a few hundred bytes of JSON).
-The records are the data itself and never leave the worker that reads them.
+A descriptor is a few hundred bytes of JSON that say where the data of a unit of work are. The
+records are the data itself and never leave the worker that reads them.
 
 Times of revisions are stored as whole seconds since 1970 in UTC and shown as ISO 8601. Days would
 not suffice, because a page may be edited several times a day, and dumps contain seconds. Parquet
@@ -25,10 +25,10 @@ PassageKind = Literal["prose", "table", "infobox", "list"]
 PROSE: PassageKind = "prose"
 PASSAGE_KINDS: tuple[str, ...] = get_args(PassageKind)
 StructureName = Literal["tables", "infobox", "lists"]  # structures that a recipe can request
-# The structure of a page from which passages of each kind are made.
+# The name of the structure from which passages of a kind are made.
 STRUCTURES: dict[str, StructureName] = {"table": "tables", "infobox": "infobox", "list": "lists"}
 CATEGORY_SEPARATOR = "|"  # joins categories in a column; titles cannot contain it
-MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # names in a recipe
+MetadataName = Literal["aliases", "categories", "language", "wikidata"]  # metadata names in recipes
 
 # Content models of pages that are rendered HTML or plain text; no wiki uses these names.
 HTML_MODEL, PLAIN_MODEL = "html", "plain"
@@ -73,10 +73,10 @@ class Page:
     redirect: bool
     model: str  # content model: `wikitext`, `json`, `css`, …
     text: str
-    # Key of its element in article logs; empty if its bytes are unknown. A page that a log holds is
-    # not parsed: then only its id, time and key are set.
+    # Key of the page's element in article logs; empty if the bytes of the element are unknown. If a
+    # page is taken from an article log, it is not parsed: only its id, time and key are set.
     key: bytes = field(default=b"", compare=False)
-    metadata: Metadata = NO_METADATA  # if the source has it
+    metadata: Metadata = NO_METADATA  # empty if the source has none
     target: str = ""  # title of the page that a redirect leads to, if the source names it
 
 
@@ -180,7 +180,7 @@ def is_sitemap(url: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SiteSettings:
-    """What a build reads from a MediaWiki site that it follows."""
+    """What a build reads from a MediaWiki site."""
 
     text: str = "wikitext"  # or `html`, rendered by the site itself
     namespaces: tuple[int, ...] = (0,)
@@ -231,7 +231,7 @@ class Part:
         """Return the descriptor as JSON values."""
         part_dict = asdict(self)
         if not self.format:
-            del part_dict["format"]  # plans of earlier versions lack the field
+            del part_dict["format"]  # plans of earlier versions have no such field
         return part_dict
 
     @classmethod
@@ -258,7 +258,7 @@ class Plan:
         """Return the plan as JSON values."""
         parts = tuple(part.to_json() for part in self.parts)
         plan_dict = {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
-        if self.template_parts is not None:  # plans of earlier versions lack them
+        if self.template_parts is not None:  # plans of earlier versions do not have them
             plan_dict["template_parts"] = tuple(part.to_json() for part in self.template_parts)
         return plan_dict | ({"dropped": dict(self.dropped)} if self.dropped else {})
 

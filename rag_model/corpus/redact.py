@@ -1,8 +1,8 @@
-"""Remove pages from parts: find the parts that may contain a page, and write these without it.
+"""Remove pages from parts: find the parts that may contain a page, and write them without the page.
 
 A redacted part has the same bytes as a part that was chunked without the pages
-(`rag_model.corpus.chunk`), so a later build can reuse its files. A part without dates, of an
-earlier version, stays without dates like the rest of its snapshot.
+(`rag_model.corpus.chunk`), so a later build can reuse its files. A part that an earlier version
+wrote without dates stays without dates, like the other parts of its snapshot.
 """
 
 from collections.abc import Collection, Iterable, Mapping

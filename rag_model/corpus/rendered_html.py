@@ -76,9 +76,9 @@ def clean_html(
 
 
 def _split_sections(text: str, marks: tuple[str, str], grids: list[Grid] | None) -> Iterator[RawSection]:
-    """Yield the sections as protected text, whose only markup is blanks, line ends and gaps.
+    """Yield the sections as protected text; its only markup is `_MARKUP`, `marks` and gaps.
 
-    After each section, `grids` has the tables of that section, unless it is None.
+    If `grids` is a list, it contains the tables of the section that was yielded last.
     """
     level, heading, section_texts = 0, "", list[str]()
     skipped_element: Any = None  # the dropped element whose end is the next event
@@ -124,7 +124,7 @@ def _remove_codes(text: str | None) -> str:
 
 
 def _protect_text(text: str) -> str:
-    """Protect the joined text of elements, and replace the codes of `_MARKUP`."""
+    """Protect the joined text of elements, and replace the keys of `_MARKUP` by their markup."""
     text = protect(text.replace("\n", " "))
     for code, markup in _MARKUP.items():
         text = text.replace(code, markup)

@@ -71,7 +71,7 @@ def find_spans(text: str, links: Sequence[tuple[int, int]] = ()) -> list[Salient
 
 
 def find_article_spans(article: Article, passages: Sequence[Passage]) -> list[list[SalientSpan]]:
-    """Return the spans of each passage of an article: dates, and links that lie wholly in it."""
+    """Return the spans of each passage: dates, and links that are completely in the passage."""
     if not any(section.links for section in article.sections):
         return [find_spans(passage.text) for passage in passages]
     links_by_passage = _locate_links(article, passages)

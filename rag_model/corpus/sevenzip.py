@@ -88,16 +88,16 @@ def _describe_file(archive: Any, name: str) -> ArchivedFile:
 
 
 def _build_filters(coders: Iterable[tuple[bytes, bytes]], name: str) -> list[dict[str, int]]:
-    """Return the filters of coders, which 7z lists in decoding order and `lzma` in encoding order.
+    """Convert coders in the decoding order of 7z to filters in the encoding order of `lzma`.
 
     Raises:
-        InputError: The standard library cannot decode them exactly.
+        InputError: The standard library cannot decode the file exactly.
     """
     methods = [method for method, _ in coders]
     if methods == [_BZIP2]:
         return []
     ids = [_FILTERS.get(method, 0) for method in methods]
-    # liblzma holds back the last bytes of x86 code after LZMA, whose end it does not see.
+    # After LZMA without an end mark, liblzma does not output the last bytes of the x86 filter.
     if ids not in ([lzma.FILTER_LZMA1], [lzma.FILTER_LZMA2], [lzma.FILTER_LZMA2, lzma.FILTER_X86]):
         raise InputError(
             f"{name} is encrypted, or uses a method other than LZMA, LZMA2 and bzip2: {_advise_unpacking(name)}"

@@ -48,7 +48,7 @@ _bzip2_bytes_read = [0]  # bytes of bzip2 streams that `read_slice` has read in 
 _DOWNLOAD_ADVICE = "download it again, and its index with it if it has one"
 _7Z_MAGIC = b"7z\xbc\xaf\x27\x1c"
 _UTF16_BYTES = 8  # bytes at the start of a text by which UTF-16 is recognised
-MAX_LINE = 64 << 20  # bytes of one line, in line-based formats
+MAX_LINE = 64 << 20  # maximum bytes of a line in line-based formats
 _CODEC_BY_ENDING: dict[str, Compression] = {"bz2": "bz2", "gz": "gzip", "tgz": "gzip", "xz": "xz", "zst": "zstd"}
 COMPRESSED_ENDING = r"(\.(bz2|gz|xz|zst|7z))?$"  # pattern of an optional ending
 _TAR_ENDING = re.compile(rf"\.tar{COMPRESSED_ENDING}|\.tgz$", re.IGNORECASE)
@@ -222,7 +222,7 @@ def read_bytes(url: str, offset: int = 0, length: int | None = None) -> Iterator
 
 
 def add_client_errors(*expected: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return the expected errors, and the errors of imported HTTP clients that are not OSErrors."""
+    """Return `expected` and those errors of imported HTTP clients that are not OSErrors."""
     return (
         *expected,
         *(getattr(sys.modules[name], error_name) for name, error_name in _CLIENT_ERRORS.items() if name in sys.modules),
@@ -316,7 +316,7 @@ def _load_bzip2() -> ModuleType | None:
 
 
 def _decode_compiled(bzip2: ModuleType, chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
-    """Yield the decoded bytes of bzip2 streams, after all their bytes are read.
+    """Read all bytes of bzip2 streams, then yield the decoded bytes.
 
     Raises:
         InputError: As for `decode`.
@@ -340,8 +340,8 @@ def describe_slice(byte_slice: Slice) -> str:
 def read_lines(url: str) -> Iterator[bytes]:
     """Yield the decoded lines of a file without line ends.
 
-    From a tar archive, the lines of all its files are read, which are decompressed according to
-    their own endings.
+    If the file is a tar archive, the lines of all files in it are yielded; each file is
+    decompressed according to its own ending.
 
     Raises:
         InputError: The file is unreadable or corrupt, or has a line of more than `MAX_LINE` bytes.
@@ -374,7 +374,7 @@ def read_archived_files(url: str) -> Iterator[Iterator[bytes]]:
         file = BufferedReader(_ChunkFile(read_decoded(url)), CHUNK_BYTES)
         with tarfile.open(fileobj=file, mode="r|", tarinfo=_TarHeader) as archive:
             while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # they would fill the memory
+                archive.members.clear()  # type: ignore[attr-defined]  # members would fill memory
                 if not member.isreg():
                     continue
                 member_file = archive.extractfile(member)
@@ -422,7 +422,7 @@ def refuse_utf16(head: bytes, source_name: str) -> None:
 
 
 def split_lines(chunks: Iterable[bytes], source_name: str) -> Iterator[bytes]:
-    """Yield the lines of decoded bytes without line ends; the last line may lack one."""
+    """Yield the lines of decoded bytes without line ends; the last line may have no line end."""
     line_parts, line_bytes = list[bytes](), 0
     for chunk in filter(None, chunks):  # a file may contain millions of empty streams
         line_rest, *complete_lines = chunk.split(b"\n")
@@ -497,7 +497,7 @@ def _decode_archive(url: str) -> Iterator[bytes]:
 
 
 def _decode_raw_stream(chunks: Iterable[bytes], filters: list[dict[str, int]], name: str) -> Iterator[bytes]:
-    """Yield the decoded bytes of one raw stream, whose end need not be marked."""
+    """Yield the decoded bytes of one raw stream, with or without an end mark."""
     try:
         decoder = lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=filters) if filters else bz2.BZ2Decompressor()
         for chunk in chunks:

@@ -50,7 +50,7 @@ from rag_model.http_client import (
 from rag_model.secrets import refuse_secret
 
 PREFIX = "sitemap+"
-# names the folder of the mirrors; default `~/.cache/bookwheel/sites`
+# environment variable for the folder of the mirrors; default `~/.cache/bookwheel/sites`
 FOLDER_VARIABLE = "BOOKWHEEL_SITES"
 MAX_PAGE_BYTES = 8 << 20  # the same limit as for an HTML file in a folder
 # The protocol allows 50 MB.
@@ -58,9 +58,9 @@ _MAX_SITEMAP_BYTES, _MAX_SITEMAPS, _MAX_PAGES = 50 << 20, 1_000, 1_000_000
 _MAX_ROBOTS_BYTES = 512 << 10
 # Number and share of pages with HTTP 500; if both are exceeded, the site is considered down.
 _MAX_FAILED_PAGES, _MAX_FAILED_SHARE = 20, 0.1
-# A run stops early only after more failed pages, since fewer may be one section listed first.
+# An unfinished run stops only after more failures, since the first pages may be a broken section.
 _STOP_AFTER_FAILED_PAGES = 50
-# There are few tries, because a busy server would send `Retry-After`, so a bug is more likely.
+# Few attempts suffice: the cause is probably a bug, since a busy server would send `Retry-After`.
 _SERVER_ERROR, _MAX_ERROR_TRIES = "HTTP 500", 4
 _MAX_DELAY = 60.0  # seconds between two requests
 _log = logging.getLogger(__name__)

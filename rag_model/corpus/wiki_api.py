@@ -63,7 +63,7 @@ class _Account:
 
 
 def _read_account(host: str) -> _Account:
-    """Return the account in the environment; an empty account unless `host` is its host.
+    """Return the account in the environment if it belongs to `host`, otherwise an empty account.
 
     Other hosts must not get the credentials, because the users of a web form can name any host.
 
@@ -185,7 +185,7 @@ class WikiClient:
     def _call(self, parameters: Mapping[str, Any], *, is_asserted: bool = False) -> Reply:
         """Return the reply of `api.php`, which is in the folder `w` of the site or at its root.
 
-        The first request finds out which of these it is.
+        The first request finds out in which of the two folders it is.
         """
         api_errors: list[_NoApiError] = []
         for url in self._api_urls:
@@ -291,7 +291,7 @@ def check_object(value: Any, url: str) -> Reply:
     """Return a value of a reply, which must be a JSON object.
 
     Raises:
-        InputError: It is not.
+        InputError: The value is not a JSON object.
     """
     if not isinstance(value, dict):
         raise InputError(f"{url} answers {value!r:.40} where MediaWiki's API has an object: check the wiki")

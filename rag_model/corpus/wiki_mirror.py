@@ -27,7 +27,7 @@ FLUSH_BYTES, FLUSH_PAGES = 8 << 20, 1_000
 class Block:
     """A file of the mirror: the pages of a range of ids, as the `<page>` elements of an export."""
 
-    id: str  # id of the blob; first, as in all lists of blobs that `gc` reads
+    id: str  # id of the blob; `gc` expects it as the first field
     size: int  # compressed bytes
     first_page: int
     last_page: int
@@ -79,7 +79,7 @@ class MirrorState:
 
 
 class Mirror(Protocol):
-    """Interface of a store of a site's pages between builds."""
+    """Interface of a store that keeps the pages of a site between builds."""
 
     def list_removed_pages(self, dbname: str) -> frozenset[int]:
         """Return the ids of a wiki's pages that must not be stored, because they were removed."""

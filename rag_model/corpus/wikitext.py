@@ -1,8 +1,8 @@
 """Convert wikitext to plain text by section, as a reader sees it.
 
 **The parser is `markup.scanner`, chosen by measurement.** `tests/benchmarks/bench_chunking.py`
-reads the real extract (96 articles, 5.7 MB) and 190 template cases. One core; MB of wikitext per
-second, residues of markup in the text, template cases with missing words:
+reads the real extract (96 articles, 5.7 MB) and 190 template cases. The columns are MB of wikitext
+per second on one core, residues of markup in the text, and template cases with missing words:
 
 | | MB/s | residue | holes |
 | --- | --- | --- | --- |
@@ -20,8 +20,8 @@ extension tags, comments, tables and headings (`blocks`), and for each section t
 **Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
 pronunciations and short formulas are kept, because sentences need them. Tables and infoboxes,
 unless they are requested (`structures`), pictures with their captions, references, notices that
-point elsewhere ("Main article: …"), blocks of code, and all but sentences in sections of references
-and links (`blocks.is_apparatus`) are dropped, as in DPR.
+point elsewhere ("Main article: …"), blocks of code, and everything except sentences in sections of
+references and links (`blocks.is_apparatus`) are dropped, as in DPR.
 
 **Positions of links.** To locate the words of links, the scanner puts marks around them
 (`LINK_START`, `LINK_END`), and the section is cleaned with and without the marks.
@@ -65,8 +65,8 @@ _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
 # most titles have no such character and need no slower test
 _UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
-# Text that no title contains. MediaWiki shows a link to it as text, in which `[https://a.org b]` of
-# `[[https://a.org b]]` is an external link.
+# Text that no title contains. MediaWiki shows a link to such a title as text; in the text,
+# `[https://a.org b]` of `[[https://a.org b]]` is an external link.
 _INVALID_TITLE = re.compile(rf"[\[\]{{}}<>|\n\0\ufffd]|^::|^:?$|^{_ADDRESS}|&#?\w+;|%[\da-f]{{2}}", re.IGNORECASE)
 _BARE_ADDRESS = re.compile(rf"{_ADDRESS}\S*", re.IGNORECASE)  # `[[https://a.org]]`
 _QUALIFIER = re.compile(r"(?<!\s)\s*+\([^()]*+\)$|,.*$", re.DOTALL)

@@ -1,4 +1,4 @@
-"""Words, sentences and boundaries: how an article may be split.
+"""Split articles into words, and rate the boundaries between words as places to split.
 
 `split_words` splits a text into words of bounded length. `ends_sentence` finds the ends of
 sentences. `split_article` returns an article as one sequence of words with the strength of the
@@ -19,9 +19,9 @@ MAX_WORD_LENGTH = 100
 
 # Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
 _UNSPACED = "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# Their punctuation, and combining signs that stay with the previous letter.
+# Punctuation and combining signs of these scripts, which stay with the previous letter.
 _MARKS = "\u3001-\u3029\uff00-\uffef\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u102b-\u103e\u17b4-\u17d3"
-# The punctuation that stays with the next letter.
+# Opening punctuation of these scripts, which stays with the next letter.
 _OPENING = "\u3008\u300a\u300c\u300e\u3010\u3014\u3016\u3018\u301a\u301d\uff08\uff3b\uff5b\uff5f\uff62"
 # A character of a script without spaces between words, or of its punctuation or signs.
 UNSPACED = re.compile(f"[{_UNSPACED}{_MARKS}]")
@@ -29,7 +29,7 @@ _LONG_RUN = re.compile(f"[{_UNSPACED}{_MARKS}]{{12}}")
 _UNSPACED_PIECES = re.compile(f"[{_OPENING}]*[{_UNSPACED}]{{1,2}}(?:(?![{_OPENING}])[{_MARKS}])*|[^{_UNSPACED}]+")
 _OPENERS = "\"'“„‘‚«‹([{¿¡「『【（〈《"
 _CLOSERS = "\"'”’»›)]}」』】）〉》"
-_CJK = "。！？｡．"  # neither a space nor a lower-case letter follows them
+_CJK = "。！？｡．"  # these end a sentence even without a space
 _ENDS = ".!?…‽؟۔։।॥።፧။។៕" + _CJK
 _END_MARKS, _CJK_END, _END_OR_CLOSER = frozenset(_ENDS), frozenset(_CJK), frozenset(_ENDS + _CLOSERS)
 _TITLES = "mr mrs ms mx dr prof st ste sr sra rev hon fr gen col lt sgt capt cmdr adm maj gov sen rep pres mme mlle hr"
@@ -45,10 +45,11 @@ _INDENTATION = re.compile(r"[ \t]{0,40}")  # limited, because the length of a pa
 def split_words(text: str) -> list[str]:
     r"""Split a text into words, each with the space before it.
 
-    Words are separated by whitespace. A run of a dozen letters of a script without spaces (Chinese,
-    Japanese, Thai, …) counts as one word per two letters, about as many as segmenters find;
-    otherwise a sentence would be one word and a passage 100 sentences. A word longer than
-    `MAX_WORD_LENGTH` is split, so that a number of words also bounds the number of characters.
+    Words are separated by whitespace. In a script without spaces (Chinese, Japanese, Thai, …), a
+    run of a dozen letters or more is split into words of two letters, about the length that
+    segmenters find; otherwise each sentence would be a single word, and a passage would have 100
+    sentences. A word longer than `MAX_WORD_LENGTH` is split, so that a number of words also bounds
+    the number of characters.
 
     >>> split_words("One  small\nstep")
     [' One', ' small', ' step']
@@ -80,8 +81,8 @@ def ends_sentence(word: str, next_word: str) -> bool:
     A sentence ends after a terminal mark (Unicode's `Sentence_Terminal`: full stops of Latin, CJK,
     Arabic, Devanagari, Ethiopic, …) and its closing quotation marks and brackets, unless a
     lower-case letter follows. A Latin full stop after an initial, an ordinal or an abbreviation
-    ends no sentence. In doubt the sentence continues, because a missed end only makes it longer,
-    whereas a false end splits it.
+    does not end a sentence. In doubt the sentence continues, because a missed end only makes it
+    longer, whereas a false end splits it.
 
     >>> ends_sentence("(ended.)", "The"), ends_sentence("Dr.", "Jones"), ends_sentence("approx.", "three")
     (True, False, False)
@@ -102,7 +103,7 @@ def ends_run(word: str) -> bool:
 
 
 def ends_line(word: str, next_word: str) -> bool:
-    """Return whether a sentence ends between two lines; it does not if the sentence is wrapped."""
+    """Return whether a sentence ends at a line break, and is not only wrapped there."""
     return not next_word[0].islower() or word.rstrip(_CLOSERS)[-1:] in _END_MARKS
 
 
@@ -120,9 +121,9 @@ def _is_abbreviation(bare_word: str, stripped_word: str) -> bool:
 class ArticleWords:
     """The words of an article in order; each list has one entry per word."""
 
-    words: Sequence[str]  # from `split_words`, or parts of such words
+    words: Sequence[str]  # words of `split_words`, or parts of words
     breaks: Sequence[int]  # strength of the boundary before the word
-    sections: Sequence[int]  # number of the section of the word
+    sections: Sequence[int]  # number of the section that contains the word
     # Number of the word in the article, from 0; parts of a word have the same number.
     numbers: Sequence[int]
 
@@ -163,8 +164,8 @@ def split_section(article: Article, section: Section) -> list[str]:
 def build_passages(article: Article, words: ArticleWords, spans: Iterable[Span]) -> Iterator[Passage]:
     """Yield a passage for each span of words.
 
-    Ids are `<page>:<heading>.<number>`: heading of the first word, and the number of earlier
-    passages that start under it.
+    Ids are `<page>:<heading>.<number>`: the heading above the first word, and the number of earlier
+    passages that start below this heading.
     """
     used_names: dict[str, int] = {}
     section_names = [create_anchor(section.heading, used_names) for section in article.sections]
@@ -198,7 +199,7 @@ def _iter_words_and_strengths(text: str) -> Iterator[tuple[str, int]]:
 
 
 def _iter_line_words(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the words of a text with kept lines; a line's first word includes its indentation.
+    """Yield the words of a text with its line breaks; the first word of a line has its indentation.
 
     Every line break is a boundary, because the dump format has already joined wrapped lines.
     """

@@ -1,4 +1,4 @@
-"""Chunkers: the protocol with its contract, the registry, files of settings, and passages.
+"""The chunker protocol and its contract, the registry of chunkers, and helpers to write one.
 
 A setting of type `Path` names a file or a folder. Workers get the files in the folder and in its
 direct subfolders, or only those that match the patterns of the field's metadata, such as
@@ -25,7 +25,7 @@ ChunkFunction = Callable[[Article], Iterator[Passage]]
 MAX_HEADING = 256
 MAX_ANCHOR = 64  # characters of a heading in a passage id
 _DIGEST_PATTERN = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-_SINGLE_FILE = ""  # key of the only file of a setting that names a file, not a folder
+_SINGLE_FILE = ""  # key of the file if a setting names a single file
 
 
 class Chunker(Protocol):
@@ -43,13 +43,13 @@ class Chunker(Protocol):
       passage keeps lines and their indentation. A passage starts and ends between words
       (`article_words.split_words`), unless one word is longer than the limit. `start_word` is the
       number of the word in which it starts, counted from the start of the article, or of the
-      section if no passage crosses a heading; `n_words` is its number of words, including parts of
+      section if no passage crosses a heading; `n_words` is the number of its words and parts of
       words.
     * *Cover.* Passages are in the order of their first word, and every character except spaces
       between them is in a passage.
-    * *Bound.* No passage is longer than the limit of the settings, in its unit, for any text; the
-      number of characters is limited too, since no word has more than `MAX_WORD_LENGTH`. Two
-      passages overlap by at most the overlap of the settings. No passage is empty.
+    * *Bound.* Whatever the text, no passage is longer than the maximum in the settings, in words or
+      tokens; its characters are limited too, since no word has more than `MAX_WORD_LENGTH`.
+      Passages overlap by at most the overlap in the settings. No passage is empty.
     * *Time* is linear in the article's length, for every text.
     * *Ids.* `<page_id>:<place>`, unique in the article and without spaces.
     * *Repeat.* Equal articles, settings and files give equal passages on every machine: no clock,
@@ -73,13 +73,13 @@ class Chunker(Protocol):
 
 
 def build_passage(article: Article, position: str, heading: str, start_word: int, words: Sequence[str]) -> Passage:
-    """Build the passage of consecutive words of `split_words`, in the section of this heading.
+    """Build a passage from consecutive words of `split_words` in the section with this heading.
 
-    `position` is the part of the passage id after the page id; `start_word` is the number of its
-    first word.
+    `position` is the part of the passage id after the page id; `start_word` is the number of the
+    passage's first word.
     """
     text = "".join(words)
-    # Only indentation that all lines share is removed, also from the first line.
+    # Remove only the indentation that all lines share, the first line included.
     text = dedent(text).strip("\n") if article.keeps_lines and text.startswith("\n") else text.strip()
     return Passage(
         id=f"{article.page_id}:{position}",
@@ -125,7 +125,7 @@ def settings_to_json(chunker: Chunker) -> dict[str, Any]:
 
 
 def list_setting_files(chunker: Chunker) -> dict[str, dict[str, Path]]:
-    """Return the files of each setting of type `Path`, by their names in its folder.
+    """Return the files of each setting of type `Path` by their names relative to the folder.
 
     Raises:
         InputError: A file does not exist, or no file in a folder matches.
@@ -187,7 +187,7 @@ CHUNKERS: Registry[type[Chunker]] = Registry(
 
 
 def build_chunker(name: str, settings: Mapping[str, Any]) -> Chunker:
-    """Create the chunker of this name with these settings; omitted ones keep their defaults.
+    """Create the chunker of this name; settings that are not given keep their defaults.
 
     Names that are not built in are looked up in the entry points of installed packages.
 

@@ -1,7 +1,7 @@
-"""Passages of tables, infoboxes and long lists: groups of rows that repeat their head lines.
+"""Build passages from groups of rows of a table, infobox or long list, below its head lines.
 
-A passage starts with the heading of the section and the head lines of its structure, one a line, so
-that a query can match a row in the middle of a long table by the names of its columns. A row is
+Every passage starts with the heading of the section and the head lines of the structure, one per
+line, so that a query can match a row in the middle of a long table by the column names. A row is
 split only if it alone is longer than the limit.
 """
 
@@ -11,7 +11,7 @@ from rag_model.corpus.chunkers.article_words import split_words
 from rag_model.corpus.chunkers.chunker import MAX_HEADING, create_anchor
 from rag_model.corpus.records import Article, Passage, Section, Structure
 
-VERSION = 1  # increase it when the same structures would give other passages
+VERSION = 1  # increase it if a change gives other passages for the same structures
 DEFAULT_WORDS = 100  # maximum words of a passage, if the chunker has no such limit
 _HEAD_SHARE = 0.5  # maximum share of head lines, so that at least half of a passage is rows
 _BAR = " |"  # separates cells, and does not count as a word
@@ -36,7 +36,7 @@ def build_structure_passages(
                 group_rows(structure, max_words, section.heading)
             ):
                 passage_id = f"{article.page_id}:{position}.{passage_number}"
-                while passage_id in used_ids:  # another section has this position as its heading
+                while passage_id in used_ids:  # the heading of another section may give the same id
                     passage_id += "_"
                 used_ids.add(passage_id)
                 yield Passage(
@@ -72,9 +72,7 @@ def group_rows(structure: Structure, max_words: int, heading: str = "") -> Itera
 
 
 def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
-    """Return the head lines that fit into their share of a passage; the first that does not is
-    cut.
-    """
+    """Return head lines for at most half of a passage; cut the first line that is too long."""
     words_left, head_lines = int(max_words * _HEAD_SHARE), list[str]()
     for line in filter(None, lines):
         cut_line = _split_row(line, words_left)[0] if words_left > 0 else ""
@@ -85,7 +83,7 @@ def _fit_head(lines: Sequence[str], max_words: int) -> list[str]:
 
 
 def _split_row(row: str, max_words: int) -> list[str]:
-    """Split a row into lines of at most `max_words` words; nearly all rows are one line."""
+    """Split a row into lines of at most `max_words` words; most rows fit into one line."""
     words = split_words(row)
     if len(words) <= max_words:
         return [row]

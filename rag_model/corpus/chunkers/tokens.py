@@ -26,14 +26,14 @@ CountTokens = Callable[[Span], int]  # span -> number of tokens
 class Tokens:
     """Windows over the whole article, split between words; ids are `<page>:<heading>.<window>`.
 
-    Only the tokens of the text count: an encoder adds the tokens of the title and special tokens.
+    The limits count only tokens of the text; an encoder adds the title and special tokens.
     """
 
     version: ClassVar[str] = format_versions("tokenizers")
     # A file, or the encoder's folder.
     tokenizer: Path | None = field(default=None, metadata={"files": (_TOKENIZER_FILE,)})
     tokens: int = 256  # maximum tokens of a passage
-    overlap: int = 38  # maximum tokens that neighbours share; 15 %
+    overlap: int = 38  # maximum tokens that consecutive passages share; 15 %
 
     def __post_init__(self) -> None:
         if self.tokenizer is None:
@@ -78,7 +78,7 @@ def _iter_windows(
 ) -> Iterator[Span]:
     """Yield windows; `tokens_before` has the number of tokens before each word.
 
-    These numbers are sums of the tokens of single words, which is close to the tokens of the text.
+    The numbers are approximate, because each word is tokenized without its neighbours.
     """
     start, end, n_words = 0, 0, len(tokens_before) - 1
     while end < n_words:

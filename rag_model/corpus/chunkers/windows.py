@@ -58,7 +58,7 @@ class Words(Windows):
     """Disjoint windows over the whole article; ids are `<page>:<window>`."""
 
     def __call__(self, article: Article) -> Iterator[Passage]:
-        """Yield windows of `words` words, with the section of their start."""
+        """Yield windows of `words` words, each with the section of its first word."""
         section_words = [split_section(article, section) for section in article.sections]
         article_words = [word for section in section_words for word in section]
         section_of_word = [i for i, section in enumerate(section_words) for _ in section]

@@ -1,4 +1,4 @@
-"""Find the files of folders of documents; base classes of formats with one document per file.
+"""Find the documents in a folder; base classes of formats with one document per file.
 
 The files of a folder may have different formats. A file from which no document can be read is
 dropped; the dropped files are counted by reason.
@@ -32,7 +32,7 @@ from rag_model.errors import InputError
 from rag_model.extras import require
 from rag_model.process import ChildDiedError, ChildWorker, temporary_folder
 
-# Descriptions of files by the reason why they are dropped.
+# Descriptions of dropped files in messages, by the reason to drop them.
 _DROP_REASONS = {
     "hidden": "hidden",
     "link": "symbolic links",
@@ -54,10 +54,10 @@ _DROP_REASONS = {
 }
 _UNSAFE_CHARACTER = re.compile(r"[%\s\x00-\x1f\x7f]")  # not allowed in a document id
 _CONTROL_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
-MAX_HEADING_PART = 100  # characters of one heading in a path of headings
+MAX_HEADING_PART = 100  # maximum characters of each heading in a path of headings
 # limits of a child process: CPU seconds per file, and bytes of memory
 _MAX_PARSE_SECONDS, _MAX_PARSE_MEMORY = 120, 1 << 30
-_SURROGATE = re.compile("[\ud800-\udfff]")  # represents a byte that is not UTF-8 in a file name
+_SURROGATE = re.compile("[\ud800-\udfff]")  # in a file name, it represents a byte that is not UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class IsolatedFiles(DocumentFiles):
     def parse(self, data: bytes, name: str) -> ParsedFile:
         """Parse the bytes of a file in the child process.
 
-        The function that the child serves takes the path of the file. The function returns a
+        The child process serves a function that takes the path of the file and returns a
         dictionary: either with `sections` and `revised`, the fields of a `ParsedFile`, or with
         `dropped`, the reason to drop the file.
 
@@ -194,7 +194,7 @@ def _get_worker(module: str) -> ChildWorker:
 
 
 def decode_text(data: bytes) -> str:
-    """Decode a file from UTF-8; control characters become spaces, and all line ends line feeds.
+    """Decode UTF-8; replace control characters by spaces, and all line ends by line feeds.
 
     Raises:
         DroppedFileError: The file is binary, or not UTF-8.
@@ -243,7 +243,7 @@ class SectionBuilder:
             self._blocks.append("\n".join(lines))
 
     def add_table(self, head: Sequence[str], rows: Sequence[str]) -> None:
-        """Add a table; a long one is cut between rows, and each group of rows repeats its head."""
+        """Add a table; a long table becomes several blocks of rows, each below the header."""
         words = " ".join([*head, *rows]).split()
         if head and rows and len(words) > DEFAULT_WORDS:
             # Document chunkers count the bars between cells as words, but `group_rows` does not.
@@ -326,12 +326,12 @@ def list_document_formats() -> list["DocumentFiles"]:
 
 
 def has_document_files(names: Iterable[str]) -> bool:
-    """Return whether all of these are document formats, which one dump may mix."""
+    """Return whether all formats of these names are document formats; one dump may mix them."""
     return all(isinstance(get_format(name), DocumentFiles) for name in names)
 
 
 def _find_root_folder(pattern: str) -> str:
-    """Return the URL of the folder before the first wildcard, whatever files it contains."""
+    """Return the URL of the last folder that a glob names before its first wildcard."""
     literal_prefix = re.split(r"[*?\[]", pattern, maxsplit=1)[0]
     return get_url(literal_prefix.rpartition("/")[0] or ".")
 
@@ -355,7 +355,7 @@ def _read_files(urls: Sequence[str], folder: str, dropped: Counter[str]) -> Iter
     for url in urls:
         dump_format = get_format(detect_format(url))
         path = url.removeprefix(f"{folder}/") if url.startswith(f"{folder}/") else basename(url)
-        if not isinstance(dump_format, DocumentFiles):  # planning rejects such a dump
+        if not isinstance(dump_format, DocumentFiles):  # planning rejects a dump with other formats
             continue
         try:
             yield dump_format.read_document(url, path)

@@ -41,7 +41,7 @@ class PlanRequest:
     dropped: Mapping[str, int] = field(default_factory=dict)  # number of dropped files by reason
 
     def find_boundaries(self, kind: SourceKind, dbname: str = "") -> "PartBoundaries | None":
-        """Return the boundaries of the parent's parts; None if the parent has another kind or wiki."""
+        """Return the parent's part boundaries; None if its source has another kind or wiki."""
         boundaries = self.parent_boundaries
         is_same_source = boundaries is not None and (boundaries.kind, boundaries.dbname) == (kind, dbname)
         return boundaries if is_same_source else None
@@ -113,9 +113,9 @@ class BuiltInFormat(NamedTuple):
     """An entry of the list of accepted dumps."""
 
     target: str  # `module:object` in this package
-    kind: SourceKind  # as `DumpFormat.kind`
+    kind: SourceKind  # value of `DumpFormat.kind`
     summary: str  # for help texts, error messages and the documentation
-    # If true, workers read its parts with this format, otherwise with the standard one of its kind.
+    # If true, workers read the parts with this format, else with the standard format of its kind.
     has_own_parts: bool = False
 
 
@@ -152,7 +152,7 @@ DUMP_HELP = (
 )
 _STANDARD_FORMATS: Mapping[SourceKind, str] = {"wiki": "mediawiki", "documents": "jsonl", "passages": "tsv"}
 _ROOT_TAG, _PARQUET_MAGIC = b"<mediawiki", b"PAR1"
-_GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after the formats that are special cases of them
+_GENERIC_FORMATS = {"jsonl", "parquet"}  # tried after more specific formats, such as `kilt`
 SITE = "wiki_site"  # recognized by its URL; detection does not load it, because it imports httpx
 _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end in .bz2 or .gz
 
@@ -203,7 +203,7 @@ def find_format(url: str) -> DumpFormat | None:
 
 
 def drop_companions(urls: Iterable[str]) -> list[str]:
-    """Return the URLs without files that only belong to a dump, such as offset indexes."""
+    """Return the URLs of dumps, without the URLs of companion files such as offset indexes."""
     return [url for url in urls if not _is_companion(url.rpartition("/")[2])]
 
 

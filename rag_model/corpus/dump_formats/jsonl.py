@@ -36,7 +36,7 @@ class JsonLines(RecordFormat):
         date or time, or whole seconds since 1970.
 
         Raises:
-            InputError: A line is not such an object.
+            InputError: A line is not an object with these fields.
         """
         for line_number, row in iter_objects(url):
             yield parse_document(row, f"line {line_number} of {basename(url)}")
@@ -79,7 +79,7 @@ class KiltPages(JsonLines):
         heading, and `BULLET::::-` starts a list item.
 
         Raises:
-            InputError: A line is not such a JSON object.
+            InputError: A line is not a JSON object with these fields.
         """
         for line_number, row in iter_objects(url):
             location = f"line {line_number} of {basename(url)}"
@@ -121,7 +121,7 @@ class HotpotPages(JsonLines):
         `text` has the sentences of the introduction, or a list of sentences per paragraph.
 
         Raises:
-            InputError: A line is not such a JSON object.
+            InputError: A line is not a JSON object with these fields.
         """
         for line_number, row in iter_objects(url):
             location = f"line {line_number} of {basename(url)}"

@@ -1,4 +1,4 @@
-"""Read Markdown and HTML files: a section per heading, with tables as rows and unchanged code."""
+"""Read Markdown and HTML files: a section per heading; tables become rows, code stays unchanged."""
 
 import re
 import tomllib
@@ -36,7 +36,7 @@ _BLOCK_TAG_NAMES = (
     "hr html li main p section summary table tbody td tfoot th thead tr"
 )
 _BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
-# only layout tables contain these
+# A table that contains one of these elements is for layout, not for data.
 _LAYOUT_TAGS = "table", "pre", "ul", "ol", *sorted(_HEADING_TAGS)
 _SKIPPED_TAG_NAMES = "aside button footer form head header iframe nav noscript script select style svg template"
 _SKIPPED_TAGS = frozenset(_SKIPPED_TAG_NAMES.split())
@@ -83,7 +83,7 @@ def _split_front_matter(text: str) -> tuple[Mapping[str, Any], str]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Parse YAML. Aliases share one value, so that nested aliases cannot exhaust the memory."""
+    """Parse YAML. All aliases of a value are one object, so nesting them needs no memory."""
     yaml = require("yaml", extra="markdown")
     try:
         return yaml.safe_load(text)
@@ -108,10 +108,10 @@ class _TokenReader:
 
     def __init__(self, builder: SectionBuilder) -> None:
         self._builder = builder
-        self._lists: list[str] = []  # marks of the enclosing lists, empty for numbered ones
+        self._lists: list[str] = []  # item marker of each enclosing list; empty if numbered
         self._lines: list[str] = []  # lines of the outermost list or of the table
         self._cells: list[str] = []
-        self._mark = ""  # mark of the list item that has no text yet
+        self._mark = ""  # marker of the list item that has no text yet
         self._heading_level = 0  # level of the heading whose text is the next token
         self._is_in_table = False
 

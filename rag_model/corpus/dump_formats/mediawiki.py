@@ -2,16 +2,16 @@
 
 **Parsing.** The parser is expat from the standard library. Expat was faster than lxml (362 versus
 297 MB/s on an extract of a real dump), builds no tree, and has no limit for text nodes, whereas
-libxml2 must be run without its protections for more than 10 MB. Constructs that an export never
-contains are rejected at once: a document type (and with it every entity), deep nesting, very long
-tokens.
+libxml2 accepts more than 10 MB only without its protection against hostile files. Constructs that
+an export never contains are rejected at once: a document type (and with it every entity), deep
+nesting, very long tokens.
 
 **Splitting.** A multistream dump consists of bz2 streams of about 100 pages, and an index with one
 line `offset:page id:title` per page. Memory holds only one entry per stream, which takes tens of
 megabytes for English Wikipedia. A dump without an offset index is read once from start to end. Runs
 of pages are written as gzip members of about 256 KiB of XML, many per file, and `stage` puts each
 file where workers can read it. Plain XML can be read at any offset, so its runs are byte ranges of
-the dump itself. At most one such file is on disk at a time, and at most one run in memory.
+the dump itself. At most one file of runs is on disk at a time, and at most one run in memory.
 """
 
 import gzip
@@ -84,7 +84,7 @@ _ROOT = b"<mediawiki>"
 _PAGE_END = b"</page>"
 _NON_ELEMENT = re.compile(rb"<[!?]")  # a comment, a CDATA section or an instruction
 _MAX_ELEMENT_BYTES = 16 << 20  # bytes of a page that is buffered before it is parsed
-# The lowest number (of the Media namespace), and the largest value of an int64 column.
+# Numbers in an export are at least -2 (the Media namespace) and fit into an int64 column.
 _MIN_NUMBER, _MAX_NUMBER = -2, (1 << 63) - 1
 _TIME_LIMIT = parse_seconds("2200-01-01")
 _MAX_HEAD_BYTES = 1 << 16  # maximum bytes of white space before the first element
@@ -113,8 +113,8 @@ _ROOT_TAG = b"<mediawiki"
 def parse_pages(chunks: Iterable[bytes], location: str) -> Iterator[Page]:
     """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
 
-    If a page has several revisions, the newest is used: the one with the latest time, and among
-    those with this time the one with the highest id.
+    If a page has several revisions, the newest is used: the revision with the latest time, and if
+    several have this time, the one with the highest id.
 
     Raises:
         InputError: The bytes are not well-formed, not a MediaWiki export, or hostile; the message
@@ -128,11 +128,11 @@ def parse_pages(chunks: Iterable[bytes], location: str) -> Iterator[Page]:
 
 
 def parse_unlogged_pages(chunks: Iterable[bytes], location: str, identify: IdentifyPage) -> Iterator[Page]:
-    """Yield the pages of a run of `<page>` elements; those that a log contains are not parsed.
+    """Yield the pages of a run of `<page>` elements; pages that a log contains are not parsed.
 
     An element ends at the first `</page>`, because in XML without comments, CDATA sections and
-    instructions every `<` begins a tag. From the first piece that is not such an element, for
-    example the end of an export, all data are parsed.
+    instructions every `<` begins a tag. If a piece is not one `<page>` element, for example the end
+    of an export, that piece and all data after it are parsed.
 
     Raises:
         InputError: As for `parse_pages`.
@@ -179,7 +179,7 @@ def _is_plain_element(element_bytes: bytes) -> bool:
 
 
 def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the data of the chunks, split after each `</page>`; the pieces have a bounded size."""
+    """Join the chunks, and yield pieces of bounded size that end with `</page>` if possible."""
     buffer = b""
     for chunk in chunks:
         buffer += chunk
@@ -196,7 +196,7 @@ def _split_elements(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class PageParser:
-    """An incremental parser from bytes to pages; `siteinfo` is set after its element was read."""
+    """Parses an export incrementally into pages; `siteinfo` is None until it was parsed."""
 
     def __init__(self, location: str) -> None:
         self.siteinfo: Siteinfo | None = None
@@ -215,7 +215,7 @@ class PageParser:
         self._paths: list[str] = []  # paths of the open elements; the path of the root is empty
         self._text: list[str] = []  # text of the open captured element
         self._text_length = 0
-        self._fields: dict[str, str] = {}  # texts of the open siteinfo or page by path
+        self._fields: dict[str, str] = {}  # texts in the open siteinfo or page, by path
         self._language = ""
         self._namespace_key = 0  # key of the open namespace
         self._namespaces: dict[str, int] = {}
@@ -224,7 +224,7 @@ class PageParser:
         self._finished_pages: list[tuple[int, Page]] = []
 
     def feed(self, data: bytes) -> list[tuple[int, Page]]:
-        """Parse more bytes; return (byte offset of its `<page`, page) for each completed page."""
+        """Parse more bytes; return (byte offset of `<page`, page) for each completed page."""
         if self._head_bytes is not None:
             self._head_bytes += data
             stripped_head = self._head_bytes.lstrip()
@@ -244,7 +244,7 @@ class PageParser:
         return len(self._paths) == 1
 
     def begin_fragment(self) -> None:
-        """Expect `<page>` elements without the root of an export, if nothing was fed yet."""
+        """Expect `<page>` elements without a root element; has no effect after the first bytes."""
         if self._head_bytes is not None:
             self._head_bytes = None
             self._parse_root()
@@ -381,7 +381,7 @@ class PageParser:
             seconds = parse_seconds(text.strip())
         except ValueError as error:
             raise self._new_error(f"has {text[:40]!r} instead of a revision's time", _EXPORT_ADVICE) from error
-        if seconds >= _TIME_LIMIT:  # one such page would make all later dumps look outdated
+        if seconds >= _TIME_LIMIT:  # such a time would make all later dumps look outdated
             raise self._new_error(f"has the time {text[:40]}, which is too far in the future", _EXPORT_ADVICE)
         return seconds
 
@@ -465,7 +465,7 @@ def find_properties_file(url: str) -> str | None:
 
 
 def read_stream_runs(url: str, index_url: str, namespaces: Mapping[str, int]) -> Iterator[PageRun]:
-    """Yield the streams of a dump in file order, as its index lists them; check two of them.
+    """Yield the streams that a dump's index lists, in file order; check the first and the last.
 
     The titles in the index show which streams have templates; `namespaces` are the dump's
     namespaces.
@@ -516,7 +516,7 @@ def _read_entries(index_url: str, namespaces: Mapping[str, int]) -> Iterator[_In
 
 
 def _is_template_title(title: bytes, namespaces: Mapping[str, int]) -> bool:
-    """Return whether an indexed page defines a template; True if the index lacks its title."""
+    """Return whether the page of an index line defines a template; True if it has no title."""
     if not title or b":" not in title:
         return not title
     text = unescape(title.decode(errors="replace")).replace("_", " ")

@@ -1,5 +1,4 @@
-"""Office files: Word and OpenDocument texts by headings, presentations by slides, workbooks by
-sheets.
+"""Read office files: one section per heading of a text, per slide, or per sheet of a workbook.
 
 The files are zipped XML, so a small file may unpack to gigabytes. The sizes that the archive
 declares are checked first, and `zipfile` reads no more bytes than declared. The libraries run in a
@@ -45,7 +44,7 @@ class Office(IsolatedFiles):
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    """Return the sections and the time of the last change of a file, or the reason to drop it."""
+    """Return the sections of a file and the time of its last change, or the reason to drop it."""
     file = Path(path)
     try:
         with ZipFile(file) as archive:

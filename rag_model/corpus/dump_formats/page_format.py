@@ -82,8 +82,8 @@ class PageFormat:
     def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
         """Yield the pages of a part that define templates, in file order; by default none.
 
-        The part has only the slices of runs with `has_templates`. If `redirects` is set, it has all
-        slices, and redirects are yielded too.
+        The given part has only the slices of runs with `has_templates`. If `redirects` is set, the
+        part has all slices, and redirects are yielded too.
         """
         return iter(())
 
@@ -127,14 +127,14 @@ class PageFormat:
         """Yield the pages of the part's range of ids, in the order of the dump, each id once.
 
         If the plan found the ids in order, the pages are streamed. Otherwise the part is read
-        twice, first for the ids only. Among pages with the same id, the one with the newest
-        revision is used (by `get_recency`), or the first of several with this revision.
+        twice, first for the ids only. If several pages have the same id, the one with the newest
+        revision is used (by `get_recency`); if several have this revision, the first of them.
 
         If `identify` is given, logged pages of an ordered part are not parsed.
 
         Raises:
-            InputError: A slice is unreadable, damaged or hostile, or lacks pages that the plan
-                lists.
+            InputError: A slice is unreadable, damaged or hostile, or does not contain all pages
+                that the plan lists.
         """
         return self._read_ordered(part, identify) if part.ordered else self._read_newest_revisions(part)
 

@@ -46,7 +46,7 @@ from rag_model.errors import InputError
 MAX_SORTED_BYTES = 64 << 20  # maximum bytes of pages that are sorted in memory
 MAX_MERGED_FILES = 64  # maximum files merged at once; each needs memory for a decoder and a page
 _MAX_NUMBER = (1 << 63) - 1
-_DISAMBIGUATION = "__DISAMBIG__"  # text of a disambiguation page, as MediaWiki marks them
+_DISAMBIGUATION = "__DISAMBIG__"  # MediaWiki's mark, as the text of a disambiguation page
 Row = dict[str, Any]
 # Fields of an article; documents from other sources rarely have several of them.
 _ENTERPRISE_FIELD = re.compile(
@@ -66,7 +66,7 @@ _HEADER = struct.Struct("<qqqQ")
 class PageLines(RenderedPages):
     """Files with one JSON object per page; subclasses read its fields."""
 
-    description: ClassVar[str]  # how messages name such a dump
+    description: ClassVar[str]  # name of the kind of dump in messages
 
     @abstractmethod
     def build_siteinfo(self, row: Row, location: str) -> Siteinfo:
@@ -122,7 +122,7 @@ class PageLines(RenderedPages):
         yield from stage_runs(runs, request.workdir, request.stage)
 
     def _limit_articles(self, pages: Iterable[Page], limit: int, siteinfo: Siteinfo) -> Iterator[Page]:
-        """Yield the pages up to the last of the first `limit` articles."""
+        """Yield pages until `limit` different articles have been yielded."""
         article_ids: set[int] = set()
         for page in pages:
             if self.classify(page, siteinfo) is page:
@@ -141,7 +141,7 @@ class EnterprisePages(PageLines):
     description = "a dump of Wikimedia Enterprise"
 
     def recognize(self, name: str, read_head: Callable[[], bytes]) -> bool:
-        """Return whether the first line has several fields that only such a dump has."""
+        """Return whether the first line has several of the fields of an Enterprise article."""
         if not LINES_ENDING.search(name):
             return False
         head = read_head().lstrip()
@@ -333,7 +333,7 @@ def _read_time(row: Row, name: str, location: str) -> int | None:
 
 
 class _SortedPage(NamedTuple):
-    """A page as XML; pages sort by id, and the revisions of a page from newest to oldest."""
+    """A page as XML; the sort order is by page id, then from the newest to the oldest revision."""
 
     page_id: int
     age: tuple[int, int]  # the negated numbers of `get_recency`

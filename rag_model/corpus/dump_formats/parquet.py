@@ -67,8 +67,8 @@ class Parquet(RecordFormat):
         `revised` may also be a Parquet date or timestamp.
 
         Raises:
-            InputError: The file is not Parquet, decodes to far more bytes than it has, or has a row
-                that is not a document or has more than `MAX_LINE` bytes.
+            InputError: The file is not Parquet or decodes to far more bytes than it has, or a row
+                is not a document or has more than `MAX_LINE` bytes.
         """
         yield from self._read_batches(url, _BATCH_ROWS, first, end, self.parse_batch)
 

@@ -42,7 +42,7 @@ class Pdf(IsolatedFiles):
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    """Return the pages and the time of the last change of a file, or the reason to drop it."""
+    """Return the pages of a file and the time of its last change, or the reason to drop it."""
     pdfium = require("pypdfium2", extra="pdf")
     try:
         with pdfium.PdfDocument(path) as document:
@@ -54,7 +54,7 @@ def _read_file(path: str) -> dict[str, Any]:
 
 
 def _find_chapters(document: Any) -> dict[int, str]:
-    """Return, by page number, the outline path of the first chapter that starts on the page."""
+    """Map each page number to the outline path of the first chapter that starts on the page."""
     chapters: dict[int, str] = {}
     titles: list[str] = []
     for bookmark in islice(document.get_toc(), _MAX_BOOKMARKS):

@@ -19,7 +19,7 @@ _MAX_OBJECTS, _MAX_CHARACTERS = 100_000, 50_000
 # maximum pairs of a horizontal and a vertical line, and maximum grids, of a page
 _MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20
 _MAX_CELLS = 10_000  # maximum cells of a grid
-_TOLERANCE = 3.0  # points; nearer lines touch each other
+_TOLERANCE = 3.0  # points; lines at a smaller distance touch each other
 _MIN_LENGTH = 6.0  # points; shorter lines are ignored
 # Maximum gaps within a word and between words, as shares of the character height.
 _LETTER_GAP, _WORD_GAP = 0.1, 0.35
@@ -40,7 +40,7 @@ _ROTATIONS: dict[int, _Transform] = {
 
 
 class _Line(NamedTuple):
-    """A horizontal line (`position` is y, `start` and `end` are x), or a vertical one (x; y)."""
+    """A line: horizontal (`position` is y; `start` and `end` are x) or, vice versa, vertical."""
 
     position: float
     start: float
@@ -92,7 +92,7 @@ class _Grid:
         return (row, column) if 0 <= row < self.n_rows and 0 <= column < self.n_columns else None
 
     def read_rows(self, characters: Sequence[_Character], cells: dict[int, _Cell]) -> Rows:
-        """Return the rows of the table, or no rows if this grid is no table.
+        """Return the rows of the table, or an empty list if the grid is not a table.
 
         Args:
             characters: characters of the page.
@@ -109,7 +109,7 @@ class _Grid:
                 last_index is not None
                 and characters[i].top > (characters[last_index].top + characters[last_index].bottom) / 2
             )
-            # a subrow begins after other cells
+            # A new line below text of another cell begins a subrow.
             if is_new_line and last_key != (row, subrow_by_row[row], column):
                 subrow_by_row[row], last_index, is_new_line = subrow_by_row[row] + 1, None, False
             key = last_key = row, subrow_by_row[row], column
@@ -139,9 +139,9 @@ class _Grid:
     ) -> dict[_Cell, _Cell]:
         """Map each cell of the grid to the first grid cell of the table cell that contains it.
 
-        Grid cells without a line between them form one table cell. A row may lack all lines between
-        its columns, for instance if only every second row has a background. In such a row only the
-        grid cells that a phrase crosses form one table cell.
+        Grid cells without a line between them form one table cell. A row may have no lines between
+        its columns, for instance if only every second row has a background. In a row without lines,
+        only the grid cells that a phrase crosses form one table cell.
         """
         crossed_cells = {
             (row, crossed_column)
@@ -334,8 +334,8 @@ def _list_borders(lines: Iterable[_Line], positions: Sequence[float], gap_bounds
 def _split_text_lines(table: Rows) -> Rows:
     """Split the rows below the header if a table has no lines between its rows.
 
-    A table has no such lines if it has at least three columns and the cells of each row have the
-    same number of text lines, which wrapped text rarely has.
+    This is assumed if the table has at least three columns, and all cells of a row have the same
+    number of text lines, which is rare if text is wrapped.
     """
     cell_lines = [[cell_text.split("\n") for cell_text in row] for row in table[1:]]
     if len(table[0]) < 3 or any(len(set(map(len, row))) > 1 for row in cell_lines):

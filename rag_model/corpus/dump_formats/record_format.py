@@ -254,8 +254,8 @@ def write_bucket_parts(
     Records keep their order. The parts cover equal ranges of hashes. The number of parts is
     computed from the weight of all records if they fit into memory, otherwise from `source_bytes`,
     the bytes of the source. If `part_weight` is given, it is the weight of one part. If
-    `parent_boundaries` is given, the parent's parts are kept, unless their mean weight would exceed
-    twice the weight of a part. Without records there are no parts.
+    `parent_boundaries` is given, the parts keep the parent's boundaries, unless their mean weight
+    would exceed twice the weight of a part. Without records there are no parts.
     """
     encoded_records = map(_encode_record, records)
     batch = _take_batch(encoded_records)
@@ -337,8 +337,8 @@ def parse_document(row: Mapping[str, Any], location: str) -> Record:
     try:
         if not sections and row.get("contents"):
             first_line, _, body = row["contents"].partition("\n")
-            has_title = body and len(first_line) <= MAX_TITLE  # else it belongs to the text
-            # Pyserini quotes DPR's titles in this way
+            has_title = body and len(first_line) <= MAX_TITLE  # otherwise the first line is text
+            # Pyserini's copy of DPR's corpus has titles in quotation marks.
             if len(first_line) > 2 and first_line[0] == first_line[-1] == '"':
                 first_line = first_line[1:-1].replace('""', '"')
             title, sections = (title or first_line, [body]) if has_title else (title, [row["contents"].rstrip("\n")])

@@ -2,7 +2,7 @@
 
 **The mirror.** The store keeps the pages as elements of an export, in blocks of about a megabyte,
 in the order of page ids. A changed page changes only its block (`corpus.wiki_mirror`). A record
-lists the blocks and the site's last changes that the blocks include.
+lists the blocks and the last changes of the site that are in the blocks.
 
 **The first build** lists the pages with their newest revisions, 500 per request, and fetches the
 pages in the order of their ids, 50 per request. The progress is recorded every thousand pages, so
@@ -64,7 +64,7 @@ from rag_model.corpus.wiki_mirror import (
 )
 from rag_model.errors import InputError
 
-_OVERLAP_SECONDS = 600  # changes of this time are read again, because sites write some late
+_OVERLAP_SECONDS = 600  # changes of this period are read again; some appear late
 # minimum number of last changes that are remembered, however old they are
 _MIN_REMEMBERED_CHANGES = 20
 _LISTING_SECONDS = 24 * 3600  # maximum age of a listing of all pages
@@ -72,7 +72,7 @@ _MAX_ID = (1 << 63) - 1
 _TEMPLATES, _MODULES = 10, 828  # namespaces whose pages change the HTML of other pages
 # Types of log entries that change, add or remove pages.
 _LOG_TYPES = {"delete", "move", "import", "merge", "suppress", "contentmodel", "pagelang"}
-# Parameters of requests. The Wikidata item is first, because a long reply is cut in the revisions.
+# Parameters of requests. The Wikidata item comes first, because a long reply ends at a revision.
 _PROPERTIES = {"prop": "pageprops|info|revisions", "ppprop": "wikibase_item"}
 _CONTENT = {**_PROPERTIES, "rvprop": "ids|timestamp|content|contentmodel", "rvslots": "main"}
 _SITEINFO = {"meta": "siteinfo", "siprop": "general|namespaces|namespacealiases|rightsinfo"}
@@ -180,7 +180,7 @@ class SiteFollower:
         return PageRun(byte_slice, max(1, page_bytes // COMPRESSION_RATIO), True)
 
     def _read_events(self, cursor: Cursor | None) -> _SiteEvents:
-        """Read the siteinfo and the changes since the cursor; the last changes if it is None."""
+        """Read the siteinfo and the changes since the cursor, or the last changes without one."""
         query: dict[str, Any] = {"rcdir": "older", "ledir": "older", "rclimit": 50, "lelimit": 50}
         if cursor:
             query = {"rcdir": "newer", "ledir": "newer", "rclimit": "max", "lelimit": "max"}
@@ -340,7 +340,7 @@ class SiteFollower:
     def _fetch_pages(
         self, names: Sequence[int] | Sequence[str], siteinfo: Siteinfo, by: str = "pageids"
     ) -> Iterator[tuple[int, Page | None]]:
-        """Yield (id, page) by ids or titles; None for a missing page or another namespace."""
+        """Yield (id, page) by ids or titles; None if missing or in another namespace."""
         for start in range(0, len(names), IDS_PER_REQUEST):
             name_batch = names[start : start + IDS_PER_REQUEST]
             missing_ids = {name for name in name_batch if isinstance(name, int)}
@@ -444,9 +444,10 @@ class SiteFollower:
 
 
 def _has_lost_changes(cursor: Cursor, events: _SiteEvents) -> bool:
-    """Return whether the site no longer has the changes of the cursor.
+    """Return whether the site no longer lists the changes and log entries of the cursor.
 
-    The changes of a deleted page do not count: the site removes them, and the log names the page.
+    Missing changes of a deleted page do not count: the site removes them, and the log names the
+    page.
     """
     site_changes = {*events.changes}
     missing_changes = [change for change in cursor.changes if change not in site_changes]
@@ -552,7 +553,7 @@ class WikiSite(RenderedPages):
         return False
 
     def can_plan_fast(self, url: str) -> bool:
-        """Return True: the mirror stores the pages."""
+        """Return True: the mirror has the pages, so planning reads only changes from the site."""
         return True
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
@@ -587,7 +588,7 @@ class WikiSite(RenderedPages):
         return (page for page in pages if page.namespace not in TEMPLATE_NAMESPACES)
 
     def classify(self, page: Page, siteinfo: Siteinfo) -> Page | DropReason:
-        """Return the page if it is an article of any namespace; otherwise the drop reason."""
+        """Return the page if it is an article of any namespace; otherwise the reason to drop it."""
         page_or_reason = super().classify(replace(page, namespace=0), siteinfo)
         return page_or_reason if isinstance(page_or_reason, str) else page
 

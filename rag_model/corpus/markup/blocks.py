@@ -6,8 +6,8 @@ extends to the first closing tag of its name; if there is none, only the tag its
 unclosed comment hides the rest of the page.
 
 Tables (`{| … |}`, `<table>`) are removed before templates are parsed. DPR's corpus has no tables,
-and a passage of cells without headers answers no question. Dropping tables also spares the template
-scanner their many pipes.
+and a passage of cells without headers answers no question. Without tables, the template scanner
+also has far fewer `|` to parse.
 
 Under the headings of references and links (`articles.Language.apparatus_headings`) and in their
 subsections only running text is kept, as in DPR: lists of references, links and books answer no
@@ -29,8 +29,9 @@ from rag_model.corpus.markup.literal import GAP, protect
 from rag_model.corpus.markup.prose import SENTENCE_ENDS
 from rag_model.corpus.markup.tex import render_tex
 
-# References, media and apparatus contain no running text. Blocks of code and preformatted text are
-# dropped as in DPR: they are listings and diagrams, not prose. Code inside a sentence is kept.
+# These tags contain references, media or settings instead of running text. Blocks of code and
+# preformatted text are dropped as in DPR: they are listings and diagrams, not prose. Code inside a
+# sentence is kept.
 _DROPPED_TAGS = (
     "ref references gallery timeline score imagemap hiero includeonly templatedata templatestyles "
     "graph mapframe maplink inputbox categorytree indicator section labeledsectiontransclusion rss "
@@ -137,7 +138,7 @@ def cut_tables(text: str) -> CutText:
         spans = _find_outermost_spans(mark_pattern, text)
         span_starts = [start for start, _ in spans]
         removed_lengths = [0, *accumulate(end - start for start, end in spans)]  # before each span
-        for i, (offset, table) in enumerate(tables):  # offsets in the text without the spans
+        for i, (offset, table) in enumerate(tables):  # shift offsets to the text without the spans
             n_spans_before = bisect_left(span_starts, offset)
             overlap = max(0, spans[n_spans_before - 1][1] - offset) if n_spans_before else 0
             tables[i] = offset - removed_lengths[n_spans_before] + overlap, table

@@ -46,7 +46,7 @@ class _Range(NamedTuple):
     text: str
     with_symbols: str = ""  # used instead of `text` if units are shown as symbols
     of_output: str = ""  # used instead of `text` in the conversion
-    is_word: bool = False  # whether adjectives hyphenate it also with symbols
+    is_word: bool = False  # whether adj=on puts hyphens around it also if units are symbols
     repeats_symbol: bool = False  # whether each number is followed by the unit's symbol
     repeats_output: bool = False  # whether each converted number is followed by its unit
     is_tolerance: bool = False  # whether the number after it is a difference, as after ±
@@ -92,8 +92,8 @@ class _ConvertCall:
     call: TemplateCall
     numbers: list[Quantity]
     ranges: list[_Range]  # separators between the numbers
-    parts: list[tuple[Quantity, Unit]]  # of "6 feet 1 inch"; empty unless there are several units
-    unit: Unit  # unit of the numbers; the smallest if there are several
+    parts: list[tuple[Quantity, Unit]]  # numbers and units of "6 feet 1 inch"; empty for one unit
+    unit: Unit  # unit of the numbers; the smallest if there are several units
     targets: Sequence[str] = ()
     decimals: int | None = None
     middle: str = ""  # words after the unit (adj=mid)
@@ -124,7 +124,7 @@ class _ConvertCall:
         return symbol_side in {"on", side}
 
     def format_digits(self, digits: str, *, is_output: bool) -> str:
-        """Format digits with thousands commas, or without if `comma` forbids them, or in words."""
+        """Format digits with thousands commas unless `comma` forbids them, or spell the number."""
         spell_mode = self.call.get("spell").lower()
         is_spelled_out = spell_mode == "on" or (spell_mode == "in" and is_output == self.is_flipped)
         is_spelled_out = is_spelled_out and self.call.is_english
@@ -321,7 +321,7 @@ def _split_range(text: str) -> list[str]:
 
 
 def _take_unit(arguments: list[str]) -> Unit:
-    """Remove and return the unit at the start of the arguments; show an unknown one as written."""
+    """Remove and return the first argument, a unit; an unknown unit is shown as written."""
     code = arguments.pop(0)
     try:
         return find_unit(code)

@@ -36,7 +36,7 @@ def _build_join_renderer(separator: str) -> Renderer:
 
 
 def _build_wrap_renderer(before: str, after: str) -> Renderer:
-    is_english = before[-1:] in {" ", "e"} and before != "ISBN "  # English words: `p. `, `(see `
+    is_english = before[-1:] in {" ", "e"} and before != "ISBN "  # English, such as `p. `, `(see `
 
     def render(call: TemplateCall) -> str:
         return call.get("1") if is_english and not call.is_english else f"{before}{call.get('1')}{after}"

@@ -33,8 +33,8 @@ _ORDINALS = frozenset({"st", "nd", "rd", "th", "er", "re", "e", "o", "a"})
 _EXTERNAL_LINK = re.compile(
     r"\[(?:(?:(?:https?|ftps?|ircs?|gopher|git|mms|nntp|redis|sftp|ssh|svn|telnet|worldwind):)?//|"
     r"(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)(?=[^\s\]<>\"])"
-    r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # an address ends before markup
-    # the words may contain `[`, and tags in them `]` too
+    r"(?:\[[\da-f:.]++\])?(?:[^\s\[\]<>\"'&]|'(?!')|&(?![lg]t;))*+"  # address up to the next markup
+    # The words may contain `[`, and HTML tags in the words may also contain `]`.
     r"((?:[^\]\n<]|<(?:/?[a-z][^<>\n]*+>)?)*+)\]",
     re.IGNORECASE,
 )
@@ -57,7 +57,7 @@ _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
 # Used if there is no unclosed table, since other lines that start with a bar are then text.
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
-_BRACKET = re.compile(r"[{}<]")  # text without these characters has no leftovers
+_BRACKET = re.compile(r"[{}<]")  # without these characters there is no unpaired markup
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 _MAX_NESTED_VARIANTS = 3
 # Languages whose wikis convert between scripts, each with its variants in order of preference for
@@ -112,7 +112,7 @@ def to_plain_text(text: str) -> str:
     cell_pattern = _CELLS if "{|" in text else _STRAY_ROWS
     text = _LIST_MARKS.sub("", _TERM.sub(_render_term, _RULE.sub(GAP, cell_pattern.sub("", text))))
     if GAP in text:
-        for punctuation in ".,;":  # a space may precede these: `thinking .<ref>`
+        for punctuation in ".,;":  # authors write `thinking .<ref>` with a space
             text = text.replace(f" {punctuation}{GAP}", f"{punctuation}{GAP}")
         text = _close_gaps(_EMPTY_GAP.sub(GAP, text))
     if "&" in text:
@@ -205,7 +205,7 @@ def _render_external_link(link: re.Match[str]) -> str:
 
 
 def render_apostrophes(text: str) -> str:
-    """Remove the apostrophes of bold and italics from each line, and keep those that are text.
+    """Remove the apostrophes that mark bold and italics in each line; keep apostrophes of the text.
 
     Follows MediaWiki's `Parser::doQuotes`: of four apostrophes the first is text, and of more than
     five all but the last five are. If a line has odd numbers of both bold and italic marks, one
@@ -248,7 +248,7 @@ def _close_gap(gap: re.Match[str]) -> str:
 
 
 def resolve_variants(text: str, language: str) -> str:
-    """Resolve `-{…}-` on a wiki that converts between scripts; on others, keep it as text.
+    """Resolve `-{…}-` on a wiki that converts between scripts; on other wikis, keep it as text.
 
     If it contains templates, `to_plain_text` resolves it after they are expanded.
     """
@@ -258,7 +258,7 @@ def resolve_variants(text: str, language: str) -> str:
 
 
 def render_variants(text: str) -> str:
-    """Render `-{…}-` as for readers who chose no variant; conversion rules become empty."""
+    """Render `-{…}-` as readers who chose no variant see it; conversion rules become empty."""
     for _ in range(_MAX_NESTED_VARIANTS):
         text, n_variants = _VARIANT.subn(_render_variant, text)
         if not n_variants:

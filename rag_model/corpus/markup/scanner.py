@@ -1,10 +1,11 @@
 """Expand templates and links in one pass with a stack, innermost first, and parse parameters.
 
-Every token is read once, and every piece of text is joined once per enclosing level, so the time is
-linear in the page times the depth, which is bounded. A link or template that contains no other one,
-as in most cases, is a single token. Unpaired or too deeply nested markup is not an error: its words
-are kept. Unpaired braces of templates and parameters are removed, because templates can span
-sections. Unpaired brackets of links are kept as text, as in MediaWiki.
+Every token is read once, and every piece of text is joined once per enclosing link or template, so
+the time is linear in the length of the page, because the depth is limited. A link or template
+without nested markup, which is the most frequent case, is a single token. Unpaired or too deeply
+nested markup is not an error: its words are kept. Unpaired braces of templates and parameters are
+removed, because templates can span sections. Unpaired brackets of links are kept as text, as in
+MediaWiki.
 """
 
 import re
@@ -20,7 +21,7 @@ _MAX_BRACES = 2 * MAX_DEPTH  # consecutive braces
 _TOKEN = re.compile(
     # A link with target (group 1) and words (group 2), or only its opening.
     r"\[\[(?:([^\[\]{}|\n<>]+)(?:\|([^\[\]{}|\n]*))?\]\](?!\]))?"
-    # A template that contains no other (group 3: name and arguments), or opening braces.
+    # A template without a nested template (group 3: name and arguments), or opening braces.
     r"|\{\{(?:([^{}\[\]]+)\}\}(?!\})|\{*)"
     r"|\]\]|\}\}+|\|"
 )
@@ -31,12 +32,12 @@ _NAME = re.compile(r"\s*([^|{}\[\]<>\n]*)")
 _KEY = re.compile(r"[^\W_][^\x00-\x1f!-,./:-@\[-^`{-~]*")
 _MAX_DIGITS = 6  # maximum digits of a parameter's position; no page has a million parameters
 
-# renders a link from the texts between its bars, the target first
+# Renders a link from the strings between its `|`; the first string is the target.
 LinkRenderer = Callable[[list[str]], str]
 
 
 class TemplateRenderer(Protocol):
-    """Render a template from the texts between its bars, the name first."""
+    """Renders a template from the strings between its `|`; the first string is the name."""
 
     def __call__(self, arguments: list[str], *, inside: bool) -> str:
         """Return the words; `inside` says whether the template is within a line of text."""
@@ -64,8 +65,8 @@ class _Frame:
 class Scanner:
     """Replaces templates, parameters and links by the results of their renderers.
 
-    `is_dropped` returns whether the template of a name shows no text; such templates are skipped
-    without being parsed.
+    Templates without visible text are skipped without being parsed: `is_dropped` returns whether a
+    template name belongs to one of them.
     """
 
     def __init__(
@@ -77,10 +78,10 @@ class Scanner:
         marks: tuple[str, str] = ("", ""),
         parameter: Callable[[list[str]], str] | None = None,
     ) -> None:
-        """Store the renderers; `marks` are put around the words of top-level links.
+        """Store the renderers; `marks` are inserted before and after the words of top-level links.
 
-        `parameter` returns the value of `{{{name|default}}}` from the texts between its bars. If
-        it is not given, every parameter has its default.
+        `parameter` returns the value of `{{{name|default}}}` from the strings between its `|`.
+        Without `parameter`, every parameter has its default value.
         """
         self._template = template
         self._link = link
@@ -201,7 +202,7 @@ def _get_default_value(arguments: list[str]) -> str:
 
 
 def _is_inside_line(text: str, token_start: int) -> bool:
-    """Return whether a token continues a line of text; after another template it does not."""
+    """Return whether a token directly follows text in its line, and not another template."""
     return token_start > 0 and text[token_start - 1] not in "\n}"
 
 
@@ -231,7 +232,7 @@ class TemplateCall(NamedTuple):
 
     @property
     def is_english(self) -> bool:
-        """Whether the text of the page is in English, so that English words fit."""
+        """Whether the page is in English, so that a template may insert English words."""
         return self.language in ("en", "")
 
     def get(self, *keys: str) -> str:
@@ -258,7 +259,7 @@ def parse_position(key: str) -> int:
 
 
 def parse_call(name: str, arguments: Sequence[str], language: str = "en") -> TemplateCall:
-    """Parse a template call from its normalised name and the texts between the bars."""
+    """Parse a template call from its normalised name and the strings between its `|`."""
     params: dict[str, str] = {}
     position = 0
     for argument in arguments:

@@ -3,7 +3,8 @@
 A grid is built from cells with their attributes, whatever markup they come from: a spanned value is
 repeated in each row, a hidden cell is dropped, and rows of header cells at the top name the
 columns. Nested tables and lists become part of their cell. Each pass is linear in the length of the
-text: unclosed markup is searched for once, and a budget bounds the text that spans repeat.
+text: unclosed markup is searched for once, and the text that is repeated for spanning cells is
+limited.
 """
 
 import re
@@ -56,7 +57,7 @@ class Grid:
 
     @property
     def kind(self) -> PassageKind | None:
-        """Whether the grid is a table or an infobox; None if it has no content of the article."""
+        """Whether the grid is a table or an infobox; None if it is not content of the article."""
         if _SKIPPED_CLASS.search(self.attributes):
             return None
         return "infobox" if _BOX_CLASS.search(self.attributes) else "table"
@@ -157,7 +158,7 @@ def _repeat_spans(cell_rows: Sequence[Sequence[Cell]], n_headers: int) -> list[l
 
 
 def _fill_open_spans(text_row: list[str], open_spans: dict[int, tuple[int, str]], budget: int) -> int:
-    """Append the texts of cells above that span the next columns; return their characters."""
+    """Append texts that span the next columns from above; return their number of characters."""
     n_characters = 0
     while (column := len(text_row)) in open_spans:
         remaining_rows, text = open_spans.pop(column)
@@ -311,7 +312,7 @@ def _protect_list_mark(text: str) -> str:
 
 
 def _split_attributes(cell: str) -> tuple[str, str]:
-    """Split a cell into attributes and text, which a bar separates."""
+    """Split a cell at `|` into attributes and text."""
     attributes, bar, text = cell.partition("|")
     return (attributes, text) if bar else ("", cell)
 
@@ -345,7 +346,7 @@ _HIDDEN_VALUE = re.compile(
 )
 _TRAILING_NUMBER = re.compile(r"[ _]*\d+$")
 _ANGLE = re.compile(r"(lat|long?)_?(d|m|s|deg|min|sec|degrees|minutes|seconds|ns|ew|direction)$", re.IGNORECASE)
-_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # sign of each part of an angle by its first letter
+_ANGLE_SIGNS = {"d": "°", "m": "′", "s": "″"}  # degrees, minutes and seconds by first letter
 _DIRECTION = re.compile(r"[NSEW]", re.IGNORECASE)
 _DEGREES = re.compile(r"[-+−]?\d{1,3}(?:\.\d{1,12})?")
 
@@ -435,7 +436,7 @@ _CELL_RENDERERS: dict[str, Callable[[Sequence[str]], str]] = {
 
 
 def is_dropped_in_box(name: str) -> bool:
-    """Return whether a template has no text in a box or a table; coordinates and boxes have."""
+    """Return whether a template shows no text in a box or a table."""
     normalized_name = normalize_name(name)
     return normalized_name not in _CELL_RENDERERS and not _BOX_NAME.match(normalized_name) and is_dropped(name)
 
@@ -445,7 +446,8 @@ def parse_box(
 ) -> Structure | None:
     """Return the fields of an infobox as lines `field: value`; nested lists are flattened.
 
-    For a portable infobox, `is_portable` keeps the values that usually are not text.
+    Values that usually are no text (such as `yes` or a colour) are kept only if `is_portable` is
+    set.
     """
     name = _get_box_name(box)
     renderer.box_name = "" if _BOX_NAME.match(name) else name
@@ -466,7 +468,7 @@ def _get_box_name(box: str) -> str:
 
 
 def _render_fields(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the visible fields of a box, with the marks for cleaning them in one call."""
+    """Yield the visible fields of a box between `_TEXT_MARK` and `_FIELD_MARK`."""
     angle_by_direction: dict[str, dict[str, str]] = {}
     for key, value in parse_call("", arguments).params.items():
         if angle := _ANGLE.match(key):
@@ -518,7 +520,7 @@ def cut_lists(text: str) -> tuple[str, list[RawList]]:
 
 
 class StructureParser:
-    """Finds the structures of the sections of one page."""
+    """Finds the structures in the sections of a page."""
 
     def __init__(
         self, templates: Templates, links: LinkRenderer, body: CutText, structures: Collection[StructureName]

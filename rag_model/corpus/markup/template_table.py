@@ -13,7 +13,8 @@ knows:
   requested, it becomes its fields with their labels
 
 Other templates are not in the table and are judged by their parameters. The results of a part and
-the table have a maximum size: a part omits its last templates, and the table its longest bodies.
+the table have a maximum size, beyond which the last templates of the part and the longest bodies of
+the table are omitted.
 """
 
 import json
@@ -32,9 +33,9 @@ from rag_model.digest import canonical_json, digest_chunks
 
 VERSION = 2  # increase it when the same pages would give a different table
 TEMPLATE, _MESSAGE = 10, 8  # namespaces that are read
-MAX_BODY = 2_000  # characters of a body that is expanded
+MAX_BODY = 2_000  # maximum characters of a template body that is expanded
 _MAX_PART_BYTES = MAX_TABLE_BYTES = 8 << 20  # some 150,000 templates
-_MAX_HOPS = 5  # maximum length of a chain of redirects; MediaWiki follows one
+_MAX_HOPS = 5  # maximum redirects that are followed; MediaWiki follows one
 
 Kind = Literal["alias", "body", "box", "disambiguation", "infobox"]
 NAMESPACES = (TEMPLATE, _MESSAGE)
@@ -57,11 +58,12 @@ _LINK = re.compile(r"\[\[\s*:?([^\[\]|{}\n]{1,300})")
 _INFOBOX = re.compile(r"<infobox\b", re.IGNORECASE)
 _INFOBOX_TAG = re.compile(r"<(/?)(title|data|image|label|default|format)\b([^<>]*)>", re.IGNORECASE)
 _SOURCE = re.compile(r"\bsource\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.IGNORECASE)
-_MAX_FIELDS, _MAX_FIELD_TEXT = 200, 500  # characters of a label, a default or a format
+# Maximum fields of an infobox, and maximum characters of a label, a default or a format.
+_MAX_FIELDS, _MAX_FIELD_TEXT = 200, 500
 
 
 class TemplateEntry(NamedTuple):
-    """What a template shows.
+    """How a template is rendered.
 
     `value` is the name of another template (for an alias), the body, or the fields of a portable
     infobox as JSON.
@@ -122,7 +124,7 @@ def _get_template_name(title: str, namespaces: Mapping[str, int]) -> str:
 
 
 def _classify_template(text: str) -> TemplateEntry | list[str] | None:
-    """Return the entry of a template; None if only the parameters of a call decide its words."""
+    """Return the entry of a template; None if its words must be guessed from the call."""
     text = text[: 8 * MAX_BODY]
     if _DISAMBIGUATION.search(text):
         return TemplateEntry("disambiguation")

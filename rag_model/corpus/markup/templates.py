@@ -2,11 +2,12 @@
 
 A table maps the name of a template to a small function that renders it. Most templates show nothing
 in running text (citations, infoboxes, navigation, notices, pictures): known ones are skipped
-without parsing. An unknown template is judged by its position and its parameters. Inside a sentence
-it nearly always formats one of them (`{{largeur|12}}`, `{{仮リンク|県|en|Prefecture}}`), which is
-kept (`choose_words`). Alone on a line it is a box and is dropped, unless it quotes a sentence or
-contains a list (`choose_prose`). If the templates of the wiki are known (`template_table`), its
-name is resolved or its body is expanded instead, within a budget for each page.
+without parsing. What an unknown template shows is guessed from its position and its parameters.
+Inside a sentence, an unknown template nearly always formats one of its parameters
+(`{{largeur|12}}`, `{{仮リンク|県|en|Prefecture}}`), which is kept (`choose_words`). Alone on a line, it
+is a box and is dropped, unless it quotes a sentence or contains a list (`choose_prose`). If the
+templates of the wiki are known (`template_table`), the name of an unknown template is resolved or
+its body is expanded instead, up to a limit for each page.
 """
 
 import json
@@ -63,7 +64,8 @@ _DROPPED_NAMES = re.compile(
     r"clade|ahnentafel|family tree|weather box|graph|inflation|issn|oclc|doi|imdb|dmoz|official |"
     r"[a-z]+-stub|stub|categor|lock|bots$|engvar|#(?!if:|ifeq:|switch:)"
 )
-# Maximum characters (in MediaWiki: bytes). Longer names are text of a page, and are not cached.
+# Maximum characters of a template name (MediaWiki limits its bytes). Longer names are text of a
+# page, and are cut so that the cache stays small.
 _MAX_NAME_LENGTH = 255
 _CACHED_NAMES = 1 << 14  # maximum number of cached names; a large wiki uses a few thousand
 # Values that are not text: a URL, several lines, no letter, a file, a colour, a length, a link that
@@ -76,9 +78,9 @@ _NOT_SHOWABLE = re.compile(
 
 _MAX_EXPANDED = 1 << 20  # maximum characters of expanded bodies and results in a page
 _MAX_NESTED = 20  # maximum depth of nested bodies; MediaWiki allows 40
-# names of parameters with the shown words
+# names of parameters that contain the words to show
 _LABELS = ("label", "lt", "text", "txt", "xt", "display")
-_PAIR_OF_DATES = 6  # number of parameters for a date of birth and one of death
+_PAIR_OF_DATES = 6  # number of parameters of a date of birth and a date of death
 _LANGUAGE_CODE = re.compile(r"[a-z]{2,3}(?:-[a-z]{2,12})*")
 _OPTION = re.compile(
     r"(?:dark|light|medium|pale)?(?:red|green|blue|yellow|orange|black|white|gr[ae]y|purple|pink|brown|cyan|slategray)"
@@ -86,15 +88,15 @@ _OPTION = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"[-+−]?\d[\d.,  ]*")
-_MAX_UNIT = 12  # characters of a unit after a number
-_MAX_WORDS = 400  # characters of a parameter that is shown within a sentence
+_MAX_UNIT = 12  # maximum characters of a unit after a number
+_MAX_WORDS = 400  # maximum characters of a parameter that is shown in a sentence
 _NOTE_LENGTH = 40  # characters; a longer sentence within another sentence is a note
 _REMARK_LENGTH = 60  # characters; a longer English text on a wiki without Latin script is a remark
 _QUOTATION = re.compile(rf"(?s)\W*\w.*[{SENTENCE_ENDS}][\"'”»›」』)\]]{{0,4}}\s*")
-_MIN_QUOTATION = 40  # characters; those that are not ASCII count twice
+_MIN_QUOTATION = 40  # minimum characters; a character that is not ASCII counts twice
 _LIST_START = re.compile(r"\s*\n\s*[*#;:]|[*#;:]+ *[^\s*#;:].*\n\s*[*#;:]")
-_MAX_QUOTATION_PARAMETERS = 6  # a template with more is a box
-_MAX_PADDING = 500  # characters, as in MediaWiki
+_MAX_QUOTATION_PARAMETERS = 6  # a template with more parameters is a box
+_MAX_PADDING = 500  # maximum characters, as in MediaWiki
 
 
 def normalize_name(name: str) -> str:
@@ -132,7 +134,7 @@ class TemplateUse:
     names: set[str] = field(default_factory=set)
 
 
-# A context variable, because the `clean` methods of plugins' formats have no such parameter.
+# A context variable, because `clean` of a plugin's format has no parameter for the templates.
 _CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", default=None)
 
 
@@ -236,7 +238,7 @@ class Templates:
     def _render_entry(
         self, entry: "TemplateEntry", call: TemplateCall, arguments: list[str], *, inside: bool
     ) -> str | None:
-        """Render a template of the wiki's table; None if its parameters must decide its words."""
+        """Render a template of the wiki's table; None if its words must be guessed instead."""
         if entry.kind == "alias":
             self._open_names.append(call.name)
             alias_words = self.render([entry.value, *arguments], inside=inside)
@@ -273,8 +275,8 @@ class Templates:
 def choose_words(call: TemplateCall) -> str:
     """Return the words that an unknown template within a sentence probably shows, or "".
 
-    They are the first parameter that is text and not a language code before a name.
-    Three numbers are a date, and a number keeps its unit.
+    This is the first parameter that is text, without a language code before a name. Three numbers
+    are a date, and a number keeps its unit.
 
     >>> choose_words(parse_call("仮リンク", ["県", "en", "Prefecture"], "ja"))
     '県'

@@ -125,7 +125,7 @@ def _render_command(name: str, tokens: Iterator[re.Match[str]], depth: int) -> s
 def _render_mark(text: str, mark: str) -> str:
     if mark == "√":
         return mark + _add_brackets(text)
-    # an accent has a meaning: the mean of x is not x
+    # The accent is kept because it changes the meaning: the mean of x is not x.
     return text + mark if len(text) == 1 else text
 
 
