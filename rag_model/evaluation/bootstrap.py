@@ -2,9 +2,9 @@
 
 The method is described by Efron & Tibshirani 1993, chapter 13: resample the questions with
 replacement, compute the statistic for each resample, and take the middle 95 % of the values as the
-interval. The resamples depend only on a seed, so that a report is reproducible. Two models on the
-same questions are compared question by question, because the interval of the mean difference is
-narrower than two separate intervals.
+interval. The resamples depend only on a seed, so that a report is reproducible. To compare two
+models, the difference is computed for each question, because the interval of the mean difference is
+narrower than the intervals of the two means.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ import numpy.typing as npt
 from rag_model.errors import UsageError
 
 Numbers = npt.NDArray[np.float64]
-_BLOCK_SIZE = 1 << 22  # maximum number of random row numbers in a block of resamples, 32 MB
+_BLOCK_SIZE = 1 << 22  # maximum number of row numbers that are drawn at once, 32 MB
 
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
     """Settings of a confidence interval."""
 
-    # Number of resamples; 2,000 determine the bounds of a 95 % interval to a few percent of its
-    # width.
+    # Number of resamples. With 2,000, the bounds of a 95 % interval are exact to a few percent of
+    # its width.
     draws: int = 2000
     level: float = 0.95  # confidence level
     seed: int = 0  # random seed of the resamples
@@ -68,7 +68,7 @@ def estimate_means(
     """Return the mean of each named column with its interval; a column has one value per question.
 
     All columns use the same resamples. The results equal those of `estimate_mean` for each column,
-    but cost as much as a single call.
+    but all together take as long as one call of it.
 
     Raises:
         UsageError: there are no values, or a value is not finite.
@@ -93,8 +93,8 @@ def estimate_difference(
 ) -> Estimate:
     """Return the mean of `after` minus `before` with its interval, paired question by question.
 
-    `before` and `after` are in the order of the same questions. If the interval does not contain 0,
-    the difference is not explained by the choice of questions.
+    Equal positions of `before` and `after` are the same question. If the interval does not contain
+    0, the difference is not just due to the choice of questions.
 
     Raises:
         UsageError: the lengths differ, there is no value, or a value is not finite.
@@ -111,7 +111,7 @@ def estimate_from_sums(
 
     Args:
         counts: (n, c) counts, one row per question.
-        statistic: function of (c,) sums, which is called once per resample.
+        statistic: function of the (c,) column sums; it is called once per resample.
         resampling: settings of the interval.
 
     Raises:

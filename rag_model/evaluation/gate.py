@@ -1,11 +1,11 @@
 """The checks before a ref moves to a new snapshot (`check_snapshot`) or release (`check_release`).
 
 A snapshot passes if each index has enough recall against exact search, retrievers reach their
-minimum metrics on the user's questions, most of the parent's passages are still there, the encoder
-space has not changed, and the snapshot is not older than the one it replaces. A release passes if
-metrics reach their minimums and are not worse than those of the served snapshot. Every check
-reports the observed and the required value. The flows measure the values; this module only compares
-them.
+minimum metrics on the user's questions, most of the parent snapshot's passages are still there, the
+vector space of the encoder has not changed, and the snapshot is not older than the one it replaces.
+A release passes if its metrics reach their minimums and are not worse than those of the served
+snapshot. Every check reports the observed and the required value. The flows measure these values,
+and this module only compares them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,14 +26,14 @@ ValueT = TypeVar("ValueT")
 
 @dataclass(frozen=True, slots=True)
 class QuestionFloor:
-    """The minimum metric of a retriever on a question file: `[gate.questions.NAME]` of a recipe."""
+    """The minimum metric of a retriever on a question file: `[gate.questions.NAME]` in a recipe."""
 
     file: str  # path, URL or BEIR folder of the questions, as for `evaluate`
     floor: float  # minimum of the measure's mean over the questions
     # name of the measure, such as RR@k, or nDCG@k and R@k for judged pages
     measure: str = "Success@20"
     retriever: str = ""  # retriever expression; empty means the snapshot's default
-    # criterion of relevance; if None, it depends on the questions
+    # what makes a passage relevant; None means that the judgements of the questions decide
     judged_by: JudgedBy | None = None
     patterns: bool = False  # whether the answers are regular expressions
 
@@ -46,17 +46,17 @@ class QuestionFloor:
 class GateRecipe:
     """The thresholds of a snapshot's checks; the defaults suit a nightly build of real dumps."""
 
-    k: int = 20  # cutoff of the recall, as in DPR
-    queries: int = 256  # number of sampled queries; 256 determine the mean recall to about .01
+    k: int = 20  # number of hits over which recall is computed, as in DPR
+    queries: int = 256  # number of sampled queries; with 256, the mean recall is exact to about .01
     seed: int = 0  # random seed of the sample
     # Recall floors by index name, which override the defaults of the index kinds.
     floors: Mapping[str, RecallFloor] = field(default_factory=dict)
     # Floors on question files of the user, by name.
     questions: Mapping[str, QuestionFloor] = field(default_factory=dict)
-    # Maximum share of the parent's passages that may be lost; a month of Wikipedia edits loses far
-    # less.
+    # Maximum share of the parent snapshot's passages that may be missing. The edits of a month
+    # remove far fewer passages of Wikipedia.
     max_passage_loss: float = 0.1
-    # whether the encoder space must stay the same, because services keep their encoder
+    # whether the vector space must stay the same, because services keep their question encoder
     same_space: bool = True
 
     def __post_init__(self) -> None:
@@ -66,16 +66,16 @@ class GateRecipe:
             raise UsageError(f"max_passage_loss is {self.max_passage_loss}: give a number from 0 to 1")
 
     def floor(self, index: str, factory: str) -> RecallFloor:
-        """Return the recall floor of an index, or else the default of its kind."""
+        """Return the minimum recall of an index; by default, it depends on the kind of index."""
         return self.floors.get(index) or get_kind_for_factory(factory).floor(factory)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotSummary:
-    """The properties of a snapshot that the gate compares with its parent's."""
+    """The properties of a snapshot that the gate compares with those of its parent snapshot."""
 
     passages: int  # number of passages
-    space: str | None  # digest of the encoder space; None without embeddings
+    space: str | None  # digest of the encoder's vector space; None without embeddings
     # Time of the newest revision, ISO 8601 in UTC; if empty, the source has no revisions.
     newest_revision: str
 
@@ -109,7 +109,7 @@ class GateCheck:
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """The decision of the gate, which passes if every check passed."""
+    """The decision of the gate; it passes if every check passed."""
 
     passed: bool
     checks: tuple[GateCheck, ...]
@@ -220,19 +220,20 @@ def _cut_digest(space: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCriteria:
-    """The requirements for a release: minimum metrics, and no loss compared with the served
-    snapshot.
+    """The requirements for a release: minimum metrics, and metrics that are not worse than those of
+    the served snapshot.
 
-    The candidate is not worse if the lower bound of the paired difference's interval is at least
-    minus the tolerance, which is the test of non-inferiority (Piaggio et al. 2012). With few
-    questions the interval is wide, so more questions or a larger tolerance are needed. A candidate
-    with the same answers has a difference of 0 for every question, and passes with any tolerance.
+    The difference of a metric is computed for each question. The candidate is not worse if the
+    lower bound of the confidence interval of the mean difference is at least minus the tolerance
+    (test of non-inferiority, Piaggio et al. 2012). With few questions the interval is wide, so more
+    questions or a larger tolerance are needed. A candidate with the same answers has a difference
+    of 0 for every question, and passes with any tolerance.
     """
 
-    # minimum value by the name of a measure, from 0 to 1
+    # minimum value of each measure, from 0 to 1, by the name of the measure
     floors: Mapping[str, float] = field(default_factory=dict)
     tolerance: float | None = 0.02  # maximum loss, from 0 to 1; None switches the comparison off
-    # measures to compare; empty means only the deciding one, such as EM
+    # measures to compare; empty means only the measure that decides on correctness, such as EM
     measures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -246,7 +247,7 @@ class ReleaseCriteria:
             )
 
     def check_measures(self, metrics: Mapping[str, object]) -> None:
-        """Check that an evaluation has every measure that the floors and `measures` name.
+        """Check that an evaluation has every measure in `floors` and `measures`.
 
         Raises:
             UsageError: a measure is missing.
@@ -268,12 +269,12 @@ def check_release(
     Args:
         acceptance: the requirements.
         metrics: the metrics of the candidate.
-        comparisons: the comparison with the ref's current snapshot, by measure; None: the ref is
-            new, or there is no comparison.
+        comparisons: the comparison with the ref's current snapshot, by measure; None if the ref is
+            new or nothing was compared.
         headline: the measure to compare if `acceptance` names none.
-        collapsed: the reason why retrieval is considered collapsed; empty: it is not.
+        collapsed: the reason why retrieval is considered collapsed; empty if it is not.
         withdrawn: the earlier version of the ref, such as latest@3, that named the candidate before
-            the ref was moved back; empty: there is none.
+            the ref was moved back; empty if there is none.
 
     Raises:
         UsageError: a required measure was not measured.

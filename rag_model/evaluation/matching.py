@@ -1,10 +1,11 @@
-r"""Match gold answers in texts: DPR's token match, answer patterns, and support of statements.
+r"""Find gold answers in texts by tokens or by patterns, and test whether texts support a statement.
 
-DPR (Karpukhin et al. 2020) uses DrQA's tokenizer: a token is a run of letters, numbers and marks
-(`[\p{L}\p{N}\p{M}]+`), or else any single character that is neither separator nor control
-(`[^\p{Z}\p{C}]`), of the NFD form in lower case. A passage contains an answer if it contains the
-answer's tokens consecutively. `re` does not support `\p{…}`, so the classes are built once
-from `unicodedata`; the tokens are those of the `regex` module for every character that both know.
+DPR (Karpukhin et al. 2020) uses DrQA's tokenizer. It converts a text to NFD and lower case. A token
+is a run of letters, numbers and marks (`[\p{L}\p{N}\p{M}]+`), or else any single character that is
+neither a separator nor a control character (`[^\p{Z}\p{C}]`). A passage contains an answer if it
+contains the answer's tokens consecutively. `re` does not support `\p{…}`, so the character classes
+are built once from `unicodedata`. For characters that `unicodedata` and the `regex` module both
+know, the tokens are the same as with `regex`.
 
 The answers of CuratedTREC are regular expressions (Chen et al. 2017, DrQA), which `regex` matches
 with a time limit.
@@ -23,8 +24,8 @@ from rag_model.extras import require
 
 _SEPARATOR = "\n"  # a control character, which is never part of a token
 _MAX_PATTERN_LENGTH = 10_000  # characters; the patterns of CuratedTREC have a few hundred
-_TIMEOUT_SECONDS = 5.0  # limit per pattern and text; normal patterns take microseconds
-_MIN_KEY_SHARE = 0.75  # minimum share of the key tokens that are not numbers
+_TIMEOUT_SECONDS = 5.0  # time limit of one pattern on one text; most patterns take microseconds
+_MIN_KEY_SHARE = 0.75  # minimum share of a statement's key tokens, without numbers, in the texts
 _STOP_WORDS = (
     "a about after all also an and any are as at be because been before but by can could did do "
     "does for from had has have he her his how i if in into is it its may more most no not of on "
@@ -43,8 +44,8 @@ def _build_token_pattern() -> re.Pattern[str]:
 
 
 def _build_character_class(major_categories: str) -> str:
-    """Return the characters of some major categories, such as "L" and "N", as ranges of a `re`
-    class.
+    """Return ranges for a character class of `re` that match all characters whose major Unicode
+    category, such as "L" or "N", is in `major_categories`.
     """
     code_points = (code for code in range(0x110000) if unicodedata.category(chr(code))[0] in major_categories)
     ranges = []
@@ -55,7 +56,7 @@ def _build_character_class(major_categories: str) -> str:
 
 
 def tokenize(text: str) -> list[str]:
-    """Return the lower-case tokens of `text` in NFD, in order.
+    """Convert `text` to NFD and lower case, and return its tokens in order.
 
     >>> tokenize("Rue de l'Été, 1789!")[:5]
     ['rue', 'de', 'l', "'", 'été']
@@ -64,28 +65,28 @@ def tokenize(text: str) -> list[str]:
 
 
 def _join_tokens(text: str) -> str:
-    """Return the lower-case tokens as one text, with separators around each token.
+    """Return the lower-case tokens as one string, with separators around each token.
 
-    Consecutive tokens are then a substring of the text.
+    A sequence of tokens can then be found by a search for a substring.
     """
     matches = _build_token_pattern().findall(unicodedata.normalize("NFD", text))
     return "".join([_SEPARATOR, *(f"{token}{_SEPARATOR}" for token in matches)]).lower()
 
 
-@lru_cache(maxsize=1 << 14)  # questions and retrieval stages have passages in common
+@lru_cache(maxsize=1 << 14)  # Many questions and retrieval stages return the same passages.
 def _join_tokens_cached(passage: str) -> str:
     return _join_tokens(passage)
 
 
 class AnswerMatcher:
-    """Matches the gold answers of one question in many passages."""
+    """Looks for the gold answers of one question in many passages."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         """Tokenize `answers`; an answer without tokens matches every passage, as in DPR."""
         self._needles = [_join_tokens(answer) for answer in answers]
 
     def match(self, text: str) -> bool:
-        """Return whether `text` contains the tokens of an answer consecutively.
+        """Return whether `text` contains all tokens of one answer consecutively.
 
         >>> [AnswerMatcher(["York"]).match(text) for text in ("in new  york, 1900", "Yorkshire")]
             [True, False]
@@ -95,17 +96,17 @@ class AnswerMatcher:
 
 
 def has_answer(answers: Iterable[str], text: str) -> bool:
-    """Return whether `text` contains one of `answers` by DPR's token match; False without
-    answers.
+    """Return whether `text` contains the tokens of one of `answers`, as in DPR; False if there are
+    no answers.
     """
     return AnswerMatcher(answers).match(text)
 
 
 def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
-    """Return 1.0 if a regular expression matches at the prediction's start, else 0.0.
+    """Return 1.0 if a regular expression matches at the start of the prediction, else 0.0.
 
-    As in DrQA for CuratedTREC, case is ignored, `^` and `$` match at every line, and the match need
-    not reach the end.
+    As in DrQA for CuratedTREC, case is ignored, `^` and `$` match at every line, and the prediction
+    may continue after the match.
 
     Raises:
         InputError: a pattern is malformed, or takes seconds on one text by excessive backtracking.
@@ -115,8 +116,8 @@ def pattern_match(prediction: str, patterns: Iterable[str]) -> float:
 
 
 def pattern_search(text: str, patterns: Iterable[str]) -> bool:
-    """Return whether a regular expression matches in `text`, as DPR does for CuratedTREC's
-    passages.
+    """Return whether a regular expression matches anywhere in `text`; DPR tests the passages of
+    CuratedTREC in this way.
 
     Raises:
         InputError, MissingExtraError: as for `pattern_match`.
@@ -158,7 +159,7 @@ def compile_pattern(pattern: str) -> Any:
 
 
 def extract_key_tokens(statement: str, question: str = "") -> list[str]:
-    """Return the distinct tokens of letters and digits that are not stop words or in the question.
+    """Return distinct tokens of letters and digits that are no stop words and not in the question.
 
     >>> extract_key_tokens("It was published in 1945 by Secker.", "Who published it?")
     ['1945', 'secker']
@@ -168,18 +169,18 @@ def extract_key_tokens(statement: str, question: str = "") -> list[str]:
 
 
 def supports_statement(texts: Sequence[str], statement: str, question: str = "", golds: Iterable[str] = ()) -> bool:
-    """Return whether texts together support a statement; False without texts.
+    """Return whether texts together support a statement; False if there are no texts.
 
     ALCE (Gao et al. 2023, "Enabling Large Language Models to Generate Text with Citations") uses an
     entailment model. This function compares words instead:
 
-    * A statement that contains gold answers is supported by a text that contains one of these, by
-      DPR's token match.
+    * A statement that contains gold answers is supported by a text that contains the tokens of one
+      of these answers.
     * Any other statement is supported by a text that contains it verbatim, or by texts that contain
       every number and at least three quarters of its other key tokens, in any order. Key tokens are
       tokens of letters and digits that are neither stop words nor in the question.
 
-    Therefore a text that denies the statement also supports it, and a paraphrase may not.
+    Therefore a text that denies a statement counts as support, and a paraphrase may not count.
 
     >>> supports_statement(["In 1945 it was first published."], "It was published in 1945.")
         True

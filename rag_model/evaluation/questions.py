@@ -1,14 +1,14 @@
 """Read questions with gold answers from common file formats, and sample questions from passages.
 
 The formats are DPR's `question<tab>['answer', …]` files, JSONL with `question` and `answers`,
-KILT's JSONL, a BEIR folder, and one question per line; the source is a path, a URL, or an open
-stream such as standard input. JSONL may also give `passages`, the ids of the passages that answer
-the question, and `source`. A malformed line raises an error with its number, because an evaluation
-must not skip questions silently.
+KILT's JSONL, a BEIR folder, and one question per line. The source is a path, a URL, or an open
+stream such as standard input. JSONL may also have `passages`, the ids of the passages that answer
+the question, and `source`, the name of the data set. A malformed line raises an error with its
+number, because an evaluation must not skip questions silently.
 
-The gate of a snapshot needs queries that resemble the passages, for any corpus and language and
-without a question file. `sample_sentences` chooses a sentence of each passage. The question encoder
-encodes these sentences, so the gate tests this encoder too.
+The gate, which checks a snapshot before a ref moves to it, needs queries that resemble the passages
+of any corpus in any language, without a question file. `sample_sentences` chooses a sentence of
+each passage as a query. The question encoder encodes these sentences, so the gate also tests it.
 """
 
 import ast
@@ -37,8 +37,8 @@ from rag_model.untrusted_text import limit_blank_lines, parse_json
 _MAX_LINE_LENGTH = 1 << 20  # maximum characters of a line
 _MAX_LIST_LENGTH = 1 << 16  # maximum characters of a Python list of answers
 
-# A byte that is not UTF-8 becomes a surrogate in `_INVALID_BYTE`, so that the error can name its
-# line.
+# This error handler decodes a byte that is not UTF-8 to a surrogate, which `_INVALID_BYTE` matches.
+# Therefore the error can name the line.
 _UNDECODABLE = "surrogateescape"
 _INVALID_BYTE = re.compile("[\udc80-\udcff]")
 
@@ -53,10 +53,10 @@ class Question:
 
     id: str  # id of the question
     text: str  # text of the question
-    answers: tuple[str, ...] = ()  # alternative answers; empty if there are only judgements
-    evidence: tuple[frozenset[str], ...] = ()  # KILT's alternative evidence sets of page ids
+    answers: tuple[str, ...] = ()  # alternative answers; empty if only relevant ids are known
+    evidence: tuple[frozenset[str], ...] = ()  # alternative sets of page ids, as in KILT
     passages: tuple[str, ...] = ()  # ids of the passages that answer the question
-    source: str = ""  # data set of the question, by which reports group questions
+    source: str = ""  # name of the question's data set; reports group questions by it
     own_document: str = ""  # id of the document whose text is the question; removed from its hits
 
 
@@ -65,27 +65,27 @@ class QuestionSet:
     """The questions of one source, in order."""
 
     questions: tuple[Question, ...]
-    # Grade by question id and document id.
+    # relevance grades by question id and document id
     qrels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 def read_questions(source: str | Path | TextIO, split: str = "test") -> QuestionSet:
     """Read the questions of a file, a URL, an open text stream, or a BEIR folder.
 
-    The file name extension selects the format (`.csv` and `.tsv`: DPR's; `.jsonl`; `.txt`: one
-    question per line). For other extensions and for streams, the first line determines the format.
-    `.gz` and other compressed files are decompressed. Ids are those in the file (`id` or `_id` in
-    JSONL), or else the question's number from 0. From a BEIR folder, the questions in
-    `qrels/<split>.tsv` are read, and a document with the question's id is its `own_document` unless
-    the file grades it above 0.
+    The file name extension selects the format: `.csv` and `.tsv` are DPR's format, `.jsonl` is
+    JSONL, and `.txt` has one question per line. For other extensions and for streams, the first
+    line determines the format. `.gz` and other compressed files are decompressed. The id of a
+    question is in `id` or `_id` of JSONL, or else it is the number of the question, from 0. Of a
+    BEIR folder, the questions in `qrels/<split>.tsv` are read. A document with the id of a question
+    becomes its `own_document` unless the qrels grade it above 0.
 
     Raises:
         InputError: the source is unreadable, is not UTF-8, has no questions, has a malformed line
-            (the message has its number), or has two questions with one id.
+            (the message has its number), or has two questions with the same id.
         UsageError: the URL may contain a secret.
     """
     if not isinstance(source, str | Path):
-        # A stream that has been read from, or a text in memory, cannot be reconfigured.
+        # A stream that was read before and an `io.StringIO` cannot be reconfigured.
         with suppress(io.UnsupportedOperation, AttributeError):
             source.reconfigure(encoding="utf-8", errors=_UNDECODABLE)  # type: ignore[attr-defined]
         return QuestionSet(_parse_questions(source, getattr(source, "name", "the input")))
@@ -122,8 +122,8 @@ def _read_beir(folder: Path, split: str) -> QuestionSet:
 def _set_own_document(question: Question, grades: Mapping[str, int]) -> Question:
     """Set `own_document` to the question's id, because BEIR's evaluator removes this document.
 
-    In ArguAna and Quora this document is the question itself. A document that is graded as relevant
-    is not removed, because without it the search could never succeed.
+    In ArguAna and Quora, the document with this id is the question itself. It is not removed if it
+    is graded as relevant, because then the search might have no relevant document to find.
     """
     return question if grades.get(question.id, 0) > 0 else replace(question, own_document=question.id)
 
@@ -161,10 +161,10 @@ def _parse_questions(file: TextIO, name: str) -> tuple[Question, ...]:
 
 
 def _check_lines(file: TextIO, name: str) -> Iterator[str]:
-    """Yield the lines of a file, after checking them.
+    """Yield the lines of a file after checking them.
 
-    Bytes that are not UTF-8, too many blank lines and very long lines are refused, because binary
-    files and database dumps may have no line ends.
+    Bytes that are not UTF-8, too many blank lines and very long lines are refused, because the file
+    may be a binary file or a database dump without line ends.
     """
     lines = iter(partial(file.readline, _MAX_LINE_LENGTH), "")
     for line_number, line in enumerate(limit_blank_lines(lines, name), start=1):
@@ -190,7 +190,7 @@ def _guess_parser(first_line: str) -> LineParser:
 
 
 def check_unique_ids(ids: Iterable[str], source: str, noun: str) -> None:
-    """Check that the ids of a source are unique; `noun` says what has them, such as "questions".
+    """Check that the ids in a source are unique; `noun` names the things with ids in the error.
 
     Raises:
         InputError: two have the same id.
@@ -203,7 +203,7 @@ def check_unique_ids(ids: Iterable[str], source: str, noun: str) -> None:
 
 
 def _check_encodable(questions: Iterable[Question], name: str) -> None:
-    """Refuse lone surrogates, which JSON escapes can contain and encoders cannot read."""
+    """Refuse lone surrogates, which JSON escapes can contain but text encoders cannot encode."""
     for question in questions:
         try:
             "".join([question.text, *question.answers]).encode()
@@ -236,7 +236,10 @@ def _parse_dpr_row(row: list[str], question_id: str, location: str) -> Question:
 
 
 def _parse_python_list(text: str, location: str) -> tuple[str, ...]:
-    """Parse DPR's list of answers as a literal of bounded length, which is never evaluated."""
+    """Parse the Python list of answers in a DPR file as a literal of limited length.
+
+    It is parsed only as a literal, so no code in it can run.
+    """
     try:
         with warnings.catch_warnings(action="ignore"):  # for patterns such as `['\\d+']`
             python_value = ast.literal_eval(text.strip()) if len(text) <= _MAX_LIST_LENGTH else None
@@ -296,7 +299,7 @@ def _parse_source(question_row: Mapping[str, Any], location: str) -> str:
 
 
 def _parse_kilt_outputs(outputs: Any, location: str) -> tuple[tuple[str, ...], tuple[frozenset[str], ...]]:
-    """Return the answers and the evidence sets of KILT's `output`.
+    """Return the answers and the evidence sets in the `output` of a KILT line.
 
     Each item of `output` has an answer, a set of pages, or both.
     """
@@ -322,12 +325,12 @@ _PARSERS: dict[str, LineParser] = {
 
 
 def sample_rows(n: int, n_samples: int, seed: int) -> list[int]:
-    """Return `min(count, n)` distinct random rows of `range(n)`, ascending; deterministic."""
+    """Return `min(n_samples, n)` distinct row numbers below `n`, drawn by the seed, ascending."""
     return sorted(random.Random(seed).sample(range(n), min(n_samples, n)))
 
 
 def sample_sentences(passages: Iterable[Passage], seed: int) -> list[str]:
-    """Return one sentence of each passage, in order, chosen by seed and the passage's `hash`."""
+    """Return one sentence of each passage, chosen by the seed and the `hash` of the passage."""
     return [_choose_sentence(passage, seed) for passage in passages]
 
 
@@ -340,7 +343,7 @@ def _choose_sentence(passage: Passage, seed: int) -> str:
 
 
 def digest_questions(question_set: QuestionSet) -> str:
-    """Return a digest of the parsed questions that does not depend on the file format."""
+    """Return a digest of the questions; it does not depend on the format of their file."""
     return digest_json(
         [[_convert_question_to_json(question) for question in question_set.questions], question_set.qrels]
     )
@@ -348,6 +351,6 @@ def digest_questions(question_set: QuestionSet) -> str:
 
 def _convert_question_to_json(question: Question) -> dict[str, Any]:
     fields = {**asdict(question), "evidence": [sorted(page_ids) for page_ids in question.evidence]}
-    if not question.own_document:  # keeps the identity of evaluations without this field
+    if not question.own_document:  # The ids of evaluations from before this field stay the same.
         del fields["own_document"]
     return fields

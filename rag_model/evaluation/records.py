@@ -1,7 +1,7 @@
 """Stored evaluations: the value of each measure for each question, and comparisons of evaluations.
 
-The file `values.json` of an evaluation contains the ids of the questions and, by retriever and
-measure, one number per question, or null if the measure does not apply to the question.
+The file `values.json` of an evaluation contains the ids of the questions. For each retriever and
+measure it has one number per question, or null if the measure does not apply to the question.
 """
 
 import json
@@ -23,7 +23,7 @@ ValueColumns = Mapping[str, Sequence[float | None]]  # list of one value per que
 
 @dataclass(frozen=True, slots=True)
 class MeasureValues:
-    """The values of the measures of an evaluation for each question."""
+    """The values of each measure for each question of an evaluation."""
 
     questions: tuple[str, ...]  # ids of the questions
     retrievers: Mapping[str, ValueColumns]  # values by retriever expression
@@ -48,7 +48,7 @@ class MeasureValues:
 
 
 def read_measure_values(store: Store, manifest: EvaluationManifest) -> MeasureValues:
-    """Return the values of an evaluation in the store.
+    """Read the values of an evaluation from the store.
 
     Raises:
         StoreError: the file is missing or damaged.
@@ -72,26 +72,27 @@ class MeasureComparison:
 
     before: MetricValue  # metric of the first evaluation
     after: MetricValue  # metric of the second evaluation
-    difference: MetricValue  # after minus before, with an interval if they share questions
+    # after minus before; it has an interval if the evaluations have questions in common
+    difference: MetricValue
     n: int  # number of shared questions; if 0, there is no interval
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationComparison:
-    """Two evaluations, and the comparison of each shared measure by retriever."""
+    """Two evaluations, and a comparison of each measure that they have in common."""
 
     before: EvaluationManifest
     after: EvaluationManifest
-    # Comparisons by retriever, or by `BEFORE -> AFTER` if the retrievers differ, and by measure.
+    # Comparisons by retriever and measure. If the retrievers differ, the key is `BEFORE -> AFTER`.
     pairs: Mapping[str, Mapping[str, MeasureComparison]]
 
 
 def compare_evaluations(store: Store, before: EvaluationManifest, after: EvaluationManifest) -> EvaluationComparison:
     """Compare two evaluations question by question.
 
-    If both have only one retriever, these two are compared, or else the retrievers with equal
-    expressions. Questions are joined by id. A measure of the whole set, such as BLEU, has no
-    interval.
+    If each evaluation has only one retriever, these two are compared. Otherwise retrievers with
+    equal expressions are compared. Questions are joined by id. A measure of the whole question set,
+    such as BLEU, has no interval.
 
     Raises:
         UsageError: the evaluations have no retriever or no measure in common.
@@ -128,7 +129,7 @@ def _match_retrievers(before: EvaluationMetrics, after: EvaluationMetrics) -> li
 def _pair_values(
     before_values: MeasureValues, before_name: str, after_values: MeasureValues, after_name: str, measure: str
 ) -> list[tuple[float, float]]:
-    """Return the (before, after) values of the questions that both evaluations have measured."""
+    """Return pairs of values, (before, after), for the questions that are in both evaluations."""
     before_column = dict(_iter_column(before_values, before_name, measure))
     return [
         (before_column[question], after_value)

@@ -1,4 +1,7 @@
-"""The identity of an evaluation: everything that determines its metrics, with ids for refs."""
+"""The identity of an evaluation: all inputs and settings that determine its metrics.
+
+Refs are replaced by ids, because a ref can move.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,7 +24,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 VERSION = 2  # version of the code that computes metrics; a new number gives evaluations new ids
 _ROUTE_SETTINGS = ("route", "choose_route")
-# libraries whose releases round differently, so that answers may change
+# Other releases of these libraries round numbers differently, so that answers may change.
 _LIBRARIES = ("torch", "transformers")
 
 
@@ -34,10 +37,10 @@ def describe_retrieval_subject(
     judge: RetrievalJudge,
     encoder: str | None = None,
 ) -> EvaluationSubject:
-    """Return the subject of an evaluation of retrievers.
+    """Return all inputs and settings of an evaluation of retrievers.
 
     Args:
-        store: Store of the models that expressions name.
+        store: Store of the models that retriever expressions name.
         snapshot: The snapshot to search.
         question_set: The questions.
         retrievers: Retriever expressions; empty means the snapshot's default.
@@ -71,11 +74,12 @@ def describe_answers_subject(
     settings: EvaluationSettings,
     encoder: str | None = None,
 ) -> EvaluationSubject:
-    """Return the subject of an evaluation of a model's answers.
+    """Return all inputs and settings of an evaluation of a model's answers.
 
-    `model` is its id, its folder, or `openai:MODEL`. The model behind an endpoint may change under
-    its name; the endpoint's address, name and settings identify it. The settings include
-    `Reader.decides`, so that the id is known before a model is loaded.
+    `model` is the id of a model, its folder, or `openai:MODEL`. The model of an endpoint is
+    identified by the endpoint's address, the model's name and the settings, although the endpoint
+    may replace the model under this name. The settings determine `Reader.decides`, so the id of the
+    evaluation is known before a model is loaded.
 
     Raises:
         StoreError: The store does not have a model that the retriever names.
@@ -97,7 +101,7 @@ def describe_answers_subject(
         **_describe_measures(),
     }
     if "auto" not in settings.readers:
-        # Settings that do not apply are left out, so that older evaluations keep their ids.
+        # Settings that do not apply are left out, so that the ids of older evaluations stay valid.
         settings_json = {name: setting for name, setting in settings_json.items() if name not in _ROUTE_SETTINGS}
     model_id = identify_model(model)
     if model.startswith(ENDPOINT_PREFIX):
@@ -107,7 +111,10 @@ def describe_answers_subject(
 
 
 def _describe_measures() -> dict[str, Any]:
-    """Return the versions of plugin measures; {} without any, so that ids do not change."""
+    """Return the versions of measures of installed packages.
+
+    Without such measures, return {}, so that the ids of evaluations do not change.
+    """
     version_by_measure = list_measure_versions()
     return {"measures": version_by_measure} if version_by_measure else {}
 
@@ -125,9 +132,10 @@ def _describe_endpoint(model: str) -> dict[str, Any]:
 def resolve_retriever_models(
     store: Store, snapshot: Snapshot, retrievers: Sequence[str | None], encoder: str | None = None
 ) -> dict[str, str]:
-    """Return the identity of each model that an expression or `encoder` names, by its name.
+    """Return the identity of each model that a retriever expression or `encoder` names, by name.
 
-    It is the id of a model in the store, the digest of a folder, or the commit of a hub model.
+    The identity is the id of a model in the store, the digest of a folder, or the commit of a model
+    of the hub.
     """
     model_names = dict.fromkeys(
         model for expression in retrievers for model in plan_retriever(snapshot, expression).models

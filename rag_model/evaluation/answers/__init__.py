@@ -1,11 +1,11 @@
 """Evaluation of a model's answers.
 
-examination      answer every question under every condition; cached answers; other retrievers
+examination      answer every question under every condition, and cache the answers
 ablation         conditions (open book, closed book, gold passage, ...) and the benefit of retrieval
 readings         the record of one answer with its passages
-scores           the measures of each kind of answer, of citations and of the use of passages
+scores           measures of answers and of citations, and whether answers come from the passages
 abstaining       risk-coverage curves, and the choice of a threshold for abstention
-routing          the reader `auto`, and the choice of its route
+routing          measure the reader `auto`, and choose when it retrieves
 collapse         detection of retrieval collapse
 settings         the settings of an evaluation
 """

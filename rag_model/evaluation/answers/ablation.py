@@ -1,16 +1,16 @@
-"""Ablations: the same questions and model with other passages, to find the cause of wrong answers.
+"""Ablations: answer the same questions from other passages, to find the cause of wrong answers.
 
 * *open book*: the k retrieved passages; measures the whole system.
-* *closed book*: no passage; measures the knowledge in the weights. Open book minus closed
-  book is the gain from reading.
-* *gold passage*: one passage that contains the answer. 1 minus this value is the loss due to the
-  generator, and this value minus open book is the loss due to the retriever.
+* *closed book*: no passage; measures the knowledge in the model's weights. The open-book value
+  minus the closed-book value is the gain from passages.
+* *gold passage*: one passage that contains the answer. 1 minus the gold-passage value is the loss
+  due to the generator; the gold-passage value minus the open-book value is due to the retriever.
 * *shuffled passages*: the passages of another question. A model that answers equally well with them
   does not use its passages (`collapse`).
-* *k swept*: several numbers of passages (Lewis et al. 2020, figure 3).
+* *open book, k = N*: the first N passages, for several N (Lewis et al. 2020, figure 3).
 * *BM25* and *frozen retriever*: the k passages of another retriever (table 6 of the same paper).
 * *whole corpus*: every passage in one prompt, if all of them fit, which needs no retrieval.
-* *another reader*: the same passages, read by another reader.
+* *another reader*: the open-book passages, from which another `Reader` answers.
 
 `describe_retrieval_benefit` describes in one sentence whether retrieval is worth its cost.
 """
@@ -37,11 +37,12 @@ BM25, FROZEN_RETRIEVER, WHOLE_CORPUS = "BM25", "frozen retriever", "whole corpus
 
 @dataclass(frozen=True, slots=True)
 class AblationSettings:
-    """Settings of the ablations; every condition answers all questions once more."""
+    """Settings of the ablations; each ablation answers all questions once more."""
 
-    # numbers of passages per question to compare; the paper's figure 3 ends at 50
+    # numbers of passages per question to compare; the RAG paper's figure 3 ends at 50
     sweep: tuple[int, ...] = (1, 2, 5, 10, 20)
-    gold_depth: int = 100  # depth to which a gold passage is searched for, as for DPR's positives
+    # number of hits in which a gold passage is looked for; DPR looks for positives in 100, too
+    gold_depth: int = 100
     seed: int = 0  # random seed of the shuffled passages
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class AblationSettings:
 
 @dataclass(frozen=True, slots=True)
 class EvalCondition:
-    """A condition of an evaluation: questions, and the passages from which each is answered."""
+    """A condition of an evaluation: questions, and the passages from which to answer each one."""
 
     name: str
     k: int  # passages per question; 0 means closed book
@@ -76,7 +77,7 @@ class AblationResult:
     k: int
     scored: tuple[ScoredAnswer, ...]
     metrics: dict[str, Estimate]
-    # differences from the open book over the shared questions, by measure; empty for the open book
+    # difference from the open book by measure, over the questions of both; empty for the open book
     differences: dict[str, Estimate]
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +90,7 @@ class AblationResult:
 
     @property
     def costs(self) -> dict[str, float]:
-        """Known means per question of `seconds` to answer, tokens `read` and tokens `written`."""
+        """Mean `seconds`, prompt tokens (`read`) and new tokens (`written`) per question."""
         readings = [scored_answer.reading for scored_answer in self.scored]
         token_usages = [reading.usage for reading in readings if reading.usage is not None]
         cost_values: dict[str, list[float]] = {
@@ -101,7 +102,7 @@ class AblationResult:
 
     @property
     def stages(self) -> dict[str, float]:
-        """The mean seconds per question of each stage of answering; empty if an answer has none."""
+        """The mean seconds per question by stage; empty if an answer's stages were not timed."""
         stage_seconds = [scored_answer.reading.stages for scored_answer in self.scored]
         stages = dict.fromkeys(name for seconds in stage_seconds for name in seconds) if all(stage_seconds) else {}
         return {name: sum(seconds.get(name, 0.0) for seconds in stage_seconds) / len(stage_seconds) for name in stages}
@@ -120,12 +121,14 @@ def build_closed_book(outcomes: Sequence[RetrievalResult]) -> EvalCondition:
 
 
 def iter_conditions(outcomes: Sequence[RetrievalResult], k: int, settings: AblationSettings) -> Iterator[EvalCondition]:
-    """Yield the conditions other than the open book at `k`, except those without questions.
+    """Yield the closed book, the gold and the shuffled passages, and the open book with other k.
+
+    A condition that applies to no question is omitted.
 
     Args:
         outcomes: the retrieved passages, up to `AblationSettings.search_depth(k)` per question.
-        k: number of passages in the open book and of shuffled passages.
-        settings: the settings of the sweep, the gold passages and the shuffling.
+        k: number of passages per question in the open book, and of the shuffled passages.
+        settings: the other values of k, the depth of the gold passages, and the random seed.
     """
     yield build_closed_book(outcomes)
     gold_hits = [(outcome.question, _find_gold_hit(outcome, settings.gold_depth)) for outcome in outcomes]
@@ -149,7 +152,7 @@ def build_retriever_book(
 
 
 def build_corpus_book(questions: Sequence[Question], corpus: Sequence[Hit], reader: str = "") -> EvalCondition:
-    """Return the questions, each with all passages; `reader` is empty for the first reader."""
+    """Return each question with all passages of the corpus; `reader` names another reader."""
     book = _build_condition(WHOLE_CORPUS, [(question, tuple(corpus)) for question in questions])
     return replace(book, name=f"{reader}, {WHOLE_CORPUS}", reader=reader) if reader else book
 
@@ -160,8 +163,8 @@ def _build_condition(name: str, pairs: Sequence[tuple[Question, tuple[Hit, ...]]
 
 
 def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
-    """Return the best passage of an evidence page, or, without evidence, the best one with an
-    answer.
+    """Return the first hit on an evidence page of the question. If the question has no evidence,
+    return the first hit that contains an answer.
     """
     evidence_page_ids = frozenset[str]().union(*outcome.question.evidence)
     for hit, has_answer in zip(outcome.hits[:depth], outcome.has_answer, strict=False):
@@ -171,9 +174,9 @@ def _find_gold_hit(outcome: RetrievalResult, depth: int) -> Hit | None:
 
 
 def shuffle_hits(hits: Sequence[HitsT], seed: int) -> list[HitsT]:
-    """Return the hits such that each question has another question's, in a cycle of random order.
+    """Return the hits in another order, so that each question gets the hits of another question.
 
-    The order is random because neighbours in a file are often about one article and share passages.
+    The order is a random cycle, because adjacent questions of a file often share passages.
     """
     permutation = random.Random(seed).sample(range(len(hits)), len(hits))
     next_positions = dict(zip(permutation, [*permutation[1:], permutation[0]], strict=True))
@@ -214,12 +217,14 @@ def measure_condition(
 def describe_retrieval_benefit(
     all_results: Sequence[AblationResult], measure: str, search_milliseconds: Mapping[str, float]
 ) -> str:
-    """Return a sentence about whether retrieval is worth its cost; empty without the closed book.
+    """Return a sentence about whether retrieval is worth its cost.
+
+    The sentence is empty if the questions were not answered without passages (closed book).
 
     Args:
         all_results: the results of all conditions, beginning with the open book.
         measure: the measure that decides whether an answer is correct.
-        search_milliseconds: milliseconds per question by stage of retrieval; empty: unknown.
+        search_milliseconds: milliseconds per question by stage of retrieval; empty if unknown.
     """
     result_by_name = {result.name: result for result in all_results}
     if CLOSED_BOOK not in result_by_name or measure not in result_by_name[CLOSED_BOOK].differences:
@@ -238,7 +243,7 @@ def describe_retrieval_benefit(
 
 
 def _negate_difference(difference: Estimate) -> Estimate:
-    """Return the difference of the open book from a condition, given the opposite difference."""
+    """Return the difference with the opposite sign, with swapped bounds of its interval."""
     return Estimate(
         0.0 - difference.value,
         0.0 - difference.high,

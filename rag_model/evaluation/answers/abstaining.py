@@ -1,13 +1,13 @@
 """Selective answering: the risk at each coverage, and the choice of a threshold for abstention.
 
-For the answers whose score (`reading.confidence`) is at least t, *coverage* is their share of all
-questions, and *risk* is the share of wrong answers among them (selective classification: El-Yaniv &
-Wiener 2010, Geifman & El-Yaniv 2017). `choose_threshold` chooses the signal with the smallest
-area under the risk-coverage curve, and the threshold with the largest coverage at a risk of at most
-r.
+A question is answered if the score of its answer (`reading.confidence`) is at least the threshold.
+*Coverage* is the share of the questions that are answered, and *risk* is the share of wrong answers
+among them (selective classification: El-Yaniv & Wiener 2010, Geifman & El-Yaniv 2017).
+`choose_threshold` chooses the score with the smallest area under the risk-coverage curve, and the
+threshold with the largest coverage whose risk is at most r.
 
-The risk is measured on the sample and may be larger on other questions: choose the threshold on
-questions like those of users, and measure it on other questions.
+The risk is measured on a sample and may be larger for other questions. Therefore choose the
+threshold on questions like those of users, and measure its risk on a second set of questions.
 """
 
 import math
@@ -25,7 +25,7 @@ from rag_model.reading.confidence import SIGNALS, Signal, Threshold
 class CoveragePoint:
     """One point of a risk-coverage curve."""
 
-    minimum_score: float  # threshold; answers with at least this score are given
+    minimum_score: float  # threshold; only answers with at least this score are given
     coverage: float  # share of the questions that are answered
     risk: float  # share of wrong answers among the answers that are given
 
@@ -76,7 +76,7 @@ def compute_risk_coverage_curve(scores: Sequence[float], correctness: Sequence[f
 def compute_area_under_curve(points: Sequence[CoveragePoint]) -> float:
     """Return the mean risk over the coverage by the trapezoidal rule.
 
-    Below the first coverage, the first risk is used.
+    From coverage 0 to the first point, the risk of the first point is used.
     """
     if not points:
         return 1.0
@@ -88,8 +88,8 @@ def compute_area_under_curve(points: Sequence[CoveragePoint]) -> float:
 
 
 def choose_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, risk: float) -> AbstentionReport:
-    """Choose a signal and a threshold with at most this risk, over the questions that have
-    `measure`.
+    """Choose a signal and a threshold whose risk is at most `risk`. Questions to which `measure`
+    does not apply are ignored.
     """
     points_by_signal, areas = _compute_curves(scored_answers, measure)
     for signal in sorted(areas, key=areas.__getitem__):
@@ -110,7 +110,7 @@ def measure_threshold(scored_answers: Sequence[ScoredAnswer], measure: str, thre
 
 
 def compute_confidence(reading: Reading, signal: Signal) -> float | None:
-    """Return the score of an answer as `confidence.get_score` does; None if it is unknown."""
+    """Return the confidence score of an answer, as `confidence.get_score` does; None if unknown."""
     if signal == "retrieval":
         return max((passage.score for passage in reading.passages if passage.id), default=-math.inf)
     if signal == "likelihood" or reading.log_likelihood is None:

@@ -3,8 +3,8 @@
 Trained end to end, a retriever may learn to return the same passages for all questions, and the
 generator to ignore them. The loss then looks normal, but the system answers without passages (Lewis
 et al. 2020, appendix H). Three metrics reveal it: the number of distinct passages over a set of
-questions, how evenly they are spread (entropy), and the share of answers that do not change with
-another question's passages.
+questions, how evenly they are spread (entropy), and the share of answers that do not change when
+the passages are replaced by those of another question.
 """
 
 import math
@@ -22,15 +22,18 @@ class CollapsedError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class CollapseLimits:
-    """Limits of a retrieval collapse; least_spread = 0.0 and most_unchanged = 1.0 disable them."""
+    """Limits beyond which retrieval counts as collapsed.
+
+    `least_spread = 0.0` and `most_unchanged = 1.0` disable them.
+    """
 
     questions: int = 20  # minimum number of questions; fewer may be similar by chance
     # Minimum spread. For 300 questions and k = 5, the spread of MiniLM is .88 for questions about
-    # the 1,581 passages and .65 for other topics; it is .50 and .18 if question vectors are moved
-    # by 90 % and 95 % towards their mean.
+    # the 1,581 passages and .65 for other topics. Moving all question vectors by 90 % towards their
+    # mean lowers it to .50, and moving them by 95 % lowers it to .18.
     least_spread: float = 0.3
-    # Maximum share of unchanged answers. Most answers change if a model uses its passages, and none
-    # otherwise. With two labels (yes, no), half of the answers stay the same by chance.
+    # Maximum share of unchanged answers. Most answers change if a model uses its passages, but none
+    # if it ignores them. With two labels (yes, no), half of the answers stay the same by chance.
     most_unchanged: float = 0.9
 
     def __post_init__(self) -> None:
@@ -45,7 +48,7 @@ COLLAPSE_LIMITS = CollapseLimits()
 
 @dataclass(frozen=True, slots=True)
 class CollapseStats:
-    """Statistics of the diversity of retrieved passages, and of the answers' dependence on them."""
+    """Statistics on how diverse the retrieved passages are, and whether answers depend on them."""
 
     questions: int  # number of questions
     k: float  # mean number of passages per question
@@ -53,7 +56,7 @@ class CollapseStats:
     # Normalized entropy, from 0 (the same passages for all questions) to 1 (evenly spread
     # passages).
     spread: float
-    # Share of answers that do not change with another question's passages; None if not measured.
+    # share of answers that stay the same with another question's passages; None if not measured
     unchanged: float | None = None
 
     def metrics(self) -> dict[str, float]:
@@ -93,10 +96,10 @@ class CollapseStats:
 def measure_collapse(
     passage_ids: Sequence[Sequence[str]], corpus_size: int, unchanged: float | None = None
 ) -> CollapseStats:
-    """Measure the diversity of the passages of a set of questions.
+    """Measure how diverse the passages are that were retrieved for a set of questions.
 
     Args:
-        passage_ids: the ids of each question's passages, without duplicates per question.
+        passage_ids: the ids of the passages of each question; those of one question are distinct.
         corpus_size: number of passages in the corpus.
         unchanged: the result of `measure_unchanged`, if measured.
 
@@ -123,8 +126,8 @@ def _compute_spread(hit_counts: Counter[str], k: float, max_distinct: int) -> fl
 
 
 def measure_unchanged(answers: Sequence[str], shuffled: Sequence[str]) -> float:
-    """Return the share of answers whose normalized text is the same with another question's
-    passages.
+    """Return the share of answers whose normalized text stays the same in `shuffled`, the answers
+    to the same questions from the passages of another question.
 
     >>> measure_unchanged(["Paris", "the Nile", "1789", "Bach"], ["paris.", "Rome", "1789", ""])
     0.5

@@ -1,4 +1,4 @@
-"""Evaluate one model on one question set: retrieve once, answer under each condition, measure.
+"""Evaluate one model on one question set: retrieve passages once, then answer every condition.
 
 # doctest: +SKIP
 >>> evaluation = AnswerEvaluation(retriever, answers, question_set, k=5, corpus_size=n)
@@ -65,15 +65,15 @@ from rag_model.untrusted_text import parse_json
 ANSWER_STAGE = "answer"
 # version of the code that determines an answer; a new number discards cached answers
 ANSWERS_VERSION = 4
-# questions per cached record, which are lost if a run is killed; fills a generator's batch
+# Questions per cached record. They fill a batch of a generator; a killed run loses at most these.
 _BATCH_SIZE = 32
 _READINGS_FILE = "readings.jsonl"
 # arguments: number of finished questions, number of all questions
 ProgressCallback = Callable[[int, int], None]
-# maximum number of passages for which a prompt with all of them is tried
+# A corpus with more passages is never tried as a single prompt.
 _MAX_WHOLE_PASSAGES = 2_000
 _BM25_KIND = "bm25"
-# few timed queries, because answering takes far longer than search
+# Few queries are timed, because answering takes far longer than search.
 _TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)
 
 
@@ -81,8 +81,8 @@ _TIMING_SETTINGS = TimingSettings(questions=20, seconds=3.0)
 class AnswerCache:
     """A function that answers questions in batches and caches the answers in the store.
 
-    Answering is the main cost of an evaluation. A run after a killed one resumes from the cache,
-    and a run with other measures or more ablations reuses the answers.
+    Answering is the main cost of an evaluation. If a run is killed, the next run continues from the
+    cache. A run with other measures or more ablations reuses the cached answers.
     """
 
     store: Store
@@ -124,7 +124,7 @@ class AnswerCache:
     ) -> dict[str, Any]:
         """Return the memo key of a batch.
 
-        The scores of hits are not part of the key, because its other parts determine them.
+        The key omits the scores of hits, because the other parts of the key determine the scores.
         """
         query_keys = [
             [question.id, question.text, [hit.passage.hash for hit in question_hits]]
@@ -151,7 +151,7 @@ class AnswerCache:
 
 @dataclass(frozen=True, slots=True)
 class WholeCorpus:
-    """All passages of a corpus, for a reader whose prompt has room for them."""
+    """All passages of a corpus, for a reader whose prompt is long enough for them."""
 
     reader: str = ""  # name of the reader
     hits: tuple[Hit, ...] = ()  # all passages, in the order of the corpus
@@ -162,17 +162,17 @@ class WholeCorpus:
 def open_other_retrievers(
     snapshot: Snapshot, store: Store, own_expression: str | None, encoder: QuestionEncoder | None
 ) -> dict[str, SnapshotRetriever]:
-    """Return the retrievers to compare with the reader's own one, by the name of their condition.
+    """Return the retrievers to compare with the model's own retriever, by name of their condition.
 
     Lewis et al. 2020 (table 6) train RAG with a frozen retriever and with BM25 and report EM 41.2
     and 31.8 instead of 44.0 on Natural Questions. Here the model is not changed, but reads
     the passages of another retriever. This shows the gain from training the question encoder, and
-    whether BM25 would be sufficient. p(z|x) still comes from inner products with the model's
-    question encoder, whereas the paper uses BM25's scores for BM25.
+    whether BM25 would be sufficient. The passage weights p(z|x) are still computed from inner
+    products with the model's question encoder, whereas the paper uses BM25 scores for BM25.
 
     Args:
-        snapshot: the snapshot to search; retrievers that it does not have are omitted.
-        store: the store with the models that expressions name.
+        snapshot: the snapshot to search; a retriever whose index it does not have is omitted.
+        store: the store with the models that retriever expressions name.
         own_expression: expression of the reader's retriever; None means the snapshot's default.
         encoder: question encoder of a model that weights passages by inner products; None if the
             model does not weight passages.
@@ -193,7 +193,7 @@ def open_other_retrievers(
 def prepare_whole_corpus(
     readers: Mapping[ReaderName, Reader], retriever: SnapshotRetriever, questions: Sequence[str]
 ) -> WholeCorpus:
-    """Return the whole corpus for the reader `concat`, or the reason why it is not read."""
+    """Return all passages if they fit into a prompt of the reader `concat`, else say why not."""
     n = retriever.snapshot.n
     name, reader = next(
         ((name, reader) for name, reader in readers.items() if isinstance(reader, ConcatReader)), ("", None)
@@ -211,7 +211,7 @@ def prepare_whole_corpus(
 
 
 def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questions: Sequence[str]) -> list[Hit]:
-    """Return all passages, in corpus order, if they fit into one prompt, or else none."""
+    """Return all passages in corpus order; an empty list if they do not fit into one prompt."""
     n = retriever.snapshot.n
     hits = retriever.build_hits(RankedRows("", np.arange(n)[None], np.zeros((1, n), np.float32)))[0]
     try:
@@ -226,7 +226,7 @@ def list_whole_corpus(reader: ConcatReader, retriever: SnapshotRetriever, questi
 
 
 class AnswerEvaluation:
-    """The evaluation of one model: retrieve, answer each condition, and read the results."""
+    """The evaluation of one model: call `retrieve`, answer each condition, then get `results`."""
 
     def __init__(
         self,
@@ -249,9 +249,9 @@ class AnswerEvaluation:
             k: number of passages per answer, at most the size of the corpus.
             corpus_size: number of passages in the corpus.
             settings: all other settings.
-            other_answers: other readers by name, which answer from the same passages.
-            other_retrievers: other retrievers by the name of their condition; used with ablations.
-            whole_corpus: all passages, and the reader whose prompt has room for them; used with
+            other_answers: functions of other readers, by reader, to answer from the same passages.
+            other_retrievers: other retrievers by name of their condition; used only with ablations.
+            whole_corpus: all passages and the reader whose prompt can contain them; used only with
                 ablations.
 
         Raises:
@@ -268,7 +268,7 @@ class AnswerEvaluation:
         self.depth = min(self.settings.search_depth(self.k), corpus_size)
         self.outcomes: list[RetrievalResult] = []
         self.results: list[AblationResult] = []
-        # Milliseconds per question by stage of retrieval; empty before `retrieve`.
+        # milliseconds per question by stage of retrieval; empty until `retrieve` was called
         self.search_milliseconds: dict[str, float] = {}
         self._retriever = retriever
         self._answer_functions: Mapping[str, AnswerFunction] = {"": answers, **(other_answers or {})}
@@ -335,7 +335,8 @@ class AnswerEvaluation:
     def retrieval(self) -> dict[str, float]:
         """The mean of each retrieval measure, such as Success@k.
 
-        The result is empty for labels judged by answers, because passages do not contain labels.
+        It is empty if passages are judged by answers and the answers are labels, because passages
+        do not contain labels.
         """
         return {} if self._has_no_retrieval else self.judge.compute_means(self.outcomes, self._measured_depth)
 
@@ -347,7 +348,7 @@ class AnswerEvaluation:
         return self.judge.estimate_measures(self.outcomes, self._measured_depth, self.settings.resampling)
 
     def list_question_values(self) -> dict[str, Sequence[float | None]]:
-        """Return the retrieval and open-book measures of each question, in order.
+        """Return the values of the retrieval and open-book measures, one per question, in order.
 
         A value is None if the measure does not apply to the question.
         """
@@ -362,13 +363,13 @@ class AnswerEvaluation:
 
     @property
     def ranks(self) -> dict[str, float]:
-        """The `rank_metrics` of the outcomes; for labels, only the metrics that use evidence."""
+        """The `rank_metrics`, such as RR@k; if answers are labels, only those of evidence pages."""
         ranks = rank_metrics(self.outcomes, self._measured_depth)
         return {name: rank for name, rank in ranks.items() if self.settings.kind != "labels" or name[:3] != "RR@"}
 
     @property
     def stages(self) -> dict[str, float]:
-        """The milliseconds per question of each stage of the open book, in order."""
+        """Milliseconds per question of each stage of search and open-book answering, in order."""
         return {
             **self.search_milliseconds,
             **{name: 1000 * seconds for name, seconds in self.results[0].stages.items()},
@@ -376,8 +377,8 @@ class AnswerEvaluation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about problems of the open book's answers, the reader of the ablations, and
-        conditions that were omitted.
+        """Sentences for the report: problems of the open-book answers, the chosen route, which
+        reader the ablations use, and why the whole corpus was not read.
         """
         problem_notes = describe_problems([scored.reading for scored in self.results[0].scored]) if self.results else []
         other_readers = [name for name in self._answer_functions if name]
@@ -405,7 +406,7 @@ class AnswerEvaluation:
 
     @property
     def abstention(self) -> AbstentionReport | None:
-        """The abstention report of the open book; None if no threshold is chosen or measured."""
+        """Coverage and risk of the open-book answers; None if the settings ask for no threshold."""
         measure, scored = deciding_measure(self.settings.kind), self.results[0].scored
         if self.settings.threshold is not None:
             return measure_threshold(scored, measure, self.settings.threshold)
@@ -413,7 +414,7 @@ class AnswerEvaluation:
 
     @property
     def routing(self) -> RoutingReport | None:
-        """The report on the route of the reader `auto`; None without that reader."""
+        """The report on the routing rule of the reader `auto`; None if `auto` is not evaluated."""
         return None if self._routed_answers is None else self._routed_answers.report
 
     @property
@@ -424,7 +425,7 @@ class AnswerEvaluation:
 
     @property
     def collapse(self) -> CollapseStats:
-        """The statistics of the open book's passages and answers that reveal a collapse."""
+        """Statistics of the open-book passages and answers, from which a collapse is detected."""
         passage_ids = [[hit.passage.id for hit in outcome.hits[: self.k]] for outcome in self.outcomes]
         answers_by_condition = {row.name: [scored.reading.answer for scored in row.scored] for row in self.results}
         unchanged = (

@@ -20,7 +20,7 @@ from rag_model.retrieve.hits import Hit
 
 @dataclass(frozen=True, slots=True)
 class AnswerPassage:
-    """One passage of an answer."""
+    """One passage from which a question was answered."""
 
     id: str
     page_id: str
@@ -33,42 +33,42 @@ class AnswerPassage:
 
 @dataclass(frozen=True, slots=True)
 class ReadContextEntry:
-    """One numbered entry of the context of an answer."""
+    """One numbered entry of the context in a prompt; answers cite its number."""
 
     title: str
     text: str  # text of the entry in the prompt
-    # positions in `Reading.passages` of the passages with this text, ascending
+    # ascending positions in `Reading.passages` of the passages that have this text
     places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The answer to one question and its passages, in the order of their rank."""
+    """The answer to one question, with the passages that were read, best first."""
 
     question: str  # id of the question
     answer: str  # text of the answer without citations
     # log p(y|x) in nats; None if it is unknown or the probability is 0
     log_likelihood: float | None
     passages: tuple[AnswerPassage, ...]
-    ended: bool = True  # whether it ended by itself; False if truncated at the maximum of tokens
-    # entries by ascending number; if empty, passages were not numbered
+    ended: bool = True  # False if the answer was truncated at the maximum number of tokens
+    # numbered context entries, in order; empty if the prompt did not number its passages
     context: tuple[ReadContextEntry, ...] = ()
     statements: tuple[Statement, ...] = ()  # sentences with citations; empty without a context
-    usage: TokenUsage | None = None  # None: not counted
+    usage: TokenUsage | None = None  # None if tokens were not counted
     closed_book: float | None = None  # log p(y|question) in nats; None if it is unknown
-    # seconds to answer, or a share of the batch's seconds; None if they are unknown
+    # seconds to answer, or an equal share of the seconds of its batch; None if unknown
     seconds: float | None = field(default=None, compare=False)
     stages: Mapping[str, float] = field(default_factory=dict, compare=False)  # seconds by stage
     problem: AnswerProblem | None = None  # the reason why the answer is empty or doubtful
 
     @property
     def page_ids(self) -> tuple[str, ...]:
-        """The pages of the passages, in the order of their rank, with duplicates."""
+        """The page ids of the passages, best first, with duplicates."""
         return tuple(passage.page_id for passage in self.passages)
 
     @property
     def memory(self) -> Memory | None:
-        """The memory from which the answer comes; None if the answer is empty."""
+        """Whether the answer comes from the weights or the passages; None if it is empty."""
         read_texts = [entry.text for entry in self.context] or [passage.text for passage in self.passages if passage.id]
         return name_memory(self.answer, read_texts)
 
@@ -80,8 +80,8 @@ class Reading:
 def produce_readings(reader: Reader, questions: Sequence[Question], hits: Sequence[Sequence[Hit]]) -> list[Reading]:
     """Answer each question from its hits and return the readings, in order.
 
-    The seconds of an answer are the sum of its stages if the reader measures them, or else an equal
-    share of the call's seconds.
+    The seconds of an answer are the sum over its stages if the reader times stages. Otherwise they
+    are an equal share of the time for all questions.
     """
     start_time = time.perf_counter()
     answers = reader.answer_from([question.text for question in questions], hits)
@@ -93,8 +93,8 @@ def produce_readings(reader: Reader, questions: Sequence[Question], hits: Sequen
 
 
 def describe_problems(readings: Sequence[Reading]) -> list[str]:
-    """Return one sentence per kind of problem, with the number of affected answers and the first
-    message.
+    """Return one sentence per kind of problem. It names the number of affected answers and the
+    first message.
     """
     messages_by_kind: dict[str, list[str]] = {}
     for reading in readings:
@@ -143,7 +143,7 @@ def _add_closed_book(reader: Reader, answers: list[Answer]) -> list[Answer]:
     try:
         return add_closed_book(likelihood_reader, answers)
     except UsageError:
-        return answers  # an endpoint, for example, returns no likelihoods
+        return answers  # The reader cannot compute likelihoods: many endpoints return none.
 
 
 def _replace_infinite(likelihood: float | None) -> float | None:

@@ -1,20 +1,19 @@
-"""Measure the reader `auto`, and choose its route on questions with known answers.
+"""Measure the reader `auto`, and choose its routing rule on questions with known answers.
 
 The model answers every question once without passages and once from passages. Both answers to a
 question are cached, so that every threshold can be measured without the model. With the threshold
-t, questions with a score s >= t (`reading.routing`) are answered from the weights, and all others
-from passages:
+t, questions with a score s >= t (`reading.routing`) get the answer without passages, and all other
+questions the answer from passages:
 
     EM(t) = 1/n (sum over s_i >= t of EM(y_i)  +  sum over s_i < t of EM(y_z,i))
 
-`choose_route` chooses the t with the largest EM(t), and among equal values the one with the most
-answers from the weights. Only the scores of questions that the weights answer correctly are
-candidates, because any other t only adds questions that the weights answer incorrectly. The signal
-is `weights`, which saves retrieval for those questions, unless the interval of the paired
-difference shows that `difference` is better.
+`choose_route` chooses the t with the largest EM(t), and among equal values the t with the most
+answers without passages. Only scores of questions whose answer without passages is correct are
+candidates for t, because any other t only adds questions whose answer without passages is wrong.
+The score is computed by the signal `weights`, which needs no retrieval for these questions. If the
+confidence interval shows that the signal `difference` gives better answers, it is used instead.
 
-On the questions on which t was chosen, EM(t) is biased upwards: measure the route on other
-questions.
+EM(t) is too high on the questions on which t was chosen, so measure the route on other questions.
 """
 
 import math
@@ -39,23 +38,23 @@ AnswerFunction = Callable[..., list[Reading]]
 
 @dataclass(frozen=True, slots=True)
 class RoutePoint:
-    """The effect of one threshold."""
+    """The quality of the routed answers at one threshold."""
 
     least: float | None  # threshold; if None, every question is answered from passages
-    weights_share: float  # share of the questions that the weights answer
+    weights_share: float  # share of the questions that are answered without passages
     value: float  # value of the deciding measure at this threshold
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingReport:
-    """The effect of a route on a set of questions."""
+    """The effect of a routing rule (closed-book or retrieval) on a set of questions."""
 
     route: Route
     is_chosen: bool  # whether the route was chosen on these questions
     measure: str  # name of the deciding measure
     point: RoutePoint
-    weights_value: float  # value of the measure if the weights answer every question
-    passages_value: float  # value of the measure if passages answer every question
+    weights_value: float  # value of the measure if every question is answered without passages
+    passages_value: float  # value of the measure if every question is answered from passages
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -93,7 +92,7 @@ class RoutingReport:
 def list_route_points(
     scores: Sequence[float], closed_book_values: Sequence[float], open_book_values: Sequence[float]
 ) -> list[RoutePoint]:
-    """Return the effect of each threshold, in descending order of the threshold.
+    """Return a point for each threshold, in descending order of the thresholds.
 
     A question with a score of -inf is answered from passages. Questions with equal scores share a
     point.
@@ -117,7 +116,7 @@ def choose_route(
     open_book_values: Sequence[float],
     resampling: Resampling = DEFAULT_RESAMPLING,
 ) -> tuple[RouteSignal, RoutePoint]:
-    """Return the signal to route by and its best point, chosen as the module docstring says."""
+    """Return the best signal and its best threshold, by the rules in the module's docstring."""
     best_point_by_signal: dict[RouteSignal, RoutePoint] = {}
     for signal, scores in scores_by_signal.items():
         correct_scores = {score for score, value in zip(scores, closed_book_values, strict=True) if value > 0}
@@ -139,9 +138,9 @@ def choose_route(
 
 
 class RoutedAnswers:
-    """A function that answers questions as the reader `auto` does, from the answers of a reader.
+    """A function that routes like the reader `auto`, between the two answers of another reader.
 
-    If no route is given, the first condition chooses one.
+    If no route is given, it is chosen on the questions of the first condition.
     """
 
     def __init__(
@@ -156,9 +155,9 @@ class RoutedAnswers:
 
         Args:
             answer_questions: function that returns the answers of a reader (an `AnswerCache`).
-            route: the route; None: choose one.
+            route: the routing rule; None means that one is chosen.
             subject: the model and the reader for which a chosen route is valid.
-            kind: the kind of the answers, whose first measure decides.
+            kind: the kind of the answers; its first measure decides which route is best.
             resampling: settings of the interval that compares the signals.
         """
         self._answer_questions, self._route, self._subject = answer_questions, route, subject
@@ -196,8 +195,8 @@ class RoutedAnswers:
     def _measure(
         self, condition: EvalCondition, closed_book: Sequence[Reading], open_book: Sequence[Reading]
     ) -> RoutingReport:
-        """Measure the route, or choose one, on the questions to which the deciding measure
-        applies.
+        """Measure the given route, or choose one. Questions to which the deciding measure does not
+        apply are ignored.
         """
         measure = deciding_measure(self._kind)
         value_pairs = [
@@ -243,7 +242,7 @@ def _score_questions(signal: RouteSignal, closed_book: Sequence[Reading], open_b
 
 
 def _choose_reading(route: Route, score: float, closed_book: Reading, open_book: Reading) -> Reading:
-    """Return the answer that the route chooses, with the costs of all generated answers."""
+    """Return the answer that the route chooses, with the costs of every answer it needed."""
     is_from_weights = route.chooses_weights(score)
     is_open_book_read = not (is_from_weights and route.signal == "weights")
     readings = [closed_book, open_book] if is_open_book_read else [closed_book]

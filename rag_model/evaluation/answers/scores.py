@@ -2,42 +2,42 @@
 
 The kind of the answers selects the measures: spans (Natural Questions, TriviaQA, WebQuestions),
 patterns (CuratedTREC), labels (FEVER), texts (MS MARCO), or clues, which are questions written for
-a given entity (Jeopardy). Spans and patterns add grounding measures, texts and clues
-add BLEU and n-gram diversity. Questions with evidence add KILT's measures.
+a given entity (Jeopardy). Spans and patterns also have grounding measures; texts and clues also
+have BLEU and n-gram diversity. Questions with evidence also have the measures of KILT.
 
-The citation measures are ALCE's (Gao et al. 2023, section 3):
+The citation measures are those of ALCE (Gao et al. 2023, section 3):
 
 * `cited`: the share of answers with a citation, over the answers with a statement.
-* `citation-recall`: the share of statements that their cited entries together support. A statement
-  without citations is not supported.
+* `citation-recall`: the share of statements that are supported by all their cited entries together.
+  A statement without citations is not supported.
 * `citation-precision`: the share of correct citations, over the answers with a citation. A citation
-  is correct if its statement is supported, and either the entry alone supports the statement or the
-  other cited entries do not support it without the entry. A number that is not in the
-  context is wrong.
-* `gold-citation-precision`, `gold-citation-recall`, for questions with gold passages or pages:
-  the share of cited entries that contain one of them, and the share of them that was cited (for the
-  best evidence set, if there are several).
+  of an entry is correct if the cited entries together support the statement, and this entry either
+  supports it alone or cannot be left out. A number that is not in the context is an incorrect
+  citation.
+* `gold-citation-precision`, for questions with gold passages or pages: the share of the cited
+  entries that contain a gold passage or page. `gold-citation-recall`: the share of the gold
+  passages or pages that were cited. If there are several evidence sets, the best one counts.
 
 Statements are sentences, as in ALCE. ALCE judges support with an entailment model; this module uses
 `supports_statement`, which compares words.
 
-Grounding measures apply to spans and patterns. A passage *contains* an answer by DPR's token
-match over its text without the title, or if a pattern matches in its text.
+Grounding measures apply to spans and patterns. A passage *contains* an answer if its text, without
+the title, contains the tokens of the answer (as in DPR) or matches the answer's pattern.
 
-* `EM-unheld`: EM over the questions for which no passage contains a gold answer, which measures the
-  knowledge in the weights. Lewis et al. 2020 (section 4.1) report 11.8 % for Natural Questions,
-  where an extractive reader would have 0.
+* `EM-unheld`: EM over the questions for which no passage contains a gold answer. It measures the
+  knowledge in the model's weights. Lewis et al. 2020 (section 4.1) report 11.8 % for Natural
+  Questions, where an extractive reader would have 0.
 * `override`: the share of answers that neither equal nor contain a gold answer, over the questions
-  with a passage that contains one. The model has read the answer but given another one.
+  for which a passage contains a gold answer. The model has read it but answered differently.
 * `supported`: the share of answers that a passage supports (`supports_statement`), over the
   non-empty answers. This measure needs no gold answers, so a service can monitor it.
 * `from-passages`: the share of answers that are more likely with the passages than without,
-  log p(y|x) > log p(y|question), if the model computes likelihoods. The other answers come from the
-  weights. The measure applies to answers without citations, because any citation is more likely
-  with passages than without.
-* `override-live`: the share of answers that are neither supported nor from passages, which is the
-  override rate of a service without gold answers (`serving.monitoring.overrides`). Compare it with
-  `override` to interpret that rate.
+  log p(y|x) > log p(y|question), if the model computes likelihoods. All other answers come from the
+  model's weights. The measure applies only to answers without citations, because any citation is
+  more likely with passages than without.
+* `override-live`: the share of answers that are neither supported nor from passages. A service
+  without gold answers monitors this rate (`serving.monitoring.overrides`); comparing it here with
+  `override` shows how to interpret it.
 
 Grounding measures do not apply to the closed book, which has no passages.
 """
@@ -75,7 +75,7 @@ _KILT_DEPTH = 5  # cutoff of KILT's recall@k
 def measure_citations(question: Question, reading: Reading) -> Mapping[str, float]:
     """Return the citation measures that apply to one answer.
 
-    The result is empty if the context was not numbered or the answer has no statement.
+    The result is empty if the prompt had no numbered context or the answer has no statement.
     """
     statements = [statement for statement in reading.statements if statement.text.strip()]
     if not reading.context or not statements:
@@ -91,7 +91,7 @@ def measure_citations(question: Question, reading: Reading) -> Mapping[str, floa
 
 
 def _check_citations(statement: Statement, reading: Reading, question: Question) -> list[bool]:
-    """Return whether each citation of a statement is correct; unknown numbers are incorrect."""
+    """Return whether each citation of a statement is correct, as in the module's docstring."""
     is_supported = _is_supported(statement, statement.cited, reading, question)
     citation_verdicts = [
         is_supported
@@ -138,7 +138,7 @@ def _list_entry_ids(context_entry: ReadContextEntry, reading: Reading, *, pages:
 def measure_grounding(
     question: Question, reading: Reading, em: float, *, patterns: bool = False
 ) -> Mapping[str, float]:
-    """Return the grounding measures that apply to one answer; `em` is the answer's EM.
+    """Return the grounding measures that apply to one answer; `em` is its exact match, 0 or 1.
 
     Raises:
         InputError: a gold pattern is not a regular expression.
@@ -165,7 +165,7 @@ def measure_grounding(
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """One question, its reading, and the measures of the answer."""
+    """One question, the model's answer to it, and the measures of the answer."""
 
     question: Question
     reading: Reading
@@ -173,8 +173,7 @@ class ScoredAnswer:
 
 
 def score_answer(question: Question, reading: Reading, kind: AnswerKind = "spans") -> ScoredAnswer:
-    """Measure one answer against the gold answers, and its passages against the question's
-    evidence.
+    """Compare one answer with the gold answers, and its passages with the question's evidence.
 
     Raises:
         InputError: a pattern is malformed, or exceeds the time limit of a match.
@@ -200,16 +199,16 @@ def _compute_kilt_measures(question: Question, reading: Reading, measures: Mappi
 
 
 def deciding_measure(kind: AnswerKind) -> str:
-    """Return the measure that decides whether an answer of a kind is correct."""
+    """Return the measure that decides whether answers of this kind are correct."""
     return next(iter(list_answer_functions(kind)))
 
 
 def list_measures(kind: AnswerKind, *, evidence: bool) -> list[str]:
-    """Return the names of all measures that answers of a kind can have.
+    """Return the names of all measures that answers of this kind can have.
 
     Args:
         kind: the kind of the answers.
-        evidence: whether a question names evidence.
+        evidence: whether any question names evidence pages.
     """
     answer_names = list(list_answer_functions(kind))
     kilt_names = (
@@ -220,7 +219,7 @@ def list_measures(kind: AnswerKind, *, evidence: bool) -> list[str]:
 
 
 def check_gold_answers(questions: Sequence[Question], kind: AnswerKind) -> None:
-    """Check that the questions have gold answers of a kind, before a model spends hours answering.
+    """Check, before a model answers for hours, that the questions have gold answers of this kind.
 
     Raises:
         UsageError: no question has an answer, or the kind is labels and no answer is a FEVER label.
@@ -246,10 +245,10 @@ def estimate_measures(
 ) -> dict[str, Estimate]:
     """Return each measure of a set of answers, in [0, 1], with its interval.
 
-    A measure covers the questions to which it applies (`Estimate.n`): FEVER's two-way accuracy
-    covers the questions with one of two labels, KILT's measures those with evidence. Texts and
-    clues add BLEU-1, BLEU-4, distinct-3 (the ratio of distinct to all trigrams of the answers) and
-    gold-distinct-3 (that ratio for the first gold answer of each question).
+    `Estimate.n` is the number of questions to which a measure applies. FEVER's two-way accuracy
+    applies to questions with one of two labels, and KILT's measures to questions with evidence.
+    Texts and clues also have BLEU-1, BLEU-4, distinct-3 (the ratio of distinct to all trigrams of
+    the answers) and gold-distinct-3 (the same ratio for the first gold answer of each question).
 
     Raises:
         UsageError: there are no answers.
@@ -269,10 +268,10 @@ def estimate_measures(
 def compare_answers(
     after: Sequence[ScoredAnswer], before: Sequence[ScoredAnswer], resampling: Resampling = DEFAULT_RESAMPLING
 ) -> dict[str, Estimate]:
-    """Return the mean difference of each measure, `after` minus `before`, over the shared
-    questions.
+    """Return the mean difference of each measure, `after` minus `before`, over the questions that
+    are in both.
 
-    Questions are joined by id. Measures of a set, such as BLEU, are omitted, because they have no
+    Questions are joined by id. Corpus measures, such as BLEU, are omitted, because they have no
     value per question.
     """
     measures_before_by_question = {answer.question.id: answer.measures for answer in before}

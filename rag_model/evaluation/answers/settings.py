@@ -18,14 +18,14 @@ from rag_model.retrieve.expression import RetrieverChoice, choose_expression
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSettings(RetrieverChoice):
-    """The settings of an evaluation; the defaults are those of the RAG paper's open-domain
-    tables.
+    """The settings of an evaluation. The defaults reproduce the RAG paper's tables on open-domain
+    questions.
     """
 
     kind: AnswerKind = "spans"  # kind of the answers, which selects the measures
-    k: int | None = None  # number of passages per answer; None means the number in training
+    k: int | None = None  # number of passages per answer; None means as many as in training
     depth: int = 20  # maximum number of passages per question in retrieval measures
-    # criterion of relevance; if None, it depends on the questions
+    # what makes a passage relevant; None means that the judgements of the questions decide
     judged_by: JudgedBy | None = None
     # Retriever expression such as rrf(hnsw, ivfpq); None means the snapshot's default.
     retriever: str | None = None
@@ -45,9 +45,9 @@ class EvaluationSettings(RetrieverChoice):
     # maximum risk for the choice of a threshold; if None, no threshold is chosen
     risk: float | None = None
     threshold: Threshold | None = None  # threshold to measure; if None, no threshold is measured
-    # route of the reader `auto`; None means the default route, or a chosen one
+    # routing rule of the reader `auto`; None means the default rule, or one that is chosen
     route: Route | None = None
-    choose_route: bool = False  # whether to choose the route on these questions
+    choose_route: bool = False  # whether to choose the routing rule on these questions
 
     def __post_init__(self) -> None:
         if min(self.depth, 1 if self.k is None else self.k) < 1:
@@ -71,12 +71,12 @@ class EvaluationSettings(RetrieverChoice):
     def build_reader_settings(self, model: str) -> dict[ReaderName, ReaderSettings]:
         """Return the settings of each reader by its name, in order.
 
-        `auto` is followed by the reader with which it reads passages.
+        The reader `auto` is followed by the reader that it uses to answer from passages.
 
         Raises:
             UsageError: a reader cannot use the model with this name.
         """
-        # The reader `auto` compares likelihoods, which an endpoint returns only on request.
+        # The reader `auto` compares likelihoods, which an endpoint only returns if it is asked to.
         signal: Signal | None = "likelihood" if "auto" in self.readers else None
         signal = signal if self.threshold is None else self.threshold.signal
         reader_settings = [

@@ -48,7 +48,7 @@ _FUNCTION_WORD_SET = frozenset(_FUNCTION_WORDS.split())
 
 
 def normalise(text: str) -> str:
-    """Return `text` in SQuAD's normal form: lower case, no ASCII punctuation, no articles.
+    """Normalize `text` as SQuAD does: lower case, no ASCII punctuation, no articles.
 
     >>> normalise("The  Eiffel-Tower, a landmark!")
     'eiffeltower landmark'
@@ -67,11 +67,12 @@ def exact_match(prediction: str, golds: Iterable[str]) -> float:
 
 
 def token_f1(prediction: str, golds: Iterable[str]) -> float:
-    """Return the best F1 of the bags of normalized words over the gold answers; 0.0 without any.
+    """Return the best F1 of normalized words over the gold answers; 0.0 if there are none.
 
-    F1 = 2 P R / (P + R) with P the share of the prediction's words that are in the gold answer, and
-    R the reverse. If both have no words, F1 is 1.0; if only one has no words, it is 0.0 (the rule
-    of SQuAD 2.0). Thus F1 is never below exact match.
+    F1 = 2 P R / (P + R), where P is the share of the prediction's words that are in the gold
+    answer, and R is the share of the gold answer's words that are in the prediction. If neither has
+    words, F1 is 1.0; if only one has no words, it is 0.0 (the rule of SQuAD 2.0). Thus F1 is never
+    below exact match.
 
     >>> round(token_f1("born in Paris", ["Paris, France"]), 3)
     0.4
@@ -101,7 +102,7 @@ def label_match(prediction: str, golds: Iterable[str], labels: Sequence[str]) ->
     """Return 1.0 if the prediction is a gold label, else 0.0; None if no gold answer is in
     `labels`.
 
-    None excludes the question from the mean, because FEVER's two-way accuracy covers only the
+    A question with None is not part of the mean, because FEVER's two-way accuracy covers only the
     claims with one of two labels.
     """
     gold_labels = {find_label(gold, labels) for gold in golds} - {None}
@@ -118,10 +119,10 @@ def strict_match(prediction: str, golds: Iterable[str]) -> float:
 
 
 def rouge_l(prediction: str, golds: Iterable[str]) -> float:
-    """Return the best ROUGE-L F-measure over the gold answers (rouge-score, no stemming); 0.0
-    without any.
+    """Return the best ROUGE-L F-measure over the gold answers, or 0.0 if there are none.
 
-    rouge-score considers only ASCII letters and digits, so text in other scripts is ignored.
+    It is computed by rouge-score without stemming, which ignores all characters except ASCII
+    letters and digits.
 
     Raises:
         MissingExtraError: `rouge-score` is not installed.
@@ -138,9 +139,9 @@ def _create_rouge_scorer() -> Any:
 def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCounts:
     """Return the (2 order + 2,) counts of one answer for corpus BLEU; zeros without gold answers.
 
-    The counts are, in this order: the clipped n-gram matches by n, the n-grams of the answer by n,
-    its length, and the length of the closest gold answer. sacrebleu counts them (tokenizer 13a,
-    case-sensitive).
+    The counts are, in this order: the clipped n-gram matches for each n, the n-grams of the answer
+    for each n, the length of the answer, and the length of the gold answer that is closest in
+    length. sacrebleu counts them with its tokenizer 13a, case-sensitively.
 
     Raises:
         MissingExtraError: `sacrebleu` is not installed.
@@ -152,11 +153,11 @@ def bleu_counts(prediction: str, golds: Sequence[str], order: int = 4) -> BleuCo
 
 
 def bleu(counts: BleuCounts) -> float:
-    """Return the corpus BLEU in [0, 1] from `bleu_counts` summed over the answers, (2 order + 2,).
+    """Return the corpus BLEU in [0, 1] from the (2 order + 2,) sums of `bleu_counts` over answers.
 
-    BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002); an order without a match is
-    smoothed with sacrebleu's default method. BLEU is a measure of the set of answers, not the mean
-    of the BLEU scores of single answers.
+    BLEU = min(1, exp(1 - r/c)) (Π_n p_n)^(1/N) (Papineni et al. 2002). If no n-gram of some length
+    matches, sacrebleu's default method smooths p_n. BLEU is a measure of the set of answers, not
+    the mean of the BLEU scores of single answers.
     """
     max_n = len(counts) // 2 - 1
     count_values = counts.astype(int).tolist()
@@ -192,7 +193,7 @@ BLEU_4 = CorpusMeasure(("texts", "clues"), partial(corpus_bleu, 4))
 
 @dataclass(frozen=True, slots=True)
 class QBleuWeights:
-    """Weights of the kinds of words, which add up to 1, and δ, the weight of answerability."""
+    """Weights of Q-BLEU-1: one per kind of words, which add up to 1, and δ for answerability."""
 
     entities: float = 0.6
     question: float = 0.2
@@ -205,25 +206,25 @@ SQUAD_WEIGHTS = QBleuWeights()
 
 
 def q_bleu(prediction: str, golds: Sequence[str], weights: QBleuWeights = SQUAD_WEIGHTS) -> float:
-    """Return the best Q-BLEU-1 over the gold answers, in [0, 1]; 0.0 without any (Nema & Khapra
-    2018).
+    """Return the best Q-BLEU-1 (Nema & Khapra 2018) over the gold answers, in [0, 1]; 0.0 if there
+    are none.
 
     Q-BLEU-1 combines BLEU-1 with the answerability A of a generated question:
 
         Q-BLEU-1 = δ A + (1 - δ) BLEU-1,    A = Σ_i w_i 2 P(S_i) R(S_i) / (P(S_i) + R(S_i))
 
-    with P and R the precision and recall of the words of kind i: named entities, question words,
-    other content words, and function words. A kind without words in either text adds nothing, so a
-    perfect text may score below 1. The default weights and δ are those that the authors'
-    script names for SQuAD (.6, .2, .1, .1 and .7), because the RAG paper measures Jeopardy
+    where P and R are the precision and recall of the words of kind i: named entities, question
+    words, other content words, and function words. A kind of which neither text has words adds
+    nothing, so a perfect text may score below 1. The default weights and δ are those of the
+    authors' script for SQuAD (.6, .2, .1, .1 and .7), because the RAG paper measures Jeopardy
     questions with a version tuned on SQuAD.
 
-    The kinds follow the authors' rules: a named entity begins with a capital letter, except a
-    question word at the beginning; the word after `what` or `which` belongs to it; function words
-    are in a list. Two details differ. P and R are those of the equation, whereas the script
-    computes BLEU-1 in both directions, including its penalty for short texts. Words are split at
-    whitespace, without the punctuation around them, whereas the script uses the Penn Treebank
-    tokenizer.
+    The kinds follow the authors' rules. A named entity begins with a capital letter, unless it is a
+    question word at the beginning. The word after `what` or `which` counts as part of the question
+    word. Function words are in a list. Two details differ: P and R are those of the equation,
+    whereas the script computes BLEU-1 in both directions, including its penalty for short texts.
+    Words are split at whitespace and stripped of punctuation, whereas the script uses the Penn
+    Treebank tokenizer.
 
     >>> round(q_bleu("Who wrote Animal Farm", ["Who wrote Animal Farm?"]), 3)  # no function word
     0.93
@@ -246,7 +247,7 @@ def _split_words(text: str) -> list[str]:
 
 
 def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return (named entities, question words, other content words, function words), in lower
+    """Return the named entities, question words, other content words and function words, in lower
     case.
     """
     question_positions = set(
@@ -271,7 +272,7 @@ def _group_words(words: Sequence[str]) -> tuple[list[str], list[str], list[str],
 
 
 def _find_question_words(words: Sequence[str], position: int) -> list[int]:
-    """Return the position of a question word, and of the next word if that belongs to it too."""
+    """Return the position of a question word, and of the next word if it is part of the first."""
     word = words[position].lower()
     if word not in _QUESTION_WORDS:
         return []
@@ -285,7 +286,7 @@ def _compute_group_f1(predicted_words: Sequence[str], gold_words: Sequence[str])
 
 
 def _compute_bleu_1(predicted_words: Sequence[str], gold_words: Sequence[str]) -> float:
-    """Return the clipped precision of words, times BLEU's penalty for a short text."""
+    """Return BLEU-1: the clipped precision of the words, times BLEU's penalty for short texts."""
     overlap = (Counter(map(str.lower, predicted_words)) & Counter(map(str.lower, gold_words))).total()
     if not overlap:
         return 0.0
@@ -295,14 +296,14 @@ def _compute_bleu_1(predicted_words: Sequence[str], gold_words: Sequence[str]) -
 def distinct_ngram_ratio(
     texts: Sequence[str], order: int = 3, resampling: Resampling = DEFAULT_RESAMPLING
 ) -> Estimate | None:
-    """Return the ratio of distinct n-grams to all n-grams with its interval; None without n-grams.
+    """Return the ratio of distinct n-grams to all n-grams and its interval; None if there are none.
 
     Lewis et al. 2020 (table 5) report this ratio for trigrams of Jeopardy questions: .324 for BART,
     .468 for RAG-Token, .538 for RAG-Sequence and .900 for the gold texts.
 
-    Tokens are DPR's, in lower case. The interval is value ± z s of the jackknife over the texts
-    (Efron & Tibshirani 1993, chapter 11): a bootstrap would draw texts repeatedly, with all
-    their n-grams, so its values would be too low. `Estimate.n` counts texts.
+    Texts are tokenized as in DPR, in lower case. The interval is value ± z s with the standard
+    error s of the jackknife over the texts (Efron & Tibshirani 1993, chapter 11). A bootstrap would
+    draw some texts several times, so its ratios would be too low. `Estimate.n` counts texts.
 
     >>> distinct_ngram_ratio(["this state has a coast", "this state has a king"]).value  # 4 of 6
         0.6666666666666666

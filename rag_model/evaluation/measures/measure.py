@@ -26,11 +26,11 @@ ANSWER_KINDS: tuple[AnswerKind, ...] = get_args(AnswerKind)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _NAME_AT_CUTOFF = re.compile(rf"({_NAME.pattern})@([1-9][0-9]{{0,5}})")
 
-# Function of a prediction and its gold answers; returns a value in [0, 1], or None if not
-# applicable.
+# A function of a prediction and its gold answers. It returns a value in [0, 1], or None if the
+# measure does not apply.
 AnswerFunction: TypeAlias = Callable[[str, Sequence[str]], float | None]
-# Function of predictions and the gold answers of each; returns the metric, or None if there is
-# none.
+# A function of all predictions and the gold answers of each one. It returns the metric, or None if
+# the measure does not apply.
 CorpusFunction: TypeAlias = Callable[[Sequence[str], Sequence[Sequence[str]], Resampling], Estimate | None]
 _ANSWERS_MODULE, _RETRIEVAL_MODULE = (f"rag_model.evaluation.measures.{name}" for name in ("answers", "retrieval"))
 _TOLERANCE = 1e-9  # allowed rounding error beyond the range from 0 to 1
@@ -38,11 +38,11 @@ _TOLERANCE = 1e-9  # allowed rounding error beyond the range from 0 to 1
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The ranked results of one question with its relevance judgements."""
+    """The ranked results of one question, with its relevance judgements."""
 
     results: tuple[str, ...]  # distinct ids of pages or passages, best first
-    # Grade by id; 0 or missing: not relevant. If questions are judged by answers, only retrieved
-    # passages have a grade: 1 if the passage contains an answer, else 0.
+    # Grade by id; 0 or no grade means not relevant. If questions are judged by answers, only
+    # retrieved passages have a grade: 1 if the passage contains an answer, else 0.
     grades: Mapping[str, int]
 
 
@@ -55,25 +55,25 @@ def return_no_cutoffs(depth: int, judged_by: JudgedBy) -> Sequence[int]:
 class RankingMeasure:
     """A measure of ranked results at a cutoff."""
 
-    # Function of rankings and a cutoff; returns one value in [0, 1] per ranking, independently of
-    # the other rankings.
+    # A function of rankings and a cutoff. It returns one value in [0, 1] per ranking; a value must
+    # not depend on other rankings.
     compute: Callable[[Sequence[Ranking], int], Sequence[float]]
-    # Function of the search depth and the kind of judgement; returns the cutoffs that reports list,
-    # from 1 to the depth. Only built-in measures may report a deeper cutoff: nDCG@10 of fewer than
-    # 10 passages is defined as in trec_eval.
+    # A function of the search depth and the kind of judgement. It returns the cutoffs that reports
+    # list, from 1 to the depth. Only built-in measures may return a larger cutoff: nDCG@10 of fewer
+    # than 10 passages is computed as in trec_eval.
     report_cutoffs: Callable[[int, JudgedBy], Sequence[int]] = return_no_cutoffs
     # Whether the measure needs all relevant ids, which are unknown if questions are judged by
     # answers.
     needs_qrels: bool = False
     # kinds of judgement for which reports list the measure under `ranks`
     listed_apart: tuple[JudgedBy, ...] = ()
-    # Version of the code; part of the identity of an evaluation if the measure is installed.
+    # Version of the code. For a measure of an installed package, it is part of an evaluation's id.
     version: str = "1"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerMeasure:
-    """A measure of one answer, with a function for each kind of answer to which it applies."""
+    """A measure of single answers, with one function per kind of answer to which it applies."""
 
     functions: Mapping[AnswerKind, AnswerFunction]
     version: str = "1"  # version of the code, as in `RankingMeasure`
@@ -119,8 +119,8 @@ MEASURES: Registry[Measure] = Registry(
 def load_measures() -> Mapping[str, Measure]:
     """Load every measure by its name: the built-in ones, then those of installed packages.
 
-    The functions of an installed measure are wrapped to check its results, so that no invalid value
-    is reported or stored, and errors name its package.
+    The functions of an installed measure are wrapped in functions that check the results. Therefore
+    no invalid value is reported or stored, and errors name the measure's package.
 
     Raises:
         InputError: an installed measure cannot be imported, is not a measure, or has an invalid
@@ -136,7 +136,7 @@ def load_measures() -> Mapping[str, Measure]:
 
 
 def _check_installed(name: str, measure: Any) -> Measure:
-    """Return an installed measure with functions that check their results.
+    """Check an installed measure, and wrap its functions so that their results are checked.
 
     Raises:
         InputError: the object is not a measure, or one of its members is invalid.
@@ -233,9 +233,9 @@ def _to_list(values: Any) -> list[Any]:
 
 
 def _check_value(name: str, plugin_value: Any) -> float:
-    """Return a value of an installed measure as a float in [0, 1]."""
+    """Check a value that an installed measure returned, and return it as a float in [0, 1]."""
     number = float(plugin_value) if isinstance(plugin_value, Real) else math.nan
-    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # the condition is also true for NaN
+    if not -_TOLERANCE <= number <= 1 + _TOLERANCE:  # This condition is also true for NaN.
         raise MEASURES.wrong_plugin_error(name, f"returned {plugin_value!r:.60}", "return numbers from 0 to 1")
     return min(1.0, max(0.0, number))
 
@@ -258,8 +258,8 @@ def parse_ranking_measure(text: str, judged_by: JudgedBy) -> tuple[RankingMeasur
 
 @cache
 def list_answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
-    """Return the functions of the answer measures of a kind by name, with the deciding measure
-    first.
+    """Return the functions of the measures of this kind of answer, by name. The first measure
+    decides whether an answer is correct.
     """
     return {
         name: measure.functions[kind]
@@ -269,7 +269,7 @@ def list_answer_functions(kind: AnswerKind) -> Mapping[str, AnswerFunction]:
 
 
 def list_corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
-    """Return the functions of the corpus measures of a kind of answer, by name."""
+    """Return the functions of the corpus measures for this kind of answer, by name."""
     return {
         name: measure.compute
         for name, measure in load_measures().items()
@@ -278,7 +278,7 @@ def list_corpus_functions(kind: AnswerKind) -> dict[str, CorpusFunction]:
 
 
 def list_measure_versions() -> dict[str, str]:
-    """Return the version of each measure of an installed package, for the identity of
-    evaluations.
+    """Return the version of each measure of an installed package; the ids of evaluations depend on
+    it.
     """
     return {name: measure.version for name, measure in load_measures().items() if not MEASURES.is_built_in(name)}

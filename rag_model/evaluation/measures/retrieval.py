@@ -3,11 +3,12 @@
 Success and RR depend on the first relevant result; the package `ir_measures` computes nDCG and R.
 
 KILT's provenance measures (Petroni et al. 2021) compare distinct retrieved pages, best first, with
-the *evidence sets* of a question: each is a set of pages (Wikipedia page ids) that together
-suffice. KILT's variants of the answer measures count an answer only if R-precision is 1.
+the *evidence sets* of a question. Each evidence set is a set of Wikipedia page ids whose pages
+together contain the answer. KILT's variants of the answer measures count an answer only if
+R-precision is 1.
 
 Span measures count characters (Smith & Troynikov 2024, "Evaluating Chunking Strategies for
-Retrieval", Chroma): passages may overlap, so several passages may contain the same answer, and a
+Retrieval", Chroma). Passages may overlap, so several passages may contain the same answer. A
 character that is retrieved twice counts as one match.
 """
 
@@ -27,9 +28,9 @@ def list_distinct_pages(pages: Iterable[str]) -> list[str]:
 
 
 def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
-    """Return the best share of an evidence set of R pages among the first R distinct pages.
+    """Return the share of an evidence set with R pages that is among the first R distinct pages.
 
-    The value is 0.0 without evidence.
+    The result is the maximum over the evidence sets; it is 0.0 if there are none.
 
     >>> r_precision(["7", "9", "8"], [frozenset({"7", "8"}), frozenset({"1"})])
     0.5
@@ -42,11 +43,11 @@ def r_precision(pages: Sequence[str], evidence: Evidence) -> float:
 
 
 def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
-    """Return the share of evidence sets that are complete within the first k ranks; 0.0 without
-    evidence.
+    """Return the share of evidence sets that are complete within the first k ranks; 0.0 if there
+    are no evidence sets.
 
-    An evidence set has one rank, the rank of its last page. A page that is in no set has its own
-    rank. Equal sets count once.
+    All pages of an evidence set count as one rank, the rank of the set's last page. A page that is
+    in no set has its own rank. Equal sets count once.
     """
     evidence_sets = list(dict.fromkeys(evidence))
     completed_ranks = _rank_evidence(list_distinct_pages(pages), evidence_sets)
@@ -54,10 +55,8 @@ def recall_at(pages: Sequence[str], evidence: Evidence, k: int) -> float:
 
 
 def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) -> list[bool | int]:
-    """Return the item at each rank.
-
-    The item is True for a complete set, False for a page outside of all sets, and n for the
-    incomplete set number n - 2.
+    """Return what is at each rank: True for a complete evidence set, False for a page that is in no
+    set, and n for the incomplete set at position n - 2 of `sets`.
     """
     ranking: list[bool | int] = []
     missing_pages = [set(evidence_pages) for evidence_pages in sets]
@@ -76,7 +75,7 @@ def _rank_evidence(ranked_pages: Sequence[str], sets: Sequence[frozenset[str]]) 
 
 
 def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:
-    """Return the cutoffs to report for a search of a depth: 1, 5, 20, 100 below it, and the depth.
+    """Return the cutoffs to report: the depth of the search, and 1, 5, 20 and 100 if below it.
 
     >>> report_cutoffs(10)
     [1, 5, 10]
@@ -85,7 +84,7 @@ def report_cutoffs(depth: int, judged_by: JudgedBy | None = None) -> list[int]:
 
 
 def find_relevant_rank(ranking: Ranking) -> int | None:
-    """Return the rank, from 1, of the first relevant result; None without one."""
+    """Return the rank, from 1, of the first relevant result; None if no result is relevant."""
     return next(
         (rank for rank, result in enumerate(ranking.results, start=1) if ranking.grades.get(result, 0) > 0), None
     )
@@ -100,15 +99,15 @@ def compute_success(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
 
 
 def compute_reciprocal_rank(rankings: Sequence[Ranking], cutoff: int) -> list[float]:
-    """Return 1 / rank of the first relevant result of each ranking; 0.0 if it is beyond the
-    cutoff.
+    """Return 1 / rank of the first relevant result of each ranking; 0.0 if no result within the
+    cutoff is relevant.
     """
     ranks = [find_relevant_rank(ranking) for ranking in rankings]
     return [1 / rank if rank is not None and rank <= cutoff else 0.0 for rank in ranks]
 
 
 def compute_by_ir_measures(name: str, rankings: Sequence[Ranking], cutoff: int) -> list[float]:
-    """Return a measure of the package `ir_measures`; 0.0 for a ranking without results.
+    """Compute a measure with the package `ir_measures`; 0.0 for a ranking without results.
 
     Raises:
         MissingExtraError: `ir_measures` is not installed.

@@ -1,7 +1,7 @@
 """The report page of a model's answers: measures, ablations, costs, and wrong answers.
 
-A wrong answer is shown with its passages and their weights, which indicate whether the retriever,
-the generator or the gold answer is the cause.
+Wrong answers are shown with their passages and the passage weights, from which a reader can see
+whether the retriever, the generator or the gold answer is the cause.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,13 +37,13 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.evaluation.reports.training import TrainingCurves, iter_training_sections
 
-_TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # row title of the time from a question to its answer
-_MAX_SHOWN_TEXT = 400  # maximum number of characters of a passage that are shown
+_TOTAL_STAGE = f"all stages, {OPEN_BOOK}"  # title of the row with the total time of an answer
+_MAX_SHOWN_TEXT = 400  # Only so many characters of a passage are shown.
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """The content of the page; sections without values are left out."""
+    """The content of the page; a section without values is left out."""
 
     model: str
     snapshot: str
@@ -54,13 +54,13 @@ class AnswerReport:
     collapse: CollapseStats
     # intervals of the values in `retrieval`, if known
     retrieval_intervals: Mapping[str, Estimate] = field(default_factory=dict)
-    # sentence that says that retrieval has collapsed or passages are not used; else empty
+    # Sentence that says that retrieval has collapsed or the model ignores passages; else empty.
     collapsed: str = ""
     curves: TrainingCurves = field(default_factory=TrainingCurves)  # curves of the model's training
     lineage: Mapping[str, str] = field(default_factory=dict)
     # milliseconds per question, by stage of retrieval
     search_milliseconds: Mapping[str, float] = field(default_factory=dict)
-    # report on the threshold; None if none was requested
+    # report on the threshold of abstention; None if no threshold was requested
     abstention: AbstentionReport | None = None
     retrieval_worth: str = ""  # one sentence on whether retrieval is worth its cost
     notes: Sequence[str] = ()  # sentences about the ablations, to be shown as notes
@@ -157,7 +157,7 @@ def _format_estimate(estimate: Estimate, sign: str) -> Node:
 
 
 def _render_costs(report: AnswerReport) -> Iterator[Node]:
-    """Yield the section with the costs of search and reading, by stage and ablation, if known."""
+    """Yield a section with the costs of search and answers, by stage and ablation, if known."""
     costs_by_condition = {
         f"{row.name}, k = {row.k}" if row.name == OPEN_BOOK else row.name: row.costs for row in report.results
     }

@@ -29,7 +29,7 @@ from rag_model.evaluation.reports.page import (
 from rag_model.index.quality.results import IndexHealth, OperatingPoint
 from rag_model.store.versions.build_history import PastBuild, list_warnings
 
-# titles of statistics, by their name in IndexHealth.metrics or `build_metrics`
+# titles of statistics, by their name in `IndexHealth.metrics` or `build_metrics`
 _STATISTICS: Mapping[str, str] = {
     "degree": "mean links of a node",
     "unlinked": "nodes without a link from another node",
@@ -64,7 +64,7 @@ class BuildStage:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """The content of the page; sections without values are left out."""
+    """The content of the page; a section without values is left out."""
 
     title: str  # title of the corpus, such as enwiki, 2026-11-01
     snapshot: str
@@ -73,15 +73,15 @@ class BuildReport:
     counts: Mapping[str, int]  # counts by name, such as articles, passages, embedded, reused
     k: int = 20  # cutoff k of the recall curves
     dropped: Mapping[str, int] = field(default_factory=dict)  # number of dropped pages by reason
-    # number of articles that use an unknown template, by its name
+    # number of articles that use an unknown template, by name of the template
     unknown_templates: Mapping[str, int] = field(default_factory=dict)
     language: str = ""  # language of the corpus
-    quarantined: Sequence[tuple[str, str, str]] = ()  # page id, title and reason of each page
-    # number of passages by the lower bound of their length, in words
+    quarantined: Sequence[tuple[str, str, str]] = ()  # (page id, title, reason) of each page
+    # number of passages by length in words; the keys are lower bounds of ranges
     lengths: Mapping[int, int] = field(default_factory=dict)
-    # recall and cost at several settings, by index
+    # recall and cost with several search settings, by index
     curves: Mapping[str, Sequence[OperatingPoint]] = field(default_factory=dict)
-    # recall and cost at the default setting, by index
+    # recall and cost with the default search setting, by index
     settings: Mapping[str, OperatingPoint] = field(default_factory=dict)
     # statistics of the index file, by index
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
@@ -166,7 +166,7 @@ def _render_recalls(
 
 
 def _render_health(health: Mapping[str, IndexHealth], build_metrics: Mapping[str, Mapping[str, float | int]]) -> Node:
-    """Show the statistics of each index file, then the distribution of its links or lists."""
+    """Return a section with statistics of each index file, and histograms of its links or lists."""
     statistics_by_index = {name: {**stats.metrics(), **build_metrics.get(name, {})} for name, stats in health.items()}
     rows = [
         (title, *(_format_statistic(statistics.get(statistic_name)) for statistics in statistics_by_index.values()))
@@ -194,11 +194,11 @@ def _render_distributions(name: str, health: IndexHealth) -> Iterator[Node]:
 
 
 def _render_history(history: Sequence[PastBuild]) -> Node:
-    """Draw cost and quality of the last builds as curves, with warnings and a table of numbers."""
+    """Return a section on the last builds: charts of cost and quality, warnings and a table."""
     has_cpu = all(build.cpu for build in history)
     build_costs = [sum((build.cpu if has_cpu else build.seconds).values()) for build in history]
     unit = "CPU seconds" if has_cpu else "seconds"
-    # On the scale of a full build, all other builds would look alike, so it is left out.
+    # Full builds are left out: on a scale that includes them, all other builds would look alike.
     plotted_costs = [
         cost if build.changed is None or 2 * build.changed <= build.passages else None
         for build, cost in zip(history, build_costs, strict=True)

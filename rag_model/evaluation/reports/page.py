@@ -1,10 +1,10 @@
 """The HTML elements of all reports: a self-contained page of sections, tables and tiles.
 
-All text is escaped, because it becomes a `Node` only through `tag` and `join`. A page has no script
-and no font and fetches nothing, which its content policy also forbids.
+All text is escaped, because only `tag` and `join` convert text to a `Node`. A page has no scripts
+and no fonts and loads nothing; its content security policy forbids this, too.
 
-Charts are inline SVG and plain bars, without scripts and fonts, in the colours of the page. Every
-mark has a `<title>`, so that a pointer shows its value. Reports print the same numbers in tables.
+Charts are inline SVG and HTML bars in the colours of the page. Every point and bar has a `<title>`,
+so that its value appears under the mouse pointer. Reports print the same numbers in tables.
 """
 
 import math
@@ -19,30 +19,30 @@ from rag_model.errors import format_count
 from rag_model.index.quality.results import OperatingPoint
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-# size of the viewBox: half the width of the page, or the width of a phone
+# size of the viewBox of a chart: half the width of the page, or the width of a phone
 _WIDTH, _HEIGHT = 460.0, 280.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins of a chart, which hold its labels
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 16.0, 48.0  # margins of a chart, for its labels
 _X0, _X1 = _LEFT, _WIDTH - _RIGHT
 _Y0, _Y1 = _HEIGHT - _BOTTOM, _TOP
-_N_COLOURS = 4  # number of line colours, which repeat
+_N_COLOURS = 4  # number of line colours; further lines use them again
 _MAX_LABELS = 6  # maximum number of labels below a chart
 _MAX_MARKS = 60  # maximum number of dashed lines in a chart
 _GAP = 0.5  # space on both sides of a bar in a column chart
-# Recalls with a grid line; a higher recall is drawn at the last one.
+# Recalls with a grid line. A recall above the last grid line is drawn on this line.
 _RECALLS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _COST_LABELS = {"distances": "distance computations per query", "milliseconds": "milliseconds per query"}
 CostUnit = Literal["distances", "milliseconds"]
-# Function that projects a point to (x, y of the mean, y of the 5th percentile).
+# A function that converts a point to (x, y of the mean, y of the 5th percentile) in a chart.
 Projection = Callable[[OperatingPoint], tuple[float, float, float]]
 
 
 class Node:
-    """Escaped markup; text becomes a node only through `tag` and `join`."""
+    """Escaped markup; `tag` and `join` create it from text."""
 
     __slots__ = ("html",)
 
     def __init__(self, html: str) -> None:
-        """Take `html`, which must be escaped already."""
+        """Wrap `html`, whose text must be escaped already."""
         self.html = html
 
 
@@ -52,8 +52,8 @@ Child = Node | str | int
 def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
     """Return an element with escaped text and attributes; attributes with value None are left out.
 
-    `class_` gives `class`; other underscores become hyphens: `stroke_width=2` gives
-    `stroke-width="2"`.
+    `class_` becomes the attribute `class`. Other underscores become hyphens: `stroke_width=2`
+    becomes `stroke-width="2"`.
 
     >>> tag("p", "1 < 2", class_="note").html
     '<p class="note">1 &lt; 2</p>'
@@ -67,7 +67,7 @@ def tag(name: str, *children: Child, **attributes: str | float | None) -> Node:
 
 
 def join(*children: Child) -> Node:
-    """Return the concatenated children."""
+    """Concatenate nodes and texts, which are escaped, into one node."""
     return Node("".join(child.html if isinstance(child, Node) else escape(str(child)) for child in children))
 
 
@@ -86,7 +86,7 @@ def render_document(title: str, content: Iterable[Node]) -> str:
         tag("style", style),
     )
     html_node = tag("html", head_node, tag("body", tag("main", *content)), lang="en")
-    # Titles may hold lone surrogates.
+    # Titles may contain lone surrogates, which cannot be encoded.
     return f"<!doctype html>\n{html_node.html}\n".encode(errors="replace").decode()
 
 
@@ -101,18 +101,18 @@ def header(title: str, *content: Child) -> Node:
 
 
 def run_summary(n_questions: int, created_at: str, **ids: str) -> Node:
-    """Return the line below a title: the number of questions, the ids by name, and the time."""
+    """Return the line below a title: the number of questions, named ids, and the time."""
     id_nodes = [child for name, identity in ids.items() for child in (f", {name} ", tag("code", identity))]
     return tag("p", format_count(n_questions, "question"), *id_nodes, f", {created_at}")
 
 
 def note(*content: Child) -> Node:
-    """Return a paragraph of explanation."""
+    """Return a paragraph in the style of an explanation."""
     return tag("p", *content, class_="note")
 
 
 def to_sentence(clause: str) -> str:
-    """Return a clause with a capital letter and a full stop."""
+    """Turn a clause into a sentence: capitalize its first letter and add a full stop."""
     return f"{clause[0].upper()}{clause[1:]}."
 
 
@@ -128,7 +128,7 @@ def put_in_row(*pictures: Node) -> Node:
 
 
 def place_in_columns(*sections: Node | None) -> Node:
-    """Return sections in two columns, if the page is wide enough; a None is left out."""
+    """Return sections in two columns, if the page is wide enough; None is left out."""
     return tag("div", *(section_node for section_node in sections if section_node is not None), class_="columns")
 
 
@@ -142,10 +142,10 @@ def _render_tile(name: str, tile_value: str) -> Node:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Child]]) -> Node:
-    """Return a table; without any titles it has no header row."""
+    """Return a table. If all titles are empty, it has no header row."""
     header_rows = [tag("tr", *(tag("th", title) for title in titles))] if any(titles) else []
     body_rows = (tag("tr", *(tag("td", cell) for cell in row)) for row in rows)
-    # A narrow screen scrolls the table, not the page.
+    # On a narrow screen, the table can be scrolled without the page.
     return tag("div", tag("table", *header_rows, *body_rows), class_="scroll")
 
 
@@ -174,7 +174,10 @@ class Scale:
 
 
 def bar_chart(rows: Sequence[tuple[str, float, str]]) -> Node:
-    """Return horizontal bars of (label, value, value as text); the longest bar fills the width."""
+    """Return a chart with a horizontal bar for each (label, value, value as text).
+
+    The longest bar fills the width.
+    """
     max_value = max((bar_value for _, bar_value, _ in rows), default=0) or 1
     return tag("div", *(_render_bar(label, value / max_value, text) for label, value, text in rows), class_="bars")
 
@@ -191,10 +194,10 @@ def _render_bar(label: str, share: float, text: str) -> Node:
 
 
 def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
-    """Return a histogram of the number of `things` in each bucket of `unit`.
+    """Return a histogram with the number of `things`, such as nodes, by `unit`, such as links.
 
-    The key of a bucket is its lower bound; the width of all buckets is the smallest distance
-    between two bounds.
+    The keys of `buckets` are lower bounds. All buckets are as wide as the smallest distance between
+    two of them.
     """
     bounds = sorted(buckets)
     width = min((b - a for a, b in pairwise(bounds)), default=max(1, bounds[-1] if bounds else 1))
@@ -209,7 +212,7 @@ def histogram(buckets: Mapping[int, int], things: str, unit: str) -> Node:
 
 
 def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
-    """Return a histogram of counts[i] `things` in the i-th bucket: 0, 1, 2-3, 4-7, … `unit`."""
+    """Return a histogram of counts[i] `things` in bucket i: 0, 1, 2-3, 4-7, … `unit`."""
     used_buckets = [i for i, n_things in enumerate(counts) if n_things]
     buckets = range(used_buckets[0], used_buckets[-1] + 1) if used_buckets else range(0)
     x = Scale(buckets.start, max(buckets.stop, buckets.start + 1), _X0, _X1)
@@ -226,7 +229,7 @@ def doubling_histogram(counts: Sequence[int], things: str, unit: str) -> Node:
 def _render_column_chart(
     bars: Sequence[tuple[float, float, int, str]], labels: Sequence[Node], label: str, caption: str
 ) -> Node:
-    """Return a chart of vertical bars, given as (left, right, count, title)."""
+    """Return a chart with a vertical bar for each (left, right, count, title)."""
     max_count = max((n_things for _, _, n_things, _ in bars), default=0) or 1
     y = Scale(0, max_count, _Y0, _Y1)
     bar_marks = (
@@ -251,11 +254,11 @@ def trade_off_chart(
     unit: CostUnit,
     settings: Mapping[str, OperatingPoint] | None = None,
 ) -> Node:
-    """Return recall@k against the cost per query, one line per index; both axes are logarithmic.
+    """Return a chart of recall@k by cost per query, with one line per index.
 
-    A point is the mean over the queries, and its whisker ends at their 5th percentile. The vertical
-    axis is 1 - recall, so that .99 and .999 are as far apart as .9 and .99. A ring marks the
-    default setting of an index.
+    Both axes are logarithmic. A point is the mean over the queries, and its whisker ends at the 5th
+    percentile of the queries. The vertical axis is 1 - recall, so that .99 and .999 are as far
+    apart as .9 and .99. A ring marks the default setting of an index.
     """
     points = [point for curve_points in curves.values() for point in curve_points] + list((settings or {}).values())
     point_costs = [_get_cost(point, unit) for point in points] or [1.0]
@@ -302,7 +305,7 @@ def _render_effort_curve(
 
 
 def _render_line(series: int, titles: Sequence[str], points: Sequence[tuple[float, float, float, float]]) -> Node:
-    """Return a line with whiskers; a point is (x, y, start of the whisker, end of the whisker)."""
+    """Return a line with whiskers; points are (x, y, start of the whisker, end of the whisker)."""
     line = tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y, _, _ in points), class_="line")
     whisker_nodes = [
         tag(
@@ -327,7 +330,7 @@ def _get_color_number(series: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChartPoint:
-    """A value with its interval, at a position on the horizontal axis."""
+    """A value with its confidence interval, at a position on the horizontal axis."""
 
     x: float
     y: float
@@ -343,15 +346,17 @@ def line_chart(
     log: bool = False,
     marks: Sequence[float] = (),
 ) -> Node:
-    """Return a chart with one line per series, in the order of `legend`; whiskers show the
-    intervals.
+    """Return a chart with one line per series; its colours are those of `legend` for these series.
+
+    Whiskers show the confidence intervals.
 
     Args:
-        series: Points by name, in any order; y must be finite.
-        y_label: Name of the values, on the vertical axis.
-        x_label: Name of the quantity on the horizontal axis.
-        log: Whether the horizontal axis is logarithmic, which needs quantities above 0.
-        marks: Quantities with a dashed line, such as events; with more than 60, none is drawn.
+        series: Points by name of the series, in any order; y must be finite.
+        y_label: Label of the vertical axis.
+        x_label: Label of the horizontal axis.
+        log: Whether the horizontal axis is logarithmic; then all x must be above 0.
+        marks: Values of x with a dashed line, such as events; if there are more than 60, no dashed
+            line is drawn.
     """
     all_points = [point for series_points in series.values() for point in series_points] or [ChartPoint(1, 0, 0, 1)]
     minimum_x, maximum_x = min(p.x for p in all_points), max(p.x for p in all_points)
@@ -387,7 +392,7 @@ def _draw_dash(x: float, title: str) -> Node:
 
 
 def _choose_labels(quantities: Sequence[float], *, log: bool) -> list[float]:
-    """Return the quantities to label: all if they are few and whole, else round numbers."""
+    """Return the values to label on an axis: all of them if few and whole, else round values."""
     if len(quantities) <= _MAX_LABELS and all(float(value).is_integer() for value in quantities):
         return list(quantities)
     log_ticks = _get_log_ticks(quantities[0], quantities[-1]) if log else []
@@ -442,7 +447,7 @@ def _render_svg(label: str, content: Node, description: str = "") -> Node:
 
 
 def legend(names: Iterable[str]) -> Node:
-    """Return the legend of a chart's lines, in the order of their series."""
+    """Return the legend of a chart; `names` must be in the order of the chart's series."""
     return tag(
         "div", *(_render_legend_entry(series, name) for series, name in enumerate(names, start=1)), class_="legend"
     )

@@ -30,9 +30,9 @@ _MEANINGS = (
 
 @dataclass(frozen=True, slots=True)
 class ReproductionRow:
-    """A measured value and the published one, if there is one, in percent.
+    """A measured value and, if there is one, the published value, in percent.
 
-    A failed row has a reason instead of a value, an interval and an evaluation.
+    If the measurement failed, the row has `failure` but no value, interval or evaluation.
     """
 
     row: str
@@ -45,21 +45,22 @@ class ReproductionRow:
     high: float | None
     source: str
     command: str  # shell command that measures only this row and data set
-    evaluation: str  # full id
+    evaluation: str  # full id of the evaluation
     questions: int
-    is_sample: bool = False  # measured on a sample, so not compared with the published value
-    failure: str = ""  # reason why the row has no value; empty if it has one
+    # whether only a sample was measured, which is not compared with the published value
+    is_sample: bool = False
+    failure: str = ""  # reason why the row has no value; empty if it has a value
 
     @property
     def difference(self) -> float | None:
-        """The measured value minus the published one; None if one is missing, or for a sample."""
+        """The measured minus the published value; None if either is missing or it is a sample."""
         if self.published is None or self.value is None or self.is_sample:
             return None
         return self.value - self.published
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on whether the published value is reproduced."""
+        """Whether the measured value reproduces the published value."""
         if self.failure:
             return "failed"
         if self.is_sample:
@@ -75,7 +76,7 @@ class ReproductionRow:
         return "higher" if self.difference > 0 else "lower"
 
     def list_cells(self) -> tuple[str, ...]:
-        """Return the line's cells as text, in the order of the table's columns."""
+        """Return the cells of the row as strings, in the order of the table's columns."""
         interval = "" if self.low is None or self.high is None else f"{self.low:.2f} to {self.high:.2f}"
         published = "" if self.published is None else f"{self.published:.2f} ± {self.tolerance:g}"
         value_text = "" if self.value is None else f"{self.value:.2f}"
@@ -91,12 +92,12 @@ class ReproductionReport:
     title: str
     created_at: str  # ISO 8601 UTC
     lines: Sequence[ReproductionRow]
-    notes: Sequence[str]  # sentences, such as the number of passages of each library
+    notes: Sequence[str]  # sentences, for example on the number of passages of each library
     lineage: Mapping[str, str]
 
 
 def summarize_verdicts(lines: Sequence[ReproductionRow]) -> str:
-    """Return the number of values with each verdict, as one clause."""
+    """Return a clause with the number of values per verdict: `of 3 values: 3 reproduced`."""
     verdicts = [line.verdict for line in lines]
     count_text = ", ".join(f"{verdicts.count(verdict):,} {verdict}" for verdict in dict.fromkeys(verdicts))
     return f"of {format_count(len(lines), 'value')}: {count_text}"
@@ -114,7 +115,7 @@ def _iter_sections(report: ReproductionReport) -> Iterator[Node]:
     is_bad, is_good = verdicts & {"higher", "lower", "failed"}, "reproduced" in verdicts
     css_class = "verdict no" if is_bad else "verdict" if is_good else None
     yield section(to_sentence(summarize_verdicts(report.lines)), class_=css_class)
-    # The path of a source has no spaces, so this class lets it break anywhere.
+    # With this class, lines break anywhere in the path of a source, which has no spaces.
     cells = [line.list_cells() for line in report.lines]
     table_rows: list[list[Child]] = [
         [*line_cells[:-1], tag("span", line_cells[-1], class_="label")] for line_cells in cells

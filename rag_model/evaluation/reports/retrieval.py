@@ -1,7 +1,7 @@
-"""The report page of retrievers.
+"""The report page about retrievers.
 
-The page compares their metrics with those of the first one, and shows quality against time, every
-stage, and every group of questions.
+The page compares the metrics of all retrievers with those of the first one. It shows quality and
+time, every stage of a retriever, and every group of questions.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ JUDGEMENTS: Mapping[JudgedBy, str] = {
 
 @dataclass(frozen=True, slots=True)
 class RetrievalReport:
-    """The content of the page; sections without values are left out."""
+    """The content of the page; a section without values is left out."""
 
     snapshot: str
     created_at: str  # ISO 8601 UTC
@@ -50,7 +50,7 @@ class RetrievalReport:
     k: int
     judged_by: JudgedBy
     measure: str  # measure that the charts show
-    # the first is the one that all others are compared with
+    # Every retriever is compared with the first one.
     retrievers: Sequence[RetrieverComparison]
     advice: str = ""  # one sentence on which retriever to use
     notes: Sequence[str] = ()
@@ -122,7 +122,7 @@ def _format_interval(estimate: Estimate, sign: str) -> Node:
 
 
 def _render_trade_off(report: RetrievalReport) -> Node:
-    """Show the quality of each stage of each retriever against its time."""
+    """Return a chart with the quality and the time of each stage of each retriever."""
     expressions = [retriever.expression for retriever in report.retrievers]
     charts = [
         line_chart(

@@ -1,8 +1,8 @@
 """Files with the results of a run, in the formats of other tools.
 
-For retrieval: a TREC run file, DPR's retrieval JSON (the training data of DPR's reader and of FiD),
-and JSONL with one object per question. For answers: JSONL with one object per question, and KILT's
-predictions. Files are written atomically.
+Retrieval can be written as a TREC run file, as the retrieval JSON of DPR (from which DPR's reader
+and FiD are trained), and as JSONL with one object per question. Answers can be written as JSONL
+with one object per question, and as predictions for KILT. Files are written atomically.
 """
 
 import json
@@ -23,11 +23,11 @@ from rag_model.store.store import Store
 
 
 def check_paths(*paths: str | None, questions: str = "") -> None:
-    """Check that files can be written to `paths` before the work begins; None is skipped.
+    """Check, before the work begins, that files can be written to `paths`; None is ignored.
 
     Raises:
         InputError: A path is a folder, or its folder cannot be written to.
-        UsageError: Two paths are the same, or one is the file of `questions`.
+        UsageError: Two paths are the same, or a path is the file of the questions.
     """
     purpose_by_path = {Path(questions).resolve(): "holds the questions"} if questions else {}
     for path in paths:
@@ -44,7 +44,7 @@ def check_paths(*paths: str | None, questions: str = "") -> None:
 def _find_write_problem(path: Path) -> str:
     if path.is_dir():
         return "it is a folder"
-    # Missing folders will be created, so the first existing one counts.
+    # Missing folders will be created in the first folder that exists.
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         return f"{folder} is not a folder"
@@ -60,7 +60,7 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
     """Write DPR's retrieval JSON: `question`, `answers`, `ctxs` with `id title text score
     has_answer`.
 
-    `score` is a string, as in DPR's own files.
+    `score` is a string, as in the files that DPR itself writes.
     """
     json_lines = (json.dumps(_convert_to_dpr_json(outcome), ensure_ascii=False) for outcome in outcomes)
     write_user_file(path, _iter_json_array(json_lines))
@@ -69,7 +69,7 @@ def write_dpr(outcomes: Sequence[RetrievalResult], path: Path) -> None:
 def write_jsonl(outcomes: Sequence[RetrievalResult], path: Path) -> None:
     """Write one JSON object per question: `id`, `question`, `answers`, `first`, `hits`.
 
-    `first` is the rank of the first hit with an answer, or null.
+    `first` is the rank of the first hit that contains an answer, or null.
     """
     write_user_file(path, (json.dumps(_result_to_json(outcome), ensure_ascii=False) + "\n" for outcome in outcomes))
 
@@ -78,7 +78,7 @@ def write_answers(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
     """Write one JSON object per question, with its answer, measures and passages.
 
     The keys are `id`, `question`, `answers`, `prediction`, `memory` (the source of the answer:
-    `weights` or `passages`), `ended` (false if the answer was cut),
+    `weights` or `passages`), `ended` (false if the answer was truncated),
     `log_likelihood`, `closed_book_log_likelihood`, `statements`, `metrics`, `problem`
     (null, or why the answer is empty or doubtful), and `passages`, each with `rank`, `id`,
     `page_id`, `title`, `text`, `score`, `weight` p(z|x) and `posterior` p(z|x,y).
@@ -87,7 +87,7 @@ def write_answers(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
 
 
 def write_kilt(scored_answers: Sequence[ScoredAnswer], path: Path) -> None:
-    """Write KILT's prediction file: each answer with the pages of its passages, best page first."""
+    """Write a prediction file for KILT: each answer with the pages of its passages, best first."""
     kilt_rows = (
         {
             "id": answer.question.id,

@@ -1,4 +1,4 @@
-"""The report page of a training: losses, dev measures, and the refreshes of the index."""
+"""The report page about a training: losses, dev measures, and refreshes of the passage index."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from rag_model.evaluation.reports.page import (
 )
 from rag_model.untrusted_text import parse_json
 
-_MAX_POINTS = 300  # maximum points per curve; a screen cannot show more
+_MAX_POINTS = 300  # maximum number of points of a curve, because a screen cannot show more
 _AGE_CURVE, _WAITED_CURVE = "train snapshot_age", "train waited_seconds"
 _SECONDS_CURVES = {f"train {name}_seconds": name for name in ("encoding", "rebuild", "swap")}
 _INDEX_CURVES = {_AGE_CURVE, _WAITED_CURVE, *_SECONDS_CURVES, "train refreshes_failed"}
@@ -33,17 +33,17 @@ Series = Sequence[tuple[float, float]]  # step and value
 class TrainingCurves:
     """The curves of a training."""
 
-    # by kind and name, such as `dev nll`
+    # curves by kind and name, such as `dev nll`
     series: Mapping[str, Series] = field(default_factory=dict)
-    index_moves: tuple[float, ...] = ()  # steps at which training moved to another snapshot
+    index_moves: tuple[float, ...] = ()  # steps at which training switched to another snapshot
 
 
 def read_training_curves(path: Path) -> TrainingCurves:
-    """Read the curves of a training's `metrics.jsonl`; empty without the file.
+    """Read the curves from the `metrics.jsonl` of a training; there are none if it does not exist.
 
     A curve of more than 300 points is thinned evenly. The seconds for which the training waited for
-    its index are summed up. Lines and values in another format are skipped, because the curves are
-    only an illustration.
+    its index are cumulated. Lines and values in another format are skipped, because a report does
+    not need all of them.
     """
     points_by_curve, move_steps, snapshot_ids = dict[str, list[tuple[float, float]]](), list[float](), list[str]()
     for record in _iter_records(path):
@@ -78,7 +78,7 @@ def _accumulate_points(points: Series) -> list[tuple[float, float]]:
 
 
 def render_training_report(title: str, stages: Mapping[str, TrainingCurves]) -> str:
-    """Return the HTML document of a training; the name of a single stage may be empty."""
+    """Return the HTML document about a training; a stage with an empty name has no heading."""
     content_nodes = [header(title)]
     for name, curves in stages.items():
         content_nodes += [*([tag("h1", name)] if name else []), *iter_training_sections(curves)]
@@ -86,7 +86,7 @@ def render_training_report(title: str, stages: Mapping[str, TrainingCurves]) -> 
 
 
 def iter_training_sections(curves: TrainingCurves) -> Iterator[Node]:
-    """Yield the sections of the curves; index refreshes come first, if there are any."""
+    """Yield the sections with the curves, first those about index refreshes, if there are any."""
     if not any(curves.series.values()):
         return
     is_moving = _AGE_CURVE in curves.series

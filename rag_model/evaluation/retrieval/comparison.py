@@ -1,9 +1,9 @@
 """Compare retrievers on the same questions, for all questions and by group, and recommend one.
 
-Every retriever is compared with the first one question by question, which gives the narrowest
-intervals. Groups are the sources of the questions, and the questions that share few words with
-their passage: a question that was written with its passage in view repeats its words, which
-favours BM25.
+Each retriever is compared with the first one question by question, which gives the narrowest
+intervals. There is one group per source of the questions, and one of the questions that share few
+words with their relevant passages. BM25 has an advantage on the other questions: people who write a
+question while they look at a passage repeat its words.
 """
 
 import json
@@ -35,28 +35,28 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import passages_path
 from rag_model.store.versions.snapshot import Snapshot
 
-MAX_SHARED_STEMS = 2  # stems that a question with low overlap shares with its passage
-# Lucene's English stop words, and question words, which a question may share with any passage.
+MAX_SHARED_STEMS = 2  # A question with low overlap shares at most so many stems with its passage.
+# Lucene's English stop words and question words. They do not count as shared words.
 _QUESTION_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then "
     "there these they this to was will with did do does from had has have how many much s were "
     "what when where which who whom whose why"
 )
 LOW_OVERLAP = f"at most {MAX_SHARED_STEMS} shared stems"
-_STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names none
-# maximum tokens of passages in a prompt; question and answer get the rest of 128k tokens
+_STEMMED_LANGUAGES = ("", "en")  # languages with stemming; "" if the corpus names no language
+# Maximum tokens of the passages in a prompt of 128k tokens. Question and answer need the other 28k.
 PROMPT_TOKENS = 100_000
 _TOKENS_PER_WORD = 1.4  # tokens per English word, with the tokenizers of current generators
-_COST_TOLERANCE = 1.2  # ratio of milliseconds up to which a difference may be noise
+_COST_TOLERANCE = 1.2  # Times whose ratio is smaller may differ only by noise.
 _MAX_PASSAGES = 20_000  # a larger corpus never fits into a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class GoldTextTask(PartTask):
-    """A part in which to look for relevant passages."""
+    """A task that looks for relevant passages in one part of a snapshot."""
 
-    ids: BlobRef  # JSON list of the ids of passages or pages, sorted
-    column: str  # `id` or `page_id`
+    ids: BlobRef  # sorted JSON list of the ids of relevant passages or pages
+    column: str  # column of these ids, `id` or `page_id`
 
     stage: ClassVar[str] = "gold"
     code: ClassVar[int] = 1
@@ -68,7 +68,7 @@ class GoldTextTask(PartTask):
 
 
 def _find_texts(passages: Path, column: str, ids: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the id with title and text of each passage that has one of the ids."""
+    """Return the id, and the title with the text, of each passage with one of `ids`."""
     relevant_ids, rows, first_row = pa.array(ids, pa.string()), list[int](), 0
     with PassageFile(passages) as file:
         for batch in file.iter_batches([column]):
@@ -84,10 +84,10 @@ def _find_texts(passages: Path, column: str, ids: Sequence[str]) -> list[tuple[s
 def read_gold_texts(
     snapshot: Snapshot, judge: RetrievalJudge, runner: TaskRunner | None = None
 ) -> dict[str, list[str]]:
-    """Return title and text of each relevant passage, by its id or the id of its page.
+    """Return the titles and texts of the relevant passages, by passage id or by page id.
 
-    `runner` reads the parts on workers. Without it, or if the store is read-only, this process
-    reads them. Ids that the snapshot does not have are left out.
+    `runner` reads the parts on workers. Without a runner, or if the store is read-only, this
+    process reads them. Ids that the snapshot does not have are left out.
 
     Raises:
         InputError: The snapshot has none of the ids.
@@ -122,10 +122,10 @@ def count_unknown(judge: RetrievalJudge, texts: dict[str, list[str]]) -> int:
 
 
 def find_low_overlap(questions: Sequence[Question], grades: Qrels, texts: dict[str, list[str]]) -> list[int]:
-    """Return the positions of questions that share at most two stems with each known passage.
+    """Return the positions of questions that share at most two stems with each relevant passage.
 
-    Stems are the terms of an English BM25 index (`Analyzer`) without stop words. A title belongs to
-    its passage.
+    Stems are the terms of an English BM25 index (`Analyzer`) without stop words. The title of a
+    passage counts as part of its text. Passages that are not in `texts` are ignored.
 
     Raises:
         MissingExtraError: PyStemmer is not installed.
@@ -156,7 +156,7 @@ def _build_stemmer() -> Callable[[str], set[bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class QuestionGroups:
-    """Subsets of the questions, with notes for the report."""
+    """Groups of the questions, with notes for the report."""
 
     positions: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by group name
     notes: tuple[str, ...] = ()
@@ -165,8 +165,8 @@ class QuestionGroups:
 def group_questions(
     snapshot: Snapshot, question_set: QuestionSet, judge: RetrievalJudge, runner: TaskRunner | None = None
 ) -> QuestionGroups:
-    """Group questions by source and, if passages or pages are judged, by low word overlap with
-    them.
+    """Group questions by source. If passages or pages are judged, also return a group of the
+    questions that share few words with these.
 
     Raises:
         InputError: The snapshot has none of the passages or pages that the questions name.
@@ -193,11 +193,11 @@ def group_questions(
 
 @dataclass(frozen=True, slots=True)
 class GroupMetrics:
-    """The metrics of a retriever over a group of questions."""
+    """The metrics of a retriever on a group of questions."""
 
     n: int
     metrics: Mapping[str, Estimate]
-    # differences from the first retriever; empty for the first one
+    # differences from the first retriever; empty for the first retriever itself
     differences: Mapping[str, Estimate]
 
     def to_json(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class GroupMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RetrieverComparison:
-    """One retriever compared with the first one."""
+    """The metrics of one retriever, and their differences from the first retriever."""
 
     measured: RetrieverMetrics
     overall: GroupMetrics
@@ -220,7 +220,7 @@ class RetrieverComparison:
     # estimates of the measures of each stage of `measured`
     stages: Sequence[Mapping[str, Estimate]]
     groups: Mapping[str, GroupMetrics] = field(default_factory=dict)
-    # Share of the questions that passages of each kind answer; empty if all passages are prose.
+    # Share of questions by the kind of the first relevant hit; empty if all hits are prose.
     kinds: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -278,7 +278,7 @@ def compare_retrievers(
     k: int,
     groups: QuestionGroups,
 ) -> list[RetrieverComparison]:
-    """Compare each retriever with the first one, on the same questions at the same depth `k`."""
+    """Compare each retriever with the first one, on the same questions and with the same `k`."""
     first_values, n = measured[0].final_stage.values, len(measured[0].outcomes)
     all_positions = range(n)
     comparisons = []
@@ -330,9 +330,9 @@ class _Candidate:
 
 
 def advise_retriever(snapshot: Snapshot, retriever_metrics: Sequence[RetrieverMetrics], measure: str) -> str:
-    """Return one sentence that says that the corpus fits into a prompt, or which retriever to use.
+    """Return one sentence: that the corpus fits into a prompt, or else which retriever to use.
 
-    The candidates are the retrievers and their stages.
+    Every retriever and every stage of a retriever can be recommended.
     """
     n_words = count_prompt_words(snapshot)
     if n_words is not None:
@@ -345,7 +345,7 @@ def advise_retriever(snapshot: Snapshot, retriever_metrics: Sequence[RetrieverMe
 
 
 def count_prompt_words(snapshot: Snapshot) -> int | None:
-    """Return the number of words of a corpus that fits into a prompt; None for a larger one."""
+    """Return the number of words of the corpus, or None if it does not fit into a prompt."""
     if snapshot.n > _MAX_PASSAGES:
         return None
     n_words = sum(sum(snapshot.columns(part.name, ["n_words"])["n_words"].to_pylist()) for part in snapshot.parts)
@@ -353,11 +353,11 @@ def count_prompt_words(snapshot: Snapshot) -> int | None:
 
 
 def recommend_retriever(measured: Sequence[RetrieverMetrics], measure: str) -> str:
-    """Return one sentence that names the cheapest retriever that is not worse than the best one.
+    """Return one sentence that recommends a cheap retriever that is not worse than the best one.
 
-    A retriever is worse if the interval of its paired difference to the best one is below 0. Among
-    those that cost up to a fifth more than the cheapest, which may be noise, the one with the best
-    quality is named.
+    A retriever is worse if the confidence interval of its mean difference from the best retriever
+    is below 0. Of all retrievers that are not worse, the cheapest and those that take up to a fifth
+    longer, which may be noise, are considered. The one with the best quality is recommended.
     """
     candidates = _build_candidates(measured, measure)
     best = max(candidates, key=lambda candidate: candidate.quality.value)

@@ -1,12 +1,12 @@
-"""Relevance judgements and the measures of retrieval.
+"""Judge whether hits are relevant, and measure retrieval.
 
-| judged by | relevant is | measures |
+| judged by | relevant hits | measures |
 | --- | --- | --- |
-| `answers` | a passage that holds an answer, by DPR's token match | Success, RR |
-| `pages` | a page that the questions name: BEIR's qrels, KILT's evidence | Success, nDCG, R, RR |
-| `passages` | a passage that the questions or BEIR's qrels name by its id | Success, nDCG, R, RR |
+| `answers` | passages that contain the tokens of an answer, as in DPR | Success, RR |
+| `pages` | pages in BEIR's qrels or in KILT's evidence of the question | Success, nDCG, R, RR |
+| `passages` | passages whose ids the question or BEIR's qrels list | Success, nDCG, R, RR |
 
-The measures are those of `measures.measure`; packages can add measures. The rank of a page is that
+`measures.measure` defines the measures; packages can add measures. The rank of a page is the rank
 of its best passage.
 """
 
@@ -32,7 +32,7 @@ from rag_model.evaluation.questions import Question, QuestionSet
 from rag_model.retrieve.hits import Hit, Retriever
 from rag_model.retrieve.retriever import SnapshotRetriever
 
-QUERY_BATCH = 256  # queries per batch: enough for an encoder's batch, with little memory for hits
+QUERY_BATCH = 256  # enough queries for an encoder's batch, but few enough to keep all their hits
 # grade by question and by page or passage; 0 means not relevant
 Qrels = Mapping[str, Mapping[str, int]]
 _ARTICLE_DEPTHS = (1, 10)  # values of k for Article@k, in distinct pages
@@ -40,7 +40,7 @@ _ARTICLE_DEPTHS = (1, 10)  # values of k for Article@k, in distinct pages
 
 @dataclass(frozen=True, slots=True)
 class RetrievalResult:
-    """The hits of one question, and which of them hold an answer."""
+    """The hits of one question, and which hits contain an answer."""
 
     question: Question
     hits: tuple[Hit, ...]
@@ -48,29 +48,29 @@ class RetrievalResult:
 
     @property
     def first_answer_rank(self) -> int | None:
-        """The rank, from 1, of the first passage with an answer; None if no passage has one."""
+        """The rank, from 1, of the first hit that contains an answer; None if no hit does."""
         return next((rank for rank, has_answer in enumerate(self.has_answer, start=1) if has_answer), None)
 
 
 def build_answer_matcher(question: Question, *, patterns: bool = False) -> Callable[[str], bool]:
-    """Return a function that tests whether a text holds an answer of the question.
+    """Return a function that tests whether a text contains an answer to the question.
 
-    Answers match by DPR's token match, or as regular expressions.
+    Answers are compared token by token as in DPR; with `patterns`, they are regular expressions.
     """
     return partial(pattern_search, patterns=question.answers) if patterns else AnswerMatcher(question.answers).match
 
 
 def match_hits(question: Question, hits: Sequence[Hit], *, patterns: bool = False) -> RetrievalResult:
-    """Match the question's answers in the text of each hit, without its title."""
+    """Test for each hit whether its text, without the title, contains an answer to the question."""
     is_match = build_answer_matcher(question, patterns=patterns)
     return RetrievalResult(question, tuple(hits), tuple(is_match(hit.passage.text) for hit in hits))
 
 
 def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
-    """Drop the passages of the question's own document from its hits, and rank the others from 1.
+    """Remove hits from the document that is the question itself, and rank the other hits from 1.
 
-    In some data sets the questions are documents of the corpus. BEIR's evaluator drops the document
-    with the question's id, which would always be the first hit.
+    In some data sets the questions are documents of the corpus. BEIR's evaluator removes the
+    document with the question's id, which would always be the first hit.
     """
     if not question.own_document:
         return list(hits)
@@ -79,14 +79,14 @@ def drop_own_document(question: Question, hits: Sequence[Hit]) -> list[Hit]:
 
 
 def choose_search_depth(questions: Sequence[Question], k: int, max_depth: int) -> int:
-    """Return a depth that leaves `k` hits if one passage of a question's own document is
-    dropped.
+    """Return how deep to search so that `k` hits remain if one passage of a question's own document
+    is removed.
     """
     return min(k + 1, max_depth) if any(question.own_document for question in questions) else k
 
 
 def deepen_search(depth: int, max_depth: int, n_missing: int) -> int | None:
-    """Return the depth of a second search if own documents have displaced `n_missing` hits.
+    """Return a greater search depth if `n_missing` of `k` hits were removed as own documents.
 
     Return None if no hit is missing or if the retriever cannot search deeper.
     """
@@ -118,9 +118,10 @@ def search_questions(retriever: Retriever, questions: Sequence[Question], k: int
 def retrieve(
     retriever: Retriever, questions: Sequence[Question], k: int, *, patterns: bool = False
 ) -> Iterator[RetrievalResult]:
-    """Search each question to depth `k` and match its answers, in order and in batches.
+    """Retrieve `k` hits for each question, and test which hits contain an answer.
 
-    With `patterns`, answers are regular expressions, as in CuratedTREC.
+    The results are in the order of the questions, which are searched in batches. With `patterns`,
+    answers are regular expressions, as in CuratedTREC.
 
     Raises:
         UsageError: See `Retriever.search`.
@@ -136,10 +137,10 @@ def retrieve(
 
 @dataclass(frozen=True, slots=True)
 class RetrievalJudge:
-    """Measures rankings by relevance judgements."""
+    """Measures ranked hits by relevance judgements."""
 
     judged_by: JudgedBy
-    # grades of the judged ids by question; empty if judged by answers
+    # grades of page or passage ids, by question; empty if questions are judged by answers
     qrels: Qrels = field(default_factory=dict)
     patterns: bool = False  # whether answers are regular expressions
 
@@ -147,12 +148,12 @@ class RetrievalJudge:
     def for_questions(
         cls, question_set: QuestionSet, judged_by: JudgedBy | None = None, *, patterns: bool = False
     ) -> Self:
-        """Return the judge of a question set.
+        """Create the judge for a question set.
 
         Args:
             question_set: The questions.
             judged_by: What counts as relevant; None means pages for a BEIR folder, passages if
-                every question names one, else answers.
+                every question names passages, else answers.
             patterns: Whether answers are regular expressions.
 
         Raises:
@@ -175,11 +176,11 @@ class RetrievalJudge:
         return cls(judgement, grades_by_question, patterns)
 
     def list_measures(self, k: int) -> list[str]:
-        """Return the names of the measures of a search of depth `k`, Success first."""
+        """Return the names of the main measures for a search of depth `k`, with Success first."""
         return self._list_measures(k, apart=False)
 
     def list_rank_measures(self, k: int) -> list[str]:
-        """Return the names of the measures that reports list separately."""
+        """Return the names of the measures that reports list separately, under `ranks`."""
         return self._list_measures(k, apart=True)
 
     def _list_measures(self, k: int, *, apart: bool) -> list[str]:
@@ -191,7 +192,7 @@ class RetrievalJudge:
         ]
 
     def get_headline_measure(self, k: int) -> str:
-        """Return the measure that ranks retrievers at depth `k`."""
+        """Return the name of the measure by which retrievers are ordered at depth `k`."""
         return f"Success@{k}" if self.judged_by == "answers" else "nDCG@10"
 
     def get_cutoff(self, measure: str) -> int:
@@ -203,7 +204,7 @@ class RetrievalJudge:
         return self._parse_measure(measure)[1]
 
     def compute_values(self, outcomes: Sequence[RetrievalResult], measures: Sequence[str]) -> dict[str, list[float]]:
-        """Return each measure of each question, in order; 0 for a question without hits.
+        """Return the values of each measure, one per question in order; 0 if it has no hits.
 
         Raises:
             MissingExtraError: A package that a measure needs is not installed.
@@ -230,10 +231,10 @@ class RetrievalJudge:
         return _create_ranking(rank_hits(outcome.hits), self.qrels[outcome.question.id])
 
     def shares_by_kind(self, outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
-        """Return the share of questions that each kind of passage answers within `k`.
+        """Return, for each kind of passage, the share of questions whose first relevant hit within
+        `k` is of this kind.
 
-        Only the first relevant passage of a question counts, so the shares add up to Success@k. The
-        result is empty if all hits are prose.
+        The shares add up to Success@k. The result is empty if all hits are prose.
         """
         kind_counts: dict[str, int] = {hit.kind: 0 for outcome in outcomes for hit in outcome.hits}
         if not kind_counts.keys() - {PROSE}:
@@ -266,12 +267,13 @@ class RetrievalJudge:
 
 
 def rank_metrics(outcomes: Sequence[RetrievalResult], k: int) -> dict[str, float]:
-    """Return RR@k of the first passage with an answer, and page measures of evidence, in [0, 1].
+    """Return RR@k and, if there are questions with evidence, page measures, all in [0, 1].
 
-    RR@k is the mean of 1 / rank, where a question without such a passage counts as 0. Over the
-    questions with evidence, the page measures are KILT's R-precision and recall@5, nDCG@10, and the
-    share of questions with an evidence page among the first 1 or 10 distinct pages (Article@1,
-    Article@10; Lewis et al. 2020, section 4.4, report .71 and .90 for FEVER).
+    RR@k is the mean of 1 / rank of the first passage with an answer; a question without such a
+    passage counts as 0. The page measures are means over the questions with evidence: R-precision
+    and recall@5 as in KILT, nDCG@10, and the share of questions with an evidence page among the
+    first 1 or 10 distinct pages (Article@1, Article@10; Lewis et al. 2020, section 4.4, report .71
+    and .90 for FEVER).
 
     Raises:
         MissingExtraError: A question has evidence, and `ir_measures` is not installed.
@@ -288,7 +290,7 @@ def list_evidence_measures() -> list[str]:
 
 
 def score_pages_by_rank(hits: Sequence[Hit]) -> dict[str, float]:
-    """Score each page by minus its best rank, so that ties cannot reorder the pages."""
+    """Return the negative best rank of each page as its score, so that no two pages tie."""
     score_by_page: dict[str, float] = {}
     for hit in hits:
         score_by_page.setdefault(hit.passage.page_id, -float(hit.rank))

@@ -1,8 +1,8 @@
-"""Measures, times and bytes of each stage of a retriever: child retrievers, fusions, rerankers.
+"""Measure quality, time and bytes of each stage of a retriever, such as a fusion or a reranker.
 
-Times are measured query by query, because a batch would share the work of several queries among the
-cores. The retrievers take turns, so that other load on the machine slows down all of them, and a
-time is the median over the queries.
+Queries are timed one by one, because the cores would work on several queries of a batch at once.
+The retrievers take turns, so that other load on the machine slows down all of them. A time is the
+median over the queries.
 """
 
 import time
@@ -35,19 +35,20 @@ from rag_model.retrieve.retriever import (
 )
 
 _Key = TypeVar("_Key")
-# The arguments are the number of finished and of all questions.
+# The arguments are the number of finished questions and the number of all questions.
 ProgressCallback = Callable[[int, int], None]
 ENCODER = "question encoder"  # name of the encoder's stage in reports
-PASSAGES = "reading of passages"  # name of the stage that reads texts and computes products
+PASSAGES = "reading of passages"  # name of the stage that reads texts and computes inner products
 
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
     """Limits of the time measurement."""
 
-    # number of timed questions, evenly spread; 50 give the median to a few percent
+    # number of timed questions, evenly spread; with 50, the median is exact to a few percent
     questions: int = 50
-    seconds: float = 10.0  # time per retriever; slow retrievers run fewer queries, at least one
+    # Limit per retriever. A slow retriever runs fewer queries in this time, but at least one.
+    seconds: float = 10.0
 
     def __post_init__(self) -> None:
         if self.questions < 1 or self.seconds < 0:
@@ -63,8 +64,8 @@ class StageTimings:
 
     n_queries: int  # number of timed queries
     encoders: Mapping[int, float]  # milliseconds by `id(encoder)`
-    stages: Mapping[str, float]  # milliseconds by label, each without its child retrievers
-    passages: float  # milliseconds for the inner products and the texts of the hits
+    stages: Mapping[str, float]  # milliseconds by stage label, without those of child retrievers
+    passages: float  # milliseconds to compute inner products and read the texts of the hits
 
     def get_encoding_milliseconds(self, stage: RetrieverStage) -> float:
         """Return the milliseconds per query of the encoders that a stage needs."""
@@ -76,7 +77,7 @@ def time_stages(
 ) -> list[StageTimings]:
     """Time the stages of retrievers of one snapshot on a sample of the questions, at depth `k`.
 
-    A shared encoder has one time for all retrievers.
+    If several retrievers share an encoder, its time is the median over the queries of all of them.
     """
     seconds_by_encoder: dict[int, list[float]] = {}
     seconds_by_stage: list[dict[str, list[float]]] = [{} for _ in retrievers]
@@ -103,7 +104,7 @@ def _time_query(
     seconds_by_encoder: dict[int, list[float]],
     seconds_by_stage: dict[str, list[float]],
 ) -> float:
-    """Append the seconds of each encoder and stage; return the other seconds of the search."""
+    """Append the seconds of each encoder and stage to the lists; return all other seconds."""
     timer = StageTimer()
     queries, start_time = Queries([text], timer), time.perf_counter()
     retriever.build_hits(timer.time_batch(retriever, queries, k))
@@ -120,13 +121,13 @@ def _get_median_ms(seconds: Mapping[_Key, Sequence[float]]) -> dict[_Key, float]
 
 
 class QueryBatches:
-    """Questions in batches; retrievers with the same encoder share the encoded queries."""
+    """Questions in batches; retrievers with the same encoder reuse the vectors of the questions."""
 
     def __init__(self, questions: Sequence[Question]) -> None:
         """Split the questions into batches.
 
         Raises:
-            UsageError: A question is empty or not a text.
+            UsageError: A question is empty or not a string.
         """
         check_queries([question.text for question in questions])
         self.n, self.timer = len(questions), StageTimer()
@@ -135,17 +136,17 @@ class QueryBatches:
 
     @property
     def texts(self) -> list[str]:
-        """The questions' texts."""
+        """The texts of the questions."""
         return [question.text for batch, _ in self.batches for question in batch]
 
 
 @dataclass(frozen=True, slots=True)
 class StageRankings:
-    """The measures of the result lists of a retriever's stages."""
+    """The quality of each stage of a retriever."""
 
     expression: str
     retriever: SnapshotRetriever
-    # values by stage label and by measure, one per question
+    # one value per question, by stage label and by measure
     values: Mapping[str, Mapping[str, Sequence[float]]]
     stages: tuple[RetrieverStage, ...]  # stages of the last batch; the final stage is last
     outcomes: tuple[RetrievalResult, ...]  # results of the final stage
@@ -153,20 +154,20 @@ class StageRankings:
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """The measures and costs of one stage of a retriever; times are per query."""
+    """The quality and costs of one stage of a retriever; times are per query."""
 
     name: str  # part of the retriever expression, without depths
     values: Mapping[str, Sequence[float]]  # values by measure, one per question
     milliseconds: float  # time of this stage without its child retrievers
-    search_milliseconds: float  # time with its child retrievers
-    total_milliseconds: float  # time with its child retrievers and the encoder
-    bytes: int  # size of the files that only this stage reads, not its child retrievers
-    total_bytes: int  # size with the files of its child retrievers and of the encoder
+    search_milliseconds: float  # time of this stage and its child retrievers
+    total_milliseconds: float  # time of this stage, its child retrievers and the encoder
+    bytes: int  # size of the files that this stage reads and its child retrievers do not read
+    total_bytes: int  # size of all files of this stage, its child retrievers and the encoder
 
 
 @dataclass(frozen=True, slots=True)
 class RetrieverMetrics:
-    """The measures and costs of one retriever."""
+    """The quality and costs of one retriever."""
 
     expression: str
     stages: tuple[StageMetrics, ...]  # the final stage is last
@@ -177,7 +178,7 @@ class RetrieverMetrics:
 
     @property
     def final_stage(self) -> StageMetrics:
-        """The last stage, whose result is the result of the retriever."""
+        """The last stage; its results are the results of the retriever."""
         return self.stages[-1]
 
 
@@ -189,7 +190,7 @@ def measure_stages(
     k: int,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> StageRankings:
-    """Search every question to depth `k` and measure the result list of each stage.
+    """Retrieve `k` hits for every question, and measure the quality of the hits of each stage.
 
     Raises:
         InputError: An answer pattern is not a regular expression.
@@ -225,9 +226,9 @@ def _build_stage_results(
     k: int,
     judge: RetrievalJudge,
 ) -> list[list[RetrievalResult]]:
-    """Return the first `k` results of each stage for each question, from `depth` passages.
+    """Return the first `k` hits of each stage for each question, out of `depth` candidates.
 
-    Each passage is read once, and matched once per question.
+    Each passage is read once. For each question it is tested once whether it contains an answer.
     """
     rankings = [stage.ranked.truncate(depth) for stage in stages]
     passage_by_row = {row: passage for stage in stages for row, passage in stage.ranked.passages.items()}
@@ -251,15 +252,18 @@ def _build_stage_results(
 
 
 def _count_missing(candidates: RankedRows, results: Sequence[RetrievalResult], depth: int, k: int) -> int:
-    """Return the maximum of missing hits over the questions for which `depth` were retrieved."""
+    """Return by how many hits a question has fewer than `k`, at most over all questions.
+
+    Questions with fewer than `depth` candidates are ignored: a deeper search finds no more hits.
+    """
     n_candidates = (candidates.rows >= 0).sum(axis=1)
     return max((k - len(result.hits) for result, n in zip(results, n_candidates, strict=True) if n >= depth), default=0)
 
 
 def combine_metrics(result: StageRankings, costs: StageTimings) -> RetrieverMetrics:
-    """Combine measures and times of a retriever's stages.
+    """Combine the quality and the times of a retriever's stages.
 
-    A stage that ran for only a part of the questions is left out.
+    A stage that did not run for all questions is left out.
     """
     label_by_id = dict(zip(map(id, result.stages), label_stages(result.stages), strict=True))
 
