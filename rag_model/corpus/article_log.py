@@ -8,8 +8,8 @@ invalidated: a change of the recipe changes them, whereas the folder, the store 
 workers do not.
 
 The key of a wiki page is a hash of the page's XML element in the dump. A page that the log already
-has is therefore not even parsed as XML. The log therefore also holds dropped pages, such as
-redirects.
+has is therefore not even parsed as XML. The log also contains dropped pages, such as redirects, for
+the same reason.
 """
 
 import hashlib

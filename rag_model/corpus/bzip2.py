@@ -74,7 +74,7 @@ _local = threading.local()
 
 
 def _get_workspace() -> tuple[Any, ...]:
-    """Return this thread's arrays; decoding a block of 400 kB touches 3 MB of them."""
+    """Return the arrays of this thread; decoding a block of 400 kB uses 3 MB of them."""
     if not hasattr(_local, "workspace"):
         _local.workspace = (
             np.empty(_MAX_BLOCK, np.uint8),  # the last column of the sorted rotations
@@ -101,7 +101,7 @@ def _compute_checksum(block: bytes) -> int:
 
 @compiled
 def _peek_bits(words: Any, bit_pos: Any, n_bits: Any) -> Any:
-    """Return the next `n_bits` bits, 1 to 32, as an int64."""
+    """Return the next `n_bits` (1 to 32) bits as an int64."""
     index = np.uint64(bit_pos >> 5)
     bits = np.uint64(words[index]) << np.uint64(32) | np.uint64(words[index + np.uint64(1)])
     return np.int64((bits << np.uint64(bit_pos & 31)) >> np.uint64(64 - n_bits))
@@ -225,7 +225,7 @@ def _read_code_table(words: Any, n_bits: Any, bit_pos: Any, n_symbols: Any, code
 def _read_symbols(
     words: Any, n_bits: Any, bit_pos: Any, alphabet: Any, code_tables: Any, symbols: Any, symbol_counts: Any
 ) -> Any:
-    """Decode and count symbols; return (next bit, number of `symbols`), both -1 on an error."""
+    """Decode and count symbols; return (next bit, number of symbols), or (-1, -1) on an error."""
     failure = (np.int64(-1), np.int64(-1))
     move_to_front_table, end_symbol = alphabet
     table_of_group, lookup_table, code_ends, rank_offsets, symbol_by_rank = code_tables
@@ -310,11 +310,11 @@ def _read_symbols(
 
 @compiled
 def _follow_segments(chain_entries: Any, n_symbols: Any, first_position: Any, segment_symbols: Any, block: Any) -> Any:
-    """Write the symbols along the chain from `first_position`, with runs expanded; return their
-    number.
+    """Follow the chain from `first_position`, and write its symbols to `block` with runs expanded.
 
-    Return -1 if `block` is full. `chain_entries` is a permutation of `n_symbols` positions, so each
-    position is in one segment, and a row of `segment_symbols` has room for all of them.
+    Return the number of bytes, or -1 if `block` is full. `chain_entries` is a permutation of
+    `n_symbols` positions, so each position is in one segment, and a row of `segment_symbols` is
+    long enough for all positions.
     """
     n_segments = _BLOCK_SEGMENTS if n_symbols >= _MIN_SEGMENTED_BYTES else 1
     segment_step = n_symbols // n_segments

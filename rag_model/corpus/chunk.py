@@ -69,8 +69,8 @@ from rag_model.corpus.salient_spans import SpanWriter, find_article_spans, find_
 from rag_model.errors import InputError, UsageError, format_count
 
 VERSION = 12  # increase it if a change gives other passages; no article is then reused
-MAX_LISTED = 100  # quarantined pages that are listed; the others are only counted
-MAX_UNKNOWN_TEMPLATES = 100  # unknown templates in a part's statistics, the most frequent ones
+MAX_LISTED = 100  # maximum quarantined pages to list; further pages are only counted
+MAX_UNKNOWN_TEMPLATES = 100  # maximum unknown templates to list; these are the most frequent
 # Title, namespace and id as MediaWiki writes them; `html.unescape` decodes these entities.
 _ELEMENT_HEAD = re.compile(
     rb"<page>\s*<title>((?:[^<&]|&(?:amp|lt|gt|quot|#0?39);)*)</title>\s*<ns>(\d+)</ns>\s*<id>(\d{1,18})</id>"
@@ -111,7 +111,7 @@ class ChunkRecipe:
         """Create the chunker; `files` maps each setting that is a digest to the path of its file.
 
         Raises:
-            UsageError: There is no such chunker, or it rejects a setting.
+            UsageError: The chunker does not exist, or rejects a setting.
         """
         if self.words is not None and "words" in self.settings:
             raise UsageError("the recipe gives words twice, in [chunk] and in its settings: remove one of them")
@@ -284,7 +284,7 @@ class _PartTally:
         return True
 
     def record_time(self, page: Page) -> None:
-        """Record an article's time, even after a takedown, since the newest time dates the dump."""
+        """Record an article's time, even after a takedown: the newest time dates the whole dump."""
         if page.revised is not None and (self.newest_revision is None or page.revised > self.newest_revision):
             self.newest_revision = page.revised
 

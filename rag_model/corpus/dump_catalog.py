@@ -1,8 +1,9 @@
-"""Dumps as Wikimedia publishes them: find a complete one, and fetch and verify its files.
+"""Find a complete dump among those that Wikimedia publishes, fetch its files and verify them.
 
 `https://dumps.wikimedia.org/enwiki/` lists runs by date. Each run has a `dumpstatus.json`: jobs
 with a status, and, once a job is done, its files with sizes and checksums. Files of a run are
-published while it is still being written, so only that status shows that a dump is complete.
+published while it is still being written, so only `dumpstatus.json` shows whether a dump is
+complete.
 """
 
 import hashlib

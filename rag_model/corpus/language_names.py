@@ -1,4 +1,4 @@
-"""MediaWiki's names in each language: file and category namespaces, redirects, switches and months.
+"""MediaWiki's names in each language for namespaces, redirects, behaviour switches and months.
 
 `.ci/language-names` generates `language_names.tsv` from the message files of MediaWiki 1.39
 (`languages/messages`, `languages/i18n`), by its authors and the translators of translatewiki.net;
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _TABLE = Path(__file__).with_suffix(".tsv")
-_MAX_FALLBACKS = 5  # the longest chain of fallback languages has 3
+_MAX_FALLBACKS = 5  # the longest chain of fallback languages has 3 languages
 _SWITCHES_OF_EXTENSIONS = frozenset({"disambig", "expectunusedtemplate", "noglobal", "archivedtalk"})
 _RENAMED = {"no": "nb"}  # dumps name the Norwegian wiki by the older code
 
@@ -27,7 +27,7 @@ class LanguageNames(NamedTuple):
     files: tuple[str, ...] = ()  # names of the file namespace; lower case
     categories: tuple[str, ...] = ()  # names of the category namespace; lower case
     redirects: tuple[str, ...] = ()  # as MediaWiki writes them: `#WEITERLEITUNG`
-    switches: tuple[str, ...] = ()  # without their underscores: `notoc`
+    switches: tuple[str, ...] = ()  # behaviour switches without underscores: `notoc`
     months: tuple[str, ...] = ()  # names of the months in a date, from January
     date: tuple[str, ...] = ()  # format string of a date with `day`, `month`, `number` and `year`
     disambiguation: tuple[str, ...] = ()  # names of templates of disambiguation pages; lower case
@@ -80,7 +80,7 @@ def format_local_date(code: str, day: str, month: int, year: str) -> str:
 
 @cache
 def list_switches() -> frozenset[str]:
-    """Return the switches of all languages, as a page may be in another language than its wiki."""
+    """Return the switches of all languages, because a page and its wiki may differ in language."""
     return _SWITCHES_OF_EXTENSIONS.union(*(names.switches for _, names in _read_table().values()))
 
 

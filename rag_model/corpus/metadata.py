@@ -161,7 +161,7 @@ def _match_text(pattern: re.Pattern[str], value: object) -> str:
 
 
 def _list_titles(value: object) -> tuple[str, ...]:
-    """Return the distinct titles in a list or a single text, as lines; drop too long ones."""
+    """Return the distinct titles in a list or a string, without line breaks; drop long titles."""
     values = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
     titles = (
         " ".join(_SURROGATE.sub("\ufffd", title).replace(CATEGORY_SEPARATOR, " ").split())

@@ -17,14 +17,14 @@ from fsspec.core import url_to_fs
 from rag_model.corpus.records import Part, Slice, SourceKind
 from rag_model.errors import ResourceError
 
-# Compressed bytes of a part, unless the recipe sets a size.
+# Minimum and maximum compressed bytes of a part, unless the recipe sets a size.
 MIN_PART_BYTES, MAX_PART_BYTES = 256 << 10, 32 << 20
 TARGET_PARTS = 16  # number of parts of a dump, within the limits above
 _MAX_TEMPLATE_GAP = 1 << 18  # maximum bytes without templates between two slices that are joined
 # Stores a local file where workers can read it, and returns its URL.
 StageFile = Callable[[Path], str]
-# Estimated text bytes per compressed byte, for weights of parts; zlib's real ratio differs by
-# machine.
+# Estimated text bytes per compressed byte. The weights of parts use this estimate, because zlib's
+# real ratio differs by machine.
 COMPRESSION_RATIO = 4
 
 
@@ -43,7 +43,7 @@ class PartBoundaries:
     """The boundaries of the parts of a parent snapshot."""
 
     kind: SourceKind
-    dbname: str  # page ids are per wiki
+    dbname: str  # database name of the wiki to which the page ids belong
     starts: tuple[int, ...]  # first page of each part, ascending; the first is 0
     end: int  # number of the first page after the last part
 

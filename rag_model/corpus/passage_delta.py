@@ -7,10 +7,10 @@ equal rows as equal bytes, and the digest verifies the result.
 
 A delta is a Parquet file of the new rows, in row order. The metadata of the delta describes the
 rows of the target file as runs, `[[first, count], …]`: a run is `count` consecutive rows of the
-base file from `first`, or the next `count` new rows if `first` is -1; base rows ascend. A second
-list of runs maps rows to base rows with the same text, because most passages of a new revision of
-an article keep their text and vector although their rows differ. A delta contains only rows of the
-target file.
+base file from `first`, or the next `count` new rows if `first` is -1; base rows are in ascending
+order. A second list of runs maps rows to base rows with the same text, because most passages of a
+new revision of an article keep their text and vector although their rows differ. A delta contains
+only rows of the target file.
 """
 
 import json
@@ -44,7 +44,7 @@ def write_delta(base: Path, target: Path, out: Path) -> bool:
     The other columns of both files are in memory.
 
     Returns:
-        False if this Parquet library writes the rows of `target` as other bytes.
+        False if this Parquet library writes the rows of `target` as different bytes.
 
     Raises:
         InputError: One of the two files is damaged.
@@ -143,7 +143,7 @@ def _write_rows(table: pa.Table, out: Path, metadata: dict[str, str]) -> None:
 def _match_rows(base_rows: pa.Table, target_rows: pa.Table) -> tuple[Rows, Rows]:
     """Return (n,) base rows that equal the target rows, and (n,) base rows with the same text.
 
-    The base rows ascend; -1 means that there is no such row.
+    The base rows are in ascending order; -1 means that a target row has no match.
     """
     candidate_rows = (
         pc.index_in(target_rows["id"], value_set=base_rows["id"]).fill_null(_NEW_ROW).to_numpy().astype(np.int64)

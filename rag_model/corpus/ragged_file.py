@@ -11,7 +11,7 @@ record batch has at most `BATCH_ROWS` rows.
   equal rows in every part and build. The size of the vocabulary (`dim`) and the scale are stored
   in the metadata of the file.
 
-A file in an object store is read by ranges: the footer, the offsets, and the values of the
+A file in an object store is read by byte ranges: the footer, the offsets, and the values of the
 requested rows. These values are not verified by the digest of the file.
 """
 
@@ -98,7 +98,7 @@ class RaggedWriter(Generic[RowsT]):
     """Write a part's rows, batch by batch in row order."""
 
     def __init__(self, path: Path, column: str, dtype: pa.DataType, metadata: Mapping[str, str] | None = None) -> None:
-        """Create the file with one column of this name, of lists of `dtype`."""
+        """Create the file with a single column, which has this name and lists of `dtype`."""
         self._schema = pa.schema([pa.field(column, pa.list_(dtype))], metadata=metadata)
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
@@ -148,7 +148,7 @@ class _RemoteBatch(Generic[RowsT]):
         return len(self.offsets) - 1
 
     def take(self, rows: npt.NDArray[np.int64]) -> RowsT:
-        """Return the passages at ascending `rows`; rows near each other are read by one request."""
+        """Return the passages at ascending `rows`; rows near each other share one request."""
         data, lists = self._map_lists()
         offsets_buffer = lists.buffers()[1]
         offsets_start = offsets_buffer.address - data.ctypes.data
@@ -231,7 +231,7 @@ def _read_range(source: IO[bytes], start_byte: int, n_bytes: int) -> bytes:
 
 
 class RaggedFile(Generic[RowsT]):
-    """A part's rows, memory-mapped, or read by range from an object store."""
+    """A part's rows, memory-mapped, or read by byte ranges from an object store."""
 
     rows: type[RowsT]
     content_name: str  # name of a row's content in messages

@@ -33,7 +33,7 @@ from rag_model.parquet_pages import (
 )
 from rag_model.ranges import CachedFile
 
-# Decompressed bytes between two cuts; the maximum size of a Zstandard block.
+# Minimum decompressed bytes between two cuts; the maximum size of a Zstandard block.
 _MIN_CUT_BYTES = 128 << 10
 _MAX_CUTS = 8  # maximum cuts of a row group
 _MAX_PAGE_BYTES = 16 << 20  # decompressed; 512 KiB are usual for 100-word texts

@@ -86,7 +86,7 @@ class Structure:
 
     kind: PassageKind
     rows: tuple[str, ...]  # rows of a table, `field: value` lines, or items
-    # Lines that each of its passages repeats: the caption and the column headers, or the
+    # Lines that each passage of the structure repeats: the caption and the column headers, or the
     # introduction of a list.
     head: tuple[str, ...] = ()
 
@@ -97,7 +97,7 @@ class Section:
 
     heading: str
     text: str  # empty in a section that has only structures
-    # Character spans of the words of its links, ascending, if requested.
+    # Character spans of the words of links in `text`, ascending, if requested.
     links: tuple[tuple[int, int], ...] = ()
     structures: tuple[Structure, ...] = ()  # structures in the order of the page, if requested
 
@@ -110,7 +110,7 @@ class Article:
     rev_id: int  # 0 where the source has no revisions
     title: str
     sections: tuple[Section, ...]
-    # Time of its revision in seconds since 1970, UTC; None if unknown.
+    # Time of the article's revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
     metadata: Metadata = NO_METADATA
     # whether passages keep the lines and their indentation, which source code needs
@@ -127,15 +127,15 @@ class Passage:
     title: str
     section: str
     text: str
-    # Number of its first word, from 0, in the article, or in its section if no passage crosses a
-    # heading.
+    # Number of the passage's first word, from 0, in the article, or in the section if no passage
+    # crosses a heading.
     start_word: int
     n_words: int
     hash: str  # digest of title and text only; equal passages share a vector
-    # Time of its article's revision in seconds since 1970, UTC; None if unknown.
+    # Time of the article's revision in seconds since 1970, UTC; None if unknown.
     revised: int | None = None
     kind: str = PROSE  # a `PassageKind`
-    # Metadata of its page, if the recipe requests them; categories are joined by `|`.
+    # Metadata of the passage's page, if the recipe requests them; categories are joined by `|`.
     language: str = ""
     wikidata: str = ""
     categories: str = ""
@@ -231,7 +231,7 @@ class Part:
         """Return the descriptor as JSON values."""
         part_dict = asdict(self)
         if not self.format:
-            del part_dict["format"]  # plans of earlier versions have no such field
+            del part_dict["format"]  # plans of earlier versions have no field `format`
         return part_dict
 
     @classmethod
@@ -258,7 +258,7 @@ class Plan:
         """Return the plan as JSON values."""
         parts = tuple(part.to_json() for part in self.parts)
         plan_dict = {"kind": self.kind, "siteinfo": asdict(self.siteinfo), "parts": parts}
-        if self.template_parts is not None:  # plans of earlier versions do not have them
+        if self.template_parts is not None:  # plans of earlier versions have no template parts
             plan_dict["template_parts"] = tuple(part.to_json() for part in self.template_parts)
         return plan_dict | ({"dropped": dict(self.dropped)} if self.dropped else {})
 
@@ -318,7 +318,7 @@ def check_seconds(seconds: int) -> int:
 
 
 def format_iso(seconds: int | None) -> str | None:
-    """Format seconds as ISO 8601 in UTC, which as text sorts by time; return None for None.
+    """Format seconds as an ISO 8601 string in UTC, which sorts by time; return None for None.
 
     >>> format_iso(1793534400)
     '2026-11-01T12:00:00Z'

@@ -1,8 +1,8 @@
 """Find salient spans of passages (words of links, and dates), and store them in files.
 
 Spans follow the words of an article through cleaning (`wikitext`) and chunking: a passage is a
-substring of the article's clean text on one line (the contract of chunkers), so it is located there
-and the spans inside it are shifted.
+substring of the article's clean text on one line (the contract of chunkers), so the passage is
+located in this text, and the spans inside the passage are shifted.
 
 A span file is a `.npy` array that is memory-mapped: (m, 4) int32, 16 bytes per span: row of the
 passage in the part, first character, end (exclusive), kind (`LINK`, `DATE`); ascending.

@@ -11,11 +11,11 @@ per second on one core, residues of markup in the text, and template cases with 
 | wikitextparser 3.0, `remove_markup` | 3.6 | 84 (of 32 pages) | 175 |
 | mwparserfromhell 0.7.2, `strip_code` | 2.1 | 444 (of 32 pages) | 176 |
 
-Both libraries build a tree for editing and do not render templates by default; mwparserfromhell
-needs 26 s for 8,000 unclosed `{{a|`, and four times as long for twice as many. Each pass of this
-module is a regular expression or a stack, linear in the length of the text. The passes are
-extension tags, comments, tables and headings (`blocks`), and for each section templates and links
-(`scanner`, `templates`, `Links`) and the remaining markup (`prose`).
+The last two libraries build a tree for editing and do not render templates by default;
+mwparserfromhell needs 26 s for 8,000 unclosed `{{a|`, and four times as long for twice as many.
+Each pass of this module is a regular expression or a stack, linear in the length of the text. The
+passes are extension tags, comments, tables and headings (`blocks`), and for each section templates
+and links (`scanner`, `templates`, `Links`) and the remaining markup (`prose`).
 
 **Kept and dropped content.** Words, numbers, quotations, lists (one line per item),
 pronunciations and short formulas are kept, because sentences need them. Tables and infoboxes,

@@ -14,7 +14,7 @@ from itertools import pairwise
 from rag_model.corpus.chunkers.chunker import build_passage, create_anchor
 from rag_model.corpus.records import Article, Passage, Section
 
-# Maximum characters of a word; longer ones are split. BERT's tokenizers map them to `[UNK]`.
+# Maximum characters of a word; longer words are split. BERT's tokenizers map them to `[UNK]`.
 MAX_WORD_LENGTH = 100
 
 # Scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han.
@@ -48,8 +48,8 @@ def split_words(text: str) -> list[str]:
     Words are separated by whitespace. In a script without spaces (Chinese, Japanese, Thai, …), a
     run of a dozen letters or more is split into words of two letters, about the length that
     segmenters find; otherwise each sentence would be a single word, and a passage would have 100
-    sentences. A word longer than `MAX_WORD_LENGTH` is split, so that a number of words also bounds
-    the number of characters.
+    sentences. A word longer than `MAX_WORD_LENGTH` is split, so that a maximum of words is also a
+    maximum of characters.
 
     >>> split_words("One  small\nstep")
     [' One', ' small', ' step']
@@ -61,7 +61,7 @@ def split_words(text: str) -> list[str]:
 
 
 def split_token(token: str) -> list[str]:
-    """Split a text without whitespace into words; the first starts with a space."""
+    """Split a text without whitespace into words; the first word starts with a space."""
     pieces = _UNSPACED_PIECES.findall(token) if _LONG_RUN.search(token) else [token]
     first_word, *later_words = [word for piece in pieces for word in _split_long_piece(piece)]
     return [" " + first_word, *later_words]
@@ -98,7 +98,7 @@ def ends_sentence(word: str, next_word: str) -> bool:
 
 
 def ends_run(word: str) -> bool:
-    """Return whether a sentence ends after a word of a text without spaces, such as Japanese."""
+    """Return whether a sentence ends after a word in a script without spaces, such as Japanese."""
     return word[-1] in _END_OR_CLOSER and word.rstrip(_CLOSERS)[-1:] in _CJK_END
 
 

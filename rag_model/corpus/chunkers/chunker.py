@@ -193,7 +193,7 @@ def build_chunker(name: str, settings: Mapping[str, Any]) -> Chunker:
 
     Raises:
         InputError: The package that provides the chunker cannot be imported.
-        UsageError: There is no such chunker, or it rejects a setting.
+        UsageError: No chunker has this name, or the chunker rejects a setting.
     """
     return from_table(_get_chunker_class(name), settings, f"the recipe's chunker {name!r}")
 

@@ -12,7 +12,7 @@ from rag_model.corpus.chunkers.chunker import MAX_HEADING, create_anchor
 from rag_model.corpus.records import Article, Passage, Section, Structure
 
 VERSION = 1  # increase it if a change gives other passages for the same structures
-DEFAULT_WORDS = 100  # maximum words of a passage, if the chunker has no such limit
+DEFAULT_WORDS = 100  # maximum words of a passage, if the chunker does not limit words
 _HEAD_SHARE = 0.5  # maximum share of head lines, so that at least half of a passage is rows
 _BAR = " |"  # separates cells, and does not count as a word
 
@@ -55,7 +55,7 @@ def build_structure_passages(
 
 
 def group_rows(structure: Structure, max_words: int, heading: str = "") -> Iterator[tuple[int, str, int]]:
-    """Yield passages of whole rows, each as (number of words before it, text, number of words)."""
+    """Yield passages of whole rows: (number of words before the passage, text, number of words)."""
     head_lines = _fit_head([heading, *structure.head], max_words)
     head_words = sum(map(_count_words, head_lines))
     lines, row_words, words_before = list[str](), 0, 0

@@ -14,8 +14,8 @@ ids below.
 
 `recursive` follows LangChain's RecursiveCharacterTextSplitter, with boundaries instead of
 separators: a text that is too long is split at its strongest boundaries (headings, then paragraphs,
-lines, sentences, words); neighbours that fit into a passage together are joined; pieces that are
-still too long are split at their own strongest boundaries.
+lines, sentences, words); adjacent pieces that fit into one passage are joined; a piece that is
+still too long is split at its own strongest boundaries.
 """
 
 from collections.abc import Iterator, Sequence

@@ -246,7 +246,7 @@ class SectionBuilder:
         """Add a table; a long table becomes several blocks of rows, each below the header."""
         words = " ".join([*head, *rows]).split()
         if head and rows and len(words) > DEFAULT_WORDS:
-            # Document chunkers count the bars between cells as words, but `group_rows` does not.
+            # Document chunkers count each `|` between cells as a word, but `group_rows` does not.
             max_words = DEFAULT_WORDS * (len(words) - words.count("|")) // len(words)
             for _, text, _ in group_rows(Structure("table", tuple(rows), tuple(head)), max(max_words, 1)):
                 self.add_block(text)

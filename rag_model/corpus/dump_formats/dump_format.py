@@ -77,7 +77,7 @@ class DumpFormat(Protocol):
         ...
 
     def is_companion(self, name: str) -> bool:
-        """Return whether a file only accompanies dumps of this format, as an offset index does."""
+        """Return whether a file is a companion of dumps of this format, such as an offset index."""
         ...
 
     def can_plan_fast(self, url: str) -> bool:
@@ -158,7 +158,7 @@ _FALLBACK = "mediawiki"  # tried last, because it recognizes all names that end 
 
 
 def list_summaries(*kinds: SourceKind) -> list[str]:
-    """Return one line per accepted format of these kinds (default: all), without imports.
+    """Return one line per accepted format of these kinds (default: all), without importing formats.
 
     Built-in formats come first; the kind of a plugin is unknown before it is imported.
     """
@@ -213,7 +213,7 @@ def get_format(name: str) -> DumpFormat:
     Raises:
         InputError: The package that provides the format cannot be imported, or registers an object
             that is not a dump format.
-        UsageError: There is no such format.
+        UsageError: No format has this name.
     """
     dump_format = FORMATS.find(name)
     if dump_format is None:

@@ -31,9 +31,9 @@ class JsonLines(RecordFormat):
         """Yield a record per line: an object with `id` or `_id`, `title`, and `text` or `sections`.
 
         `sections` is a list of `{"heading": …, "text": …}` or of strings. Alternatively, `contents`
-        has the title, a line break and the text, as in Pyserini and FlashRAG; if it is a single
-        line, that is the text. The optional `revised`, the time of the last change, is an ISO 8601
-        date or time, or whole seconds since 1970.
+        has the title, a line break and the text, as in Pyserini and FlashRAG; if `contents` is a
+        single line, it is the text. The optional `revised`, the time of the last change, is an ISO
+        8601 date or time, or whole seconds since 1970.
 
         Raises:
             InputError: A line is not an object with these fields.

@@ -111,7 +111,7 @@ _ROOT_TAG = b"<mediawiki"
 
 
 def parse_pages(chunks: Iterable[bytes], location: str) -> Iterator[Page]:
-    """Yield the pages of an export, or of a run of `<page>` elements from one, in order.
+    """Yield the pages of an export, or of a run of its `<page>` elements, in order.
 
     If a page has several revisions, the newest is used: the revision with the latest time, and if
     several have this time, the one with the highest id.
@@ -649,7 +649,7 @@ class MediaWiki(PageFormat):
         return parse_pages(read_slice(byte_slice), describe_slice(byte_slice))
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
-        """Yield the pages of a slice with their keys, without parsing those that a log contains."""
+        """Yield the pages of a slice with their keys, without parsing pages that a log contains."""
         # a subclass may have other elements
         if type(self).parse_slice is not MediaWiki.parse_slice:
             return self.parse_slice(byte_slice)
@@ -675,7 +675,7 @@ class MediaWiki(PageFormat):
 
 
 class RenderedPages(MediaWiki):
-    """Pages of a wiki whose text may be rendered already, as HTML or as plain text.
+    """A format of wiki pages whose text may already be rendered, as HTML or as plain text.
 
     The pages are staged as the elements of an export; `Page.model` names the format of the text.
     """

@@ -66,7 +66,7 @@ class PageFormat:
         """
 
     def parse_unlogged(self, byte_slice: Slice, identify: IdentifyPage) -> Iterator[Page]:
-        """Yield the pages of a slice with their keys, without parsing those that a log contains.
+        """Yield the pages of a slice with their keys, without parsing pages that a log contains.
 
         By default every page is parsed, and has no key.
 
@@ -196,7 +196,7 @@ class PageFormat:
     def _take_first_articles(
         self, runs: Iterable[PageRun], limit: int, siteinfo: Siteinfo
     ) -> tuple[list[PageRun], int | None]:
-        """Return (runs to read, last page id to use) such that there are `limit` articles.
+        """Return (runs to read, last page id to use), which contain `limit` articles.
 
         If ids are out of order, whole runs are read, and the articles with the lowest ids are
         used. The last id is None if there are fewer articles.

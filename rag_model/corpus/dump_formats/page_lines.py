@@ -1,8 +1,8 @@
 """Read wiki dumps with one JSON page per line: Wikimedia Enterprise and CirrusSearch.
 
-The pages of such dumps are in no particular order. Planning sorts them by page id on disk, in
+The pages of these dumps are in no particular order. Planning sorts them by page id on disk, in
 bounded memory, and stages them as the elements of an export. Therefore a worker reads only the
-pages of its part, and later builds reuse unchanged ones.
+pages of its part, and later builds reuse unchanged pages.
 """
 
 import heapq
@@ -194,7 +194,7 @@ class EnterprisePages(PageLines):
 
 
 class CirrusPages(PageLines):
-    """Pages of a CirrusSearch index as plain text; an action precedes each page on its own line."""
+    """Pages of a CirrusSearch index as plain text; each page follows a line with its action."""
 
     description = "a dump of CirrusSearch"
     extracts_structures = False  # plain text has no tables or infoboxes
@@ -343,8 +343,8 @@ class _SortedPage(NamedTuple):
 def sort_pages(pages: Iterable[Page], workdir: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the id and the `<page>` element of each page, in the order of ids, each id once.
 
-    If a page has several revisions, the newest is used. Pages of more than `MAX_SORTED_BYTES` are
-    sorted in batches, which are written to `workdir` and merged.
+    If a page has several revisions, the newest is used. If all pages together exceed
+    `MAX_SORTED_BYTES`, they are sorted in batches, which are written to `workdir` and merged.
 
     Raises:
         ResourceError: `workdir` cannot be written to.

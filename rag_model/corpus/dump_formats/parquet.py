@@ -226,7 +226,7 @@ def _split_headings(text: str, title: Any) -> list[dict[str, str]]:
 
 
 def _convert_dates_to_seconds(batch: pa.RecordBatch, date_field: str) -> pa.RecordBatch:
-    """Convert Parquet dates to seconds, since Python's types do not cover all of them."""
+    """Convert Parquet dates to seconds in Arrow, since Python's types do not cover all dates."""
     column_index = batch.schema.get_field_index(date_field)
     column_type = batch.schema.field(column_index).type if column_index >= 0 else pa.null()
     if not (pa.types.is_timestamp(column_type) or pa.types.is_date(column_type)):

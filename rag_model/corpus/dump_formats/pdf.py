@@ -21,7 +21,7 @@ from rag_model.corpus.records import parse_seconds
 from rag_model.extras import format_versions, require
 from rag_model.process import serve_call
 
-_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # how PDFium marks a hyphenated line end
+_LINE_END_HYPHEN = re.compile("[\x02\xad\ufffe]\\s*")  # PDFium's mark for a hyphenated line end
 _MAX_BOOKMARKS = 100_000
 # Maximum objects and characters of a file that are examined for tables; each takes about 4 us.
 _MAX_TABLE_ITEMS = 10_000_000
@@ -31,7 +31,7 @@ _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)")
 
 
 class Pdf(IsolatedFiles):
-    """PDF files with text; pages without text, such as scanned ones, are left out."""
+    """PDF files with text; pages without text, such as scanned pages, are left out."""
 
     version = f"3, {format_versions('pypdfium2')}"
     endings = frozenset({".pdf"})
@@ -90,7 +90,7 @@ def _remove_line_hyphens(text: str) -> str:
 
 
 def _join_lines(text: str) -> Iterator[str]:
-    """Yield the paragraphs of a text; a line that ends within a sentence is joined to the next."""
+    """Yield the paragraphs of a text; join a line that ends within a sentence to the next line."""
     text = clean_text(_DOT_LEADERS.sub(" ", _remove_line_hyphens(text)))
     for paragraph in re.split(r"\n\s*\n", text):
         line_words: list[list[str]] = []

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 Rows = list[list[str]]
 # maximum objects (with the segments of paths) and characters of a page
 _MAX_OBJECTS, _MAX_CHARACTERS = 100_000, 50_000
-# maximum pairs of a horizontal and a vertical line, and maximum grids, of a page
+# maximum pairs of a horizontal and a vertical line, and maximum grids, on a page
 _MAX_LINE_PAIRS, _MAX_GRIDS = 250_000, 20
 _MAX_CELLS = 10_000  # maximum cells of a grid
 _TOLERANCE = 3.0  # points; lines at a smaller distance touch each other
@@ -62,7 +62,8 @@ class _Character(NamedTuple):
     def follows(self, last: "_Character", max_gap: float) -> bool:
         """Return whether this character continues the text line of `last`.
 
-        The gap between them must be smaller than `max_gap` times the height of this character.
+        The gap between the two characters must be smaller than `max_gap` times the height of this
+        character.
         """
         height = self.bottom - self.top
         return self.left - last.right < max_gap * height and abs(self.bottom - last.bottom) < height / 2
@@ -195,7 +196,7 @@ def split_page(raw: Any, page: Any, text_page: Any, budget: Iterator[Any]) -> It
 
 
 def _join_characters(texts: Iterable[str]) -> str:
-    """Join characters to a text; PDFium returns those beyond U+FFFF (emoji) as two surrogates."""
+    """Join characters to a text; PDFium returns an emoji (beyond U+FFFF) as two surrogates."""
     return "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

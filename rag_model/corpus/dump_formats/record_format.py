@@ -119,7 +119,7 @@ class RecordFormat:
         return False
 
     def plan(self, urls: Sequence[str], request: PlanRequest) -> Plan:
-        """Return parts of equal ranges of hashes, after writing the records of each part to a file.
+        """Write the records of each part to a file; return parts that cover equal ranges of hashes.
 
         Raises:
             InputError: A file is damaged, or there are no records.
@@ -132,7 +132,7 @@ class RecordFormat:
     def plan_records(self, records: Iterator[Record], urls: Sequence[str], request: PlanRequest) -> Plan:
         """Write the records of each part to a file, and return the plan."""
         if request.limit is not None:
-            records = islice(records, min(request.limit, sys.maxsize))  # the maximum of `islice`
+            records = islice(records, min(request.limit, sys.maxsize))  # `islice` accepts no more
         parts = write_bucket_parts(
             self.kind,
             records,
@@ -326,7 +326,7 @@ def parse_document(row: Mapping[str, Any], location: str) -> Record:
     `language`, `wikidata`, `categories`, `aliases`, and the `page_id` of a passage.
 
     Raises:
-        InputError: `row` is not such an object; the message starts with `location`.
+        InputError: `row` is not an object with these fields; the message starts with `location`.
     """
     document_id = next((row[name] for name in _ID_FIELDS if row.get(name) is not None), None)
     if type(document_id) not in {str, int} or document_id == "":

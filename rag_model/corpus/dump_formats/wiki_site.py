@@ -583,7 +583,7 @@ class WikiSite(RenderedPages):
         return Plan("wiki", siteinfo, parts, licence, read_at or "", template_parts=())
 
     def read_templates(self, part: Part, *, redirects: bool = False) -> Iterator[Page]:
-        """Yield the redirects of a part if requested; the templates of a site are not followed."""
+        """Yield the redirects of a part if requested; changes of templates are not tracked."""
         pages = super().read_templates(part, redirects=True) if redirects else iter(())
         return (page for page in pages if page.namespace not in TEMPLATE_NAMESPACES)
 

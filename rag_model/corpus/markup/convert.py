@@ -66,7 +66,7 @@ _SUBDIVISIONS = {  # smaller units that may follow a larger unit, by symbol
     "mi": ("ft", "yd", "furlong", "ch"), "yd": ("ft", "in"), "ft": ("in",), "ch": ("yd", "ft"),
     "st": ("lb",), "lb": ("oz",),
 }  # fmt: skip
-# Units from the smallest, each with its number in the next larger unit (0 for the largest).
+# Units from the smallest to the largest, each with how many make the next unit (0 for the largest).
 _COMPOSITES = {
     "ftin": (("in", 12), ("ft", 0)),
     "ydft": (("ft", 3), ("yd", 0)),
@@ -75,7 +75,7 @@ _COMPOSITES = {
     "lboz": (("oz", 16), ("lb", 0)),
 }
 _SCALES = {3: "thousand", 6: "million", 9: "billion", 12: "trillion", 15: "quadrillion"}
-# The texts before the conversions, after them and between them, by the value of `disp`.
+# Strings before, after and between the conversions, by the value of `disp`.
 _JOINS = {
     "or": (" or ", "", " or "), "comma": (", ", "", ", "), "sqbr": (" [", "]", "; "), "(or)": (" (", ")", " or "),
     "slash": (" / ", "", "; "), "br": ("\n", "", "; "), "br()": ("\n(", ")", "; "),
@@ -98,7 +98,7 @@ class _ConvertCall:
     decimals: int | None = None
     middle: str = ""  # words after the unit (adj=mid)
     before_unit: str = ""  # words before the unit (adj=pre)
-    joins: tuple[str, str, str] = ("", "", "")  # texts before, after and between the conversions
+    joins: tuple[str, str, str] = ("", "", "")  # strings before, after and between the conversions
     abbr: str | None = None
     is_flipped: bool = False
     is_adjective: bool = False
@@ -172,7 +172,7 @@ def _read_fraction(fraction: re.Match[str]) -> Quantity:
 
 
 def render_convert(call: TemplateCall) -> str:
-    """Render a measure and its conversions; return its first two parameters if it is invalid."""
+    """Render a measure and its conversions; an invalid call gives its first two parameters."""
     try:
         request = _parse_request(call)
     except (LookupError, ValueError):

@@ -147,7 +147,7 @@ def _render_flag(call: TemplateCall) -> str:
 
 
 def _render_ship(call: TemplateCall) -> str:
-    """Render `{{USS|Hornet|CV-12|6}}`: prefix, name, hull number, and a code of what to show."""
+    """Render `{{USS|Hornet|CV-12|6}}`: prefix, name, hull number, and a code for what is shown."""
     prefix = "" if call.name == "ship" else call.name.upper()
     name_parts = call.get_positional()
     if call.name == "ship":

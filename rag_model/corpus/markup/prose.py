@@ -41,7 +41,7 @@ _EXTERNAL_LINK = re.compile(
 _QUOTES = re.compile(r"('{2,})")
 _SWITCH = re.compile(r"__([^\W\d_]\w{1,60}?)__")
 _ENTITY = re.compile(r"&(?:#0*+(\d{1,7})|#[xX]0*+([0-9a-fA-F]{1,6})|(\w{2,32}));")
-# The characters that MediaWiki accepts as numeric entities; others are shown as they are written.
+# The characters that MediaWiki accepts as numeric entities; it shows other entities as written.
 _ENTITY_CHARACTER = re.compile("[\t\n -~\u00a0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _RIGHT_TO_LEFT_MARKS = ("רלמ", "رلم")  # names of entities that only MediaWiki has
 # A term and its meaning: the first colon that is not in a link or an address divides them.
@@ -54,14 +54,14 @@ _LIST_MARKS = re.compile(r"^(?:[*#:;]++| ++[*#:;]*+) *+", re.MULTILINE)
 _RULE = re.compile(r"^-{4,}", re.MULTILINE)
 _VARIANT_START = re.compile(r"-\{(?=\w[^{}\n]*\}-)")
 _CELLS = re.compile(r"^[ \t]*(?:\||\{\||!.*(?:\||!!)).*$", re.MULTILINE)
-# Used if there is no unclosed table, since other lines that start with a bar are then text.
+# Used if there is no unclosed table: other lines that start with `|` are then text.
 _STRAY_ROWS = re.compile(r"^[ \t]*\|[-+].*$", re.MULTILINE)
 _LEFTOVER = re.compile(r"\{\{|\}\}|\{\||\|\}|<!--|</?ref\b[^<>\n]{0,80}>?")
 _BRACKET = re.compile(r"[{}<]")  # without these characters there is no unpaired markup
 _VARIANT = re.compile(r"-\{([^{}]*)\}-")
 _MAX_NESTED_VARIANTS = 3
 # Languages whose wikis convert between scripts, each with its variants in order of preference for
-# readers who chose no variant: MediaWiki's fallbacks first, then the others.
+# readers who chose no variant: MediaWiki's fallbacks first, then the other variants.
 _VARIANTS = {
     "ban": "ban ban-bali ban-x-dharma ban-x-palmleaf ban-x-pku", "crh": "crh crh-latn crh-cyrl",
     "gan": "gan gan-hans gan-hant", "iu": "iu ike-cans ike-latn",

@@ -121,7 +121,7 @@ class Scanner:
         return "".join(frames[0].pieces)
 
     def _process_bracket(self, frames: list[_Frame], text: str, token: str, token_end: int) -> int:
-        """Process a bracket or bar that is a token of its own; return the offset after it."""
+        """Process a token of brackets, braces or `|`; return the offset after it."""
         if token == "|":
             if len(frames) > 1:
                 frames[-1].end_argument()
@@ -224,7 +224,7 @@ def _append_unclosed_words(frames: list[_Frame]) -> None:
 
 
 class TemplateCall(NamedTuple):
-    """A template's name and stripped parameters; positional ones are named "1", "2" and so on."""
+    """A template's name and stripped parameters; positional parameters are "1", "2" and so on."""
 
     name: str  # lower case, single spaces
     params: dict[str, str]
@@ -236,9 +236,7 @@ class TemplateCall(NamedTuple):
         return self.language in ("en", "")
 
     def get(self, *keys: str) -> str:
-        """Return the value of the first of these parameters that is not empty, or the empty
-        string.
-        """
+        """Return the first value of these parameters that is not empty, or the empty string."""
         return next((argument for key in keys if (argument := self.params.get(key))), "")
 
     def is_on(self, key: str) -> bool:

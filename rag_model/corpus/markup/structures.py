@@ -1,10 +1,10 @@
-"""Tables, infoboxes and long lists of wikitext and of HTML, as rows of text.
+"""Convert tables, infoboxes and long lists in wikitext and HTML to rows of text.
 
-A grid is built from cells with their attributes, whatever markup they come from: a spanned value is
-repeated in each row, a hidden cell is dropped, and rows of header cells at the top name the
-columns. Nested tables and lists become part of their cell. Each pass is linear in the length of the
-text: unclosed markup is searched for once, and the text that is repeated for spanning cells is
-limited.
+A grid is built from cells with their attributes, in the same way for both kinds of markup: a value
+that spans rows is repeated in each row, a hidden cell is dropped, and rows of header cells at the
+top name the columns. Nested tables and lists become part of their cell. Each pass is linear in the
+length of the text: unclosed markup is searched for once, and the text that is repeated for spanning
+cells is limited.
 """
 
 import re
@@ -102,7 +102,7 @@ def create_structure(kind: PassageKind, rows: Iterable[str], head: Sequence[str]
 def clean_texts(texts: Sequence[str], clean: Callable[[str], str]) -> list[str]:
     """Clean several texts in one call of `clean`, which is faster; return one line per text."""
     cleaned_texts = clean("".join(f"{_TEXT_MARK}\n{text}\n" for text in texts)).split(_TEXT_MARK)[1:]
-    # Markup that reaches from one text into another changes the number of texts.
+    # Markup that starts in one text and ends in another changes the number of texts.
     if len(cleaned_texts) != len(texts):
         cleaned_texts = [clean(text) for text in texts]
     return [_LINE_SEPARATOR.join(filter(None, map(str.strip, text.split("\n")))) for text in cleaned_texts]
@@ -236,7 +236,7 @@ def parse_html_table(text: str) -> Grid:
 
 
 class GridBuilder:
-    """Adds rows and cells to a grid, without hidden ones."""
+    """Adds rows and cells to a grid, except hidden rows and cells."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid

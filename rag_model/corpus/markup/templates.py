@@ -1,9 +1,9 @@
 """Render templates as the words that a reader sees.
 
 A table maps the name of a template to a small function that renders it. Most templates show nothing
-in running text (citations, infoboxes, navigation, notices, pictures): known ones are skipped
-without parsing. What an unknown template shows is guessed from its position and its parameters.
-Inside a sentence, an unknown template nearly always formats one of its parameters
+in running text (citations, infoboxes, navigation, notices, pictures): known templates of this kind
+are skipped without parsing. What an unknown template shows is guessed from its position and its
+parameters. Inside a sentence, an unknown template nearly always formats one of its parameters
 (`{{largeur|12}}`, `{{仮リンク|県|en|Prefecture}}`), which is kept (`choose_words`). Alone on a line, it
 is a box and is dropped, unless it quotes a sentence or contains a list (`choose_prose`). If the
 templates of the wiki are known (`template_table`), the name of an unknown template is resolved or
@@ -128,7 +128,7 @@ def is_known(name: str) -> bool:
 
 @dataclass(slots=True)
 class TemplateUse:
-    """The templates of a wiki, and the names that one page looked up among them."""
+    """The templates of a wiki, and the template names that one page looked up."""
 
     table: "TemplateTable"
     names: set[str] = field(default_factory=set)
@@ -140,7 +140,7 @@ _CURRENT_USE: ContextVar[TemplateUse | None] = ContextVar("template_use", defaul
 
 @contextmanager
 def use_templates(table: "TemplateTable") -> Iterator[TemplateUse]:
-    """Resolve unknown templates by a table in all pages that are cleaned within the block."""
+    """Within the block, resolve unknown templates of all cleaned pages with a table."""
     template_use = TemplateUse(table)
     context_token = _CURRENT_USE.set(template_use)
     try:
@@ -371,7 +371,7 @@ def _get_stripped(texts: list[str], argument_number: int) -> str:
     return texts[argument_number].strip() if argument_number < len(texts) else ""
 
 
-# Parser functions by name; the arguments are the text after the colon and the texts between bars.
+# Parser functions by name; the arguments are the text after the colon and the strings between `|`.
 _FUNCTIONS: dict[str, Callable[[str, list[str]], str]] = {
     "formatnum": lambda value, rest: NUMBER_RENDERERS["formatnum"](parse_call("formatnum", [value, *rest])),
     "lc": lambda value, _: value.lower(),

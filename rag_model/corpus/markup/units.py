@@ -59,7 +59,7 @@ _PREFIXES = {
     "a": ("atto", -18),
 }  # fmt: skip
 _PREFIXED_CODES = ("m", "g", "L", "l", "J", "W", "Pa", "N", "Hz", "s", "pc", "ly", "eV", "K")
-# default outputs of prefixed units that differ from those of the unit without prefix
+# default outputs of prefixed units, where the unit without prefix has a different default output
 _PREFIXED_DEFAULTS = {
     "Gm": "mi", "Mm": "mi", "Tm": "mi", "hm": "ft", "dam": "ft", "dm": "in", "pm": "in", "fm": "in",
     "GJ": "kWh", "TJ": "kWh", "PJ": "kWh", "EJ": "kWh", "aJ": "eV",
@@ -79,13 +79,13 @@ _MAX_CODE = 40  # characters
 
 @lru_cache(1 << 10)
 def find_unit(code: str) -> Unit:
-    """Return the unit of a code, also with a prefix or as a quotient: `e6acre`, `GJ`, `kg/ha`.
+    """Return the unit of a code, which may have a prefix or be a quotient: `e6acre`, `GJ`, `kg/ha`.
 
     >>> find_unit("e6acre").plural, find_unit("kg/ha").plural, find_unit("GL").singular
     ('acres', 'kilograms per hectare', 'gigalitre')
 
     Raises:
-        KeyError: There is no such unit.
+        KeyError: No unit has this code.
     """
     if code in UNITS:
         return UNITS[code]
