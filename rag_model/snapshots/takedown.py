@@ -1,5 +1,5 @@
-"""Take pages down: find the snapshots that contain them, and create their content without the
-pages.
+"""Take pages down: find the snapshots that contain them, and assemble the content of replacements
+without these pages.
 """
 
 from collections import defaultdict
@@ -70,9 +70,9 @@ class TakedownResult:
 def take_down_everywhere(store: Store, rebuild: Callable[[AffectedSnapshot], Manifest | None]) -> TakedownResult:
     """Replace every snapshot that contains a page that was taken down, and delete its evaluations.
 
-    `rebuild` builds the snapshot without the pages and returns its manifest, or None if nothing is
-    left; then the replacement is "". Resumes an interrupted earlier run, and also checks snapshots
-    that are published meanwhile.
+    `rebuild` builds the snapshot without the pages and returns its manifest, or None if no pages
+    are left; then the replacement is "". Resumes an interrupted earlier run, and also checks
+    snapshots that are published meanwhile.
 
     Raises:
         StoreError: the store cannot be read or written; a second run continues.
@@ -139,11 +139,11 @@ def find_affected_snapshots(store: Store, wiki: str = "", pages: Collection[str]
 
 
 def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
-    """Return the wiki of `pages`: `wiki` if given, else the only one with such pages, else the only
-    one in the store.
+    """Return the wiki of `pages`: `wiki` if given, else the only wiki that has such pages, else the
+    only wiki in the store.
 
     Raises:
-        UsageError: there is no such wiki, or several are possible and none is named.
+        UsageError: the store has no such wiki, or several wikis are possible and `wiki` is None.
     """
     manifests = list(_iter_manifests(store))
     known_wikis = {wiki_name(manifest.content) for manifest in manifests}
@@ -161,7 +161,7 @@ def choose_wiki(store: Store, pages: Collection[str], wiki: str | None) -> str:
 
 
 def list_parts_to_redact(affected: AffectedSnapshot) -> list[PartEntry]:
-    """Return the parts of a snapshot that contain the pages, in row order."""
+    """Return the parts of a snapshot that contain pages to take down, in row order."""
     affected_part_names = {occurrence.part for occurrence in affected.occurrences}
     return [part for part in affected.manifest.content.parts if part.name in affected_part_names]
 
@@ -187,7 +187,7 @@ def _list_part_paths(content: Content, part_name: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RedactResult:
-    """A part without the pages: the result of the redact job."""
+    """The result of the redact job for a part: its files without the pages that were taken down."""
 
     rows: int
     files: Mapping[str, BlobRef]  # files as in `list_part_blobs`

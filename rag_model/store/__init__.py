@@ -1,4 +1,4 @@
-"""The versioned store: immutable blobs, content-addressed versions, refs as append-only logs.
+"""The versioned store of immutable blobs, content-addressed versions, and refs (append-only logs).
 
 ```
 store.json                       the version of this layout
@@ -19,8 +19,8 @@ takedowns/<id>.json              the replacement of a taken-down snapshot
 ```
 
 There are no locks. Files that must not be written twice (the next move of a ref, a memo record, a
-manifest) are created exclusively; all others may be written twice with the same bytes. Only
-`expire` and `gc` delete files of other writers.
+manifest) are created exclusively; all other files may be written twice with the same bytes. Only
+`expire` and `gc` delete files that others have written.
 
 * `store`: the `Store`, with reports of running jobs; `diff`: compare two snapshots
 * `objects`: files, blobs, the memo, intents, clouds

@@ -34,7 +34,7 @@ Change = Literal["added", "changed", "removed"]
 # approximate number of rows in a bucket: about 30 MB of memory, or 100 MB if all rows changed
 BUCKET_ROWS = 1 << 18
 _PARTS_AHEAD = 8  # maximum number of pairs of parts that are read at a time
-# a file for each part would take quadratic time, because each file has all buckets
+# Every file has all buckets, so the number of files is limited: one per part takes quadratic time.
 _FILES_PER_BUCKET = 4
 _COLUMNS = ("id", "page_id", "title", "hash")
 _SCHEMA = pa.schema([PASSAGE_SCHEMA.field(name) for name in _COLUMNS])
@@ -86,7 +86,7 @@ def _read_columns(
 def _pair_parts(
     before: Snapshot, after: Snapshot
 ) -> tuple[list[tuple[PartEntry, PartEntry]], list[PartEntry], list[PartEntry]]:
-    """Return the pairs of parts with equal page ranges, and the remaining parts of both snapshots.
+    """Return the pairs of parts with equal page ranges, and the parts of each snapshot without one.
 
     Parts with equal files are left out.
     """
@@ -209,7 +209,7 @@ def _join_hashes_and_ids(table: pa.Table) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True)
 class PullSize:
-    """The bytes of one kind of file in a pull. Files with equal bytes are counted once."""
+    """The bytes that a pull fetches and reuses for one kind of file; equal files count once."""
 
     fetched_bytes: int
     reused_bytes: int

@@ -1,4 +1,4 @@
-"""Tasks whose results the memo records, with which commands read a whole corpus or run a model.
+"""Tasks with which commands read a whole corpus or run a model; the memo records their results.
 
 A command creates one task for each part of the corpus, or for each block of its own data.
 `run_tasks` runs them, on workers if there are any, and the command combines their results, which it
@@ -19,7 +19,7 @@ from rag_model.store.store import Store
 
 OnProgress = Callable[[int, int], None]  # called with the finished and the total number of tasks
 _PROCESS_BYTES = 512 << 20  # memory of Python, Arrow, and the result of a part
-_SCANNED_BYTES_PER_SECOND = 1.2e7  # compressed bytes of passages per second and core
+_SCANNED_BYTES_PER_SECOND = 1.2e7  # compressed bytes of passages that one core scans per second
 
 
 class RecordedTask(ABC):
@@ -52,7 +52,7 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """A file: `gc` keeps the result as long as it keeps the file; None: `gc` keeps only recent
+        """The file whose deletion by `gc` also ends the result; if None, `gc` keeps only recent
         results.
         """
         return None

@@ -22,16 +22,16 @@ from rag_model.store.versions.takedowns import Takedowns
 from rag_model.store.versions.trainings import Trainings
 
 FORMAT = 1
-# Before a model's name where a snapshot is also allowed; names of refs contain no colon.
+# Prefix of a model's name where snapshots are allowed too; names of refs contain no colon.
 MODEL_PREFIX = "model:"
-EVALUATION_PREFIX = "evaluation:"  # precedes an evaluation's id
-TRAINING_PREFIX = "training:"  # precedes the key of an unfinished training, for `show`
-_FORMAT_FILE = "store.json"  # marks the URL as a store, and contains the version of its layout
+EVALUATION_PREFIX = "evaluation:"  # prefix of an evaluation's id
+TRAINING_PREFIX = "training:"  # prefix of the key of an unfinished training, for `show`
+_FORMAT_FILE = "store.json"  # file that marks a store, and contains the version of its layout
 
 
 @dataclass(frozen=True, slots=True)
 class RunReports:
-    """Reports of running jobs, at `runs/<run>/<stage>/<00042>.json`: their progress and results.
+    """Reports of the progress and results of running jobs, at `runs/<run>/<stage>/<00042>.json`.
 
     The reports work with every runner, because a worker only writes a small file for each element.
     A retried element overwrites its file.
@@ -40,8 +40,8 @@ class RunReports:
     files: Files
 
     def write_report(self, run: str, stage: str, i: int, value: Any) -> None:
-        """Write the report, a small JSON value, of a stage's finished element number `i`, from
-        0.
+        """Write the report of element number `i` (from 0) of a stage, as a small JSON value, when
+        the element is finished.
         """
         self.files.write(f"{_get_folder_path(run, stage)}/{i:05d}.json", encode_json(value))
 
@@ -97,11 +97,11 @@ class Store:
         return self.files.url
 
     def make_interruptible(self, check: Callable[[], None]) -> "Store":
-        """Return the same store, whose reads `check` can interrupt; see `Files`."""
+        """Return a copy of this object whose reads `check` can interrupt, as in `Files`."""
         return Store(self.files.make_interruptible(check))
 
     def find_catalog(self, name: str) -> tuple[Catalog[Any], str]:
-        """Return the catalog of the version that a name means, and the name without its prefix.
+        """Return the catalog that contains the named version, and the name without its prefix.
 
         `model:reader` is model `reader`, `evaluation:ab12` is an evaluation; other names mean
         snapshots.
@@ -114,8 +114,8 @@ class Store:
     def get_model_folder(self, name: str) -> Path:
         """Return a local folder with a model's files, each verified.
 
-        `name` is an id, a prefix, a ref or ref@number. The folder is in the cache, and is the same
-        for the same model. The folder's files are links: do not write to them.
+        `name` is an id, a prefix, a ref or ref@number. The folder is in the cache, and all calls
+        for a model return the same folder. The folder's files are links: do not write to them.
 
         Raises:
             StoreError: there is no such model, or one of its files is missing or damaged.

@@ -32,9 +32,9 @@ from rag_model.store.objects.buckets import (
 # The root element of every listing.
 _LISTING = re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml[^>]*\?>)?\s*<EnumerationResults\b")
 _MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # before the first retry, then doubled for each retry: 6 s in all
-_BLOCK_BYTES = 16 << 20  # bytes of a block; a blob has at most 50,000 blocks, so 840 GB
-# maximum bytes of an upload by one request; a larger one is sent in blocks
+_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
+_BLOCK_BYTES = 16 << 20  # bytes of a block; a blob has at most 50,000 blocks, which is 840 GB
+# maximum bytes that one request uploads; larger files are sent in blocks
 _SINGLE_UPLOAD_BYTES = 8 << 20
 _SINGLE_READ_BYTES = 256 << 20  # maximum bytes of a read by one request
 

@@ -39,9 +39,9 @@ ChunkSource = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
 def fetch_file(identity: str, size: int, dest: Path, read_from: Callable[[int], Iterable[bytes]]) -> bool:
     """Fill `dest` with `size` bytes that have the digest `identity`; resume an interrupted fetch.
 
-    `read_from(start)` yields the bytes from `start` on, in order. A second process that fetches the
-    same file waits, and uses the file that the first has fetched. Returns False if the bytes have
-    another digest; then `dest` is unchanged and the partial file is deleted.
+    `read_from(start)` yields the bytes from `start` on, in order. If another process is fetching
+    the same file, waits for it and uses its file. Returns False if the bytes have another digest;
+    then `dest` is unchanged and the partial file is deleted.
 
     Raises:
         OSError: the disk is full, or the folder cannot be written; the partial file is kept.
@@ -183,7 +183,7 @@ class Blobs:
         write_blob = self.files.link if move else self.files.upload
         is_written = self._write_if_needed(ref, partial(write_blob, path, ref.path))
         if move:
-            # before the stamp is recorded, because the removal of a link would invalidate it
+            # The link is removed before the stamp is recorded, which this would invalidate.
             path.unlink()
         if is_written and self.files.is_local:
             open_cache_stamps().record(self.files.local_path(ref.path), ref.id)
@@ -225,7 +225,7 @@ class Blobs:
         """Read the bytes [start, end) of a blob with one request; they are not verified.
 
         Raises:
-            StoreError: the blob is missing or shorter, or the range is outside of it.
+            StoreError: the blob is missing or too short, or the range is not inside of it.
         """
         if not 0 <= start <= end <= ref.size:
             raise StoreError(f"blob {ref.id} has {ref.size} bytes, so none from {start} to {end}")
@@ -261,9 +261,9 @@ class Blobs:
     ) -> bool:
         """Write a blob to a local path as `fetch` does, from the bytes that `iter_chunks` yields.
 
-        `iter_chunks(read, start)` yields the bytes from `start` on, in order, and reads bytes that
-        it does not have by `read(start, end)`. Returns False if the result has another digest; then
-        `dest` is unchanged.
+        `iter_chunks(read, start)` yields the bytes from `start` on, in order; it calls
+        `read(start, end)` for bytes that are only in the store. Returns False if the result has
+        another digest; then `dest` is unchanged.
 
         Raises:
             StoreError: the blob is missing or of another size, or `dest` cannot be written.
@@ -295,7 +295,7 @@ class Blobs:
     def get_local_path(self, ref: BlobRef) -> Path:
         """Return a local path of a blob: the blob's file in a local store, or a copy in the cache.
 
-        The file is verified: hashed at its first use on this machine, and again after each write.
+        The file is verified: it is hashed when this machine first uses it, and after each change.
 
         Raises:
             StoreError: the blob is missing or damaged.

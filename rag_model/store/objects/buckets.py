@@ -29,7 +29,7 @@ _ERROR_TYPES: dict[int, type[OSError]] = {
     403: PermissionError,
     404: FileNotFoundError,
 }
-# HTTP status -> error number; servers that do not support conditional writes reply with these
+# HTTP status -> error number; servers that do not support conditional writes send these statuses
 _ERRNOS = {400: errno.EINVAL, 501: errno.ENOSYS}
 
 
@@ -58,7 +58,7 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
     @abstractmethod
     def head(self, bucket: str, key: str) -> dict[str, Any] | None:
-        """Return an object's `build_file_entry`; None if there is no such object."""
+        """Return an object's entry (`build_file_entry`); None if there is no such object."""
 
     @abstractmethod
     def list_objects(self, bucket: str, prefix: str, *, deep: bool) -> Iterator[dict[str, Any]]:
@@ -147,19 +147,19 @@ class Bucket(AbstractFileSystem):  # type: ignore[misc]
 
 
 def build_file_entry(bucket: str, key: str, size: int, written: datetime | None) -> dict[str, Any]:
-    """Return the entry of an object in fsspec's form."""
+    """Return the entry of an object in the form that fsspec uses."""
     return {"name": f"{bucket}/{key}", "size": size, "type": "file", "last_modified": written}
 
 
 def build_folder_entry(bucket: str, prefix: str) -> dict[str, Any]:
-    """Return the entry of a folder in fsspec's form."""
+    """Return the entry of a folder in the form that fsspec uses."""
     return {"name": f"{bucket}/{prefix.rstrip('/')}", "size": 0, "type": "directory"}
 
 
 def create_status_error(status: int | None, message: str) -> OSError:
     """Return the `OSError` for an HTTP status; its message is one line without query strings.
 
-    409 and 412 mean that the object exists, since no other condition is ever sent.
+    409 and 412 mean that the object exists, because requests contain no other condition.
     """
     safe_text = _QUERY.sub("?…", " ".join(message.split()))
     if status in {409, 412}:
@@ -170,8 +170,8 @@ def create_status_error(status: int | None, message: str) -> OSError:
 
 
 def create_listing_error(headers: Any) -> OSError:
-    """Return the error for a reply to a list request that is not a listing; `headers` are the
-    reply's.
+    """Return the error for a reply to a list request that is not a listing and has these
+    `headers`.
 
     Clients interpret a proxy's page or an empty body as an empty listing, from which `gc` would
     conclude that no snapshot needs any file.

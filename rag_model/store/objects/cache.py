@@ -6,10 +6,10 @@ of its disk). A copy that was used within the last hour is never removed, becaus
 about to open it. A process that has opened a copy can still read it after its removal.
 
 A stamp records that a file was verified, so that a large file is hashed once and not at every
-opening. It contains the size and the times that a file (an inode) had when its bytes were right:
-the time of its last write (mtime), which a program may set to any value, and of its last change of
-any kind (ctime), which only the kernel sets. So a file that was written later is hashed again
-before it is read, even if its mtime was restored. A new link or a new owner changes ctime too;
+opening. It contains the size that a file (an inode) had when its bytes were right, the time of its
+last write (mtime), which a program may set to any value, and the time of its last change of any
+kind (ctime), which only the kernel sets. So a file that was written later is hashed again before it
+is read, even if its mtime was restored. A new link or a new owner changes ctime too, but
 `Stamps.preserve` keeps the stamp valid. Bit errors of the disk do not change these times, so
 `verify` and `pull` hash every file, even with a stamp.
 """
@@ -28,13 +28,13 @@ from pathlib import Path
 from rag_model.digest import digest_file, digest_json
 from rag_model.errors import StoreError, UsageError
 
-# seconds between the file system's timestamps; two writes within them may get the same time
+# resolution of the file system's timestamps; two writes within this time may get the same time
 _TICK_SECONDS = 0.01
 _COPY_NAME = re.compile(r"[0-9a-f]{64}")
 _IN_USE_SECONDS = 3600  # seconds
 _TOUCH_SECONDS = 60  # minimum interval between two updates of an access time
-_HEADROOM_SHARES = 64  # an eviction frees this fraction of the maximum size (a 64th) in addition
-_RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of this headroom
+_HEADROOM_SHARES = 64  # an eviction frees headroom: an additional 64th of the maximum size
+_RELIST_SHARES = 16  # a process lists the copies again after it has added a 16th of the headroom
 _ALLOWANCE_LOCK = threading.Lock()
 # (folder, maximum size) -> bytes that may be added before the copies are listed again.
 _allowance: dict[tuple[Path, int], int] = {}
@@ -76,7 +76,7 @@ class Stamps:
     def preserve(self, path: Path, identity: str) -> Iterator[None]:
         """Keep a stamp valid while the block links or unlinks the file, or sets its access time.
 
-        A file without a valid stamp, or one that is written to in the block, gets no stamp.
+        If the file has no valid stamp, or is written to in the block, it gets no stamp.
         """
         had_stamp, status_before = self.has_valid_stamp(path, identity), path.stat()
         yield
@@ -164,7 +164,7 @@ def make_room_for(new_bytes: int) -> None:
 
 def _evict_oldest_copies(folder: Path, max_bytes: int, new_bytes: int) -> int:
     """Remove copies until `new_bytes` more bytes and some headroom fit; return the bytes of the
-    rest.
+    remaining copies.
     """
     cached_copies = [(stat.st_atime, stat.st_size, path) for path in folder.glob("??/*") if (stat := _stat_copy(path))]
     cached_bytes = sum(copy_bytes for _, copy_bytes, _ in cached_copies)

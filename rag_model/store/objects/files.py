@@ -3,8 +3,8 @@
 Paths are relative to the store's URL. Listings never come from a cache. Every error is a
 `StoreError` with one sentence that says what to do. `create` is exclusive: of all writers of a
 file, in any process on any machine, exactly one succeeds. Refs and the memo use it, so the store
-needs no locks. fsspec's local `mode="create"` checks and then writes, so two processes may both
-succeed; on a local disk a temporary file and a hard link are used instead.
+needs no locks. On a local disk, fsspec's `mode="create"` checks and then writes, so two processes
+may both succeed; a temporary file and a hard link are used instead.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from rag_model.ranges import RangeFile
 from rag_model.store.objects.buckets import CLOUDS, find_cloud
 from rag_model.untrusted_text import parse_json
 
-# The first race also opens connections, so its writers do not start at the same time.
+# Two races, because in the first one the writers also connect, so they do not write simultaneously.
 _RACE_WRITERS, _RACES = 8, 2
 
 # Schemes that fsspec interprets as the name of a folder unless `://` follows.
@@ -50,7 +50,7 @@ _memory_lock = threading.Lock()  # a memory:// store exists in one process only
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 CHUNKS_AHEAD = 4  # maximum number of chunks of a file that are in memory or being read at a time
-# maximum number of concurrent small requests to an object store, which mostly wait
+# maximum number of concurrent small requests to an object store; they mostly wait for replies
 MAX_REQUESTS = 32
 _CHUNK_BYTES = 16 << 20  # bytes of a chunk; a transfer holds `CHUNKS_AHEAD` chunks in memory
 _MAX_CHUNKS = 10_000  # S3's maximum number of parts; above 160 GB the chunks get larger
@@ -60,7 +60,7 @@ _TOKEN_REFUSED = {"InvalidToken", "TokenRefreshRequired"}
 _TIME_FIELDS = ("mtime", "LastModified", "last_modified", "created")
 PROBE_FOLDERS = ("probe", "memo/probe")  # folders of probe files, which exist only for a moment
 _NUMBERED_FILE = re.compile(r"(\d{8})\.json")  # file of a ref's move, a takedown or a checkpoint
-# Errors for HTTP status 501 and 400, with which servers reject an unknown header, for example.
+# Errors for HTTP status 501 and 400, which servers send if, for example, a header is unknown.
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL})
 # end of an error message that begins with the URL of a store
 NO_CONDITIONAL_WRITES = (
@@ -78,7 +78,7 @@ def create_exclusive(fs: Any, path: str, data: bytes) -> bool:
     file. To find out, callers put a nonce into `data`, read the file back and compare.
 
     Raises:
-        OSError: the file could not be created, for a reason other than that it exists.
+        OSError: the file could not be created, and not because it exists already.
     """
     if isinstance(fs, LocalFileSystem):
         return _create_local(Path(path), data)
@@ -177,8 +177,8 @@ def read_ahead(read: Callable[[Item], Output], items: Sequence[Item], n_ahead: i
 def _start_read(fs: Any, method: str, path: str, options: Mapping[str, Any]) -> "Future[Any]":
     """Call a method of a file system in the background.
 
-    S3's file system is asynchronous, so a cancelled request closes its connection. Other requests
-    cannot be cancelled: they end by the time limits of their clients.
+    S3's file system is asynchronous, so a cancelled request closes its connection. The requests of
+    other file systems cannot be cancelled: they end at the time limits of their clients.
     """
     if getattr(fs, "async_impl", False):
         return asyncio.run_coroutine_threadsafe(getattr(fs, f"_{method}")(path, **options), fs.loop)
@@ -207,8 +207,8 @@ class StoredFile:
 
 
 class Files:
-    """The files below one URL, which is a local path or a URL of a cloud or another protocol of
-    fsspec.
+    """The files below one URL: a local path, or the URL of a cloud or of another fsspec
+    protocol.
     """
 
     def __init__(self, url: str) -> None:
@@ -217,8 +217,8 @@ class Files:
         Raises:
             MissingExtraError: the URL needs a package that is not installed.
             StoreError: a service cannot be reached, or its library cannot be imported.
-            UsageError: the URL is empty, lacks a slash (fsspec would interpret it as a folder), is
-                a cloud's URL without a bucket, or has a protocol that fsspec does not know.
+            UsageError: the URL is empty, has a scheme without `//` (fsspec would interpret it as a
+                folder), names a cloud but no bucket, or has a protocol that fsspec does not know.
         """
         if not url.strip():
             raise UsageError("the store's URL is empty: give a folder, file:///…, s3://…, gs://… or az://…")
@@ -248,11 +248,11 @@ class Files:
         self.url: str = fs.unstrip_protocol(self._root)
 
     def make_interruptible(self, check: Callable[[], None]) -> "Files":
-        """Return the same files, whose remote reads call `check` before and while they wait.
+        """Return a copy of this object whose remote reads call `check` before and while they wait.
 
-        An exception of `check` ends the read: a request in progress is cancelled or, if its client
-        cannot cancel it, its reply is discarded. After the first exception, `check` must keep
-        raising, because the other reads of a transfer call it as well.
+        An exception from `check` ends the read: a request in progress is cancelled or, if its
+        client cannot cancel it, its reply is discarded. After the first exception, `check` must
+        raise at every later call, because the other reads of a transfer call it as well.
         """
         files = copy(self)
         files._check = check
@@ -325,8 +325,8 @@ class Files:
         return sorted(name for name in base_names if name and not name.startswith("."))
 
     def list_numbers(self, folder: str) -> list[int]:
-        """Return, ascending, the numbers of a folder's files with eight-digit names such as
-        00000001.json.
+        """Return the numbers in the names of a folder's files, such as 00000001.json, in ascending
+        order.
         """
         return sorted(int(match[1]) for match in map(_NUMBERED_FILE.fullmatch, self.list_names(folder)) if match)
 
@@ -382,7 +382,7 @@ class Files:
     def create(self, path: str, data: bytes) -> bool:
         """Create a file exclusively; return False if another writer was first.
 
-        An earlier attempt of a retried request may have created the file. So after a failure a
+        If a request is retried, its first attempt may have created the file. So after a failure a
         remote file is read back, and equal bytes count as success. Callers put a nonce into `data`,
         so that no other writer's bytes are equal.
 
@@ -493,8 +493,8 @@ class Files:
         return request.result()
 
     def _upload_remote(self, source: Path, path: str) -> None:
-        """Upload a file, in parts if it is large; with its own limits s3fs would hold 500 MB in
-        memory.
+        """Upload a file, in parts if it is large; with the default limits of s3fs, an upload would
+        take 500 MB of memory.
         """
         file_bytes = source.stat().st_size
         transfer_limits = {

@@ -46,13 +46,13 @@ T = TypeVar("T")
 # kind of repository -> prefix of its URL
 URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}
 _MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # before the first retry, then doubled for each retry: 6 s in all
+_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
 _RETRIED_STATUSES = {429, 500, 502, 503, 504}
 _LOGGED_SECONDS = 5.0  # a longer wait is logged
 # a child of the logger of huggingface_hub, which writes to standard error
 _LOG = get_logger("huggingface_hub.bookwheel")
 _HUB_FILES = {".gitattributes"}  # files that the Hub creates in a new repository
-# HTTP statuses if another writer has created the repository, or has committed to it
+# HTTP statuses of replies if another writer has created the repository or committed to it
 _CONFLICT_STATUSES = {409, 412}
 
 
@@ -239,8 +239,8 @@ def _http_get(url: str, headers: dict[str, str]) -> Any:
 
 
 def _retry(request: Callable[[], T]) -> T:
-    """Send a request, and again after transient errors; at a rate limit, wait as long as the Hub
-    says.
+    """Send a request, and repeat it after transient errors; after a rate limit, wait as long as the
+    Hub requests.
     """
     for attempt_number in range(1, _MAX_TRIES):
         try:
@@ -262,7 +262,7 @@ def _retry(request: Callable[[], T]) -> T:
 
 
 def _get_seconds_until_reset(error: HfHubHTTPError) -> int | None:
-    """Return the seconds until the rate limit is reset; None if the Hub does not name them."""
+    """Return the seconds until the rate limit is reset; None if the reply does not state them."""
     limit = parse_ratelimit_headers(error.response.headers) if error.response.status_code == 429 else None
     return limit.reset_in_seconds if limit is not None and limit.remaining == 0 else None
 
@@ -332,8 +332,8 @@ def _check_file_names(repository: HfUri, url: str) -> None:
 
 
 def _find_parent_commit(api: HubApi, repository: HfUri, url: str) -> str | None:
-    """Check that the folder is empty; return the repository's newest commit, or None without a
-    repository.
+    """Check that the folder is empty; return the newest commit of its repository, or None if there
+    is no repository.
     """
     if get_token() is None:
         raise StoreError(f"cannot write to {url}: HF_TOKEN is not set; set it to a token with write permission")

@@ -1,4 +1,4 @@
-"""Intents: files that announce running writers, so that no file that they need is deleted.
+"""Intents are files that announce running writers, so that no file which these need is deleted.
 
 ```
 intents/<name>.json   a build, a publication or a move of a ref: its start, and the files it needs
@@ -6,8 +6,8 @@ sweeps/<name>.json    an `expire` or a `gc`: the files it is deleting, and the i
 ```
 
 There are no locks. A writer writes its intent and *then* reads the sweeps. A sweep writes the list
-of files that it will delete and *then* reads the intents. So at least one of a sweep and a writer
-sees the other, on any store whose listings show all files that were written before:
+of files that it will delete and *then* reads the intents. So the sweep sees the writer, or the
+writer sees the sweep, on any store whose listings show all files that were written before:
 
 * A sweep that sees an unknown intent deletes nothing, and plans again with that intent.
 * A writer that sees a sweep which does not know its intent waits while files that it needs are
@@ -16,7 +16,7 @@ sees the other, on any store whose listings show all files that were written bef
   lists it. After a sweep has written its list, it checks each file once more and keeps those that
   were written in the meantime.
 
-A process that dies leaves its file. An intent is valid for one hour after it was last written, a
+If a process dies, its file remains. An intent is valid for one hour after it was last written, a
 sweep for two minutes; a running process rewrites its file earlier. All times are times of the
 store's files, never of a writer's clock, so clocks that disagree do no harm. A writer that was
 suspended until its intent expired does no harm either: `publish`, `tag` and `rollback` hold their
@@ -39,9 +39,9 @@ SWEEP_VALID_SECONDS = 120.0  # seconds that a sweep is valid; it rewrites its fi
 _RENEW_SECONDS = 300.0  # seconds between two writes of an intent
 _PAUSE_SECONDS = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
-_TURN_VALID_SECONDS = 900.0  # the turn of a killed process ends this long after its last renewal
+_TURN_VALID_SECONDS = 900.0  # seconds from the last renewal by a killed process to the turn's end
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
-LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write nothing
+LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write no files that need others
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -67,7 +67,7 @@ class Intent:
 
     name: str
     started: float  # start in seconds by the store's clock
-    # paths of needed files in the store; None for a build, which may reuse any file
+    # paths of the files in the store that the writer needs; None for a build, which may reuse any
     needs: frozenset[str] | None
 
     @property
@@ -107,8 +107,8 @@ class Intents:
 
     @contextmanager
     def hold_turn(self, name: str, on_wait: Callable[[str], None]) -> Iterator[None]:
-        """Wait until every earlier turn of any name has ended; then hold this turn while the block
-        runs.
+        """Wait until all earlier turns, whatever their names, have ended; then hold this turn while
+        the block runs.
 
         With turns, only one of several writers works at a time, even if different schedulers
         started them, or if a scheduler considers a running writer as failed. A turn ends with its
@@ -134,7 +134,7 @@ class Intents:
             yield
 
     def _find_earlier_turn(self, own_name: str, path: str) -> str | None:
-        """Return the name of the oldest valid turn, or None if this is the oldest."""
+        """Return the name of the oldest valid turn, or None if that is `own_name`."""
         intent = self.files.read_json(path)
         if intent is None:
             raise StoreError(f"{self.files.url_of(path)} was deleted while it was valid: run it again")

@@ -1,5 +1,5 @@
-"""The memo: records of a stage's outputs by its exact inputs. Builds look records up to resume and
-to reuse outputs.
+"""The memo records the outputs of each stage by its exact inputs. Builds look records up to resume
+interrupted work and to reuse outputs.
 
 A record is written after its outputs and is created exclusively: of several workers, the first one
 creates it, and all use its outputs. A record with missing outputs counts as absent: the next record
@@ -22,19 +22,19 @@ from rag_model.store.objects.blobs import BlobRef, Blobs
 from rag_model.store.objects.files import Files, encode_json
 from rag_model.untrusted_text import parse_json
 
-# The groups are stage, key and, from the second one on, the generation.
+# The groups are the stage, the key and, in the names of second and later records, the generation.
 RECORD_PATH = re.compile(r"memo/([^/]+)/([^/.]+)(?:\.([0-9]+))?\.json")
 # Prefix of the stages that record the states of followed wikis (`snapshots.mirrors`).
 MIRROR_STAGE = "wiki-"
 _FORMAT = 1
-# Key in a record's statistics. Its value is the digest of a file, or a list of digests: `gc` keeps
-# the outputs as long as it keeps one of these files. It is for outputs that no version names, such
-# as a delta.
+# Key in the statistics of a record whose outputs no version names, such as a delta. Its value is
+# the digest of a file, or a list of digests: `gc` keeps the outputs as long as it keeps one of
+# these files.
 TARGET_KEY = "after"
 
 
 class ResultNotRecordedError(Exception):
-    """The memo has no record of these inputs, and it must not run the stage."""
+    """The memo has no record of these inputs, and its caller forbids it to run the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Record:
     key: str
     outputs: Mapping[str, BlobRef]
     stats: Mapping[str, Any]  # small JSON values, such as counts and digests
-    owner: str | None = None  # the writer
+    owner: str | None = None  # name of the writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Memo:
     blobs: Blobs
     # False: `get_or_create` raises `ResultNotRecordedError` if there is no record.
     can_produce: bool = True
-    # name of the writer, by which a retried element recognises its own record
+    # name of the writer, by which the retry of an interrupted task recognises its own record
     owner: str | None = None
 
     @staticmethod

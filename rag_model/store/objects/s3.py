@@ -1,8 +1,9 @@
-"""S3 through s3fs, with all retries in this one layer.
+"""S3 through s3fs; only this module retries requests.
 
 botocore retries a request, but not an incomplete response. s3fs retries responses too, but not for
-every transient status. It also repeats requests that botocore has given up, which makes 25 tries of
-a request and 125 of a read. So botocore and s3fs are set to try once, and this module retries.
+every transient status. It also repeats requests that botocore has given up, so that a request is
+tried 25 times and a read 125 times. So botocore and s3fs are set to try once, and this module
+retries.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from rag_model.store.objects.buckets import create_listing_error
 from rag_model.store.objects.files import MAX_REQUESTS
 
 _MAX_TRIES = 7
-_PAUSE_SECONDS = 0.1  # before the first retry, then doubled for each retry: 6 s in all
+_PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all
 _RETRIED_STATUSES = {429, 500, 502, 503, 504}
 _RETRIED_CODES = {
     "ConditionalRequestConflict",  # another conditional write of the same key is in progress
@@ -102,7 +103,7 @@ async def _retry(attempt: Callable[[], Awaitable[_Response]]) -> _Response:
 
 
 def _is_transient(error: Exception) -> bool:
-    """Return whether the same request may succeed a moment later."""
+    """Return whether an error is transient, so that the same request may succeed later."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")

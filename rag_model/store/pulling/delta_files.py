@@ -7,17 +7,17 @@ four bytes, and the frame. Each frame decodes to 4 MiB, except the last, which d
 A *splice* describes a target file as stretches of a base file and the literal bytes between them,
 as rsync does. As long as an index is not trained again, its inverted lists keep the codes of
 unchanged vectors in the same order, with new codes between them. So nearly the whole file is in the
-base, in about ten stretches per list. A splice begins with the numbers of steps and of literal
-bytes, eight bytes each. The packed rest is the steps, three numbers of eight bytes each (number of
-literal bytes, start and length of a stretch), and the literal bytes.
+base, in about ten stretches per list. A splice begins with two numbers of eight bytes: how many
+steps and how many literal bytes it has. The packed rest is the steps, each with three numbers of
+eight bytes (number of literal bytes, start and length of a stretch), and the literal bytes.
 
-*New rows of weighted terms* replace a splice for an inverted index of such terms, since each block
-of its postings begins with another posting after the first new row. The puller derives the index
-from its old one and these rows. The file has the numbers of runs, of new rows and of their terms,
-eight bytes each, and then, packed: the length of each run of rows, the first row of the base in it
-plus 1, or 0 for new rows; the number of terms of each new row; the distance of each term from the
-one before; and the weights. All but the weights are split into planes, the lowest bytes of all
-numbers first.
+*New rows of weighted terms* are used instead of a splice for an inverted index of such terms,
+because after the first new row, every block of its postings begins with another posting. The puller
+derives the new index from its old index and these rows. The file begins with three numbers of eight
+bytes: how many runs, new rows and terms of new rows there are. The packed rest is: the length of
+each run of rows; for each run, its first row in the base plus 1, or 0 if its rows are new; the
+number of terms of each new row; the distance of each term from the previous term; the weights. All
+but the weights are split into planes: first the lowest bytes of all numbers, then the next bytes.
 
 Source: Tridgell, Mackerras. The rsync algorithm. TR-CS-96-05, Australian National University, 1996.
 """
@@ -56,7 +56,7 @@ _STRIDE = 256  # bytes between two offsets of the base at which a stretch may be
 _MATCH_BYTES = 32  # bytes of a window; windows with equal hashes are compared
 _MAX_PLACES = 4  # maximum offsets in the base with the same hash; more frequent hashes are ignored
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
-# bytes that are looked up at a time; the memory is about twelve times as much
+# bytes whose windows are looked up at a time, in about twelve times as much memory
 _WINDOW_BYTES = 1 << 20
 _COPY_BYTES = 1 << 20
 _SPLICE_HEAD = struct.Struct("<QQ")
@@ -104,9 +104,9 @@ def _decode_block(source: BinaryIO, n_bytes: int) -> bytes:
 def write_splice(base: Path, target: Path, out: Path, expected: Iterable[Stretch] | None = None) -> None:
     """Write a splice that turns the file `base` into `target`; both are memory-mapped.
 
-    `expected` yields all stretches that may be equal, ascending in the target; each is cut at the
-    first byte that differs. Without `expected`, equal stretches are searched, which needs about 30
-    MB of memory, plus 1/16 of the base's size and 1/8 of the target's size.
+    `expected` yields all stretches that may be equal, in the order of the target; each is cut at
+    the first byte that differs. Without `expected`, the function searches equal stretches, which
+    needs about 30 MB of memory, plus 1/16 of the base's size and 1/8 of the target's size.
 
     Raises:
         OSError: `out` cannot be written.
@@ -160,7 +160,7 @@ def _iter_step_batches(steps: Rows) -> Iterator[list[list[int]]]:
 
 
 def _check_splice(steps: Rows, base_size: int, literal_bytes: int, size: int, message: str) -> None:
-    """Check that the (m, 3) steps stay inside both files and produce `size` bytes."""
+    """Check that the (m, 3) `steps` read no bytes outside of the files and produce `size` bytes."""
     max_offset, literal_sum, copied_sum = max(size, base_size), 0, 0
     for batch in np.array_split(steps, range(_STEP_BATCH, len(steps), _STEP_BATCH)):
         is_inside = (batch >= 0).all() and (batch <= max_offset).all() and (batch[:, 1:].sum(axis=1) <= base_size).all()
@@ -195,8 +195,8 @@ def _iter_stretches(base: Bytes, target: Bytes, expected: Iterable[Stretch] | No
 
 
 def _find_match_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
-    """Return the target offsets, ascending, and the base offsets at which windows have equal
-    hashes.
+    """Return the (m,) ascending offsets in the target and the (m,) offsets in the base of windows
+    with equal hashes.
     """
     # preallocated, since slices in a list would keep the arrays of all hashes in memory
     base_hashes = np.empty((len(base) + _STRIDE - 1) // _STRIDE, np.uint64)
@@ -212,7 +212,7 @@ def _find_match_candidates(base: Bytes, target: Bytes) -> tuple[Rows, Rows]:
     hash_counts = np.searchsorted(base_hashes, base_hashes, "right") - np.searchsorted(base_hashes, base_hashes)
     is_rare = hash_counts <= _MAX_PLACES
     base_hashes, hash_order = base_hashes[is_rare], hash_order[is_rare]
-    # Indexed by the first bits of a hash; this excludes nearly all offsets.
+    # Whether a base hash has these first bits: this excludes nearly all offsets of the target.
     is_possible_prefix = np.zeros(1 << 24, np.bool_)
     is_possible_prefix[base_hashes >> _FILTER_SHIFT] = True
     target_offsets, base_offsets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -262,8 +262,8 @@ def map_bytes(path: Path) -> Bytes:
 
 
 def pack_byte_planes(numbers: Rows) -> bytes:
-    """Return the bytes of numbers below 2^32, the lowest bytes of all numbers first, which
-    compresses better.
+    """Return the lowest bytes of all `numbers`, which are below 2^32, then the next bytes, and so
+    on, because this order compresses better.
 
     Raises:
         ValueError: a number needs more than four bytes, or is negative.

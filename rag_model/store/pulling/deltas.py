@@ -1,14 +1,14 @@
-"""Deltas: a puller that has the previous snapshot fetches them instead of whole new files.
+"""Deltas, which a puller that has the previous snapshot fetches instead of whole new files.
 
 A delta turns a base file, from the previous snapshot, into the target file. The compressed graph of
 an index needs no base, so a puller that has only an older snapshot can use it too.
 
 | target | content of the delta |
 | --- | --- |
-| a passage file | new rows, and the base's row numbers of other rows (`corpus.passage_delta`) |
+| a passage file | new rows, and the other rows' numbers in the base (`corpus.passage_delta`) |
 | a faiss index | new links, or new codes in unchanged lists (`row_delta`), without its vectors |
 | an index that ends in vectors | the bytes before the vectors, compressed (no base) |
-| an inverted index of weighted terms | the terms of new rows, and the base's numbers of others |
+| an inverted index of weighted terms | the terms of new rows, and other rows' numbers in the base |
 | another index, except BM25 | bytes that the base does not have (`delta_files`) |
 
 A build writes deltas and records them in the memo: stage `delta`, with the digests of the files and
@@ -45,10 +45,10 @@ _OUTPUT = "delta"
 # maximum size of a delta relative to the bytes that it replaces; a larger delta saves too little
 _MAX_FRACTION = 0.5
 _MIN_HEAD_BYTES = 4096  # fewer bytes before an index's vectors are not a graph
-# finds equal stretches; gets the base file, the target file, and a function that returns the
-# base's row of each row
+# Finds equal stretches of the base file and the target file. The last argument is a function that
+# returns the base's row of each target row.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
-# Returns the base's row of each row, ascending (-1 for new rows), and the terms of new rows.
+# Returns the ascending numbers of the target's rows in the base (-1: new), and terms of new rows.
 FindNewTerms = Callable[[], tuple[Rows, SparseVectors]]
 _ROW_LISTS_SUFFIX = ".faiss"  # suffix of files that may have lists of row numbers
 _POSTINGS_SUFFIX = ".postings"  # suffix of inverted indexes
@@ -59,7 +59,7 @@ class DeltaStep:
     """A delta to build: its base, its target, and the kind of its content."""
 
     target: BlobRef  # the new file
-    # the previous file; None: the delta is the packed bytes before the vectors
+    # the previous file; if None, the delta is the packed bytes before the target's vectors
     base: BlobRef | None = None
     head_bytes: int = 0  # number of bytes before the vectors, for an index that ends in vectors
     is_passages: bool = False  # whether the files are passage files
@@ -97,8 +97,8 @@ class DeltaStep:
 
 
 def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep]]:
-    """Return the deltas that can be built between two snapshots: path -> steps, the smallest delta
-    first.
+    """Return, for each path, the deltas that can be built from one snapshot to another, in
+    ascending order of size.
     """
     path_steps = {}
     base_files, tables, base_tables = {*base.files.values()}, find_vector_tables(target), find_vector_tables(base)
@@ -224,7 +224,7 @@ def _get_size(path: Path) -> int:
 
 
 def find_delta(store: Store, step: DeltaStep) -> BlobRef | None:
-    """Return the delta of a step; None if none was built by these versions, or if it is too large.
+    """Return the delta of a step; None if it is too large, or was not built by these versions.
 
     Raises:
         StoreError: the store cannot be read.
@@ -248,8 +248,8 @@ def rebuild_file(
         out: the file to write.
 
     Returns:
-        The number of bytes fetched; None if the file was not written, for any reason except a full
-        disk: then fetch the whole file.
+        The number of bytes fetched; None if no delta could be applied, so that the caller has to
+        fetch the whole file.
 
     Raises:
         OSError: `out` cannot be written.

@@ -1,7 +1,7 @@
 """A folder of pulled snapshots: its paths and locks, and the deletion of old snapshots.
 
-`store.pulling.pull` shows the layout. A prune deletes snapshots that were taken down, and keeps the
-newest others. It deletes no snapshot that a reader has open.
+`store.pulling.pull` shows the layout. A prune deletes all snapshots that were taken down, and all
+but the newest of the others. It deletes no snapshot that a reader has open.
 
 A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases even if
 the reader is killed. A locked snapshot is kept until the next prune, so a reader may open its files
@@ -73,7 +73,7 @@ def _get_ref_path(dest: Path, store: str, name: str) -> Path:
 def open_folder_stamps(dest: Path) -> Stamps:
     """Return the stamps of a folder's files; all machines that mount the folder share them.
 
-    If a snapshot's folder was copied alone, its stamps are in the cache.
+    If `dest` is a copy of a single snapshot's folder, its stamps are in the cache.
     """
     return open_stamps(dest / ".verified") if (dest / ".blobs").is_dir() else open_cache_stamps()
 
@@ -111,12 +111,13 @@ def prune_folder(
     parse: Callable[[bytes], Any],
     taken_down: Collection[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Delete all but the `keep` last pulled snapshots, with their unshared files; return their ids.
+    """Delete all but the `keep` last pulled snapshots, with files that only they have; return the
+    ids of the deleted snapshots.
 
     The snapshot that `current` names and snapshots that a reader holds are kept. If `keep` is None,
-    all are kept. Snapshots that were taken down are deleted unless a reader holds them; a link
-    `current` to one is deleted too. `lock` is the descriptor that `lock_folder` yielded; `parse`
-    parses a manifest. While another pull runs, nothing is deleted; the next prune does it.
+    all are kept. Snapshots that were taken down are deleted unless a reader holds them; if the link
+    `current` names one of them, it is deleted too. `lock` is the descriptor that `lock_folder`
+    yielded; `parse` parses a manifest. Nothing is deleted while another pull runs.
 
     Raises:
         OSError: a file cannot be deleted; the next prune continues.
@@ -130,7 +131,7 @@ def prune_folder(
     removed_ids = tuple(folder.name for folder in folders if _remove_if_unlocked(folder))
     if (dest / CURRENT).is_symlink() and not (dest / CURRENT).exists():
         (dest / CURRENT).unlink()
-    # These are left by killed pulls, because no other pull is running.
+    # No other pull is running, so these folders were left by pulls that were killed.
     for folder in dest.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)
     _delete_unreferenced_copies(dest, parse)
@@ -150,7 +151,7 @@ def remove_snapshots(dest: Path, taken_down: Collection[str], parse: Callable[[b
 
 
 def list_pulled_snapshots(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
-    """Return the ids of the snapshots among `snapshots` that are in a folder, sorted."""
+    """Return the sorted ids of those of `snapshots` that are in the folder `dest`."""
     return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
 

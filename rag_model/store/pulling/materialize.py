@@ -35,10 +35,10 @@ from rag_model.store.versions.manifest import TEXT, Manifest, file_kind, passage
 from rag_model.store.versions.mapped import write_mapped_copy
 from rag_model.store.versions.snapshot import Snapshot
 
-# Writes an index file from local files (`retrieve.indexes`), or returns False if that is not
-# possible. It gets the previous snapshot, the new snapshot, the path of the file in them, a
-# function that returns the previous row of each passage, the delta with the weighted terms of new
-# rows (or None), and the file to write.
+# A function that writes an index file from local files (`retrieve.indexes`), or returns False if
+# that is not possible. Its arguments are the previous snapshot, the new snapshot, the path of the
+# file in them, a function that returns the previous row of each passage, the delta with the
+# weighted terms of new rows (or None), and the file to write.
 DeriveIndex = Callable[[Snapshot, Snapshot, str, Callable[[], Rows], Path | None, Path], bool]
 _BLOCK_BYTES = 1 << 20  # bytes that are read at a time
 _THREADS = 4  # maximum number of files at a time; each has at most 64 MiB in memory
@@ -57,9 +57,9 @@ def derive_nothing(
 
 
 class PullProgress:
-    """Counts the bytes of all threads; if one fails, the others stop and keep partial files.
+    """Counts the bytes that all threads have fetched; if one thread fails, all others stop.
 
-    If `on_progress` raises an exception, all threads stop.
+    Partial files are kept. If `on_progress` raises an exception, all threads stop.
     """
 
     def __init__(self, total_bytes: int, on_progress: Callable[[int, int], None]) -> None:
@@ -81,7 +81,7 @@ class PullProgress:
                 self._on_progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
 
     def check(self) -> None:
-        """Report the progress again while the store sends nothing; see `__call__`."""
+        """Report the same progress again, which callers do while the store sends nothing."""
         self(0)
 
     @contextmanager
@@ -95,7 +95,7 @@ class PullProgress:
 
 
 class FetchResult(NamedTuple):
-    """The result of a strategy; a strategy that failed may also have fetched bytes."""
+    """The result of a strategy; even if it wrote no file, it may have fetched bytes."""
 
     is_written: bool
     fetched_bytes: int = 0
@@ -196,7 +196,7 @@ def _fetch_only(puller: Puller) -> Callable[[BlobRef], Sequence[Strategy]]:
 
 
 class _SnapshotUpdate:
-    """Writes the files of a snapshot with the help of the snapshot that was pulled before it."""
+    """Writes the files of a snapshot by reusing files of the snapshot that was pulled before it."""
 
     def __init__(
         self,
@@ -312,10 +312,10 @@ class _SnapshotUpdate:
 
     @contextmanager
     def _rebuild_head(self, ref: BlobRef, head_bytes: int) -> Iterator[tuple[int, Path | None]]:
-        """Yield (extra_bytes, file): a file with the first `head_bytes` of a blob.
+        """Yield (extra_bytes, file), where `file` has the first `head_bytes` bytes of a blob.
 
-        `extra_bytes` is the size of the fetched delta minus `head_bytes`. If the store has no delta of
-        these bytes, (0, None) is yielded.
+        `extra_bytes` is the size of the fetched delta minus `head_bytes`. If the store has no delta
+        of these bytes, (0, None) is yielded.
         """
         with TemporaryDirectory(dir=self._puller.dest, prefix=TEMPORARY_PREFIX) as temporary_folder:
             head_path = Path(temporary_folder) / "head"
@@ -336,7 +336,7 @@ def _open_previous_snapshot(dest: Path) -> Iterator[Snapshot | None]:
 
 
 def _open_incomplete_snapshot(manifest: Manifest, dest: Path) -> Snapshot:
-    """Open a snapshot during its pull; files that are not pulled yet cannot be read."""
+    """Open a snapshot that is being pulled; only files that were already pulled can be read."""
 
     def path(file: str) -> Path:
         return blob_copy_path(dest, manifest.content.files[file])
@@ -347,8 +347,8 @@ def _open_incomplete_snapshot(manifest: Manifest, dest: Path) -> Snapshot:
 def _iter_with_head(
     head: Path | None, iter_chunks: ChunkSource, read: Callable[[int, int], bytes], start_byte: int
 ) -> Iterator[bytes]:
-    """Yield the bytes of `iter_chunks`, which reads ranges inside of the head from the file
-    `head`.
+    """Yield the bytes of `iter_chunks`; ranges in the first bytes of the blob are read from the
+    file `head`, other ranges by `read`.
     """
     head_bytes = head.stat().st_size if head else 0
 

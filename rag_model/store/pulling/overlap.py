@@ -12,9 +12,9 @@ index/hnsw.faiss             a graph, then the vectors of all parts, as float32 
 float16
 index/exact.faiss            a header, then the vectors of all parts
 ```
-The offsets of the rows follow from the manifest: they are the last bytes of the file. The manifest
-entry of such an index states the bytes of a row as `row_bytes`; in format 1 they follow from the
-factory string.
+The offsets of the rows follow from the manifest, because the rows are the last bytes of the file.
+The manifest entry of such an index states the bytes of a row as `row_bytes`; in manifests of format
+1 they follow from the factory string.
 """
 
 import re
@@ -45,13 +45,13 @@ from rag_model.store.versions.manifest import (
 )
 from rag_model.store.versions.snapshot import Snapshot
 
-_NPY_HEADER_BYTES = 128  # numpy pads the header of a two-dimensional array
+_NPY_HEADER_BYTES = 128  # size to which numpy pads the header of a two-dimensional array
 _ENDS_IN_VECTORS = re.compile(r"Flat|HNSW\d+(?:[_,](?:Flat|(SQfp16)))?")  # faiss factories
 _MAX_DIM = 1 << 20  # maximum number of components of a vector
-# A gap of fewer bytes between two ranges is fetched with them, which is cheaper than two requests.
+# If the gap between two ranges has fewer bytes, one request for both and the gap is cheaper.
 _MIN_GAP = 32 << 10
 _PIECE_BYTES = 4 << 20  # maximum bytes of a piece; `_MAX_AHEAD` pieces are in memory at a time
-# maximum number of concurrent requests: for short ranges most of the time is latency
+# maximum number of concurrent requests, because short ranges take mostly latency
 _MAX_AHEAD = 16
 
 
@@ -71,17 +71,21 @@ class VectorTable:
 
 
 def is_convertible(source_bytes: int, target_bytes: int) -> bool:
-    """Return whether rows can be copied: of the same type, or from float16 to float32 or back."""
+    """Return whether vectors can be copied: without conversion, or from float16 to float32 or
+    back.
+    """
     return target_bytes in _list_widened(source_bytes) or source_bytes == 2 * target_bytes
 
 
 def _list_widened(source_bytes: int) -> tuple[int, int]:
-    """Return the bytes of a row in its own number type, and in a type that is twice as wide."""
+    """Return the bytes of a row as it is, and with numbers that are twice as wide."""
     return source_bytes, 2 * source_bytes
 
 
 def find_vector_tables(content: Content) -> dict[str, VectorTable]:
-    """Return the files that end in vectors (path -> table); embeddings come first, in row order."""
+    """Return the table of each file that ends in vectors, by path; embeddings come first, in row
+    order.
+    """
     tables = {}
     for representation in dict.fromkeys([EMBEDDINGS, *content.representations]):
         for part in content.parts:
@@ -100,7 +104,7 @@ def find_vector_tables(content: Content) -> dict[str, VectorTable]:
 
 
 def list_embedded_files(content: Content) -> dict[str, VectorTable]:
-    """Return the indexes (path -> table) that end in the same vectors as the embeddings."""
+    """Return the table of each index that ends in the vectors of the embeddings, by path."""
     tables = find_vector_tables(content)
     row_bytes_by_representation = {
         table.representation: table.row_bytes for path, table in tables.items() if _is_embeddings(path)
@@ -140,7 +144,7 @@ class PulledVectors:
 
     @classmethod
     def open(cls, snapshot: Snapshot, representation: str = EMBEDDINGS) -> Self | None:
-        """Map the vectors of a representation; None if some of them are missing or damaged."""
+        """Memory-map the vectors of a representation; return None if any is missing or damaged."""
         content = snapshot.manifest.content
         tables = {
             path: table for path, table in find_vector_tables(content).items() if table.representation == representation
@@ -169,15 +173,15 @@ def _map_table(snapshot: Snapshot, path: str, table: VectorTable) -> NDArray[np.
 
 
 class PageRanges:
-    """Finds the parts of a snapshot by page range; if the parts are ordered, in logarithmic
-    time.
+    """Finds the parts of a snapshot that overlap a page range, in logarithmic time if the parts are
+    in page order.
     """
 
     def __init__(self, parts: Sequence[PartEntry]) -> None:
         """Index parts, which may overlap, in any order."""
         self._parts = parts
-        # item i is the maximum last page of parts[: i + 1], and below the minimum first page of
-        # parts[i:]
+        # Item i is the maximum last page of parts[: i + 1]. In the list after it, item i is the
+        # minimum first page of parts[i:].
         self._max_last_pages = list(accumulate((part.last_page for part in parts), max))
         self._min_first_pages = list(accumulate((part.first_page for part in reversed(parts)), min))[::-1]
 
@@ -203,10 +207,10 @@ class PatchPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowPatch:
-    """A file some of whose rows are on the local disk."""
+    """Assembles a file of which some rows are on the local disk."""
 
     table: VectorTable
-    # (n,) int32 or int64: the previous snapshot's row of each row, or -1 if there is none
+    # (n,) int32 or int64: number of each row in the previous snapshot, or -1 if it is not there
     previous_rows: Rows
 
     @property
@@ -226,7 +230,7 @@ class RowPatch:
         return read_ahead(read_piece, [piece for piece in self.iter_pieces() if piece.end > start], _MAX_AHEAD)
 
     def iter_pieces(self) -> Iterator[PatchPiece]:
-        """Yield the pieces of the file in order, of at most 4 MiB or one row."""
+        """Yield the pieces of the file in order; each has at most 4 MiB, or a single row."""
         yield from _iter_fetched_pieces(0, self.table.head_bytes)
         piece_rows = max(1, _PIECE_BYTES // self.table.row_bytes)
         for first, end, is_local in _iter_stretches(self.previous_rows, _MIN_GAP // self.table.row_bytes):
@@ -294,7 +298,7 @@ class RowOverlap:
         return RowPatch(table, previous_rows) if (previous_rows >= 0).any() else None
 
     def find_previous_rows(self) -> Rows:
-        """Return the previous snapshot's row of each passage, (n,), or -1 if there is none.
+        """Return the (n,) row of each passage in the previous snapshot, or -1 if it is not there.
 
         Raises:
             BookwheelError: passages were not pulled, or are damaged.
@@ -315,8 +319,8 @@ class RowOverlap:
             return self._previous_rows[part.name]
 
     def _join_part(self, part: PartEntry) -> Rows:
-        """Match the passages of a part with the previous parts of its page range; return each
-        previous row or -1.
+        """Match a part's passages with those of the previous parts with the same pages; return each
+        passage's row in the previous snapshot, or -1.
 
         A part with an unchanged file is not read; in most updates, most parts are unchanged.
         """
@@ -350,9 +354,9 @@ def _iter_fetched_pieces(start_byte: int, end_byte: int) -> Iterator[PatchPiece]
 
 
 def _iter_stretches(previous_rows: Rows, min_rows: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield (start, end, whether to copy the rows from the local disk) of each run of rows.
+    """Yield (start, end, is_local) of each run of rows to copy from the local disk or to fetch.
 
-    Short runs are fetched although the local disk has them.
+    Short runs on the local disk are fetched together with the runs next to them.
     """
     is_local = previous_rows >= 0
     for first, end, is_run_local in _find_flag_runs(is_local):

@@ -4,7 +4,7 @@
 DEST/.blobs/ab/abcdef…       every pulled blob, verified; .abcdef….partial: an interrupted fetch
 DEST/.mapped/abcdef….arrow   memory-mapped copies of passage files, for services
 DEST/.verified/…             stamps of the files that have not changed since they were verified
-DEST/.named/…                the snapshot that each name of a store referred to when last pulled
+DEST/.named/…                for each name of a store, the snapshot that it meant at the last pull
 DEST/.lock                   a shared lock that every pull holds while it runs
 DEST/<snapshot id>/…         the snapshot's files (hard links into .blobs), and manifest.json
 DEST/current                 a symbolic link to the last pulled snapshot, swapped by one rename
@@ -62,7 +62,7 @@ class PullReport:
     snapshot: str  # full id of the snapshot or model
     path: Path  # DEST/<id>
     fetched_bytes: int
-    reused_bytes: int  # verified bytes that DEST already had: files, and vectors within files
+    reused_bytes: int  # verified bytes that were in DEST before, as files or as vectors in files
     pruned: tuple[str, ...] = ()  # ids of earlier snapshots that were deleted
     taken_down: tuple[str, ...] = ()  # ids of snapshots in DEST that the store has taken down
 
@@ -83,7 +83,7 @@ def pull(
 
     Files in `dest` are hashed again, and replaced if damaged. Vectors of passages that the last
     pulled snapshot also has are copied from it. An interrupted pull leaves `current` unchanged; the
-    next pull continues it, also within a file.
+    next pull continues it, even in the middle of a file.
 
     Args:
         store: the store to pull from.
@@ -95,19 +95,19 @@ def pull(
         keep: how many of the last pulled snapshots to keep; None keeps all and reports taken-down
             snapshots. A number also deletes all taken-down snapshots. A snapshot that a reader has
             open is never deleted.
-        accept: called with the complete folder of the snapshot before `current` names it; an
-            exception of it ends the pull.
+        accept: called with the complete folder of the snapshot before `current` names it; if it
+            raises an exception, the pull ends.
         derive: writes index files from local files (`retrieve.indexes`); they are used if they have
             the digests of the published files.
-        on_progress: called with the bytes that are present and the total bytes; while the store
-            sends nothing, several times a second. An exception that it raises ends the pull at
-            once; requests to the store that are in progress are cancelled or abandoned.
+        on_progress: called with the number of bytes that are present and the total, and several
+            times a second while the store sends nothing. An exception that it raises ends the pull
+            at once; requests to the store that are in progress are cancelled or abandoned.
 
     Raises:
         RefusedError: a trust file is given, and no trusted key signed the snapshot or the ref's
             move.
-        UsageError: `keep` is less than 1, or `dest` has models and a snapshot is pulled, or the
-            other way round.
+        UsageError: `keep` is less than 1, or a snapshot is pulled to a folder of models, or a model
+            to a folder of snapshots.
         NotFoundError: there is no such version, or the snapshot was taken down while it was pulled.
         ResourceError: the disk of `dest` has too little free space; nothing was fetched.
         StoreError: a blob is missing or damaged, or `dest` is full or cannot be written; `current`

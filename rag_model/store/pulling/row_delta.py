@@ -1,15 +1,15 @@
 """Deltas of files with lists of row numbers: the links of a graph, and inverted lists.
 
 A deleted or inserted passage shifts the row numbers of all later passages, so nearly every number
-in such a file changes although few lists get other passages. A *row delta* stores, for each row of
-the target, its row number in the base. Renumbering the base's lists with this mapping *predicts*
-the target's lists. The delta then stores only the differences from the prediction: the inserted
-numbers with their slots, and the removed numbers. A list keeps the order of its numbers. A
-predicted number is dropped if its list has no slot left for it.
+in such a file changes, although few lists refer to other passages than before. A *row delta*
+stores, for each row of the target, its row number in the base. Renumbering the base's lists with
+this mapping *predicts* the target's lists. The delta then stores only the differences from the
+prediction: the inserted numbers with their slots, and the removed numbers. The other numbers of a
+list keep their order. A predicted number is dropped if its list has no slot left for it.
 
 The bytes between and around the lists are stored as a splice (`delta_files`). A row delta consists
 of the splice, a compressed block with the head and the arrays, and their sizes. An array stores the
-lowest bytes of all its numbers first and the highest last, because most of the highest are zero.
+lowest bytes of all its numbers first and the highest bytes last, because most of these are zero.
 
 A delta contains no data of rows that the target file does not have.
 """
@@ -40,11 +40,11 @@ from rag_model.untrusted_text import parse_json
 
 # Increase with every change of the layout: it is part of the memo key.
 VERSION = 1
-# Sizes of the splice, of the head with the arrays, and of the bytes outside of each file's lists.
+# Sizes of the splice, of the head with the arrays, and of the bytes of both files outside of lists.
 _SIZES = struct.Struct("<QQQQ")
-_HEAD = struct.Struct("<I")  # number of bytes of the head
+_HEAD = struct.Struct("<I")  # field with the number of bytes of the head
 _MAX_HEAD = 1 << 12  # bytes
-# bytes of lists that are processed at once; the memory is about 24 times as much
+# bytes of lists that are processed at a time, in about 24 times as much memory
 _BLOCK_BYTES = 1 << 20
 Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]  # row numbers or list numbers, of four or eight bytes each
@@ -76,7 +76,7 @@ class _SlotEdits:
 
     inserted_slots: Rows  # (i,) ascending positions among the slots of all lists
     inserted_rows: Rows  # (i,) row numbers; -1 for an empty slot that precedes a filled slot
-    removed_positions: Rows  # (r,) ascending, among the predicted numbers of all lists
+    removed_positions: Rows  # (r,) ascending positions among the predicted numbers of all lists
     codes: Bytes  # (i, code_bytes) codes of the inserted slots
 
     @classmethod
@@ -191,7 +191,7 @@ class _ListReader:
         self._file, self._lists = file, lists
 
     def read(self, first: int, end: int) -> tuple[Numbers, Bytes]:
-        """Return the slots of lists [first, end) and their codes, (s,) and (s, code_bytes)."""
+        """Return the (s,) slots of the lists [first, end), and their (s, code_bytes) codes."""
         lists = self._lists
         start_byte, end_byte = int(lists.starts[first]), int(lists.starts[end])
         self._file.seek(start_byte)
@@ -223,12 +223,12 @@ def _mask_slots(lengths: Rows, gaps: Rows) -> Bools:
 def write_row_delta(base: FileWithLists, target: FileWithLists, base_rows: Rows, out: Path) -> None:
     """Write the delta from one file to another.
 
-    Needs about 40 bytes of memory for each row and each list.
+    The function needs about 40 bytes of memory for each row and each list.
 
     Args:
         base: the file of the previous snapshot.
         target: the file that the delta produces.
-        base_rows: (n,) the base's row of each row of the target, ascending, or -1.
+        base_rows: (n,) number of each target row in the base, ascending; -1 for new rows.
         out: the file to write.
 
     Raises:
@@ -287,7 +287,7 @@ def _compare(block: _ListBlock, slots: Numbers, codes: Bytes, is_new: Bools) -> 
 def _find_changed_lists(block: _ListBlock, slots: Numbers, codes: Bytes) -> Bools:
     """Return a mask, (m,), of the lists that differ from the predicted lists.
 
-    In a graph, such lists are few.
+    Few lists of a graph differ.
     """
     list_bounds = np.arange(len(block.lengths) + 1, dtype=np.int32)
     is_filled = slots >= 0
@@ -345,7 +345,7 @@ def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
     """Return a mask of the `values` that occur in `others`, and a mask of the `others` that occur
     in `values`.
 
-    Of equal items of `others` only the first is marked.
+    If some items of `others` are equal, only the first of them is marked.
     """
     sorted_positions = np.argsort(others)
     sorted_others = np.append(others[sorted_positions], np.iinfo(np.int64).max)
@@ -357,7 +357,7 @@ def _match_values(values: Rows, others: Rows) -> tuple[Bools, Bools]:
 
 
 def _find_wrong_lists(block: _ListBlock, slots: Numbers, is_inserted: Bools, is_removed: Bools) -> Bools:
-    """Return a mask, (m,), of the lists that these edits would not reproduce."""
+    """Return an (m,) mask of the lists that the masked insertions and removals do not produce."""
     is_wrong = np.zeros(len(block.lengths), np.bool_)
     is_filled_slot, is_placed_number = block.mask_placed_rows(is_inserted, is_removed)
     is_wrong[block.slot_lists[is_filled_slot != (~is_inserted & (slots >= 0))]] = True
@@ -463,9 +463,7 @@ def apply_row_delta(base: Path, delta: Path, size: int, out: Path) -> None:
 
 
 def _find_lists_end(lists: RowLists, rest_bytes: int, file_size: int) -> int:
-    """Return the total bytes of the lists and of `rest_bytes`, which must be at most
-    `file_size`.
-    """
+    """Return the sum of the lists' bytes and `rest_bytes`; it must be at most `file_size`."""
     lists_end = rest_bytes + int(lists.lengths.sum()) * lists.slot_bytes
     if not lists.end <= lists_end <= file_size:
         raise ValueError("the lists are outside of the file")

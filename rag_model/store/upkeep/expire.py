@@ -1,4 +1,4 @@
-"""Expire: delete old moves of refs, unnamed manifests, orphaned evaluations, abandoned trainings.
+"""Delete old moves (entries of refs' logs), and versions and trainings that nothing names any more.
 
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot
 forever. Other moves are kept if they are among the newest `keep`, or if they were current less than
@@ -6,20 +6,20 @@ forever. Other moves are kept if they are among the newest `keep`, or if they we
 no gaps, and the ref can still be moved. If a ref was deleted at least `older_than` ago, only its
 last move, which records the deletion, is kept.
 
-Then manifests are deleted that no kept move names and that are at least `older_than` old. This
+Then each manifest that no remaining move names is deleted if it is at least `older_than` old. This
 includes snapshots that a gate refused and snapshots without a tag. The files of expired snapshots
 stay until `gc` deletes those that no other version needs. A model does not keep the snapshot that
 it was trained on.
 
-An evaluation is deleted with its snapshot, or with its model if that is in the store, even if the
-evaluation is new. Tags on the snapshot and on a model in the store keep the evaluation.
+An evaluation is deleted with its snapshot, or with its model if the store has the model, even if
+the evaluation is new. Tags on the snapshot and on a model in the store keep the evaluation.
 
 An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
 training runs; until then its snapshot is kept. The record of its checkpoint is deleted, and the
 checkpoint's files stay until `gc`.
 
-Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). What is exactly
-`older_than` old counts as old.
+Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). An age of exactly
+`older_than` counts as old.
 """
 
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class ExpirePolicy:
 class ExpireReport:
     """The moves and manifests that were deleted, or would be deleted with `dry_run`."""
 
-    # `latest@3`, or `model:reader@3` for a ref of models; oldest first, by ref.
+    # Moves such as `latest@3`, or `model:reader@3` for a ref of models; oldest first for each ref.
     moves: tuple[str, ...]
     snapshots: tuple[str, ...]  # full ids, sorted
     models: tuple[str, ...] = ()  # full ids, sorted
@@ -96,7 +96,7 @@ class _ExpirePlanner:
     policy: ExpirePolicy
 
     def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the moves to delete, oldest first, before the manifests that they name."""
+        """Return the files to delete: the old moves of each ref in order, then other files."""
         cutoff = view.time - self.policy.older_than
         abandoned_records, kept_by_trainings = find_abandoned_trainings(self.store, view, cutoff)
         expired_moves = []
@@ -141,7 +141,7 @@ class _ExpirePlanner:
 
     @staticmethod
     def _find_expired_numbers(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
-        """Return the numbers of the moves to delete: all moves before the oldest move to keep."""
+        """Return the numbers of the ref's moves to delete: those before the oldest one to keep."""
         numbers = sorted(moves)
         expired_numbers: set[int] = set()
         for number, next_number in islice(pairwise(numbers), max(0, len(numbers) - n_kept)):

@@ -11,8 +11,8 @@ These files are needed:
 * files that valid intents need (`store.objects.intents`) and, while a build runs, files that any
   record of the memo names, since the build may be about to reuse them;
 * recent files: written less than `grace` ago, or later than 24 hours before the oldest running
-  writer started. The lease of a reader is not a writer, so a service that reads the store for
-  months keeps only the files of its snapshot.
+  writer started. A reader with a lease does not count as a writer, so a service that reads the
+  store for months keeps only the files of its snapshot.
 
 The last rule keeps writers simple. A writer trusts an existing blob only if it is younger than
 twelve hours, and otherwise writes it again (`Blobs`). So every blob that a running writer trusted
@@ -26,9 +26,9 @@ longer than the time between the two.
 
 Files that were written since the listing began are kept, even with a grace of 0 and a store whose
 clock counts whole seconds. Nothing is deleted if a store with blobs lists no root at all, for
-example because a proxy replied. Nothing is deleted if a possible root cannot be read: a manifest or
-an intent that is damaged or of a newer format, a current snapshot that is missing, or a folder that
-this version does not know.
+example because a proxy replied in its place. Nothing is deleted if a possible root cannot be read:
+a manifest or an intent that is damaged or of a newer format, a current snapshot that is missing, or
+a folder that this version does not know.
 """
 
 import re

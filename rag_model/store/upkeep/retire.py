@@ -66,8 +66,8 @@ class _RetirePlanner:
     store: Store
 
     def __call__(self, view: StoreView) -> list[StoredFile]:
-        """Return the manifests of the evaluations of replaced snapshots, and then of the replaced
-        snapshots whose replacement exists.
+        """Return the manifests to delete: first those of evaluations of replaced snapshots, then
+        those of the replaced snapshots whose replacement exists.
         """
         snapshot_paths = {file.path for file in view.manifests}
         evaluation_paths = {
@@ -101,8 +101,8 @@ def wiki_name(content: Content) -> str:
 def find_pages(store: Store, content: Content, pages: Collection[str]) -> list[PageOccurrence]:
     """Return the occurrences of pages in a snapshot, published or not, in row order.
 
-    Only the page ids of parts that may contain one of the pages are read: about one part in a
-    hundred of a wiki.
+    Only page ids are read, and only those of parts that may contain one of the pages. This is about
+    one part in a hundred if the corpus is a wiki.
 
     Raises:
         StoreError: a passage file is missing or damaged.

@@ -1,9 +1,10 @@
 """Mark the blobs and records that a store needs, and find the unneeded files of trainings.
 
 The files of all versions and the origins of current snapshots are needed. A snapshot's manifest
-names its files. The memo names their origins: the record that has a file as an output also has the
-inputs, which are outputs of other records or lists of further blobs. A delta or a record of the
-gate is needed as long as its target files (`memo.TARGET_KEY`) are files of a snapshot.
+names its files. The memo names the origins of a file: the record that has the file as an output
+also has its inputs, which are outputs of other records or lists of further blobs. A delta or a
+record of the gate is needed as long as its target files (`memo.TARGET_KEY`) are files of a
+snapshot.
 
 Files are deleted in batches while writers may be running. Before each batch, its list is written to
 the store, and the store is listed again. If there is a new intent, snapshot or move of a ref, the
@@ -47,7 +48,7 @@ MANIFEST_PATH = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json
 MOVE_PATH = re.compile(r"(models/)?refs/([^/]+)/([0-9]{8})\.json")
 _BLOB_ID = re.compile(rb"sha256:([0-9a-f]{64})")
 _BLOB_LIST_START = b'[{"id": "sha256:'  # first bytes of a file that lists blobs
-# Outputs of these stages are kept, but not their inputs, such as an earlier month's vectors.
+# Stages whose outputs are kept without the inputs, such as the vectors of an earlier month.
 _TRAINING_STAGES = ("train", "follow")
 _MANIFESTS = 8  # number of manifests read at a time: each names thousands of files
 
@@ -74,7 +75,7 @@ class StoreView:
 
     @property
     def needed_paths(self) -> frozenset[str]:
-        """The paths that valid intents need."""
+        """The paths of the files that valid intents declare as needed."""
         return frozenset().union(*(intent.needs for intent in self.intents if intent.needs is not None))
 
     @property
@@ -88,7 +89,7 @@ class StoreView:
         return bool(self.paths)
 
     def is_current(self, later: "StoreView") -> bool:
-        """Return whether a later view has no file or intent that this view lacks."""
+        """Return whether this view has every file and intent of a later view."""
         return self.paths >= later.paths
 
     @property
@@ -237,14 +238,14 @@ def mark_needed_blobs(store: Store, view: StoreView, cutoff: float) -> NeededBlo
 
 @dataclass(frozen=True, slots=True)
 class _MemoRecord:
-    """All generations of a record; only the newest generation is valid."""
+    """All generations of one record of the memo; only the newest generation is valid."""
 
     stage: str
     files: tuple[StoredFile, ...]  # newest first
     outputs: frozenset[str]
     digests: frozenset[str]  # the digests of its inputs and outputs
-    targets: frozenset[str] = frozenset()  # digests of the files with which its outputs are kept
-    mirror_of: str = ""  # the address of the wiki whose pages it names
+    targets: frozenset[str] = frozenset()  # digests of files; its outputs are kept as long as they
+    mirror_of: str = ""  # address of the wiki, if the record lists a wiki's pages
     key: str = ""
 
     @property
@@ -252,8 +253,8 @@ class _MemoRecord:
         return self.files[0]
 
     def is_reusable(self, needed_digests: set[str]) -> bool:
-        """Return whether all outputs are needed; for a record without outputs, whether a blob that
-        it names is.
+        """Return whether all outputs of the record are needed or, if it has no outputs, whether a
+        blob that it names is needed.
         """
         return self.outputs <= needed_digests if self.outputs else bool(self.digests & needed_digests)
 
@@ -321,7 +322,7 @@ def _iter_manifests(catalog: Catalog[Any], files: Iterable[StoredFile]) -> Itera
 
 
 def _read_ref_by_current_id(catalog: Catalog[Any], moves: Iterable[StoredFile]) -> dict[str, str]:
-    """Return the id of each current version -> the name of one of its refs."""
+    """Return, by id, the name of one ref of each version that is current for some ref."""
     newest_moves = [(ref, max(files)) for ref, files in group_moves_by_ref(moves).items()]
     return {current_id: ref for (ref, _), current_id in read_ids_at_moves(catalog, newest_moves).items() if current_id}
 
@@ -336,7 +337,7 @@ def group_moves_by_ref(files: Iterable[StoredFile]) -> dict[str, dict[int, Store
 
 
 def read_ids_at_moves(catalog: Catalog[Any], moves: Sequence[tuple[str, int]]) -> dict[tuple[str, int], str]:
-    """Return (ref, number) -> id of the version that the move names, or "" for a deletion."""
+    """Return, by (ref, number), the id of the version that each move names; "" for a deletion."""
     identities = catalog.files.map_concurrently(lambda move: catalog.refs.get_move(*move).snapshot, moves)
     return dict(zip(moves, identities, strict=True))
 

@@ -18,7 +18,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.checks import VersionContent
 
-_THREADS = 4  # hashing and reading release the GIL
+_THREADS = 4  # they run in parallel, because hashing and reading release the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,15 @@ class StoreProblem:
 
     # path in the snapshot (`index/hnsw.faiss`) or in the store (`refs/latest/00000003.json`)
     path: str
-    blob: str | None  # blob id of a version's file; None for another file
+    blob: str | None  # blob id of a version's file; None for other files of the store
     what: str
 
 
 def verify_version(store: Store, identity: str, catalog: Catalog[Any] | None = None) -> list[StoreProblem]:
-    """Return all problems of a version (a full id) and of its catalog's refs. The default catalog
-    is the snapshots. Reads every file of the manifest, in four threads with at most four chunks of
-    16 MiB each.
+    """Return all problems of a version (a full id), and of the refs of snapshots and models.
+
+    `catalog` is that of the version, by default the snapshots. Every file of the version is read,
+    in four threads with at most four chunks of 16 MiB each.
     """
     problems = _check_version(store, catalog or store.snapshots, identity, _check_hash)
     problems += _verify_deltas(store, identity) if catalog in (None, store.snapshots) else []
@@ -189,9 +190,10 @@ class ProbeResult:
 
 
 def probe_store(store: Store) -> ProbeResult:
-    """Write, list, read and remove a small file; then several writers race to create one.
+    """Write, list, read and remove a small file, and let several writers race to create one.
 
-    The probe leaves no file. `gc` and intents use only the store's clock, so a skew does no harm.
+    The probe leaves no file. `gc` and intents use only the store's clock, so a difference between
+    the clocks does no harm.
 
     Raises:
         StoreError: the store cannot be read or written, or returns other bytes than were written.
@@ -209,7 +211,7 @@ def probe_store(store: Store) -> ProbeResult:
         with suppress(StoreError):  # the earlier error is reported
             store.files.remove(path)
     seconds = time.perf_counter() - start_seconds
-    # The store's clock was read between two readings of this machine's clock, so only a time
-    # outside of them is a skew.
+    # The store's clock was read between two readings of this machine's clock, so the clocks differ
+    # only if the store's time is outside of these two times.
     clock_skew = min(written_at - time_before, 0.0) if written_at < time_after else written_at - time_after
     return ProbeResult(store.files.supports_exclusive_creation(), round(clock_skew, 1), round(seconds, 3))
