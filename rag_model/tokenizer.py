@@ -4,12 +4,12 @@ The rules of the file can make a text grow, and its regular expressions can take
 worse. One query could then block a thread for minutes, fill the memory, or cause a panic in Rust,
 which is not an `Exception` in Python. There are three guards:
 
-* **Growth.** The rules that replace text form a chain. The product of their growth factors is
-  bounded.
+* **Growth.** The rules that replace text are applied one after the other. The product of the
+  factors by which they can lengthen a text is bounded.
 * **Trial.** If a tokenizer has patterns that no common model has, it first splits hostile texts in
-a child process. These texts repeat common characters, and the literals and characters of its rules.
+  a child process. These repeat common characters, and the literals and characters of its rules.
 * **Child.** A trial cannot contain every hostile text. So such a tokenizer later runs only in a
-child process, with bounded memory and time per call (`GuardedTokenizer`).
+  child process, with bounded memory and time per call (`GuardedTokenizer`).
 """
 
 import base64
@@ -31,16 +31,16 @@ from rag_model.untrusted_text import parse_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_PANIC_CLASS = "PanicException"  # pyo3's class, which cannot be imported
+_PANIC_CLASS = "PanicException"  # class of Rust panics in pyo3, which cannot be imported
 _TRIAL_SECONDS = 20.0  # CPU seconds for all texts of the trial; a harmless tokenizer takes 0.1 s
 _TEXT_SECONDS = 0.5  # CPU seconds for one text of the trial; a harmless tokenizer takes 1 ms
 _MAX_MEMORY = 1 << 30  # bytes that a child may allocate
-_TRIAL_LENGTH = 2_000  # characters; the longest query that a service accepts
+_TRIAL_LENGTH = 2_000  # characters of a trial text, as in the longest query of a service
 # Texts that the trial repeats.
 _REPEATED_TEXTS = ("a", "A", "1", " ", "\n", ".", "'", "_", "é", "漢", "a ", "a1", "'s", "a'")
-_MAX_RUNS = 64  # characters, literals or pairs of the rules that the trial repeats
-# CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`, which
-# is a tenth of the speed of a common tokenizer.
+_MAX_RUNS = 64  # maximum number of literals, characters and pairs of the rules in trial texts
+# CPU seconds of a call: `_CALL_SECONDS`, and one more for each `_CHARACTERS_PER_SECOND`
+# characters, which is a tenth of the speed of a common tokenizer.
 _CALL_SECONDS = 10.0
 _CHARACTERS_PER_SECOND = 50_000
 _MAX_GROWTH = 64  # output characters per character of a text; common models stay below 16
@@ -90,8 +90,8 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
     """Load a tokenizer, as a `GuardedTokenizer` if it has patterns that no common model has.
 
     Raises:
-        InputError: The file is missing or damaged, makes texts grow too much, or one of its
-            patterns is too slow.
+        InputError: The file is missing or damaged, its rules lengthen texts too much, or one of
+            its patterns is too slow.
         MissingExtraError: `tokenizers` is not installed.
     """
     tokenizers_module = require("tokenizers", "model")
@@ -104,12 +104,12 @@ def load_tokenizer_file(file: Path) -> "Tokenizer":
 
 
 def check_patterns(file: Path) -> bool:
-    """Check how much the rules make a text grow. Patterns that no common model has are tried in a
-    child process; return whether there are any.
+    """Check how much the rules can lengthen a text, and try patterns that no common model has in a
+    child process; return whether there are such patterns.
 
     Raises:
-        InputError: The file is missing or damaged, texts grow too much, or the child died or took
-            too long.
+        InputError: The file is missing or damaged, its rules lengthen texts too much, or the child
+            died or took too long.
     """
     try:
         tokenizer_config = parse_json(file.read_bytes())
@@ -153,7 +153,7 @@ def is_exception_or_panic(error: BaseException) -> bool:
 class GuardedTokenizer:
     """A tokenizer that splits texts in a child process, with bounded time and memory.
 
-    It has all other attributes of the wrapped tokenizer. Encodings have plain lists.
+    All other attributes are those of the wrapped tokenizer. Encodings contain plain lists.
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
@@ -230,7 +230,7 @@ class GuardedTokenizer:
         """Return the text of a sequence of token ids.
 
         Raises:
-            InputError: as for `encode_batch`.
+            InputError: for the same reasons as `encode_batch`.
         """
         ids = [int(token_id) for token_id in ids]
         n_characters = sum(len(self._tokenizer.id_to_token(token_id) or "") for token_id in ids)
@@ -269,7 +269,7 @@ def load_with_guard(file: Path, load: Callable[[], Any]) -> Any:
     A tokenizer with patterns that no common model has splits texts in a child process.
 
     Raises:
-        InputError: as for `load_tokenizer_file`, or `load` raised it.
+        InputError: for the same reasons as `load_tokenizer_file`, or raised by `load`.
     """
     has_patterns = file.is_file() and check_patterns(file)
     tokenizer = load()
@@ -334,7 +334,7 @@ def _iter_objects(json_value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _find_patterns(rules: Any) -> list[str]:
-    """Return the regular expressions of the rules that no common model has."""
+    """Return those regular expressions of the rules that no common model has."""
     patterns = [node["Regex"] for node in _iter_objects(rules) if isinstance(node.get("Regex"), str)]
     return [pattern for pattern in patterns if pattern not in _KNOWN_PATTERNS]
 
@@ -376,7 +376,7 @@ def _iter_rule_steps(rule: Any) -> Iterator[dict[str, Any]]:
 
 
 def _bound_growth(steps: Iterator[dict[str, Any]]) -> tuple[float, float]:
-    """Return (f, a): a chain of rules turns n characters into at most f * n + a characters.
+    """Return (f, a) such that the rules turn n characters into at most f * n + a characters.
 
     Unicode's normal forms are not counted, because repeating them does not make a text longer.
     """
@@ -428,8 +428,8 @@ def _iter_trial_texts(rules: Any) -> Iterator[str]:
         pattern_text[start : start + 2] for pattern_text in pattern_texts for start in range(len(pattern_text) - 1)
     ]
     rule_runs = [*dict.fromkeys([*literals, *characters])][:_MAX_RUNS]
-    # The regex engine skips a text that lacks a character its pattern requires. Texts that end with
-    # all characters are never skipped.
+    # The regex engine skips a text without a character that its pattern requires. A text that ends
+    # with all these characters is never skipped.
     required_characters = "\n" + "".join(dict.fromkeys(characters))[:_MAX_RUNS]
     for repeated_text in dict.fromkeys([*_REPEATED_TEXTS, *rule_runs, *pairs[:_MAX_RUNS]]):
         for ending in ("", "!", required_characters):

@@ -13,12 +13,12 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from rag_model.errors import UsageError
 
 T = TypeVar("T")
-# Python type of a field -> a second type of TOML value that the field accepts.
+# A second type of TOML values that a field accepts, by the Python type of the field.
 _ACCEPTED_TYPES: dict[Any, type] = {float: int, Path: str}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read the tables of a TOML file: a recipe, the settings of a training, a reproduction.
+    """Read the tables of a TOML file, such as a recipe or the settings of a training.
 
     Raises:
         UsageError: The file is missing or is not TOML.

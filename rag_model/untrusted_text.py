@@ -20,9 +20,9 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
     """Parse a JSON text; every problem is a `ValueError`.
 
     Bytes are UTF-8, with or without a byte order mark. NaN, infinities, lone surrogates and more
-    than `MAX_DEPTH` levels are rejected, because they would fail later, when they are written,
-    hashed or printed. With `finite=False`, for metrics in our own records, NaN and infinities are
-    accepted.
+    than `MAX_DEPTH` levels are rejected, because they would cause errors later, when they are
+    written, hashed or printed. With `finite=False`, for metrics in our own records, NaN and
+    infinities are accepted.
 
     Raises:
         ValueError: The text is invalid; the message says why.
@@ -49,7 +49,7 @@ def parse_json(data: bytes | str, *, finite: bool = True) -> Any:
 
 
 Line = TypeVar("Line", str, bytes)
-_MAX_BLANK_LINES = 1 << 16  # in addition to `_BLANK_LINES_PER_LINE` for each line with text
+_MAX_BLANK_LINES = 1 << 16  # accepted besides `_BLANK_LINES_PER_LINE` for each line with text
 _BLANK_LINES_PER_LINE = 16
 
 
@@ -70,7 +70,7 @@ def limit_blank_lines(lines: Iterable[Line], name: str) -> Iterator[Line]:
 
 
 def describe_json_error(data: bytes | str, error: Exception) -> str:
-    """Return why `json.loads(data)` failed with `error`, in the words of `parse_json`."""
+    """Return the message of `parse_json` for data with which `json.loads` raised `error`."""
     try:
         parse_json(data)
     except ValueError as reason:

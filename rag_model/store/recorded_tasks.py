@@ -52,8 +52,8 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """The file whose deletion by `gc` also ends the result; if None, `gc` keeps only recent
-        results.
+        """A file: as long as `gc` keeps it, `gc` keeps the result. None: only recent results are
+        kept.
         """
         return None
 

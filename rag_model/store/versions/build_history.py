@@ -19,11 +19,11 @@ from rag_model.store.versions.manifest import Manifest
 HISTORY = "history"  # provenance field with the history
 # maximum number of recorded builds; number of newest builds that are always recorded
 _MAX_BUILDS, _NEWEST = 20, 8
-# The median of the newest builds is compared with the median of the earlier ones, so that a single
-# outlier gives no warning. Number of the newest builds, and minimum number of earlier ones:
+# Number of newest builds, and minimum number of earlier builds, whose medians are compared. Medians
+# are used so that a single outlier gives no warning.
 _RECENT, _EARLIER = 3, 4
-# Limits of a trend, as multiples of the value of the earlier builds. With 256 queries, recall is
-# exact to about .01.
+# Limits for the newest builds, as multiples of the value of the earlier builds. With 256 queries,
+# recall is exact to about .01.
 LEAST_RECALL, MOST_DISTANCES, MOST_COST = 0.99, 1.5, 2.0
 _INDEX_METRICS = ("distances", "degree", "replaced")
 _MAX_NAME = 100  # characters
@@ -37,15 +37,15 @@ class PastBuild:
 
     snapshot: str
     created_at: str  # ISO 8601 UTC
-    # digest of recipe and encoder spaces: only builds with equal settings are compared
+    # digest of recipe and encoder spaces, because only builds with equal settings are compared
     settings: str
     passages: int
-    # number of encoded passages; None if it was not recorded, or the snapshot derives from another
+    # number of encoded passages; None if it was not recorded, or if the snapshot was derived
     changed: int | None
     seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
     # CPU seconds by stage; empty if workers ran on other machines
     cpu: Mapping[str, float] = field(default_factory=dict)
-    # index -> recall, degree, ...
+    # recall, degree and other metrics, by index
     indexes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
@@ -82,15 +82,15 @@ class PastBuild:
 
 @dataclass(frozen=True, slots=True)
 class CostForecast:
-    """A linear model of a build's cost: a constant plus a cost for each changed passage."""
+    """A linear model of a build's cost: a constant cost, and a cost per changed passage."""
 
     base: float
     per_passage: float
 
     @classmethod
     def fit(cls, costs: Sequence[tuple[int, float]]) -> Self:
-        """Fit (number of changed passages, cost) pairs by least squares; both terms are at
-        least 0.
+        """Fit pairs of a number of changed passages and a cost by least squares; the constant and
+        the slope are at least 0.
         """
         mean_x, mean_y = fmean(x for x, _ in costs), fmean(y for _, y in costs)
         spread = sum((x - mean_x) ** 2 for x, _ in costs)
@@ -110,8 +110,8 @@ class CostForecast:
 class Trend:
     """The median of a metric or cost over the last builds, and over the builds before them."""
 
-    measure: str  # recall, distances or cost; the cost is relative to the forecast
-    index: str  # name of the index; empty for the cost
+    measure: str  # `recall`, `distances` or `cost`; a cost is relative to the forecast
+    index: str  # name of the index; empty if the measure is `cost`
     before: float
     now: float
 
@@ -122,7 +122,7 @@ class Trend:
 
     @property
     def warning(self) -> str:
-        """A sentence if the value exceeds its limit; otherwise empty."""
+        """A warning if the value exceeds its limit; otherwise an empty string."""
         if self.measure == "recall" and self.ratio < LEAST_RECALL:
             return (
                 f"the recall of {self.index} is {self.now:.3f} in the last builds and was {self.before:.3f} before: "
@@ -161,7 +161,7 @@ def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
     builds = [*read_history(parent)]
     while len(builds) >= _MAX_BUILDS:
         times = [_parse_time(build.created_at) for build in builds]
-        # the gap in time that the deletion of a build would leave, relative to its age
+        # for each build, the gap in time that its deletion would leave, relative to its age
         gaps = [(times[i + 1] - times[i - 1]) / (times[-1] - times[i] + 1) for i in range(1, len(builds) - _NEWEST)]
         del builds[1 + gaps.index(min(gaps))]
     return [asdict(build) for build in builds]
@@ -170,7 +170,7 @@ def format_history(parent: Manifest | None) -> list[dict[str, Any]]:
 def forecast_build(builds: Sequence[PastBuild], n_changed: int) -> dict[str, Any]:
     """Forecast the cost of a build as JSON values, from past builds with the last build's settings.
 
-    `stages` has the `seconds` and `cpu` of each stage; its `per_passage` has the seconds that each
+    `stages` has the `seconds` and `cpu` of each stage, and in `per_passage` the seconds that each
     of the `n_changed` passages adds. The result is empty if no build has recorded its cost.
     """
     comparable_builds = [build for build in _select_comparable(builds) if build.changed is not None]
@@ -187,7 +187,7 @@ def forecast_build(builds: Sequence[PastBuild], n_changed: int) -> dict[str, Any
 
 
 def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
-    """Compare the last builds with earlier builds; metrics that too few builds have are left
+    """Compare the last builds with earlier builds; metrics that only few builds recorded are left
     out.
     """
     comparable_builds = _select_comparable(builds)
@@ -221,8 +221,8 @@ def _iter_forecasts(builds: Iterable[PastBuild], stage: str) -> Iterator[tuple[s
 
 
 def _iter_cost_trends(builds: Sequence[PastBuild]) -> Iterator[Trend]:
-    """Compare the costs of the last builds with a forecast from earlier builds, unless it would
-    extrapolate.
+    """Compare the costs of the last builds with a forecast from earlier builds, unless the forecast
+    would extrapolate.
     """
     if len(builds) < _EARLIER + _RECENT:
         return
@@ -258,7 +258,7 @@ def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _read_metrics(metrics: Any) -> dict[str, float]:
-    """Return the metrics of an index to record; `recall` is its first recall, such as recall@20."""
+    """Return the metrics of an index that are recorded; `recall` is the first of its recall@k."""
     numbers = _parse_numbers(metrics)
     recalls = [number for name, number in numbers.items() if name.startswith("recall@") and name[7:].isdecimal()]
     values = {name: numbers[name] for name in _INDEX_METRICS if name in numbers}

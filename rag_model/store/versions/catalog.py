@@ -46,9 +46,9 @@ class Catalog(Generic[ManifestT]):
     def publish(self, manifest: ManifestT, *, sign: bool = True) -> str:
         """Store a manifest and return its id; an existing manifest with this id is not changed.
 
-        Like a move of a ref, the manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key, unless
-        `sign` is False (`rag_model.store.versions.signatures`). Call this after all blobs are
-        stored, because a reader of the manifest relies on them.
+        The manifest is signed if `BOOKWHEEL_SIGNING_KEY` has a key, unless `sign` is False
+        (`rag_model.store.versions.signatures`). Call this after all blobs are stored, because a
+        reader of the manifest relies on them.
         """
         path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
         signatures, existing_manifest = Signatures(self.files), self.files.read_json(path)
@@ -62,9 +62,9 @@ class Catalog(Generic[ManifestT]):
     def create_or_overwrite(self, manifest: ManifestT) -> bool:
         """Store a manifest whose id does not cover its metrics; return whether it was written.
 
-        With a signing key, the manifest is signed and overwrites an existing one; without a key, an
-        existing manifest is kept. An existing manifest is never signed, since it may have other
-        metrics: delete it first to replace it.
+        With a signing key, the manifest is signed and overwrites any existing manifest; without a
+        key, an existing manifest is kept. An existing manifest is never signed, since it may have
+        other metrics: delete it first to replace it.
         """
         path, stored_manifest = self.manifest_path(manifest.id), normalize_json(manifest.to_json())
         if not has_signing_key():
@@ -74,7 +74,7 @@ class Catalog(Generic[ManifestT]):
         return True
 
     def get(self, identity: str) -> ManifestT:
-        """Return the manifest with a full id, and check that its content has this id.
+        """Return the manifest of a version (a full id), and check that its content has this id.
 
         Raises:
             StoreError: the manifest is missing, damaged, hostile, or of a newer format.
@@ -93,7 +93,7 @@ class Catalog(Generic[ManifestT]):
         return manifest
 
     def find(self, identity: str) -> ManifestT | None:
-        """Return the manifest of a full id as `get` does; None if it was deleted meanwhile."""
+        """Return a manifest as `get` does; return None if it was deleted in the meantime."""
         try:
             return self.get(identity)
         except StoreError:
@@ -103,7 +103,7 @@ class Catalog(Generic[ManifestT]):
 
     @property
     def noun_phrase(self) -> str:
-        """The noun with its indefinite article."""
+        """The noun with its indefinite article, such as `a snapshot`."""
         return f"{'an' if self.noun[0] == 'e' else 'a'} {self.noun}"
 
     def list_ids(self) -> list[str]:
@@ -112,14 +112,15 @@ class Catalog(Generic[ManifestT]):
         return [stem for stem in stems if FULL_ID.fullmatch(stem)]
 
     def resolve(self, name: str) -> str:
-        """Return the id for a ref, `ref@number`, an id, or a unique prefix of 4 digits or more.
+        """Return the full id of the version that a name means: a ref, `ref@number`, a full id, or
+        a unique prefix of at least 4 digits of an id.
 
         A ref takes precedence over an equal prefix of an id, but a full id never means a ref.
 
         Raises:
             NotFoundError: there is no such version, or more than one.
             StoreError: the store cannot be read.
-            UsageError: the name begins with `model:` where only one kind is possible.
+            UsageError: the name has a prefix such as `model:`, although this catalog has one kind.
         """
         if ":" in name:
             raise UsageError(
@@ -215,7 +216,7 @@ class Catalog(Generic[ManifestT]):
         Signatures(self.files).sign(path, self.files.read_json(path))
 
     def _find_move(self, name: str, identity: str) -> tuple[str, int] | None:
-        """Return (ref, number) of the move that a name means; None for an id or a prefix."""
+        """Return (ref, number) of the move that a name refers to; None for an id or its prefix."""
         if match := _REF_AT_NUMBER.fullmatch(name):
             return match[1], int(match[2])
         if name == identity or not (move := self.refs.find_current(name)):

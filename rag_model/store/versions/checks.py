@@ -24,7 +24,7 @@ PULL_AGAIN = ": pull it again, or verify the store"  # advice for a manifest tha
 
 
 class NewerFormatError(StoreError):
-    """The manifest is from a newer bookwheel; it is not damaged, so it must not be replaced."""
+    """A newer bookwheel wrote the manifest; it is not damaged, so it must not be replaced."""
 
 
 def check(condition: object, description: str) -> None:
@@ -82,7 +82,7 @@ def parse_files(value: Any) -> dict[str, BlobRef]:
 
 
 def files_to_json(files: Mapping[str, BlobRef]) -> dict[str, Any]:
-    """Return a mapping of files as JSON values, sorted by path."""
+    """Return the blobs of files by path, sorted, as JSON values."""
     return {path: files[path].to_json() for path in sorted(files)}
 
 
@@ -164,8 +164,8 @@ ContentT = TypeVar("ContentT", bound=VersionContent)
 class VersionManifest(ABC, Generic[ContentT]):
     """The manifest of a snapshot, a model or an evaluation: one JSON file in a catalog.
 
-    A subclass is a frozen dataclass with the fields `content` and `format`. Its other fields are
-    JSON objects, or tuples of JSON values, that the id does not cover.
+    A subclass is a frozen dataclass with the fields `content` and `format`. All its other fields
+    are JSON objects or tuples of JSON values, which do not influence the id.
     """
 
     __slots__ = ()

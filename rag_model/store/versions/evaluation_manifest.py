@@ -40,7 +40,8 @@ class EvaluationSubject:
     """The subject of an evaluation: everything that determines its id."""
 
     snapshot: str  # full id
-    # full id, digest sha256:… of a folder, model of an endpoint; "" if only retrieval is evaluated
+    # full id of a model in the store, digest sha256:… of a folder, or model of an endpoint; "" if
+    # only retrieval is evaluated
     model: str
     questions: str  # digest sha256:… of the questions as they were read
     settings: Mapping[str, Any]  # all other settings that influence the metrics
@@ -96,7 +97,7 @@ class MetricValue:
         return f"{self.value:.3f}{interval}"
 
 
-EvaluationMetrics = Mapping[str, Mapping[str, MetricValue]]  # retriever -> metric -> value
+EvaluationMetrics = Mapping[str, Mapping[str, MetricValue]]  # values by retriever and metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class EvaluationManifest(VersionManifest[EvaluationContent]):
 
     @classmethod
     def parse_content(cls, value: Any, format_number: int) -> EvaluationContent:
-        """Parse the content; there is one format."""
+        """Parse the content, which has only one format so far."""
         return EvaluationContent.from_json(value)
 
     @classmethod
@@ -173,8 +174,8 @@ class EvaluationManifest(VersionManifest[EvaluationContent]):
         """Parse the bytes of a manifest file.
 
         Raises:
-            StoreError: the file is damaged. The message gives advice, because every verb that
-                deletes files must read the evaluations first.
+            StoreError: the file is damaged. The message gives advice, because all commands that
+                delete files from the store must read its evaluations first.
             NewerFormatError: a newer bookwheel wrote the file.
         """
         try:

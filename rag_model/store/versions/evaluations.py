@@ -1,9 +1,9 @@
 """Evaluations in the store: record, find, list and export them.
 
-An evaluation has no refs: its name is `evaluation:` and its id or a unique prefix of it. `expire`
-deletes an evaluation together with its snapshot, or with its model if the store has the model. The
-rows of an evaluation contain passages. So a takedown deletes the evaluations of the snapshots that
-it replaces, and no evaluation of such a snapshot can be recorded afterwards.
+An evaluation has no refs: its name is `evaluation:` with its id, or a unique prefix of the id.
+`expire` deletes an evaluation together with its snapshot, or with its model if the store has the
+model. The rows of an evaluation contain passages. So a takedown deletes the evaluations of the
+snapshots that it replaces, and no evaluation of such a snapshot can be recorded afterwards.
 """
 
 import secrets
@@ -69,11 +69,12 @@ def record_evaluation(
 
 
 def is_recorded(store: Store, subject: EvaluationSubject) -> bool:
-    """Return whether the store has an evaluation with all its files that a writer need not replace.
+    """Return whether the store has an evaluation with all its files, and no writer has to replace
+    it.
 
     A writer with a signing key replaces an evaluation without a trusted signature, since a stranger
-    may have written its metrics. The keys of the trust file are trusted or, without a file, the
-    writer's own key.
+    may have written its metrics. Trusted are the keys of the trust file or, if there is no file,
+    the writer's own key.
 
     Raises:
         StoreError: the evaluation is damaged, or of a newer format.
@@ -145,7 +146,7 @@ def export_evaluation(store: Store, name: str, out: Destination) -> ExportedEval
 
 
 def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
-    """Return the manifest paths of an evaluation's snapshot and of its model, if that is stored.
+    """Return the manifest paths of an evaluation's snapshot and, if the store has it, its model.
 
     The evaluation expires as soon as the snapshot or the model expires.
     """
@@ -157,7 +158,7 @@ def subject_paths(store: Store, subject: EvaluationSubject) -> list[str]:
 
 
 def _check_subject(store: Store, subject: EvaluationSubject) -> None:
-    store.snapshots.get(subject.snapshot)  # raises an error if the model was taken down
+    store.snapshots.get(subject.snapshot)  # raises an error if the snapshot does not exist
     if subject.stored_model:
         store.models.get(subject.stored_model)
 

@@ -1,9 +1,9 @@
-"""The manifest of a snapshot: one JSON file; and the paths and kinds of a snapshot's files.
+"""The manifest of a snapshot, which is one JSON file, and the paths and kinds of its files.
 
 The *content* section determines the snapshot's id. Metrics, parents and provenance are not in the
 content, so a rebuild of the same dump with the same recipe has the same id. A manifest may come
-from an untrusted source: it is checked as hostile input before any of its paths is used. A pulled
-folder has the same paths as the manifest.
+from an untrusted source: it is checked as hostile input before any of its paths is used. The files
+of a pulled snapshot have the paths in the manifest.
 """
 
 import re
@@ -29,11 +29,11 @@ TOKENS = "tokens"  # the kind, and the usual name, of a representation with many
 SPARSE = "sparse"  # the kind, and the usual name, of a representation of weighted terms
 TEXT = "text"  # the representation that every snapshot has: title and text of its passages
 QUESTION_ENCODER = "encoder/question"  # folder of the query encoder of `embeddings`
-EXACT = "exact"  # index of every snapshot with vectors; without a file, the embeddings are scanned
-# kind of a representation -> suffix of its files; vectors have .npy
+EXACT = "exact"  # index of every snapshot with vectors; if it has no file, all vectors are scanned
+# suffixes of files by kind of representation; the suffix of vectors is .npy
 _SUFFIXES = {TOKENS: ".arrow", SPARSE: ".sparse"}
 FORMAT = 2  # format 1 has one space, no named representations, no kinds of indexes, no retriever
-MAX_ROWS = 1 << 40  # far more than any corpus has, and few enough that sums do not overflow
+MAX_ROWS = 1 << 40  # more rows than any corpus has, but few enough that sums do not overflow
 MAX_PAGE = (1 << 63) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Kinds of files that readers do not need: article logs, trained files of indexes, spans for
@@ -49,7 +49,7 @@ def passages_path(part: str) -> str:
 
 
 def embeddings_path(part: str, representation: str = EMBEDDINGS, kind: str = "vectors") -> str:
-    """Return the path of a part's rows; `kind` is `vectors`, `tokens` or `sparse`."""
+    """Return the path of a part's rows; their `kind` is `vectors`, `tokens` or `sparse`."""
     folder = EMBEDDINGS if representation == EMBEDDINGS else f"{EMBEDDINGS}/{representation}"
     return f"{folder}/{part}{_SUFFIXES.get(kind, '.npy')}"
 
@@ -109,19 +109,19 @@ class PartEntry:
 class Content:
     """The content of a snapshot: everything that determines its id.
 
-    An index is built over a representation, which has a row for each passage. `text`, the
-    passages themselves, is not listed. The entry of a representation has its `kind`; `vectors` also
-    have a `space`, the encoder space of queries.
+    An index is built over a representation, which has a row for each passage. The representation
+    `text`, the passages themselves, is not listed. Each listed representation has a `kind`;
+    `vectors` also have a `space`, the encoder space of queries.
     """
 
-    # name -> value: kind, dbname, language, base, licence, newest_revision
+    # the values of kind, dbname, language, base, licence and newest_revision, by these names
     corpus: Mapping[str, Any]
     parts: tuple[PartEntry, ...]  # in row order
     files: Mapping[str, BlobRef]  # relative path -> blob
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    # Name -> kind and space.
+    # kind and space of each representation, by name
     representations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    # Name -> kind, over, file, factory, search …
+    # kind, over, file, factory, search, … of each index, by name
     indexes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     retriever: str = ""  # the default retriever expression; if empty, see `default_retriever`
 
@@ -235,8 +235,8 @@ class Content:
 
 
 def embeddings_in_space(space: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return representations that have only `embeddings`, with this space; none if `space` is
-    None.
+    """Return the `representations` of a snapshot with only `embeddings` in a space; they are empty
+    if `space` is None.
     """
     return {} if space is None else {EMBEDDINGS: {"kind": "vectors", "space": space}}
 
@@ -318,8 +318,8 @@ def select_files(
     """Return the `select` argument of `pull`, which selects files for readers, or only passages.
 
     `indexes` names the indexes to pull; without names, all indexes that can be searched are pulled.
-    `exact` selects the embeddings. An index whose entry has `refine` ranks by the embeddings, so it
-    also needs them.
+    `exact` selects the embeddings. They are also selected for an index whose entry has `refine`,
+    because it ranks by the embeddings.
 
     Raises:
         UsageError: the snapshot has no such index, or the arguments contradict each other.

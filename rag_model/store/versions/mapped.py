@@ -19,7 +19,7 @@ from rag_model.corpus.records import Passage, check_seconds
 from rag_model.errors import InputError
 
 _MS_PER_SECOND = 1000
-# Arrow type of a column -> type code of `memoryview`.
+# Type codes of `memoryview` by the Arrow type of a column.
 _FORMATS: dict[pa.DataType, Literal["i", "q"]] = {pa.int32(): "i", pa.int64(): "q"}
 
 
@@ -89,7 +89,7 @@ class MappedPassages:
             raise InputError(f"row {row} of {self._path} is damaged ({error}): pull it again") from error
 
     def _get_batch_readers(self, number: int) -> list[Callable[[int], Any]]:
-        # a reader is a view of the mapped file and takes a few hundred bytes
+        # Readers are cached: each is a view of the mapped file, and takes a few hundred bytes.
         if number not in self._readers:
             self._readers[number] = [_create_value_reader(column) for column in self._file.get_batch(number).columns]
         return self._readers[number]
@@ -100,7 +100,7 @@ class MappedPassages:
 
 
 def _create_value_reader(column: pa.Array) -> Callable[[int], Any]:
-    """Return a function that maps a row to a column's value; it is three times as fast as Arrow."""
+    """Return a function that reads a value of a column by row, three times as fast as Arrow."""
     validity, values, *more_buffers = column.buffers()
     if pa.types.is_timestamp(column.type):
         return _create_date_reader(column.offset, validity, values)
@@ -113,7 +113,7 @@ def _create_value_reader(column: pa.Array) -> Callable[[int], Any]:
 
 
 def _create_date_reader(offset: int, validity: pa.Buffer | None, values: pa.Buffer) -> Callable[[int], int | None]:
-    """Return a function that maps a row to its date in seconds, or to None without a date."""
+    """Return a function that reads the date of a row in seconds, or None if it has no date."""
     validity_bits = None if validity is None else memoryview(validity).cast("B")
     milliseconds = memoryview(values).cast("B").cast("q")
 

@@ -1,12 +1,12 @@
-"""The manifest of a trained model: one JSON file. The parts of a model follow from its files.
+"""The manifest of a trained model, which is one JSON file. The model's files determine its parts.
 
 The *content* section determines the model's id: the objective, the files, the encoder space of
 queries, and the lineage of the training. Metrics and provenance are not in the content.
 
 A part is a folder that `from_pretrained` opens: `question/`, `passage/`, `generator/`,
 `cross-encoder/`, `colbert/`, `masked-lm/`, or a folder that a training defines. The parts determine
-what the model can do, regardless of the training. If transformers stores the question encoder and
-the generator of a RAG model in one file, each of them has a folder for its tokenizer.
+what the model can do, whatever training produced it. If transformers stores the question encoder
+and the generator of a RAG model in one file, each of them has a folder for its tokenizer.
 """
 
 import re
@@ -27,8 +27,8 @@ from rag_model.store.versions.checks import (
 )
 
 FORMAT = 1
-# Suffixes of the files that a model may have; pickles are not allowed. `.model` is sentencepiece's,
-# `.metadata` holds ColBERT's settings in JSON.
+# Suffixes of the files that a model may have; pickles are not allowed. A `.model` file belongs to
+# SentencePiece, and a `.metadata` file contains the settings of a ColBERT in JSON.
 SUFFIXES = (".json", ".jsonl", ".safetensors", ".txt", ".model", ".md", ".jinja", ".metadata")
 _KIND = re.compile(r"[a-z][a-z0-9-]{0,39}")
 QUESTION, PASSAGE, GENERATOR = "question", "passage", "generator"

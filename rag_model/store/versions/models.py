@@ -1,7 +1,7 @@
 """Models in the store: store a folder as a model with a ref, or export it.
 
-`pull` copies models to a folder of versions, as for snapshots; `export_model` writes a plain
-folder.
+`pull` copies models, like snapshots, to a folder with several versions; `export_model` writes a
+folder with the files of one model.
 """
 
 import secrets
@@ -41,7 +41,7 @@ class StoredModel:
 
 
 def put_model(store: Store, folder: Path, metadata: ModelMetadata, ref: str, note: str = "") -> StoredModel:
-    """Store the files below `folder` as a model and move `ref`, a ref of models, to it.
+    """Store the files below `folder` as a model, and move `ref`, a ref of models, to this model.
 
     The blobs are written first, then the manifest, then the ref. A ref that already names the model
     is not moved, so a rerun adds nothing to its history. If two writers move the ref, the later
@@ -74,10 +74,11 @@ class ExportedModel:
 
 
 def export_model(store: Store, name: str, out: Destination) -> ExportedModel:
-    """Write a model's files, each verified, to the new folder `out`, which appears complete.
+    """Write a model's files, each verified, to the new folder `out`, which appears complete or not
+    at all.
 
     `out` may be a repository of the Hugging Face Hub (`hf://USER/NAME`), or a folder in one. `name`
-    is an id, a prefix, a ref or ref@number. They are the files that the training saved, including
+    is an id, a prefix, a ref or ref@number. The files are those that the training saved, including
     safetensors and a model card, so `from_pretrained` of transformers opens the folder or its
     subfolders.
 

@@ -1,14 +1,14 @@
 """Move refs manually: `tag` moves a ref to a snapshot, `rollback` moves it back, `untag` deletes
 it.
 
-A deletion is a move that names no snapshot: the log is kept, and of several concurrent writers
-exactly one succeeds, as for other moves. Models have their own refs: `model:reader` is a ref of
-models, here and wherever a snapshot can be named.
+A move is an entry of a ref's log. A deletion is a move that names no snapshot: the log is kept, and
+of several concurrent writers exactly one succeeds, as for all moves. Models have their own refs:
+`model:reader` is a ref of models, here and wherever a snapshot can be named.
 
-All three functions append to the ref's log and delete nothing from it. `tag` and `rollback` move
-only to a snapshot whose files all exist; an intent protects the files meanwhile. If another writer
-moves the ref first, the error names that writer's snapshot, because it may be the snapshot that is
-wanted.
+All three functions append to the ref's log and delete nothing from it. `tag` and `rollback` move a
+ref only to a snapshot whose files all exist, and an intent protects these files meanwhile. If
+another writer moves the ref first, the error names that writer's snapshot, because users may want
+that snapshot.
 """
 
 import re
@@ -31,9 +31,9 @@ def tag(store: Store, snapshot: str, ref: str, note: str = "") -> RefMove:
 
     If the environment has a key, the snapshot and the move are signed. So an owner without a trust
     file can sign an existing snapshot by tagging it. A ref that already names the snapshot is moved
-    only if the environment has a key and no trusted key signed its current move. A stranger's move
-    is never signed, because the stranger wrote its note and history. `model:` before the snapshot,
-    or before both, selects models.
+    only if the environment has a key and no trusted key signed its current move. The move of
+    another writer is never signed, because that writer wrote its note and history. The prefix
+    `model:` before `snapshot`, or before `snapshot` and `ref`, selects models.
 
     Raises:
         StoreError: there is no such snapshot.
@@ -83,9 +83,9 @@ def advance(store: Store, snapshot: str, ref: str, expected: RefMove | None, not
 def rollback(store: Store, ref: str, to: int | None = None) -> RefMove:
     """Move `ref` to the snapshot that its move number `to` names; return the new move.
 
-    The default is the previous snapshot. Moves that were rolled back are skipped, so that repeated
-    rollbacks always go further back. With a trust file, moves without a signature by one of its
-    keys are also skipped.
+    By default, `ref` moves to its previous snapshot. Moves that were rolled back are skipped, so
+    that repeated rollbacks always go further back. With a trust file, moves that no key of the file
+    signed are also skipped.
 
     Raises:
         StoreError: the ref has no history, or no such move.
@@ -133,7 +133,7 @@ def _find_previous(catalog: Catalog[Any], ref: str, current_move: RefMove) -> Re
     move_by_number = {move.number: move for move in catalog.refs.read_history(ref)}
     number_before, trusted_keys = current_move.number, TrustedKeys.from_environment()
 
-    if trusted_keys:  # the note of an unsigned move is not followed
+    if trusted_keys:  # unsigned moves, and their notes about rollbacks, are ignored
         move_by_number = {
             move_number: move
             for move_number, move in move_by_number.items()

@@ -4,8 +4,8 @@ A build stores the digests of the blocks of large files (`snapshots.range_digest
 the snapshot, so its id, and a signature, cover them:
 
 * `ranges/digests`: 16 bytes for each block, file by file
-* `ranges/table.json`: for each file its block size, the number of its first digest, and the
-  *outline* of an index; and the digests of the blocks of `ranges/digests`
+* `ranges/table.json`: for each file its block size, the number of its first digest and, if it has
+  one, its *outline*; also the digests of the blocks of `ranges/digests`
 
 Blocks have equal sizes, or the boundaries in the outline (`bounds`). A table without such
 boundaries has version 1, which all readers support.
@@ -51,7 +51,7 @@ VERSION, BOUNDS_VERSION = 1, 2  # versions of a table without and with boundarie
 
 
 class SnapshotRanges:
-    """The files of one snapshot that can be read by ranges. Thread-safe."""
+    """The files of one snapshot of which byte ranges can be read. Thread-safe."""
 
     def __init__(self, store: Store, manifest: Manifest, table: Mapping[str, Any], cache: RangeCache) -> None:
         """Use a table that the caller has checked; callers use `open` instead."""
@@ -69,7 +69,7 @@ class SnapshotRanges:
         Args:
             store: store of the snapshot.
             manifest: manifest of the snapshot.
-            max_bytes: maximum size of the cache of ranges, by default like the blobs' cache.
+            max_bytes: maximum size of the cache of ranges; by default that of the blobs' cache.
 
         Raises:
             StoreError: the table is missing, damaged or of a newer version.
@@ -121,8 +121,8 @@ class SnapshotRanges:
             self.cache.load(requests)
 
     def read_ranges(self, ranges: Sequence[tuple[str, Numbers, int]]) -> list[Bytes]:
-        """Return the verified bytes of ranges of equal length in each file, in one round of
-        requests: (m, length) for each (path, (m,) starts, length).
+        """Return the verified bytes of ranges, in one round of requests: an (m, length) array for
+        each (path, (m,) starts, length).
         """
         with self.cache.hold():
             files = [self.file(path) for path, _, _ in ranges]
@@ -155,7 +155,7 @@ class SnapshotRanges:
 
 
 def delete_cached_ranges(snapshots: Collection[str]) -> None:
-    """Delete the cached ranges of snapshots, including those of other and of earlier processes.
+    """Delete the cached ranges of snapshots, including those that other processes have cached.
 
     Files of earlier versions of this package are in no snapshot's folder, so they are deleted too.
     A process that has such files open can read them until it closes them.

@@ -1,4 +1,4 @@
-"""Refs: movable names of snapshots or models, each an append-only numbered log.
+"""Refs are movable names of snapshots or models; each has an append-only log of numbered moves.
 
 A writer moves a ref by exclusive creation of the next number: a compare-and-swap without a lock.
 The log provides history and rollback. The move with the highest number is current. No move is ever
@@ -34,7 +34,7 @@ _MAX_NUMBER = 99_999_999  # the file names have eight digits
 class RefMove:
     """One entry of a ref's log."""
 
-    number: int  # 1, 2, 3, … without gaps
+    number: int  # 1, 2, 3, … in the order of the moves, without gaps
     # id of the snapshot (or model, for a ref of models), 64 hex digits; "" if the ref is deleted
     snapshot: str
     created_at: str  # ISO 8601, UTC, by the writer's clock; only shown to people
@@ -114,8 +114,8 @@ class Refs:
         return self._apply_takedowns([self._read_move(name, number)])[0]
 
     def list_refs_to(self, snapshot: str) -> list[tuple[str, int]]:
-        """Return (name, number of its newest move) of each ref whose newest move was written with
-        this id.
+        """Return (name, number of the newest move) of each ref whose newest move names this id,
+        even if a takedown has replaced the snapshot.
         """
         ref_names = self.list_names(deleted=True)
         newest_moves = zip(
@@ -130,8 +130,8 @@ class Refs:
         return moves[0] if moves else None
 
     def _apply_takedowns(self, moves: list[RefMove]) -> list[RefMove]:
-        """Return the moves, in which the ids of taken-down snapshots are replaced by their
-        replacements' ids.
+        """Return the moves with the id of the replacement instead of the id of each replaced
+        snapshot.
         """
         replaced_ids = self._takedowns.list_replaced() if moves else frozenset()
         replacement_by_snapshot = {
@@ -167,14 +167,14 @@ class Refs:
         return move
 
     def list_numbers(self, name: str) -> list[int]:
-        """Return the numbers in a ref's log, ascending."""
+        """Return the numbers of a ref's moves in ascending order."""
         return self._files.list_numbers(f"{self._folder}/{check_ref_name(name)}")
 
     def move(self, name: str, snapshot: str, expected: int, note: str = "", *, sign: bool = True) -> RefMove:
         """Move a ref from move number `expected` (0 if it must not exist) to `snapshot`, a full id.
 
         If several writers move a ref from the same number, exactly one succeeds. The move is signed
-        like a manifest.
+        if `sign` is set and the environment has a key.
 
         Raises:
             RefConflictError: the ref is not at `expected`; nothing was changed.

@@ -1,4 +1,4 @@
-"""Ed25519 signatures of manifests and of refs' moves, which prove who published them.
+"""Ed25519 signatures, which prove who published a manifest or a move (an entry of a ref's log).
 
 ```
 snapshots/<id>.<key>.sig                       signature of a manifest; models/ likewise
@@ -6,7 +6,7 @@ refs/<name>/00000007.<nonce>.<key>.sig         signature of a move with this non
 ```
 `<key>` is the first 16 hex digits of the public key's SHA-256. The signed message is the path of
 the file and its whole JSON value. For a move, these contain the ref's name, the number, the id and
-the time, so the signature is valid only for this move. Signatures change no format and no id, and
+the time, so the signature is valid only for this move. Signatures change no file format and no id, and
 versions of bookwheel without signatures ignore them. A signature is written before its file, so a
 reader of a signed file sees the signature.
 """
@@ -62,8 +62,8 @@ class TrustedKeys:
 
     @classmethod
     def for_publisher(cls) -> Self | None:
-        """Return the keys that a publisher trusts: the keys of the trust file, or without a file
-        its own key; None without both.
+        """Return the keys that a publisher trusts: those of the trust file or, without a file, its
+        own key; None if it has neither.
         """
         trusted_keys = cls.from_environment()
         if trusted_keys is None and (key := _load_private_key()):
@@ -206,7 +206,7 @@ class Signatures:
 
 @dataclass(frozen=True, slots=True)
 class PulledSignatures:
-    """The signatures of a manifest in the folder that it was pulled to: `manifest.<key>.sig`."""
+    """The signatures (`manifest.<key>.sig`) of a manifest in the folder to which it was pulled."""
 
     folder: Path
 
@@ -247,7 +247,7 @@ def _build_signed_message(path: str, signed_value: Any) -> bytes:
 
 
 def _get_signature_path(path: str, value: Any, key: Any) -> str:
-    """Return the path of a key's signature; for a move, its nonce is a part of the file name."""
+    """Return the path of a key's signature; the file name of a move's signature has its nonce."""
     nonce = value.get("nonce") if isinstance(value, dict) and "refs/" in path else None
     nonce_part = f".{nonce}" if isinstance(nonce, str) and re.fullmatch("[0-9a-f]{32}", nonce) else ""
     return f"{path.removesuffix('.json')}{nonce_part}.{_compute_fingerprint(key)}.sig"
@@ -302,7 +302,7 @@ def _load_private_key() -> Any:
 
 
 def normalize_json(value: Any) -> Any:
-    """Return a JSON value as it is read after it was written, for example with lists instead of
+    """Return a value as it will be read from its JSON file, for example with lists instead of
     tuples.
     """
     return json.loads(encode_json(value))

@@ -52,7 +52,7 @@ from rag_model.store.versions.ranges import SnapshotRanges
 from rag_model.store.versions.signatures import PulledSignatures, TrustedKeys
 
 PassageReader = PassageFile | MappedPassages | RangedPassages
-# number of tries; a pull may replace and delete the current snapshot meanwhile
+# number of tries, because a pull may replace and delete the snapshot that is being opened
 _MAX_OPEN_ATTEMPTS = 5
 # bytes that Arrow reads at the end of a file; a footer has about 1.2 bytes per row
 _FOOTER_BYTES = 64 << 10
@@ -79,8 +79,8 @@ class Snapshot:
         store: Store | None = None,
         ranges: SnapshotRanges | None = None,
     ) -> None:
-        """Read files through `path` (returns a local path) and `source` (returns a path or a file
-        object).
+        """Create a snapshot that reads files through the functions `path`, which returns a local
+        path, and `source`, which returns a path or a file object.
 
         `mapped_copy` returns the path of a passage file's memory-mapped copy, if there is one.
         `concurrency` is the number of files to read at a time: many from an object store, where
@@ -138,7 +138,7 @@ class Snapshot:
             by_ranges: read verified ranges of passages, vectors and indexes in an object store, if
                 the snapshot has digests of them. Ranges are fast for few queries; for many, it is
                 faster to copy the files first.
-            cache_bytes: maximum size of the cache of ranges, by default like the blobs' cache.
+            cache_bytes: maximum size of the cache of ranges; by default that of the blobs' cache.
 
         Raises:
             StoreError: the digests of ranges are missing or damaged.
@@ -312,8 +312,7 @@ class Snapshot:
         return self.store.blobs.open(self.manifest.content.files[self._check_file(file)])
 
     def read_range(self, file: str, start: int, end: int) -> bytes:
-        """Return the bytes [start, end) of a file of the store, up to its end; they are not
-        verified.
+        """Return the unverified bytes [start, end) of a file of the store, or those up to its end.
 
         Raises:
             StoreError: the file is missing or cut short.
@@ -368,9 +367,9 @@ class Snapshot:
         return pa.Table.from_batches(self.batches(part, names), schema)
 
     def match_rows(self, field: str, values: tuple[str, ...]) -> NDArray[np.bool_]:
-        """Return whether each row has one of these values in a column: (n,).
+        """Return an (n,) mask of the rows that have one of these values in the column `field`.
 
-        A title matches a value that it begins with; categories match if one of them is the value.
+        A title matches if it begins with a value; categories match if one of them equals a value.
         The last `_MAX_MASKS` results are cached, so that the column is not read again for equal
         values.
 
@@ -407,8 +406,8 @@ class Snapshot:
         self.close()
 
     def _find_cached_passages(self, row_numbers: Sequence[int]) -> dict[int, Passage]:
-        """Return the passages of these rows that are cached, because decoding a part of a row group
-        takes longer than a search.
+        """Return the cached passages among these rows; they are cached because decoding a part of a
+        row group takes longer than a search.
         """
         with self._lock:
             cached_passages = ((row, self._passage_cache.find(row)) for row in row_numbers)
@@ -430,7 +429,7 @@ class Snapshot:
         parts = [
             (self.parts[part_number], local_rows.tolist())
             for part_number, _, local_rows in self._partition.split(row_numbers)
-            # other files are read without digests
+            # Files that `ranges` does not cover are read without digests.
             if ranges.covers(passages_path(self.parts[part_number].name))
         ]
         byte_ranges, unlocated_parts = [], list[tuple[PartEntry, list[int]]]()
@@ -449,7 +448,7 @@ class Snapshot:
                 # the footer begins after the last group
                 footer_start = min(footer_start, max(0, groups[-1][1] - PAGE_HEADER_BYTES))
             except (LookupError, TypeError, ValueError, ArithmeticError):
-                # the outline is only a hint
+                # A damaged outline does no harm, because the footer locates the row groups too.
                 unlocated_parts.append((part, local_rows))
             if part.name not in self._readers:
                 byte_ranges.append((path, footer_start, file_bytes))
@@ -579,7 +578,7 @@ class SnapshotLease:
 
 
 def _match_column(column: pa.ChunkedArray, field: str, values: Sequence[str]) -> NDArray[np.bool_]:
-    """Return whether each row has one of the values; a row may have several categories."""
+    """Return an (n,) mask of the rows that have one of the values; see `Snapshot.match_rows`."""
     if field == "title":
         matches = [pc.starts_with(column, value) for value in values]
     elif field == "categories":
@@ -597,6 +596,6 @@ def _release_lease(intent: ExitStack) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         intent.close()
-    # in the thread of an event loop, which sends the store's requests and so cannot wait for them
+    # This is an event loop's thread, which cannot wait for requests to the store that it sends.
     else:
         threading.Thread(target=intent.close, name="lease").start()

@@ -7,8 +7,8 @@ takedowns/<snapshot id>.json the replacement of a retired snapshot
 ```
 Both kinds of files are created exclusively and kept forever: `gc` and `expire` do not delete them.
 If the environment has a signing key, both are signed. If a trust file is given, a replacement is
-valid only if a key of the file signed it, because readers delete replaced snapshots. A record
-without such a signature also keeps its pages out of new builds, but does not remove them from
+valid only if a key of the file signed it, because readers delete replaced snapshots. A takedown
+without such a signature still keeps its pages out of new builds, but does not remove them from
 published snapshots.
 
 After the record is written, no build puts such a page into a passage, and no snapshot that contains
@@ -43,8 +43,8 @@ class Takedown:
     """The record of a takedown: pages of a wiki that no snapshot may contain."""
 
     number: int  # number of the record: 1, 2, 3, …
-    wiki: str  # dbname of the wiki, which the page ids belong to; empty for documents and passages
-    pages: tuple[str, ...]  # page ids; for ready-made passages, the titles
+    wiki: str  # dbname of the wiki with these page ids; empty for documents and passages
+    pages: tuple[str, ...]  # page ids; for a dump of passages, their titles
     reason: str
     by: str  # name of the person who ordered it
     created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
@@ -141,7 +141,7 @@ class Takedowns:
         return replacement
 
     def record_replacement(self, snapshot: str, by: str) -> None:
-        """Record that snapshot `by` replaces `snapshot`; "" means that no snapshot does. An
+        """Record that snapshot `by` replaces `snapshot`; if `by` is "", no snapshot replaces it. An
         existing record is kept.
 
         Raises:

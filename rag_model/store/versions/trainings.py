@@ -6,9 +6,9 @@ trainings/<key>/blobs/ab/abcdef…  files of the checkpoint, content-addressed
 ```
 `<key>` is the digest of the training's exact inputs. A checkpoint is replaced every few minutes, so
 its files are not stored among the store's blobs, which only `gc` may delete. A training deletes its
-previous checkpoint with the files, and deletes its whole folder when the model is published. A
-record is created exclusively, signed like a manifest, and never changed; the record with the
-highest number is current. `gc` deletes the files of killed processes, and `expire` deletes
+previous checkpoint with the checkpoint's files, and deletes its whole folder when the model is
+published. A record is created exclusively, signed like a manifest, and never changed; the record
+with the highest number is current. `gc` deletes the files of killed processes, and `expire` deletes
 abandoned trainings.
 """
 
@@ -138,7 +138,7 @@ class Trainings:
         return None
 
     def iter_newest(self) -> Iterator[tuple[str, StoredCheckpoint]]:
-        """Yield the key and newest checkpoint of each training; unreadable ones are left out."""
+        """Yield the key and newest checkpoint of each training; skip unreadable checkpoints."""
         for key in self.list_keys():
             with suppress(StoreError):
                 if (checkpoint := self.find_newest(key)) is not None:
@@ -251,8 +251,8 @@ class Trainings:
         return True
 
     def _delete_replaced(self, key: str, number: int, needed: set[BlobRef]) -> None:
-        """Delete a replaced checkpoint. The checkpoint's record is deleted last, so that no file is
-        forgotten.
+        """Delete a replaced checkpoint. Its record is deleted last, so that its files can be found
+        if the deletion is interrupted.
         """
         for ref in self._read_files(key, number) - needed:
             self.files.remove(f"{FOLDER}/{key}/{ref.path}")
