@@ -269,7 +269,7 @@ class PassageFile:
             raise InputError(f"{self._name} {size_claim}: build or pull it again")
         with self._translate_errors():
             check_footer(metadata, file_bytes)
-        for group in range(metadata.num_row_groups):  # check it before Arrow allocates memory
+        for group in range(metadata.num_row_groups):  # check sizes before Arrow allocates memory
             self._check_decoded(metadata.row_group(group).total_byte_size)
         self._starts = [0, *accumulate(group_sizes)]
 
@@ -516,7 +516,7 @@ def to_passages(tables: Iterable[pa.Table]) -> list[Passage]:
 
 
 def open_passage_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet writer for passages that writes equal rows in equal row groups as equal bytes.
+    """Open a Parquet writer for passages; equal rows in equal row groups become equal bytes.
 
     Each Parquet page has a checksum, so a reader of byte ranges detects damage without reading the
     whole file.
@@ -552,8 +552,8 @@ def build_passage_table(
 ) -> pa.Table:
     """Build the table of imported passages from their columns.
 
-    Passages with empty page ids and the same title form a page; a passage that has neither is a
-    page by itself.
+    Passages with empty page ids and the same title form a page; a passage with neither a page id
+    nor a title is a page by itself.
     """
     n_rows, default_page_ids = len(ids), pc.if_else(pc.equal(titles, ""), ids, titles)
     columns = {

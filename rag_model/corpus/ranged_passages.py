@@ -72,11 +72,10 @@ class _Column:
 
 
 class _TextDictionary:
-    """The texts of a dictionary page; each follows its length in 4 bytes, and the last may be
-    incomplete.
+    """The texts of a dictionary page, each after its length (4 bytes); the last may be incomplete.
 
-    A page has about a thousand texts, and a search reads a few of them, so they are located when
-    they are read.
+    A page has about a thousand texts, of which a search reads a few, so a text is located only when
+    it is read.
     """
 
     def __init__(self, data: bytes) -> None:

@@ -89,7 +89,7 @@ class WikiClient:
 
         Args:
             url: `mediawiki+https://` and the address of the site, or of its `api.php`.
-            sleep: waits before another try.
+            sleep: function that waits before another attempt.
             api_path: where an earlier client found `api.php`, relative to `url`.
 
         Raises:

@@ -62,7 +62,7 @@ _ENGLISH_NAMES = {"file": _FILE, "image": _FILE, "category": _CATEGORY}
 # `[[de:Haus]]` is shown in the margin, not in the text.
 _LANGUAGE = re.compile(r"(?:[a-z]{2,3}(?:-[a-z]+)*|simple)")
 _NOT_LANGUAGES = frozenset({"doi", "rfc", "isbn", "cia", "ims", "orig"})
-# most titles have no such character and need no slower test
+# Only titles with one of these characters need a slower test.
 _UNUSUAL_CHARACTER = re.compile(r"[\[\]{}<>\n&%:/]")
 _ADDRESS = r"(?:(?:(?:https?|ftp):)?//|(?:bitcoin|geo|magnet|mailto|matrix|news|sips?|sms|tel|urn|xmpp):)"
 # Text that no title contains. MediaWiki shows a link to such a title as text; in the text,
@@ -86,7 +86,7 @@ class Links:
         self._hidden = {prefix for prefix, key in {**_ENGLISH_NAMES, **namespaces}.items() if key in (_FILE, _CATEGORY)}
 
     def render(self, arguments: list[str]) -> str:
-        """Return the visible text of a link from the texts between its bars, the target first."""
+        """Return the visible text of a link; `arguments` are the strings between its `|`."""
         target = arguments[0].strip()
         prefix, colon, title = target.removeprefix(":").partition(":")
         name = prefix.strip().lower().replace("_", " ") if colon else ""
@@ -116,9 +116,7 @@ class Links:
 
 
 def _is_title(target: str) -> bool:
-    """Return whether the target of a link can be a title; otherwise MediaWiki shows its
-    brackets.
-    """
+    """Return whether the target of a link can be a title; if not, MediaWiki shows the brackets."""
     invalid_match = _INVALID_TITLE.search(target)
     if invalid_match is None or invalid_match[0][:1] not in ("%", "&"):
         return invalid_match is None
@@ -179,11 +177,11 @@ def clean_wikitext(
     """Return the sections of a page that contain text, in order; the lead is first (heading `""`).
 
     In sections of references and links (`blocks.is_apparatus`) and in their subsections, only
-    sentences are kept, not list items, links and references. With `anchors` each
-    section also has the spans of its links (`find_link_spans`); its text is the same. With
-    `structures` it also has its tables, infoboxes or long lists, and the text is without the long
-    lists; a section that has only structures has no text. Time and memory are linear in the length
-    of the page.
+    sentences are kept, not list items, links and references. With `anchors`, each section also has
+    the spans of its links (`find_link_spans`), and the text is the same. With `structures`, each
+    section also has its tables, infoboxes or long lists, and extracted lists are not in the text; a
+    section that has only structures has no text. Time and memory are linear in the length of the
+    page.
 
     Raises:
         UnparsablePageError: The page exceeds `MAX_CHARS`.
