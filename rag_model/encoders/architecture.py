@@ -51,7 +51,7 @@ _MAX_SQUARES = 1 << 31
 _MAX_DIMENSIONS = 8
 _MAX_COUNT = 10_000  # maximum number of heads, experts or groups, each of which becomes an object
 _MAX_SIZE = 1 << 24  # maximum dimension, context length or vocabulary size
-_MAX_VALUES_PER_BYTE = 6  # limit over all tensors; the densest quantization has 1.56 bits per value
+_MAX_VALUES_PER_BYTE = 6  # in a whole file; the densest quantization has 1.56 bits per value
 _LAYER_COUNT = re.compile(r"(block|layer)s?(_count)?$")
 _COUNTS = re.compile(r"(head|expert|group|label)\w*count\w*$")
 _SIZES = re.compile(r"(length|size|rank)$")
@@ -152,7 +152,7 @@ def _check_config_values(config_values: Mapping[str, Any], n_tensors: int) -> No
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """The sizes of a model that determine its memory and time."""
+    """The sizes of a model, which determine how much memory and time it needs."""
 
     parameters: int  # number of weights
     layers: int  # number of encoder and decoder layers; 0 for a static encoder
@@ -173,10 +173,10 @@ class Architecture:
 
         For b texts of s tokens, a 16-bit layer with a heads keeps s b h (34 + 5 a s / h) bytes
         (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models",
-        equation 2). Three times that, plus one layer for temporary gradients, is an upper bound of
-        what was measured in 32 bits: 156 to 203 bytes per value of s b h for MiniLM, and 75 for
-        SmolLM2, which has no dropout. A process holds 1.3 to 1.7 times the bytes of its tensors,
-        because malloc keeps freed blocks.
+        equation 2). For 32-bit layers, three times that number, plus one layer for temporary
+        gradients, is an upper bound: the measured layers keep 156 to 203 s b h bytes for MiniLM,
+        and 75 s b h bytes for SmolLM2, which has no dropout. A process holds 1.3 to 1.7 times the
+        bytes of its tensors, because malloc keeps freed blocks.
         """
         bytes_per_hidden_value = 3 * (34 + 5 * self.heads * n_tokens / self.hidden)
         return math.ceil(n_texts * n_tokens * self.hidden * (self.layers + 1) * bytes_per_hidden_value)
@@ -197,7 +197,7 @@ def read_architecture(folder: Path, part: str | None = None) -> Architecture:
     if files and not (folder / CONFIG).is_file():
         return _read_gguf_architecture(files[0])
     if part is None and is_endpoint_encoder(folder):
-        # Another machine computes the vectors.
+        # The server behind the API computes the vectors, so the folder has no layers.
         return Architecture(0, layers=0, hidden=read_endpoint_record(folder)["dim"], heads=1, vocabulary=0)
     if part is None and is_static_encoder(folder):
         n_tokens, dim = StaticTable.open(find_static_body(folder)).embeddings.shape

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _UNUSED = re.compile(r"\[unused\d+\]")
-_MIN_TOKENS = 3  # minimum of max_length: two special tokens and one of text
+_MIN_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 Flags = npt.NDArray[np.bool_]
 
 
@@ -83,7 +83,7 @@ class BagEncoder:
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Device and dtype, which are recorded but never compared."""
+        """Device and dtype, which are recorded but are not part of the vector space."""
         return "cpu", "bits"
 
     def encode_passages(self, titles: Sequence[str], texts: Sequence[str]) -> SparseVectors:
@@ -104,8 +104,8 @@ class BagEncoder:
 def read_bag_spec(folder: Path, overrides: Mapping[str, Any] | None = None) -> BagSpec:
     """Read the bag settings of an encoder folder.
 
-    The settings are in the folder's record. If it has none, `max_length` is the input limit of the
-    model.
+    The settings are in the folder's record. If there are no settings, `max_length` is the input
+    limit of the model.
 
     Raises:
         InputError: the record is corrupt.
@@ -144,7 +144,7 @@ def compute_bag_space(folder: Path, spec: BagSpec) -> Space:
 
 
 def collect_bag_files(folder: Path, spec: BagSpec, workdir: Path) -> dict[str, Path]:
-    """Collect the files of a bag encoder, by their names in one flat folder.
+    """Return the paths of a bag encoder's files by file name.
 
     Writes the record `bookwheel.json` and a config with the vocabulary size into `workdir`; the
     tokenizer files stay in `folder`.

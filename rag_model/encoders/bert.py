@@ -151,8 +151,7 @@ class _Layer:
         return self._add_feed_forward(_attend(query, key, value, mask, sizes.heads), x, sizes.epsilon)
 
     def forward_packed(self, x: Tensor, group_sizes: Sequence[tuple[int, int]], sizes: BertSizes) -> Tensor:
-        """Compute the layer for (n, h) packed rows: groups of b texts of t tokens, then padding
-        rows.
+        """Return the (n, h) output for packed rows: groups of b texts of t tokens, then padding.
 
         The layer multiplies `BATCH_INVARIANT_TOKENS` rows at a time, so that the activations of the
         feed-forward network stay in the CPU cache.

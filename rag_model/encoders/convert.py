@@ -38,13 +38,13 @@ from rag_model.process import ChildDiedError, ChildWorker, block_sockets, serve_
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _HUB_PATTERNS = (*DOWNLOADED, "*.md", "pytorch_model*.bin", "*/pytorch_model*.bin")
 _COPIED_SUFFIXES = {".json", ".jsonl", ".txt", ".model", ".md", ".jinja", ".metadata"}
-_COPIED_SUFFIXES |= {".safetensors"}  # files of subfolders that need no conversion
+_COPIED_SUFFIXES |= {".safetensors"}  # from subfolders without pickled weights
 _OTHER_RUNTIMES = {"onnx", "openvino"}
 _MEMORY = 3 << 29  # bytes that the child may allocate besides the tensors, for torch and Python
 _COPIES = 2  # copies of a file's tensors in memory, one for reading and one for writing
-# CPU time limit per file: a constant, plus the file's bytes at a tenth of a disk's speed.
+# CPU time limit per file: a constant, plus the time to read the file at a tenth of a disk's speed.
 _SECONDS, _BYTES_PER_SECOND = 120.0, 10_000_000
-_MAX_EXPANSION = 4  # maximum bytes of all tensors per byte of the pickle, as views may overlap
+_MAX_EXPANSION = 4  # maximum bytes of tensors per byte of the file, which stores shared memory once
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")
 _DISK_FULL = ("No space left", "Disk quota", "File too large")
@@ -58,15 +58,15 @@ class ConvertedWeights:
     files: tuple[str, ...]  # paths of the weight files in the new folder
     tensors: int  # number of tensors
     bytes: int  # bytes of all tensors
-    # Name under which a tensor was written, by each omitted name of the same tensor.
+    # If a tensor has several names: each omitted name -> the name under which it was written.
     shared: Mapping[str, str]
 
 
 def fetch_pickles(source: str) -> Path:
-    """Return the folder of a model with pickled weights: a folder, or a hub name.
+    """Return the local folder of the model `source`, which has pickled weights.
 
     Raises:
-        InputError: there is no such folder, or the hub does not have the model.
+        InputError: `source` is neither an existing folder nor the name of a model on the hub.
         UsageError: the model has safetensors, or the source is empty.
     """
     if not source:  # the path "" is the working directory
@@ -86,8 +86,8 @@ def convert_weights(folder: Path, destination: Path, name: str = "") -> Converte
     """Write a copy of a model into the existing folder `destination`, with weights as safetensors.
 
     A tensor whose memory several names share is written once, under its first name, as transformers
-    does. `name` is the hub name of the model; settings that are known for it and that its files
-    lack are recorded in the copy.
+    does. `name` is the hub name of the model; if `find_known_settings` has settings for this name
+    that are missing in its files, the copy records them.
 
     Raises:
         InputError: the pickle contains objects other than tensors, or is truncated or corrupt.
@@ -165,7 +165,7 @@ def _iter_copied_files(folder: Path) -> Iterator[Path]:
 
 
 def _convert_pickle_folder(folder: Path, converted_folder: Path, converter: ChildWorker) -> dict[str, dict[str, Any]]:
-    """Convert the weights of one folder; return the child's reply by the name of the new file."""
+    """Convert the weights of one folder; return the child's reply for each new file name."""
     if (folder / PICKLE).is_file():
         reply_by_file = {WEIGHTS: _convert_in_child(folder / PICKLE, converted_folder / WEIGHTS, converter)}
     else:
@@ -248,8 +248,8 @@ def read_pickle(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a pickle with an unpickler that accepts only tensors.
 
     Returns:
-        (tensors by name, first name of a tensor by each of its other names); a tensor with several
-        names is in the first mapping only once, under its first name.
+        (tensor by name, first name by alias). A tensor with several names is in the first mapping
+        under its first name; the second mapping has its other names, the aliases, as keys.
 
     Raises:
         InputError: the pickle contains objects other than tensors, or is truncated or corrupt.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_PAIR_TOKENS = 512  # maximum tokens per pair, including special tokens
 _ARCHITECTURE_SUFFIX = "ForSequenceClassification"
 Ids = npt.NDArray[np.int64]
-_SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # files that may limit the tokens of a pair
+_SETTINGS_FILES = (CONFIG, "tokenizer_config.json")  # files with length limits
 _WINDOW = 1_024  # number of pairs that are tokenized and sorted by length together
 Scores = npt.NDArray[np.float32]
 
@@ -51,8 +51,7 @@ class PairTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Load the tokenizer of a cross-encoder; the maximum of 512 tokens per pair is lower if the
-        model's limit is.
+        """Load the tokenizer, which truncates a pair at 512 tokens, or at the model's lower limit.
 
         Raises:
             InputError: the tokenizer's files are missing or corrupt.
@@ -190,10 +189,10 @@ class CrossEncoder:
 
 
 def list_cross_encoder_files(folder: Path) -> dict[str, Path]:
-    """List the files of a cross-encoder by their relative names, sorted.
+    """Return the paths of a cross-encoder's files by their relative names, sorted.
 
-    Only the files for the library that runs it on this machine (`runs_on_onnx`) are listed, so that
-    other machines use the same library. For an ONNX model only the graph is listed, without
+    Only the files for the library that runs the model on this machine (`runs_on_onnx`) are listed,
+    so that other machines use the same library. For an ONNX model only the graph is listed, without
     external data (`may_have_external_data`).
 
     Raises:

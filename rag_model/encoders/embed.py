@@ -1,9 +1,9 @@
 """Embed the passages of a corpus part: row i of the array is the vector of passage i.
 
-A vector depends only on the encoder, the title and the text, which the column `hash` identifies, so
-a passage that a previous build embedded keeps its vector. The other passages are encoded one window
-at a time, in batch-invariant batches: an incremental build gives the same vectors as a full one.
-Memory holds at most one window of texts and vectors.
+A vector depends only on the encoder and on the passage's title and text. The column `hash` is a
+hash of both, so a passage that a previous build embedded keeps its vector. All other passages are
+encoded one window at a time, in batch-invariant batches, so that an incremental build gives the
+same vectors as a full one. Memory holds at most one window of texts and vectors.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +26,7 @@ from rag_model.errors import InputError
 # Increase it if the vectors of unchanged passages change; then no previous vectors are reused.
 VERSION = 1
 Dtype = Literal["float16", "float32"]
-# (passages file, file with its rows in the same space) of each previous part
+# For each previous part: the file of its passages, and the file of their vectors or other rows.
 PreviousParts = Sequence[tuple[Path, Path]]
 _COLUMNS = ("title", "text")  # columns of the passages that are encoded
 _ROWS_PER_COPY = 8192  # vectors copied at a time
@@ -68,7 +68,7 @@ class PassageEncoder(Protocol):
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
     ) -> Iterator[tuple[Vectors, TokenCounts]]:
-        """Yield each window's (n, d) float32 vectors and the counts of its tokens."""
+        """Yield the (n, d) float32 vectors and the token counts of each window."""
         ...
 
 
@@ -154,7 +154,7 @@ class _NpyVectorFile:
 def _copy_known_vectors(
     passages: Path, previous_parts: PreviousParts, vector_file: _NpyVectorFile
 ) -> NDArray[np.int64]:
-    """Copy the vectors that can be reused; return the rows of the other passages."""
+    """Copy the reusable vectors; return the rows of the passages that must be encoded."""
     is_row_missing = np.ones(vector_file.rows, dtype=bool)
     for vectors, new_rows, sources in _iter_known_vectors(passages, previous_parts, vector_file.dim, vector_file.dtype):
         is_row_missing[new_rows] = False
@@ -166,10 +166,9 @@ def _copy_known_vectors(
 def _iter_known_vectors(
     passages: Path, previous_parts: PreviousParts, dim: int, dtype: np.dtype[Any] | Dtype
 ) -> Iterator[tuple[NDArray[Any], NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield (vectors, rows of `passages`, positions of these rows in `vectors`) for each previous
-    part.
+    """Yield (vectors of the part, rows of `passages`, their positions in `vectors`) for each part.
 
-    Every row occurs at most once.
+    The rows are those whose vector the part contains; each row occurs at most once in all parts.
     """
     passage_hashes = read_hashes(passages)
     missing_rows = np.arange(len(passage_hashes))
@@ -196,9 +195,7 @@ def _open_vectors(file: Path) -> NDArray[Any]:
 
 
 def _iter_inputs(source: PassageFile, rows: NDArray[np.int64], encoder: PassageEncoder) -> Iterator[list[TextInput]]:
-    """Yield the encoder inputs of ascending `rows`, one window at a time; the last may be
-    shorter.
-    """
+    """Yield the encoder inputs of ascending `rows` in windows; the last one may be shorter."""
     pending_inputs, batch_start = list[TextInput](), 0
     for batch in source.iter_batches(_COLUMNS, encoder.window):
         first_selected, end_selected = np.searchsorted(rows, [batch_start, batch_start + len(batch)])

@@ -83,12 +83,12 @@ class Encoder:
     ) -> Self:
         """Load the encoder from a folder, or by its hub name.
 
-        `overrides` replace fields of the spec. `device` is `cpu` or `cuda:1`; by default a GPU, a
-        different one for each worker of a machine, else the CPU. `dtype` is by default bf16 on GPUs
-        and on CPUs with fast bf16, else float32. `threads` sets the threads of torch and tokenizers
-        for the whole process; None does not change them. `trainable` loads the model with
-        transformers, which can train and save it. A static encoder always runs on the CPU in
-        float32.
+        `overrides` replace fields of the spec. `device` is a name such as `cpu` or `cuda:1`; by
+        default, each worker of a machine uses a different GPU, or the CPU if there is none. `dtype`
+        is by default bf16 on GPUs and on CPUs with fast bf16, else float32. `threads` sets the
+        threads of torch and tokenizers for the whole process; None does not change them.
+        `trainable` loads the model with transformers, which can train and save it. A static encoder
+        always runs on the CPU in float32.
 
         Raises:
             InputError: the model is not found, a file is missing or corrupt, or the model is not a
@@ -173,10 +173,10 @@ class Encoder:
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
     ) -> Iterator[tuple[Vectors, TokenCounts]]:
-        """Yield each window's (n, d) float32 vectors and the counts of its tokens.
+        """Yield the (n, d) float32 vectors and the token counts of each window.
 
-        One window is in memory; on CUDA also the next one, which is tokenized while the GPU
-        computes. With `batch_invariant`, a vector does not depend on the other inputs (see
+        Memory holds one window; on CUDA it also holds the next one, which is tokenized while the
+        GPU computes. With `batch_invariant`, a vector does not depend on the other inputs (see
         `Model.encode`), at the cost of encoding a few inputs twice.
 
         Raises:
@@ -230,7 +230,7 @@ def read_passage_space(name: str | Path) -> Space:
 
 
 def static_encoder_error(folder: Path) -> UsageError:
-    """Return the error for training a static encoder."""
+    """Return the error for an attempt to train a static encoder."""
     return UsageError(f"encoder {folder} is static and cannot be trained: give a transformer, such as BERT or E5")
 
 
@@ -255,7 +255,7 @@ def _check_role(folder: Path, role: Role) -> None:
 
 
 def collect_question_encoder_files(folder: Path, spec: EncoderSpec, space: Space, workdir: Path) -> dict[str, Path]:
-    """Collect the files of a question encoder for `space`, by their names in one flat folder.
+    """Return the paths of the files of a question encoder for `space`, by file name.
 
     Writes the record `bookwheel.json` into `workdir`; the other files stay in `folder`.
 

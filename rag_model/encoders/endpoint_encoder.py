@@ -243,7 +243,7 @@ class EndpointEncoder:
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
     ) -> Iterator[tuple[Vectors, TokenCounts]]:
-        """Yield each window's (n, d) float32 vectors, and the tokens that the endpoint counted.
+        """Yield the (n, d) float32 vectors of each window, and the token counts from the endpoint.
 
         `batch_invariant` has no effect, because an endpoint does not guarantee identical vectors.
 
@@ -319,10 +319,10 @@ class EndpointEncoder:
 
 
 class EmbeddingClient:
-    """A client for the embeddings of one model of an endpoint. Thread-safe."""
+    """A client that requests embeddings from one model of an endpoint. Thread-safe."""
 
     def __init__(self, model: str, settings: EmbedSettings | None = None, endpoint: Endpoint | None = None) -> None:
-        """Prepare requests for `model`, the endpoint's name of the model; nothing is sent yet.
+        """Prepare requests for the model that the endpoint calls `model`; nothing is sent yet.
 
         Raises:
             UsageError: the address, key, proxy or a setting in the environment is invalid.
@@ -336,8 +336,8 @@ class EmbeddingClient:
             one_product="a list of embeddings",
             length_advice="cut shorter passages, or let the server truncate them",
         )
-        self._encoding_format = "base64"  # a third of the bytes of decimal numbers
-        # event-loop time until which all requests wait, because of a Retry-After
+        self._encoding_format = "base64"  # a third of the size of decimal numbers
+        # If a reply contained Retry-After, all requests wait until this time of the event loop.
         self._resume_time = 0.0
         self._loop: EventLoopThread | None = None
         self._client: httpx.AsyncClient | None = None
@@ -389,8 +389,9 @@ class EmbeddingClient:
         return replace(self.settings, whole_seconds=min(whole_seconds, self.settings.whole_seconds))
 
     def _ensure_started(self) -> EventLoopThread:
-        """Return the thread of the requests; the first call starts it, so that a forked worker
-        starts its own thread.
+        """Return the thread that sends the requests; the first call starts it.
+
+        If it started earlier, a forked worker would have no running thread.
         """
         with self._start_lock:
             if self._loop is None:
@@ -463,13 +464,13 @@ class EmbeddingClient:
 
 
 def _describe_input(text: str) -> str:
-    """Describe a text that is too long for the server, for the error message."""
+    """Describe, for an error message, a text that is too long for the server."""
     beginning = escape_controls(" ".join(text[:_MAX_QUOTED].split()))
     return f"a text of {len(text):,} characters that begin with {beginning!r},"
 
 
 def _close_connections(loop: EventLoopThread, client: httpx.AsyncClient) -> None:
-    # the event loop's thread cannot wait for itself, if it collects garbage
+    # Garbage collection may run this in the event loop's thread, which cannot wait for itself.
     if not loop.is_current_thread:
         loop.close(client.aclose)
 
@@ -516,8 +517,8 @@ def _parse_vector(embedding: Any) -> Vectors:
 def describe_endpoint_use(name: str, n_passages: int, words: float, price: float | None = None) -> str:
     """Describe the tokens and cost of embedding passages of `words` words on average.
 
-    The estimate assumes that a token is three quarters of a word. `price`, of a million tokens, is
-    by default the price in the environment.
+    The estimate assumes that a token is three quarters of a word. `price` is the price of a million
+    tokens, by default BOOKWHEEL_EMBED_PRICE.
 
     >>> describe_endpoint_use("openai:small", 1_000_000, 90, 0.02)
     'openai:small embeds 1,000,000 passages, about 120,000,000 tokens, for about 2.40'

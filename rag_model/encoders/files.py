@@ -25,9 +25,9 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 _DEFAULT_MAX_LENGTH = 512  # maximum tokens of an input, if no file has a limit
 _POSITIONS_AFTER_PADDING = frozenset(("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer"))
-_UNBOUNDED = 100_000  # tokens; larger limits mean "no limit", for which tokenizers write 1e30
+_UNBOUNDED = 100_000  # larger token limits, such as 1e30, mean "no limit"
 MODULES = "modules.json"
-_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # paths in an export, and in a folder of the hub
+_ONNX_FILES = ("model.onnx", "onnx/model.onnx")  # in exported models; in models on the hub
 SPLADE = "SpladePooling"
 _SUPPORTED = ("Transformer", "Pooling", "Normalize")
 _SUPPORTED_SPARSE = ("Transformer", "MLMTransformer", SPLADE)
@@ -157,8 +157,7 @@ def read_sentence_transformers(folder: Path) -> dict[str, Any]:
 
 
 def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, Any]:
-    """Read `normalize` and `truncate_dim` of a folder with these modules, as fields of
-    `EncoderSpec`.
+    """Read `normalize` and `truncate_dim`, fields of `EncoderSpec`, of a folder with `modules`.
 
     Indexes rank by inner product, so the vectors of a cosine model are normalized even if it has no
     Normalize module. As in sentence-transformers, the default is cosine.
@@ -176,7 +175,8 @@ def read_vector_settings(folder: Path, modules: Collection[str]) -> dict[str, An
             f"encoder {folder} compares vectors by {similarity} distance (similarity_fn_name in "
             f"{_SETTINGS}), which is not supported: use a model for cosine or dot similarity"
         )
-    # For a similarity of token vectors, sentence-transformers compares single vectors by cosine.
+    # If the similarity is defined for token vectors (MaxSim), sentence-transformers compares the
+    # vectors of texts by cosine.
     if similarity not in ("cosine", "dot", "maxsim", "meanmaxsim", *_OTHER_SIMILARITIES):
         raise InputError(
             f"encoder file {folder / _SETTINGS} has similarity_fn_name {similarity!r}: "
@@ -223,7 +223,7 @@ def read_splade(folder: Path) -> dict[str, Any]:
 def read_prompts(folder: Path) -> dict[str, str]:
     """Read the prompts of passages and questions, as fields of a spec.
 
-    `default_prompt_name` applies to neither: sentence-transformers' `encode_query` and
+    The setting `default_prompt_name` is ignored, because sentence-transformers' `encode_query` and
     `encode_document` do not use it.
 
     Raises:
@@ -240,7 +240,7 @@ def read_prompts(folder: Path) -> dict[str, str]:
 
 
 def read_modules(folder: Path) -> dict[str, str]:
-    """Return the paths of a folder's modules by the last part of their type names.
+    """Return the path of each module of a folder, by its class name such as `Pooling`.
 
     Raises:
         InputError: `modules.json` is damaged.
@@ -332,7 +332,7 @@ def read_missing_end_token(folder: Path) -> str:
 
 
 def _contains_rule(rule: Any, matches: Callable[[Mapping[str, Any]], bool]) -> bool:
-    """Return whether a rule of `tokenizer.json`, or any step of a sequence of rules, matches."""
+    """Return whether `matches` is true for a rule of `tokenizer.json` or for any step of it."""
     if not isinstance(rule, dict):
         return False
     sub_rules = rule.get("normalizers") or rule.get("processors") or []
@@ -472,8 +472,7 @@ def _summarize_error(error: BaseException) -> str:
 
 
 def derive_question_encoder_name(name: str) -> str:
-    """Return the name of the question encoder that belongs to a passage encoder; usually the same
-    name.
+    """Return the name of the question encoder of a passage encoder; usually the two are equal.
 
     >>> derive_question_encoder_name("facebook/dpr-ctx_encoder-single-nq-base")
     'facebook/dpr-question_encoder-single-nq-base'
@@ -487,7 +486,7 @@ def derive_question_encoder_name(name: str) -> str:
         return name.rstrip("/")
     question_encoder = owner + slash + model_name.replace("ctx_encoder", "question_encoder")
     if hub_name and hub_name.revision and not Path(name).is_dir():
-        # The same pull-request number of the other repository may belong to a stranger.
+        # In the other repository, a pull request with the same number may be by a different author.
         raise UsageError(
             f"the revision of {name} does not apply to its question encoder, which is another "
             "model: write "

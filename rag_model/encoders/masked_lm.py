@@ -183,7 +183,7 @@ class TrainableMaskedLM(nn.Module):
         text_rows = self._flatten([[row] * n_masks for row, n_masks in enumerate(mask_counts)])  # (k,)
         mask_columns = self._flatten([range(n_masks) for n_masks in mask_counts])
         mask_logits = self._compute_logits([batch for batch in batches if batch])  # (k, V)
-        # At least float32, also under autocast.
+        # The log-probabilities need float32, also if autocast computed the logits in fewer bits.
         float_logits = mask_logits.to(torch.promote_types(mask_logits.dtype, torch.float32))
         log_probs = -nn.functional.cross_entropy(
             float_logits, self._flatten([masked_input.target_ids for masked_input in inputs]), reduction="none"

@@ -292,9 +292,9 @@ def choose_inference_dtype(device: str | torch.device | None = None) -> str:
 
 
 def list_inference_inputs() -> dict[str, str]:
-    """Return the dtype of `choose_inference_dtype` as an input of a memo key; nothing for float32.
+    """Return the dtype of `choose_inference_dtype` as an input of a memo key; empty for float32.
 
-    The key must distinguish results of different dtypes; float32, the usual dtype, adds nothing.
+    Results in different dtypes thus have different keys; float32, the usual dtype, changes no key.
     """
     dtype = choose_inference_dtype()
     return {} if dtype == "float32" else {"dtype": dtype}

@@ -116,10 +116,10 @@ class Muvera:
 
 
 def find_nearest_tokens(buckets: Buckets, empty_buckets: Buckets) -> Buckets:
-    """Return (w,) for each empty bucket, the position of the token whose bucket differs in the
-    fewest bits.
+    """Return, for each of w empty buckets, the position of the token with the nearest bucket.
 
-    `buckets` are the (t,) buckets of the tokens. Ties go to the first token.
+    The nearest bucket differs in the fewest bits. `buckets` are the (t,) buckets of the tokens.
+    Ties go to the first token.
     """
     # (w, 1), (1, t) -> (w, t)
     bit_distances = np.bitwise_count(empty_buckets[:, None] ^ buckets[None, :])
@@ -185,9 +185,7 @@ class MuveraEncoder:
     def stream(
         self, windows: Iterable[Sequence[TextInput]], *, batch_invariant: bool = False
     ) -> Iterator[tuple[Vectors, TokenCounts]]:
-        """Yield the (n, d) float32 vectors of each window of passages, and the counts of its
-        tokens.
-        """
+        """Yield the (n, d) float32 vectors and the token counts of each window of passages."""
         for window in windows:
             texts = [text if isinstance(text, str) else " ".join(text) for text in window]
             token_vectors = self.token_encoder.encode_inputs(texts)

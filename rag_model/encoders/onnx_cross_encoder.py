@@ -32,10 +32,10 @@ from rag_model.process import ChildDiedError, run_in_child, serve_call
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CPU_DEVICE = "cpu"
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-_CPU_BATCH_TOKENS = 1024  # maximum, including padding; a float32 MiniLM is 15 % slower with 2,048
+_CPU_BATCH_TOKENS = 1024  # including padding; a float32 MiniLM is 15 % slower with 2,048
 _CUDA_BATCH_TOKENS = 65_536
 _ONE_PAIR = 1
-_THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads it too
+_THREADS_VARIABLE = "OMP_NUM_THREADS"  # torch reads this variable too
 # Operator of a graph that scales activations by their range over the batch, so that a score depends
 # on the batch.
 _DYNAMIC_QUANTIZATION = re.compile(rb"DynamicQuantize")
@@ -48,7 +48,7 @@ _SECONDS = 60.0  # CPU seconds of the child for a small graph
 _BYTES_PER_SECOND = 20e6  # one more CPU second for each 20 MB of a graph
 _MEMORY = 2 << 30  # bytes that the child may allocate, besides the weights
 _WEIGHT_COPIES = 4  # copies of the weights in memory, which are repacked for the processor
-_SHORT_PAIR = 8  # tokens of a pair
+_SHORT_PAIR = 8  # number of tokens of a short test pair
 _NO_MEMORY = "bad_alloc"  # text in onnxruntime's out-of-memory errors
 
 
@@ -59,7 +59,7 @@ class OnnxPairModel:
     session: Any  # an onnxruntime.InferenceSession
     inputs: tuple[str, ...]  # input names of the graph
     output: str  # output name of the graph
-    batch_tokens: int  # maximum tokens per batch, including padding; 1: one pair per batch
+    batch_tokens: int  # maximum tokens per batch, including padding; with 1, a batch is one pair
 
     @classmethod
     def load(cls, folder: Path, device: str | None = None) -> Self:
@@ -158,7 +158,7 @@ def _score_in_child(arguments: Mapping[str, str]) -> None:
         placeholder_ids = np.ones((1, pair_tokens), np.int64)
         try:
             model.logits(PairBatch(placeholder_ids, placeholder_ids, np.zeros_like(placeholder_ids)))
-        except InputError as error:  # a graph with other shapes is refused when it is used
+        except InputError as error:  # other faults, such as wrong shapes, are reported at use
             if _NO_MEMORY in str(error):
                 raise MemoryError from error
 
@@ -167,7 +167,7 @@ def _create_session(onnx_path: Path, device: str | None) -> Any:
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
     options.enable_cpu_mem_arena = False  # an arena would keep the memory of the largest batch
-    options.enable_mem_pattern = False  # batches differ in shape
+    options.enable_mem_pattern = False  # patterns help only batches of equal shape
     options.log_severity_level = 3  # errors
     thread_setting = os.environ.get(_THREADS_VARIABLE, "")
     # 0: all cores

@@ -30,19 +30,20 @@ _FETCH_AGAIN = "fetch it again"
 _POOLER = "pooler"
 _ADAPTER = "adapter_config.json"
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config")
-# Implementations in torch; all others, such as flash_attention_2, may be downloaded from the hub.
+# Values of config keys that select torch's implementations. transformers may download any other
+# implementation, such as flash_attention_2, from the hub.
 _ALLOWED_IMPLEMENTATIONS = {
     "attn_implementation": ("eager", "sdpa", "flex_attention"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
-# transformers ignores these values without an error.
+# Types of position embeddings that transformers ignores without an error.
 _UNSUPPORTED_POSITIONS = "relative_key", "relative_key_query", "alibi"
 # Keys of vision models, which load weights and code of other packages.
 _VISION_KEYS = re.compile(r"timm|backbone")
 _LAYER_KEYS = re.compile(r"(^|_)layers?$")  # num_hidden_layers, encoder_layers, n_layer
 _COUNT_KEYS = re.compile(r"(^|_)(labels|heads|experts|groups|blocks|group_num)$")
 _MAX_COUNT = 10_000  # maximum number of labels, heads or experts, each of which becomes an object
-# Otherwise transformers may also download kernels that no config names.
+# Without this setting, transformers may download kernels even if no config names them.
 os.environ.setdefault("USE_HUB_KERNELS", "NO")
 
 
@@ -169,8 +170,7 @@ def load_transformers_model(auto_class: Any, folder: Path, dtype: "torch.dtype",
 def load_weights(
     auto_class: Any, folder: Path, noun: str, dtype: "torch.dtype", advice: str = _FETCH_AGAIN, **arguments: Any
 ) -> tuple[Any, list[str]]:
-    """Load a model like `load_pretrained`; return also the names of the tensors that the folder
-    lacks.
+    """Load a model like `load_pretrained`; return (model, names of the missing tensors).
 
     Raises:
         InputError: for the same reasons as `load_pretrained`.
@@ -182,7 +182,7 @@ def load_weights(
 
 
 def refuse_missing_tensors(noun: str, folder: Path, names: Sequence[str]) -> None:
-    """Raise an `InputError` if there are `names` of missing tensors."""
+    """Raise an `InputError` if `names`, the names of missing tensors, is not empty."""
     if names:
         raise InputError(f"{noun} {folder} lacks {len(names)} tensors, the first is {names[0]}: {_FETCH_AGAIN}")
 
@@ -201,7 +201,7 @@ def is_pooler(name: str) -> bool:
 
 
 def freeze_pooler(model: Any) -> None:
-    """Train all weights but BERT's pooler, for whose gradient several GPUs would wait."""
+    """Freeze only BERT's pooler, because distributed training would wait for its gradient."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not is_pooler(name))
 
@@ -218,9 +218,7 @@ def load_body(folder: Path, device: "torch.device", dtype: "torch.dtype") -> Any
 
 
 def save_body(body: Any, own_tensors: Mapping[str, "torch.Tensor"], architecture: str, folder: Path) -> None:
-    """Write the weights and the config of a transformer without its pooler, and `own_tensors`,
-    which another model adds to it.
-    """
+    """Write weights and config of a transformer without its pooler; `own_tensors` are added."""
     tensors = {f"{body.base_model_prefix}.{name}": tensor for name, tensor in body.state_dict().items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not is_pooler(name)} | {**own_tensors}
     save_file = require("safetensors.torch", "model").save_file

@@ -106,8 +106,8 @@ class _KnownRows(Generic[R]):
     """The locations of rows that a previous build encoded."""
 
     files: Sequence[RaggedFile[R]]
-    file_numbers: IntArray  # (n,) index into `files` of each passage; -1 if it is in none of them
-    file_rows: IntArray  # (n,) row of each passage in that file
+    file_numbers: IntArray  # (n,) index into `files` for each passage; -1 if no file has it
+    file_rows: IntArray  # (n,) row of each passage in its file
 
 
 def _find_known_rows(passages: Path, previous_parts: PreviousParts, row_format: RaggedFormat[R]) -> _KnownRows[R]:

@@ -133,7 +133,7 @@ def name_space_by_content(space: Space, folder: Path) -> Space:
     if space.pooling == ENDPOINT_POOLING:
         architecture = read_endpoint_record(folder)["model"].rpartition("/")[2]
     elif space.pooling in STATIC_POOLINGS:
-        # the folder may lack a config, and the two layouts have different ones
+        # Static encoders may have no config, and their two layouts have different configs.
         architecture = "StaticModel"
     else:
         architecture = (read_optional_json(folder / CONFIG).get("architectures") or ["encoder"])[0]

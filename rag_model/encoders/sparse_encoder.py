@@ -66,7 +66,7 @@ TermPooling = Literal["max", "sum"]
 Activation = Literal["relu", "log1p_relu", "elu1p"]
 SIDR: Final = "elu1p"
 _HEAD_SUFFIX = "ForMaskedLM"  # suffix of architectures with logits over the vocabulary
-_MIN_TERM_TOKENS = 3  # minimum of max_length: two special tokens and one of text
+_MIN_TERM_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 _MAX_TERMS = 10_000  # maximum number of terms per text
 _MAX_SCALE = 1 << 16
 
@@ -223,8 +223,8 @@ class SparseEncoder:
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Device, such as cuda:0, and dtype, such as bfloat16; they are recorded but never
-        compared.
+        """Device, such as cuda:0, and dtype, such as bfloat16; recorded, but not part of the
+        space.
         """
         return str(self.model.device), str(self.model.dtype).removeprefix("torch.")
 
@@ -279,7 +279,7 @@ class SparseEncoder:
     def _select_top_terms(
         self, texts: Sequence[str], max_terms: int, n_units: int, max_units: int, *, batch_invariant: bool = True
     ) -> tuple[IntArray, IntArray]:
-        """Return (terms, units), (n, c) each, as `sparse_model.top_terms` does."""
+        """Return the (n, c) largest terms and their (n, c) units; see `sparse_model.top_terms`."""
         top_terms = import_module("rag_model.encoders.sparse_model").top_terms
         model: Any = self.model
         output_shape = len(texts), min(max_terms + (self.spec.max_length if self.spec.keeps_own_terms else 0), self.dim)
@@ -360,8 +360,7 @@ def compute_sparse_space(folder: Path, spec: SparseSpec, name: str = "") -> Spac
 
 
 def collect_sparse_encoder_files(folder: Path, spec: SparseSpec, space: Space, workdir: Path) -> dict[str, Path]:
-    """Collect the files of a sparse encoder for questions in `space`, by their names in one flat
-    folder.
+    """Return the paths of the files of a sparse question encoder for `space`, by file name.
 
     Writes the record `bookwheel.json` into `workdir`; the other files stay in `folder`.
 

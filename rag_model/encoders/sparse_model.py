@@ -5,12 +5,13 @@ of each term with the model's own word embeddings: V(x) = max over tokens i of e
 with elu1p(z) = elu(z) + 1 (Zhou et al., "Semi-Parametric Retrieval via Binary Bag-of-Tokens Index",
 arXiv 2405.01924). Ids that are not terms have weight 0 (`bag.compute_term_mask`).
 
-`max_inner_products` computes the maximum without the products of all tokens. A plain product keeps
-(b, t, V) values for the backward pass: a gigabyte for 32 texts of 256 tokens and BERT's vocabulary.
-Here the products of one text at a time are computed, and only the position of each maximum is kept.
-The backward pass then costs as much as one token per text instead of t: the gradient of a word is a
-weighted sum of one token of each text, and the gradient of a token a weighted sum of the words for
-which it is the maximum. `embedding_bag` sums without the (b, V, h) products.
+`max_inner_products` computes the maximum without keeping the products of all tokens. A plain matrix
+product keeps (b, t, V) values for the backward pass: a gigabyte for 32 texts of 256 tokens and
+BERT's vocabulary. Here the products of one text at a time are computed, and only the position of
+each maximum is kept. The backward pass then costs as much as one token per text instead of t: the
+gradient of a word is a weighted sum of one token of each text, and the gradient of a token a
+weighted sum of the words for which it is the maximum. `embedding_bag` computes these sums without
+storing the (b, V, h) products.
 """
 
 from collections.abc import Sequence
@@ -140,11 +141,11 @@ class _MaxProducts(torch.autograd.Function):
         hidden, words, positions = ctx.saved_tensors
         n_texts, n_tokens, _ = hidden.shape
         text_starts = torch.arange(0, n_texts * n_tokens, n_tokens, device=hidden.device)
-        token_rows = positions + text_starts[:, None]  # (b, V): rows of the (b * t, h) tokens
+        token_rows = positions + text_starts[:, None]  # (b, V) row numbers of (b * t, h)
         # (V, b) -> (V, h)
         words_gradient = _compute_weighted_sums(hidden.flatten(0, 1), token_rows.T, gradient.T)
-        token_order = token_rows.flatten().argsort(stable=True)  # (b * V,): token by token
-        counts = token_rows.flatten().bincount(minlength=n_texts * n_tokens)  # words of each token
+        token_order = token_rows.flatten().argsort(stable=True)  # (b * V,), sorted by token
+        counts = token_rows.flatten().bincount(minlength=n_texts * n_tokens)  # words per token
         hidden_gradient = _compute_weighted_sums(
             words, token_order % len(words), gradient.flatten()[token_order], counts.cumsum(0) - counts
         )  # (b * t, h)

@@ -50,21 +50,22 @@ from rag_model.encoders.static_folder import (
 from rag_model.errors import InputError, UsageError
 
 RECORD_FILE = "bookwheel.json"
-# Keys in bookwheel.json, each of one kind of encoder.
+# Keys in bookwheel.json; each contains the settings of one kind of encoder.
 BAG_KEY, MUVERA_KEY, SPARSE_KEY, TOKENS_KEY = "bag", "muvera", "sparse", "tokens"
 Pooling = Literal["cls", "mean", "last", "static", "static-known", "endpoint"]
 ENDPOINT_POOLING: Pooling = "endpoint"  # pooling of a model behind an HTTP API, which pools itself
 ENDPOINT_KEY = "endpoint"  # key in bookwheel.json: the model's name and its dimension
-PROBES = "probes.npy"  # file in the folder of such a model, with the vectors of fixed texts
+PROBES = "probes.npy"  # file with the vectors of fixed texts, for a model behind an HTTP API
 Layout = Literal["joined", "pair", "text"]
 JOINED: Layout = "joined"  # the text of a passage is `title text`
 TextInput = str | tuple[str, str]  # tokenizer input: one text, or a pair
 DPR_MAX_LENGTH = 256  # maximum tokens; `sequence_length` in github.com/facebookresearch/DPR
-_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that records of older versions lack
-_MIN_TOKENS = 3  # minimum of max_length: two special tokens and one of text
+_NEWER_FIELDS = ("truncate_dim", "end_token")  # fields that older versions do not write
+_MIN_TOKENS = 3  # minimum of max_length: two special tokens and one token of text
 _BGE_QUESTION = "Represent this sentence for searching relevant passages: "
-# Settings that the folders of some models lack, by patterns of hub names: prompts from the model
-# cards, and dot-product similarity of models that were saved before a folder could declare it.
+# Settings that are missing in the folders of some models, by patterns of hub names: prompts from
+# the model cards, and dot-product similarity for models that were saved before a folder could
+# declare it.
 _KNOWN_SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         r"intfloat/(multilingual-)?e5-(small|base|large)(-v2)?",
@@ -83,8 +84,8 @@ METADATA = "artifact.metadata"  # file with the settings in Stanford's layout, a
 PYLATE_CONFIG = "config_sentence_transformers.json"
 DIM = 128  # dimension of a token vector: ColBERT, section 4.1
 _MAX_POOL = 8  # maximum tokens per vector; the quality falls beyond 6 (Clavié et al. 2024)
-_MIN_MARKED_TOKENS = 5  # [CLS], the mark, one token of text, [SEP] and one [MASK]
-# Keys of these settings, and the fields of `TokenSpec`.
+_MIN_MARKED_TOKENS = 5  # [CLS], the marker token, one token of text, [SEP] and one [MASK]
+# Keys in the settings files of Stanford and PyLate, and the corresponding fields of `TokenSpec`.
 _STANFORD_FIELDS = {
     "query_token_id": "question_mark",
     "doc_token_id": "passage_mark",
@@ -110,11 +111,11 @@ class EncoderSettings:
     question_prompt: str  # text before every question
 
     def check(self) -> None:
-        """Check that each setting has the type of its default, that items of tuples are texts, and
-        that a setting whose type is a `Literal` is one of its choices.
+        """Check that each setting has the type of its default, that tuple items are strings, and
+        that a `Literal` setting has one of the allowed values.
 
         Raises:
-            UsageError: a setting has a wrong type, or is none of its choices.
+            UsageError: a setting has a wrong type, or is not one of the allowed values.
         """
         for field in fields(self):  # type: ignore[arg-type]
             value, expected_type = getattr(self, field.name), type(field.default)
@@ -155,7 +156,7 @@ def write_encoder_record(workdir: Path, fields_by_name: Mapping[str, Any]) -> Pa
 
 
 def check_choices(settings: object, owner: str) -> None:
-    """Check that each setting whose type is a `Literal` has one of its choices.
+    """Check that each `Literal` setting has one of the allowed values.
 
     Raises:
         UsageError: a setting has another value; the message calls it a setting of `owner`.
@@ -210,7 +211,7 @@ class EncoderSpec(EncoderSettings):
         return self.pooling == ENDPOINT_POOLING
 
     def to_json(self) -> dict[str, Any]:
-        """Return the spec as JSON values, without unused fields that older versions lack.
+        """Return the spec as JSON values; newer fields are omitted if they are empty or 0.
 
         Thus the ids of models and snapshots from older versions do not change.
         """
@@ -312,8 +313,7 @@ def is_static_encoder(folder: Path) -> bool:
 
 
 def find_known_settings(name: str) -> dict[str, Any]:
-    """Return the settings that a model's files lack, by its hub name with or without a revision;
-    an empty dict if there are none.
+    """Return the settings that are missing in the files of the hub model `name`; may be empty.
 
     >>> find_known_settings("intfloat/e5-small-v2")["question_prompt"]
     'query: '
@@ -367,7 +367,9 @@ class TokenSpec(EncoderSettings):
 
     @property
     def space_pooling(self) -> str:
-        """The `pooling` of the vector space: tokens per vector, and skipped tokens."""
+        """The `pooling` of the vector space: it names the tokens per vector and the skipped
+        ones.
+        """
         drops_punctuation = self.skipped == tuple(string.punctuation)
         token_label = "tokens" if drops_punctuation else f"tokens without {digest_json(list(self.skipped))[-8:]}"
         return token_label if self.pool == 1 else f"{token_label}, pooled by {self.pool}"

@@ -45,7 +45,7 @@ _MAX_DIM = 1 << 16
 _MIN_NORM = 1e-12  # minimum divisor in a normalization, as in torch's `normalize`
 _ROWS_PER_BLOCK = 1 << 14  # number of rows that are cast and hashed at a time
 _FETCH_AGAIN = "fetch the model again"
-_MODEL2VEC_TYPE = "model2vec"  # the `model_type` of its configs
+_MODEL2VEC_TYPE = "model2vec"  # `model_type` in the configs of model2vec
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class ColbertTokenizer:
     spec: TokenSpec
     question_tokenizer: "Tokenizer"
     passage_tokenizer: "Tokenizer"
-    mark_ids: tuple[int, int]  # token ids of the question mark and of the passage mark
+    mark_ids: tuple[int, int]  # token ids of the marker tokens of questions and of passages
     mask_id: int  # token id of [MASK]
     skipped_ids: npt.NDArray[np.int32]  # ids of passage tokens without a vector
 
@@ -123,7 +123,7 @@ class ColbertTokenizer:
         """Load the tokenizer of `folder`.
 
         Raises:
-            InputError: the tokenizer is missing or corrupt, or its vocabulary lacks a marker token.
+            InputError: the tokenizer is missing or corrupt, or its vocabulary has no marker token.
         """
         question_tokenizer = load_tokenizer(folder, spec.question_length - 1)
         passage_tokenizer = load_tokenizer(folder, spec.passage_length - 1)
@@ -159,7 +159,7 @@ class ColbertTokenizer:
         return TokenBatch(ids, all_true if self.spec.attend_to_masks else is_token, all_true)
 
     def encode_passages(self, texts: Sequence[str]) -> list[TokenIds]:
-        """Return the token ids of passages, each with its mark."""
+        """Return the token ids of passages, each with the passages' marker token."""
         return [_insert_mark_id(ids, self.mark_ids[1]) for ids in tokenize(self.passage_tokenizer, texts)]
 
     def pad_passages(self, id_rows: Sequence[TokenIds]) -> TokenBatch:
@@ -216,8 +216,8 @@ class TokenEncoder:
 
     @property
     def device_and_dtype(self) -> tuple[str, str]:
-        """Device, such as cuda:0, and dtype, such as bfloat16; they are recorded but never
-        compared.
+        """Device, such as cuda:0, and dtype, such as bfloat16; recorded, but not part of the
+        space.
         """
         return str(self.model.device), str(self.model.linear.weight.dtype).removeprefix("torch.")
 
@@ -326,7 +326,7 @@ def compute_token_space(folder: Path, spec: TokenSpec, name: str = "") -> Space:
 def collect_token_encoder_files(
     folder: Path, spec: TokenSpec, space: Space, workdir: Path, extra_fields: Mapping[str, Any] | None = None
 ) -> dict[str, Path]:
-    """Collect the files of a ColBERT for questions in `space`, by relative name.
+    """Return the paths of the files of a ColBERT for questions in `space`, by relative name.
 
     Writes the record `bookwheel.json` with `extra_fields` into `workdir`; the other files stay in
     `folder`.

@@ -205,7 +205,7 @@ def _load_converted_tokenizer(folder: Path) -> "Tokenizer":
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
-    """Limits of the texts of a static encoder, and the token that is ignored."""
+    """Length limits of the texts of a static encoder, and the token that it ignores."""
 
     max_tokens: int  # maximum tokens per text
     max_characters: int | None = None  # maximum characters of a text; None if there is no limit
@@ -217,8 +217,8 @@ class WordBoundaries:
     """Splits the token ids of several ASCII words, tokenized as one text, into the ids of each
     word.
 
-    ASCII words contain no space mark. If a word contains the separator, or the tokenizer does not
-    know the mark before a word, the number of id lists differs from the number of words.
+    An ASCII word cannot contain SentencePiece's space mark. If a word contains the separator, or if
+    the vocabulary has no space mark, the number of id lists differs from the number of words.
     """
 
     joiner: str  # text between two words
@@ -382,8 +382,9 @@ class WordTokenizer:
 
 
 def find_word_boundaries(tokenizer: "Tokenizer", separation: WordSeparation | None) -> WordBoundaries | None:
-    """Return how to split joined words, at a special token between them or before each token with a
-    space mark; None if they cannot be split.
+    """Return how to split the token ids of joined words; None if they cannot be split.
+
+    They are split at a special token between the words, or before each token with a space mark.
     """
     if separation == "marks":
         vocabulary = tokenizer.get_vocab()
@@ -486,7 +487,7 @@ def _concatenate_ids(cache: Mapping[str, bytes | None], words: Sequence[str]) ->
 
 
 def find_pad_id(tokenizer: "Tokenizer", folder: Path) -> int:
-    """Return the padding id from the model's config, else from the vocabulary, else 0."""
+    """Return the padding id from the model's config, or else from the vocabulary, or else 0."""
     candidates = [read_optional_json(folder / CONFIG).get("pad_token_id"), *map(tokenizer.token_to_id, _PAD_TOKENS)]
     return next((token_id for token_id in candidates if token_id is not None), 0)
 

@@ -28,7 +28,7 @@ Text = str | tuple[str, str]
 
 
 class TrainableEncoder(nn.Module):
-    """A trainable question encoder, passage encoder, or both in one; create one with `load`."""
+    """A trainable question encoder, passage encoder, or encoder of both; create one with `load`."""
 
     def __init__(self, encoder: Encoder, role: Role) -> None:
         """Wrap the transformers model that `encoder` runs.
@@ -53,8 +53,7 @@ class TrainableEncoder(nn.Module):
     def load(
         cls, folder: str | Path, role: Role = "question", spec: EncoderSpec | None = None, device: str | None = None
     ) -> Self:
-        """Load the encoder of a folder or hub name in float32, for training; `spec` replaces the
-        folder's.
+        """Load an encoder by folder or hub name in float32, to train it; `spec` replaces its own.
 
         Raises:
             InputError: as for `Encoder.load`.
@@ -103,8 +102,9 @@ class TrainableEncoder(nn.Module):
         return self.encode(questions, "question")
 
     def space(self) -> Space:
-        """Return the vector space of its questions, which training does not change, because the
-        passage vectors are fixed.
+        """Return the vector space of the questions.
+
+        Training does not change this space, because the passage vectors are fixed.
 
         Raises:
             InputError: the encoder's folder neither declares a space nor contains a passage

@@ -41,9 +41,7 @@ class StoredTensor:
     offset: int  # position of the values in the file, in bytes
 
     def has_float_shape(self, shape: tuple[int, ...]) -> bool:
-        """Return whether it has this shape and a float dtype, unlike the codes of a quantized
-        model.
-        """
+        """Return whether the tensor has this shape and a float dtype (quantized models do not)."""
         return self.shape == shape and self.dtype in _FLOAT_TYPES
 
     def digest(self) -> str:
@@ -72,7 +70,7 @@ class StoredTensor:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the dtype is a signed integer, as of codes and row numbers."""
+        """Whether the dtype is a signed integer, as it is for quantized codes and row numbers."""
         return self.dtype in _INTEGER_TYPES
 
     def memory_map_integers(self) -> npt.NDArray[Any]:
@@ -122,7 +120,7 @@ def digest_weights(folder: Path) -> str:
 
 
 def digest_tensors(stored_tensors: Mapping[str, StoredTensor]) -> str:
-    """Return the digest of tensors by name, in the form of `digest_weights`."""
+    """Return the digest of named tensors, in the canonical form of `digest_weights`."""
     tensors = canonicalize_names(stored_tensors)
     return digest_json({name: [list(tensor.shape), tensor.digest()] for name, tensor in tensors.items()})
 
@@ -214,9 +212,7 @@ def _parse_tensor_entry(path: Path, entry: Mapping[str, Any], values_start: int)
 
 
 def canonicalize_names(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the tensors that determine a vector, by their names in the base class, as for
-    `digest_weights`.
-    """
+    """Return the tensors that `digest_weights` reads, by their names in the base class."""
     tensor_by_name_parts = {tuple(name.split(".")): tensor for name, tensor in tensors.items()}
     used_tensors = {parts: tensor for parts, tensor in tensor_by_name_parts.items() if not _UNUSED_PARTS & set(parts)}
     n_common_parts = 0
