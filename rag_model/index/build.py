@@ -144,15 +144,15 @@ def install_index(index: Path, out: Path, search: Mapping[str, int], kept_rows: 
         index: the file to move; it is copied if `out` is on another disk.
         out: the destination.
         search: efSearch, or nprobe and refine.
-        kept_rows: the original row of each id; None if each id is its row, so that no `.rows.npy`
-            file is written.
+        kept_rows: the original row of each id; None if ids are the row numbers, in which case no
+            `.rows.npy` file is written.
 
     Raises:
         ResourceError: the file cannot be written.
     """
     try:
         if kept_rows is None:
-            get_kept_rows_path(out).unlink(missing_ok=True)  # a previous index may have left it
+            get_kept_rows_path(out).unlink(missing_ok=True)  # the file of a previous index
         else:
             with atomic_write(get_kept_rows_path(out)) as temporary, temporary.open("wb") as file:
                 np.save(file, kept_rows, allow_pickle=False)

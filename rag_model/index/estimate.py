@@ -2,8 +2,8 @@
 
 A build that will not fit is refused at once, with a factory string that would fit, instead of being
 killed after hours. A recipe that names its structure keeps it, with more cells or a smaller
-training sample. A recipe that leaves it open gets the best structure that fits: a graph over
-float32, float16 or 8-bit vectors, then lists of codes.
+training sample. For a recipe that names no structure, the first structure that fits is chosen: a
+graph over float32, float16 or 8-bit vectors, or else lists of codes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,11 +73,12 @@ def _estimate_graph_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) ->
     shard_bytes = 2 * vector_bytes + _count_graph_node_bytes(n_links) + 2 * n_links * _LINK_BYTES
     bytes_by_stage = {
         "train": 3 * vector_bytes * max(count_cell_sample(plan), 0 if empty.storage.is_trained else plan.train_sample),
-        # each vector is held as mapped, read, compared and stored, and in slices
+        # Memory holds four copies of each vector (mapped, read, compared, stored) and those in the
+        # slices.
         "scatter": part_rows * vector_bytes * (4 + n_copies),
         "shard": n_copies * shard_bytes * min(plan.n, _MAX_CELL_RATIO * plan.n / plan.cells),
-        # Memory holds for each row its level, its parent and place in the queue of the walk, its
-        # position in each cell, and a mark by each thread.
+        # For each row, memory holds its level, its parent, its place in the queue of the walk, its
+        # position in each cell, and one byte per thread that says whether the row was visited.
         "merge": plan.n * (12 + 8 * n_copies + MERGE_THREADS) + plan.n / n_links * shard_bytes + 2 * BLOCK_BYTES,
     }
     size = round(plan.n * (int(empty.storage.sa_code_size()) + _count_graph_node_bytes(n_links)))
@@ -89,7 +90,7 @@ def _estimate_ivf_size(plan: VectorPlan, empty: FaissIndex, part_rows: int) -> S
     trained_bytes, code_bytes, row_bytes = 0.0, 0, vector_bytes
     if isinstance(spec, IvfSpec):
         ivf_index: FaissIndex = get_inverted_lists(empty)
-        # of a code and its id
+        # The id of a code takes 8 bytes.
         centroid_bytes, code_bytes = 4 * int(ivf_index.d), int(ivf_index.code_size) + 8
         row_bytes = code_bytes + (int(empty.refine_index.sa_code_size()) if isinstance(empty, faiss.IndexRefine) else 0)
         trained_bytes += int(ivf_index.nlist) * (
@@ -119,8 +120,8 @@ def _count_graph_node_bytes(n_links: int) -> float:
 def estimate_recall(plan: VectorPlan) -> float | None:
     """Return the recall@20 of inverted lists with reranked candidates; None for other plans.
 
-    If `count_needed_lists` lists are searched, .02 of the nearest passages are in other lists; if
-    twice as many are searched, .005.
+    A search of `count_needed_lists` lists misses .02 of the nearest passages, and a search of twice
+    as many lists misses .005.
     """
     if plan.kind != "ivf" or plan.refine is None:
         return None
@@ -235,14 +236,15 @@ def _choose_by_disk(plans: Sequence[VectorPlan], disk: int) -> list[VectorPlan]:
 def list_alternatives(recipe: IndexRecipe, d: int, *, with_vectors: bool = False) -> list[IndexRecipe]:
     """Return the recipe with other factories for d dimensions, the best first.
 
-    A graph keeps its links and cells. With `with_vectors`, the alternatives include a graph and
-    inverted lists whose candidates are reranked by the snapshot's vectors.
+    The graphs among them have the recipe's numbers of links and cells. With `with_vectors`, the
+    alternatives include a graph and inverted lists whose candidates are reranked by the snapshot's
+    vectors.
     """
     n_links = getattr(parse_factory(recipe.factory), "links", None) or LINKS
     graph_factories = [f"HNSW{n_links}{storage}" for storage in ("", "_SQfp16", "_SQ8")]
     pq_factories = [f"OPQ{d // dims}_{d // dims * 4},IVF,PQ{d // dims}np" for dims in (8, 16) if d // dims]
-    # In this order, they take d/2 and the links, d/4, d/8 (2 bits per principal component) and d/8
-    # bytes per vector.
+    # Bytes per vector of these structures, in order: d/2 plus the links, d/4, d/8 (2 bits for each
+    # of d/2 principal components), and d/8.
     reranked_structures = (
         (f"HNSW{n_links}_SQ4", "IVF,PQ", f"PCAR{max(1, d // 2)},IVF,RaBitQ2", "IVF,RaBitQ") if with_vectors else ()
     )

@@ -35,7 +35,7 @@ def check_queries(vectors: npt.NDArray[Any], k: int, n: int, dim: int) -> Vector
         raise UsageError(f"vectors of shape {vectors.shape} do not fit an index of {dim} dimensions: give (q, {dim})")
     if not 1 <= k <= n:
         raise UsageError(f"k is {k} but the index holds {format_count(n, 'vector')}: ask for 1 to {n}")
-    if not isfinite(np.vdot(vectors, vectors)):  # a cheap check; large numbers fail it too
+    if not isfinite(np.vdot(vectors, vectors)):  # a cheap check, which overflow also fails
         bad_vectors = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if len(bad_vectors):
             raise UsageError(f"vector {bad_vectors[0]} of the query holds a NaN or an infinity: encode it again")
@@ -76,7 +76,7 @@ class ExactIndex:
         return scores, rows
 
     def search_among(self, vectors: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
-        """Return the min(k, m) best of ascending `rows`, (m,), for each vector; see `search`.
+        """Search only among the (m,) ascending `rows`; return the min(k, m) best, as `search` does.
 
         Raises:
             InputError: one of these rows holds a NaN or an infinity.
@@ -94,8 +94,7 @@ class ExactIndex:
         return best_scores, best_rows
 
     def score(self, vectors: Vectors, rows: Rows) -> Vectors:
-        """Return the (q, k) float32 scores of (q, d) `vectors`, each with its k `rows`; -inf for
-        row -1.
+        """Return (q, k) float32: the score of each vector with each of its k `rows`; -inf for -1.
 
         Raises:
             InputError: a row of the corpus holds a NaN or an infinity.
@@ -155,8 +154,8 @@ def update_neighbors(
     Args:
         index: an exact index over the current rows.
         vectors: (q, d) float32 queries.
-        previous: lists of the same queries over earlier rows, each with the current number of each
-            earlier row, (m,), or -1 if no row is equal. An equal row has the same score.
+        previous: for each earlier version, its lists for the same queries, and (m,) the current
+            number of each of its rows; -1 if no current row is equal.
         depth: number of neighbours that are needed.
         width: maximum length of a list; longer than `depth`, because lists lose removed rows.
 
@@ -211,8 +210,7 @@ def select_top_k(scores: Vectors, rows: Rows, k: int) -> tuple[Vectors, Rows]:
 
 
 def compute_exact_scores(files: VectorRows, metric: Metric, vectors: Vectors, rows: Rows) -> Vectors:
-    """Return the (q, k) float32 scores of (q, d) `vectors`, each with its k `rows`; -inf for row
-    -1.
+    """Return (q, k) float32: the score of each vector with each of its k `rows`; -inf for -1.
 
     Scores are inner products, or negated squared distances. The vectors of all rows are in memory
     at once.

@@ -51,8 +51,8 @@ class TransformSpec:
     """A transform before the lists: `OPQ<m>_<out>`, `PCA<out>` or `RR<out>` (random rotation)."""
 
     name: str  # OPQ, PCA, PCAR, RR
-    pieces: int | None  # number of sub-vectors of OPQ; None for as many as the codec has
-    out: int | None  # output dimensions; None for as many as the input has
+    pieces: int | None  # number of sub-vectors of OPQ; None: that of the codec
+    out: int | None  # output dimensions; None: those of the input
 
     def __str__(self) -> str:
         """Return the part of the factory string."""
@@ -68,7 +68,7 @@ class CodecSpec:
     name: str  # Flat, SQ8, RaBitQ, PQ …
     pieces: int | None = None  # number of sub-quantizers of PQ; None until chosen
     bits: int = 8  # bits per sub-quantizer of PQ, or per dimension of RaBitQ
-    fast: bool = True  # PQ without polysemous training, which costs far more than it gains
+    fast: bool = True  # omits PQ's polysemous training, which is slow and helps little
 
     def __str__(self) -> str:
         """Return the part of the factory string."""
@@ -145,7 +145,7 @@ def get_structure(text: str) -> Structure:
 
 
 def with_refinement(text: str, refine: str | None) -> str:
-    """Append an index's refinement by the snapshot's vectors to its factory string, as in a recipe.
+    """Append `Refine(...)` to a factory string, as in a recipe; without a refinement return `text`.
 
     >>> with_refinement("IVF1024,PQ48np", "vectors")
     'IVF1024,PQ48np,Refine(vectors)'
@@ -154,7 +154,7 @@ def with_refinement(text: str, refine: str | None) -> str:
 
 
 def without_vector_refinement(factory: FactorySpec) -> FactorySpec:
-    """Return the factory without `Refine(vectors)`, as faiss understands it."""
+    """Return the factory without `Refine(vectors)`, which faiss does not know."""
     return factory if isinstance(factory, FlatSpec) or factory.refine != "vectors" else replace(factory, refine=None)
 
 

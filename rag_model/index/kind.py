@@ -137,7 +137,7 @@ class TextIndex(Protocol):
         """Return the k best rows of each query: (q, k) float32 scores, (q, k) int64 rows.
 
         The best row comes first; larger scores are better; equal scores are ordered by row. If
-        there are fewer than k hits, the rest is row -1 with score -inf.
+        there are fewer than k hits, the remaining entries are row -1 with score -inf.
 
         Raises:
             UsageError: `k` or a parameter does not fit the index.
@@ -294,7 +294,7 @@ class IndexSearcher(IndexOpener, Protocol):
         ...
 
     def floor(self, factory: str) -> RecallFloor:
-        """Return the lowest recall that the gate accepts if the recipe sets none."""
+        """Return the lowest recall that the gate accepts if the recipe sets no limit."""
         ...
 
 
@@ -332,7 +332,7 @@ class IndexPlanner(Protocol[PlanT]):
         return TuningResult(dict(entry["search"]), 1.0)
 
     def steady(self, recipe: Any, plan: PlanT, parent_inputs: Mapping[str, Any]) -> PlanT:
-        """Return the plan with numbers of the parent index where that allows reuse.
+        """Return the plan, with the parent's numbers if these allow reuse of the parent's pieces.
 
         `parent_inputs` are the `IndexPlan.piece_inputs` of the parent index. The default is the
         plan itself.
@@ -394,7 +394,9 @@ class UnshardedKind(IndexPlanner[PlanT]):
         raise ValueError(f"{plan.factory} has no shards: merge the scattered pieces")
 
     def floor(self, factory: str) -> RecallFloor:
-        """Return the default floor, for storage that loses almost nothing."""
+        """Return the default lower limit of recall, for vectors that are stored almost without
+        loss.
+        """
         return DEFAULT_FLOOR
 
 
@@ -619,11 +621,11 @@ class ShardUpdatingKind(Protocol):
     """
 
     def can_follow(self, plan: IndexPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether `follow` can move a trained file of another plan to this one.
+        """Return whether `follow` can adapt the trained file of a parent's plan to this plan.
 
-        `parent_inputs` are the other plan's `IndexPlan.piece_inputs`. If so, the shards of its
-        build are updated. This plan may have more of them, which come last, or fewer: then the
-        statistics of `follow` have `previous_shards`, the number that each shard had before.
+        `parent_inputs` are the `IndexPlan.piece_inputs` of the parent's plan. If so, the parent's
+        shards are updated. If this plan has more shards, the new ones come last. If it has fewer,
+        the statistics of `follow` have `previous_shards`, the number that each shard had before.
         """
         ...
 
@@ -641,8 +643,8 @@ class ShardUpdatingKind(Protocol):
         file was trained again for that reason, and the shards are built again.
 
         Args:
-            plan: the plan of a build that lacks the `removed` vectors.
-            trained: the earlier trained file, of a build with them.
+            plan: the plan of a build without the `removed` vectors.
+            trained: the trained file of an earlier build, which included them.
             rows: the remaining vectors, one file per part.
             removed: the vectors to remove, blocks of (r, d) float32.
             out: the file to write.

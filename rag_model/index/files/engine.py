@@ -7,11 +7,11 @@ sentence about the file or the request; no other package catches a faiss excepti
 If faiss sees a GPU, three steps run there: k-means, nearest centroids, and the graph of a cell. The
 first two compare vectors with all centroids, which is most of the work of training and adding.
 Codes are still computed on the CPU, so every factory works and any machine can read the file. A
-cell's graph is CAGRA's, converted to HNSW and stitched like any other. There is no setting for
-this: with a faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as well) a process uses
-the GPU that it claims, and one local worker runs for each GPU. On a GPU, float32 sums differ in
-their last bits, so the bytes of an index are reproducible among machines with a GPU, and among
-machines without one, but not between both.
+cell's graph is built with CAGRA, converted to HNSW, and stitched like any other graph. No setting
+controls the use of GPUs: with a faiss built for GPUs (`faiss-gpu`; `faiss-gpu-cuvs` for graphs as
+well), a process uses the GPU that it claims, and one local worker runs for each GPU. On a GPU,
+float32 sums differ in their last bits. So two machines with a GPU write the same index bytes, and
+so do two machines without one, but a machine with a GPU and one without do not.
 
 Sources: https://github.com/facebookresearch/faiss/wiki/Faiss-on-the-GPU; Ootomo et al. CAGRA:
 highly parallel graph construction and approximate nearest neighbor search for GPUs. ICDE 2024.
@@ -38,9 +38,9 @@ from rag_model.process import claim_gpu
 
 check_single_faiss()
 faiss: Any = import_module("faiss")
-# Vectors times dimensions from which faiss compares by matrix products. faiss 1.15 uses 128,000
-# (earlier versions: 20 vectors), but products are faster from 8 vectors on: 4 times for 128 vectors
-# of 64 dimensions, 10 times at 384 dimensions.
+# If the number of vectors times dimensions is at least this, faiss compares them by matrix
+# products. faiss's default is 128,000 in 1.15 and 20 vectors in earlier versions, but products are
+# faster from 8 vectors on: 4 times for 128 vectors of 64 dimensions, 10 times at 384 dimensions.
 MIN_BLAS_SIZE = 3_072
 faiss.cvar.distance_compute_blas_threshold = MIN_BLAS_SIZE
 FaissIndex: TypeAlias = Any  # any of faiss's index classes
@@ -55,7 +55,7 @@ UNUSED = 1 << 20  # faiss's value of the unused fields
 # Exceptions raised by faiss and its wrapper.
 _FAISS_ERRORS = (RuntimeError, AssertionError, ValueError, TypeError, OverflowError)
 _UNSUPPORTED = "which bookwheel cannot search: build HNSW, IVF or Flat"
-_LIMIT_LOCK = threading.Lock()  # faiss's limits apply to the whole process
+_LIMIT_LOCK = threading.Lock()  # faiss applies its limits to the whole process
 _METRICS: dict[Metric, int] = {"ip": faiss.METRIC_INNER_PRODUCT, "l2": faiss.METRIC_L2}
 _UNIT_TOLERANCE = 0.01  # accepted error of a squared length of 1; rounding to float16 causes less
 _MIN_CAGRA_VECTORS = 1_024  # with 3 or 4 vectors, faiss's conversion never ends (faiss issue 4260)
@@ -75,7 +75,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 class translate_errors:  # noqa: N801 - used like a statement; a generator would cost a query 1 us
-    """Replace any faiss exception inside the block by `error(message)`; its cause stays attached.
+    """Raise `error(message)` from any faiss exception that is raised inside the block.
 
     Raises:
         ResourceError: memory ran out inside the block.
@@ -84,14 +84,14 @@ class translate_errors:  # noqa: N801 - used like a statement; a generator would
     __slots__ = ("_error", "_sentence")
 
     def __init__(self, error: type[BookwheelError], message: str) -> None:
-        """Create a block that raises `error(message)` in place of a faiss exception."""
+        """Set the error class and the message."""
         self._error, self._sentence = error, message
 
     def __enter__(self) -> None:
         """Enter the block."""
 
     def __exit__(self, kind: type[BaseException] | None, cause: BaseException | None, trace: object) -> None:
-        """Raise the error in place of a faiss exception."""
+        """If the block raised a faiss exception, raise the error from it."""
         if isinstance(cause, MemoryError):
             raise ResourceError(f"memory ran out ({self._sentence}): use a smaller factory or more memory") from cause
         if isinstance(cause, _FAISS_ERRORS):
@@ -245,8 +245,8 @@ def train_kmeans_on_gpu(ivf_index: FaissIndex) -> list[Any]:
 
 
 def create_flat_index(ivf_index: FaissIndex) -> FaissIndex:
-    """Return an empty flat index with the lists' metric for k-means, on this process's GPU if it
-    has one.
+    """Return an empty flat index for k-means with the metric of the lists, on the GPU if
+    possible.
     """
     flat_index = faiss.IndexFlat(ivf_index.d, ivf_index.metric_type)
     if not has_gpu():
@@ -276,9 +276,8 @@ class ListAssigner:
 def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
     """Return whether the graph of these vectors is built on a GPU, which needs cuVS.
 
-    By inner product, vectors of different lengths are not compared by nearness: CAGRA would link
-    most nodes to the longest vectors. Graphs by inner product over such vectors are built by
-    insertion, on the CPU.
+    For inner product, the vectors must have unit length: with different lengths, CAGRA would link
+    most nodes to the longest vectors. Such a graph is built by insertion on the CPU.
     """
     if not (has_gpu() and hasattr(faiss, "GpuIndexCagra") and len(vectors) >= _MIN_CAGRA_VECTORS):
         return False
@@ -287,10 +286,11 @@ def can_build_graph(vectors: Vectors, metric: Metric) -> bool:
 
 
 def build_cagra_graph(vectors: Vectors, n_links: int, metric: Metric) -> FaissIndex:
-    """Return an in-memory HNSW index over (m, d) float32, with bottom lists of CAGRA.
+    """Return an in-memory HNSW index over (m, d) float32, with the links of a CAGRA graph.
 
-    The index has only the bottom level. The upper levels of an index are built when its cells are
-    merged; in a cell they would only serve the searches at its border, and be built on the CPU.
+    The index has only the bottom level, because the merge of the cells builds the upper levels. The
+    upper levels of a cell would only speed up searches for links across its border, and the CPU
+    would have to build them.
     """
     resources, gpu_number = _get_gpu(os.getpid())
     config = faiss.GpuIndexCagraConfig()

@@ -30,7 +30,7 @@ from rag_model.parquet_pages import ParquetError, check_row_groups, iter_row_ran
 Block = npt.NDArray[Any]
 
 _FLOATS = {pa.float16(): np.float16, pa.float32(): np.float32, pa.float64(): np.float64}
-_FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, and their number
+_FAISS_VECTORS_OFFSET = 45  # bytes before the vectors: type, header, number of floats
 InvalidRowPolicy = Literal["refuse", "drop"]
 # float32 bytes per part; a scatter worker needs about four times as much memory
 PART_BYTES = 256 << 20
@@ -184,8 +184,8 @@ class ParquetSource:
         return cls(path, name, n, d, np.dtype(_FLOATS[data_type.value_type]))
 
     def blocks(self, max_rows: int, first: int = 0, end: int | None = None) -> Iterator[Block]:
-        """Yield blocks of at most `max_rows` rows, (m, d), in order; read only the row groups that
-        have them.
+        """Yield blocks of at most `max_rows` rows, (m, d), in order, reading only their row
+        groups.
         """
         file_row = first
         try:
@@ -201,7 +201,7 @@ class ParquetSource:
             raise InputError(message) from error
 
     def iter_ids(self, first: int, end: int) -> Iterator[str] | None:
-        """Return the values of the column `id`, `_id` or `docid`, as texts.
+        """Return the values of the column `id`, `_id` or `docid`, as strings.
 
         Raises:
             InputError: the column is damaged.

@@ -1,17 +1,17 @@
 """Check the layout of a faiss file, every header and count, before faiss opens it.
 
 faiss trusts what it reads: it allocates by a file's counts, maps any file that "on disk" lists
-name, and uses ids and sizes as they are. A downloaded file may be hostile. So it is opened only if
-it has a layout that bookwheel builds, each count fits the bytes that exist, and the file ends where
-its last array does.
+name, and uses ids and sizes as they are. A downloaded file may be hostile. So a file is opened only
+if it has a layout that bookwheel builds, each count fits the bytes that exist, and the file ends
+where its last array does.
 
 The check reads headers, the sizes of inverted lists, and the levels of a graph: 12 bytes per node,
 and the links of the few nodes above the bottom level. faiss itself checks that links are nodes, and
 search checks that ids are rows.
 
-Levels need the check because of faiss's walk down the levels: it assumes that a node linked at
-level l has a list at level l. If the node has none, faiss reads beyond its lists. Only some queries
-reach such a link, so trial queries do not find it.
+Levels need the check because faiss's walk down the levels assumes that a node linked at level l has
+a list at level l. If the node has no such list, faiss reads beyond its lists. Trial queries do not
+detect this, because only some queries reach such a link.
 
 Source: `faiss/impl/index_read.cpp`.
 """
@@ -29,13 +29,13 @@ import numpy.typing as npt
 
 from rag_model.arrays import RowLists
 
-_BLOCK_NODES = 1 << 18  # nodes checked at once: a few megabytes
+_BLOCK_NODES = 1 << 18  # number of nodes that are checked at once; they take a few megabytes
 _MAX_LINKS = 1 << 12  # slots of a node at one level; bookwheel's graphs have up to 256
 
 Require = Callable[[object], None]
-_HEADER = "iqqqBi"  # follows the fourcc: d, n, two unused fields, is trained, metric
+_HEADER = "iqqqBi"  # fields after the fourcc: d, n, two unused fields, is trained, metric
 MAX_DIM = 1 << 20  # faiss's own limit
-_MAX_TRANSFORMS = 16  # transforms in a chain; bookwheel writes one
+_MAX_TRANSFORMS = 16  # maximum transforms in a chain; bookwheel writes one
 FLAT_KINDS = (b"IxFI", b"IxF2", b"IxFl")
 _GRAPHS = (b"IHNf", b"IHNs")  # graphs over vectors, and over scalar codes
 _LISTS = (b"IwFl", b"IwSQ", b"IwSq", b"IwPQ", b"Iwrq", b"Iwrr")
@@ -46,7 +46,9 @@ _SCALAR_BITS = {0: 8, 1: 4, 2: 8, 3: 4, 4: 16, 5: 8, 6: 6, 7: 16, 8: 8}
 
 
 def check_slots(slots: npt.NDArray[np.int32], require: Require) -> None:
-    """Require a plausible number of slots at each level, (levels + 1,) counted from the bottom."""
+    """Require plausible numbers of slots; `slots[i]`, (levels + 1,), is the number below level
+    i.
+    """
     require(len(slots) > 1 and slots[0] == 0)
     slot_counts = np.diff(slots.astype(np.int64))
     require(bool(((slot_counts > 0) & (slot_counts <= _MAX_LINKS)).all()))
@@ -62,7 +64,7 @@ def check_levels(
 ) -> None:
     """Require that each node has the slots of its levels, and that links stay within their level.
 
-    Holds 2 bytes per node, and 16 per node above the bottom.
+    Memory holds 2 bytes per node, and 16 per node above the bottom level.
 
     Args:
         levels: (n,) counted from 1, possibly mapped.

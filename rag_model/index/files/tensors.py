@@ -100,8 +100,8 @@ def find_row_stretches(
 ) -> list[tuple[int, int, int]] | None:
     """Return the ranges of bytes that two files with ragged rows may have in common.
 
-    Each is (offset in the target, offset in the base, length), ascending in the target. A file with
-    ragged rows has an array `offsets`, (n + 1,), and arrays with `offsets[-1]` values.
+    Each range is (offset in the target, offset in the base, length), ascending in the target. A
+    file with ragged rows has an array `offsets`, (n + 1,), and arrays with `offsets[-1]` values.
 
     Args:
         base: the base file.

@@ -50,9 +50,9 @@ class RemoteRowFiles(Sequence[Path], Generic[NameT]):
     # Takes (name, (m,) starts, length) for each file; returns the verified bytes of these ranges,
     # (m, length), which are fetched by concurrent requests.
     read_ranges: Callable[[Sequence[tuple[NameT, Rows, int]]], Sequence[npt.NDArray[np.uint8]]] = lambda ranges: ()
-    # numbers of rows and bytes of each file, if known; files are then opened without reading them
+    # (number of rows, number of bytes) of each file, if known; then opening a file reads nothing
     shapes: Sequence[tuple[int, int]] = ()
-    # result of `build_row_outline` for each file, or None; with it no header is read
+    # result of `build_row_outline` for each file, or None; with an outline, no header is read
     outlines: Sequence[Any] = ()
 
     @property
@@ -90,7 +90,7 @@ def open_row_files(rows: Sequence[Path], open_file: Callable[[Any], FileT]) -> l
 
 
 def map_parts(function: Callable[[PartRows], FileT], parts: Iterable[PartRows]) -> list[FileT]:
-    """Call `function`, which reads rows of a part, for each of the `parts`, many at a time."""
+    """Call `function` with each of the `parts`, in several threads; return the results in order."""
     with ThreadPoolExecutor(_CONCURRENT_FILES) as executor:
         return [*executor.map(function, parts)]
 
@@ -116,7 +116,7 @@ def open_vectors(rows: Sequence[Path], n: int | None = None, dim: int | None = N
     Args:
         rows: the parts' files.
         n: the number of rows that a plan requires.
-        dim: the dimension that it requires.
+        dim: the dimension that the plan requires.
 
     Raises:
         UsageError: no file is given.

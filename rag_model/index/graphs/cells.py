@@ -1,16 +1,18 @@
 """Cells: partition a corpus so that HNSW graphs can be built separately and then stitched into one.
 
-k-means of a sample gives the centroids. Each vector belongs to its nearest cell. All pairs of a
-vector and another near cell are ordered by margin. The first `border` pairs per vector join that
-cell's graph too, and the next `linked` pairs per vector are linked into it without joining it:
-links lead from the vector to members of that cell and back, but it is no node of the cell's graph.
-Both kinds of pairs connect neighbouring graphs.
+k-means of a sample gives the centroids. Each vector belongs to its nearest cell. Vectors near a
+border connect the graphs of neighbouring cells. For this, all pairs of a vector and another near
+cell are sorted by margin. In the first pairs (`border` of them per vector on average), the vector
+joins the graph of the other cell too. In the next pairs (`linked` per vector), it is linked into
+the other cell without joining it: links lead from the vector to members of that cell and back, but
+the vector is not a node of that cell's graph.
 
 A part's piece holds its vectors sorted by cell, so that a cell's worker reads only its slice of
 every part. Groups 2c and 2c + 1 are cell c's members (its own vectors and those that join it from
 neighbouring cells) and the vectors linked into it. Within a group rows ascend, so reading the parts
-in order gives a cell's rows in order. A cell's slice has the vectors of both groups, after their
-counts and the bytes per component, and then a digest of each vector, by which an update finds it.
+in order gives a cell's rows in order. A cell's slice has a header (the sizes of both groups, and
+the bytes per component), the vectors of both groups, and a digest of each vector, by which an
+update recognizes unchanged vectors.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,12 +34,13 @@ from rag_model.index.recipe import VectorPlan
 
 _POINTS_PER_CELL = 1_000  # training points per cell: enough for stable borders
 _KMEANS_ROUNDS = 10
-# Further cells that a vector may join: one in seven neighbours lies beyond the second nearest cell.
+# Maximum number of further cells that a vector may join. More than one is needed, because one in
+# seven neighbours lies beyond the second nearest cell.
 _MAX_OTHER_CELLS = 3
 _KMEANS_SHARE = 0.75  # share of the cells from k-means; the others come from splitting the largest
 _MAX_IMBALANCE = 1.5  # largest accepted size of a cell, as a multiple of the mean
 _MAX_SPLITS = 2  # maximum splits per planned cell
-# ratio of planned to earlier numbers of cells above which cells are learnt again
+# If the ratio of the planned to the earlier number of cells is larger, the cells are trained anew.
 MAX_CELL_RATIO = 2
 
 CellIds = npt.NDArray[np.int64]
@@ -52,10 +55,10 @@ class Cells:
     """The trained partition of a corpus."""
 
     centroids: Vectors  # (c, d) float32, c <= the plan's cells; further cells stay empty
-    # margin below which a vector joins a cell: the difference of its similarities to its own cell's
-    # centroid and to that cell's centroid
+    # A vector joins another cell if its margin is smaller. The margin is the difference between its
+    # similarities to the centroids of its own cell and of the other cell.
     border: float
-    linked: float  # margin below which other vectors are linked into a cell
+    linked: float  # other vectors are linked into a cell if their margin is smaller
 
     def to_arrays(self) -> list[Array]:
         """Return the cells as arrays."""
@@ -75,7 +78,8 @@ class Cells:
             vectors: (m, d) float32.
 
         Returns:
-            (m,) int64 cells, and twice a pair of (p,) int64 arrays: vector numbers and their cells.
+            (m,) int64 own cells; the joined pairs; the linked pairs. Pairs are two (p,) int64
+            arrays: vector numbers and cells.
         """
         cell_ids, margins = self._find_nearest(metric, vectors)
         is_joining = margins < self.border  # (m, c - 1) bool
@@ -84,7 +88,9 @@ class Cells:
         return cell_ids[:, 0], _list_pairs(cell_ids, is_joining), _list_pairs(cell_ids, is_linking)
 
     def _find_nearest(self, metric: engine.Metric, vectors: Vectors) -> tuple[CellIds, Vectors]:
-        """Return (m, c) cells, nearest first, and (m, c - 1) margins over the nearest."""
+        """Return the (m, c) nearest cells, nearest first, and the (m, c - 1) margins of all but the
+        first.
+        """
         similarities, cell_ids = _build_flat_index(self.centroids, metric).search(
             vectors, min(1 + _MAX_OTHER_CELLS, len(self.centroids))
         )
@@ -108,9 +114,9 @@ def learn_cells(plan: VectorPlan, sample: Vectors) -> Cells:
 
 
 def _find_margin(margins: Vectors, n_pairs: float) -> float:
-    """Return the approximate margin below which `n_pairs` pairs lie; `margins` are ascending.
+    """Return a margin that about `n_pairs` of the ascending `margins` do not exceed.
 
-    Three digits are kept, so that no file holds the margin of one vector.
+    It is rounded to three digits, so that no file contains the exact margin of a vector.
     """
     margin = margins[min(round(n_pairs), len(margins) - 1)] if n_pairs and len(margins) else 0.0
     return float(f"{margin:.3g}")
@@ -127,9 +133,10 @@ def count_cell_sample(plan: VectorPlan) -> int:
 
 
 def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
-    """Split the cells that have grown beyond the limit; one half takes the smallest cell's number.
+    """Split the cells that have grown beyond the limit.
 
-    The other cells keep their number and, unless they are near, their vectors.
+    If there are enough cells, each split removes the smallest one, whose number one half gets. All
+    other cells keep their numbers, and only those near a change get or lose vectors.
 
     Raises:
         ResourceError: memory ran out.
@@ -141,8 +148,8 @@ def split_large_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> Cells:
 def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[Cells, list[int]]:
     """Merge the smallest cells into their neighbours until there are as many as planned.
 
-    Each vector of a merged cell goes to the nearest other cell, and the last cell takes its number.
-    Return the cells, and the previous number of each cell.
+    Each vector of a merged cell goes to the nearest other cell, and the last cell gets the number
+    of the merged cell. Return the cells, and the previous number of each cell.
 
     Raises:
         ResourceError: memory ran out.
@@ -163,9 +170,9 @@ def merge_small_cells(plan: VectorPlan, cells: Cells, sample: Vectors) -> tuple[
 def redact_cells(plan: VectorPlan, cells: Cells, sample: Vectors, removed: Iterable[Vectors]) -> Cells | None:
     """Return the cells without a trace of vectors that were removed; None if a cell would be empty.
 
-    A centroid is a mean of vectors, and may equal one of them. So the centroid of each cell that a
-    removed vector could be in becomes the mean of the remaining vectors. The other centroids stay,
-    and so do the graphs of their cells.
+    A centroid is a mean of vectors, and may equal one of them. So the centroid of each cell that
+    may contain a removed vector becomes the mean of the remaining vectors. All other centroids stay
+    unchanged, and so do the graphs of their cells.
 
     Args:
         plan: plan of the index.
@@ -261,7 +268,7 @@ def _build_flat_index(centroids: Vectors, metric: engine.Metric) -> FaissIndex:
 def write_cell_slices(plan: VectorPlan, trained: Path, cells: Cells, part: VectorFiles, number: int, out: Path) -> Rows:
     """Sort a part's vectors by cell, write them in their dtype, and return where each group begins.
 
-    Holds the part's vectors up to five times.
+    Memory holds up to five copies of the part's vectors.
 
     Raises:
         InputError: a row holds a NaN or an infinity.
@@ -343,8 +350,8 @@ def unpack_slices(slices: Iterable[bytes], dim: int) -> tuple[CellVectors, CellV
 def read_group_rows(plan: VectorPlan, trained: Path, scattered: Sequence[Opener]) -> list[Links]:
     """Return the global rows of every group, as ascending int32.
 
-    Takes 4 bytes per vector, copies included, and as much again while it runs, and 8 bytes per cell
-    and part.
+    The result takes 4 bytes for each row of each group. While the function runs, it needs twice
+    this memory, and 8 bytes per cell and part.
 
     Raises:
         InputError: a piece is missing, truncated, or of another build.

@@ -22,18 +22,20 @@ from rag_model.index.files import engine
 from rag_model.index.files.engine import FaissIndex, Metric, Rows, Vectors, faiss
 from rag_model.index.recipe import VectorPlan
 
-# The nodes to which links lead, as in faiss's files; -1 is no link. Also other node numbers.
+# Numbers of nodes. In lists of links, the nodes to which the links lead; -1 is no link, as in
+# faiss's files.
 Links = npt.NDArray[np.int32]
 # Links with their similarities: each number has the similarity in its upper half, inverted, so that
 # sorted links are nearest first, and the node in its lower half. Such numbers are called keys.
 ScoredLinks = npt.NDArray[np.uint64]
 
 BLOCK = 8_192  # nodes processed at once
-NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # sorts after every link
+NO_LINK = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # larger than the key of every link
 SIMILARITY_BITS = np.uint64(0xFFFF_FFFF_0000_0000)  # the half of a key with the similarity
-# Candidates for an inserted node of the upper levels. They only choose where a search begins: over
-# 2,000,000 vectors of 64 dimensions, 40 candidates give the recall of 100 (.9936 at efSearch 128,
-# .0003 less at 32) in .37 of the time.
+# Candidates for an inserted node of the upper levels. 40 are enough, because upper levels only
+# determine where a search begins: over 2,000,000 vectors of 64 dimensions, 40 candidates instead of
+# 100 give the same recall at efSearch 128 (.9936), and .0003 less at efSearch 32, in .37 of the
+# time.
 UPPER_EF_CONSTRUCTION = 40
 
 
@@ -134,8 +136,8 @@ class CellGraph:
 def pack_links(similarity: Vectors, links: Rows | Links) -> ScoredLinks:
     """Pack links into keys of the same shape; sorted keys are nearest first. -1 is `NO_LINK`."""
     float_bits = np.ascontiguousarray(similarity).view(np.int32)
-    # Descending in the order of the floats: all bits but the sign of a positive number are
-    # inverted.
+    # Map larger floats to smaller unsigned integers: in positive floats, invert all bits but the
+    # sign.
     descending_bits = float_bits ^ (~(float_bits >> 31) & np.int32(0x7FFF_FFFF))
     return join_links(descending_bits.view(np.uint32).astype(np.uint64) << np.uint64(32), links)
 
@@ -182,7 +184,7 @@ def draw_levels(n: int, n_links: int) -> Links:
     hnsw = faiss.HNSW(n_links)
     levels = np.empty(n, np.int32)
     for first_node in range(0, n, BLOCK):
-        hnsw.reset()  # does not reset the random generator
+        hnsw.reset()  # keeps the state of the random generator
         n_nodes = min(BLOCK, n - first_node)
         hnsw.prepare_level_tab(n_nodes)
         levels[first_node : first_node + n_nodes] = engine.copy_array(hnsw.levels)

@@ -1,10 +1,10 @@
-"""The history of a cell: the vectors that its graph was made of, and when the graph is built again.
+"""The history of a cell: the vectors of its graph, and the rules for building the graph again.
 
 A later build updates the graph of a cell instead of building it again (`update`). For that, a shard
 holds the digest of each vector, by which unchanged vectors are recognized, and the quality of the
-graph when it was built. Each update replaces some members, and repairs the links of others as well
-as it can. A graph is built again before too little of it is left, or if it is measurably worse than
-when it was built.
+graph when it was built. Each update replaces some members, and repairs links of the remaining
+members, but not perfectly. A graph is built again before most of its members were replaced, or if
+it is measurably worse than when it was built.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from rag_model.index.graphs.cells import CellVectors, Digests
 from rag_model.index.graphs.graph import CellGraph, Links, unpack_links
 from rag_model.index.quality.results import compute_recall
 
-# share of a cell's vectors replaced since its build, from which on it is built again
+# A cell is built again when this share of its vectors was replaced since its build.
 MAX_REPLACED = 0.75
-_MAX_INSERTED = 0.5  # share of new members from which an update costs about as much as a build
+_MAX_INSERTED = 0.5  # share of new members at which an update costs as much as a build
 # Minimum degree of an updated cell, as a share of its degree when it was built: 100 updates of 2 %
 # leave .97.
 _MIN_DEGREE = 0.65
 _MAX_UNREACHABLE = 0.01  # maximum increase of the share of unreachable members since the build
 _MAX_RECALL_LOSS = 0.02  # twice the random error of the difference of two samples of `_QUERIES`
-_QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # for the recall that decides about a new build
-_FIRST_QUERIES = 64  # the first queries: a cell without loss of recall on them is good
+_QUERIES, _DEPTH, _EF_SEARCH = 512, 20, 64  # settings of the recall measurement
+_FIRST_QUERIES = 64  # if these show no loss of recall, no more queries are searched
 
 ARRAYS = 4  # the number of arrays that `CellHistory.to_arrays` returns
 
@@ -47,8 +47,9 @@ class CellQuality:
     def measure(cls, graph: CellGraph, vectors: Vectors, metric: Metric, built: "CellQuality | None" = None) -> Self:
         """Measure a graph over `vectors`, (m, d) float32.
 
-        `built` is the quality of an updated graph when it was built. The graph is then searched
-        with about as many distances, and with fewer queries if these show no loss.
+        `built` is the quality that an updated graph had when it was built. If it is given, efSearch
+        is adapted so that a search computes about as many distances as then, and fewer queries are
+        searched if these show no loss of recall.
         """
         targets, entry_point = unpack_links(graph.lists), int(graph.index.hnsw.entry_point)
         if entry_point < 0:
@@ -78,10 +79,10 @@ class CellQuality:
 
 
 def _count_unreachable(targets: Links, entry_point: int) -> int:
-    """Return the number of nodes that no walk along the links to (m, w) `targets` reaches; a target
-    is -1 where there is no link.
+    """Return the number of nodes that no walk from `entry_point` reaches; the links of node i lead
+    to `targets[i]`, (w,), padded with -1.
     """
-    is_reached = np.zeros(len(targets) + 1, np.bool_)  # the last entry stands for no link
+    is_reached = np.zeros(len(targets) + 1, np.bool_)  # the last entry is for -1, no link
     is_reached[[entry_point, -1]] = True
     front_nodes = np.array([entry_point])
     while len(front_nodes):
@@ -95,7 +96,7 @@ def _count_unreachable(targets: Links, entry_point: int) -> int:
 def _measure_recall(graph: CellGraph, vectors: Vectors, metric: Metric, ef_search: int, n_queries: int) -> float:
     queries = vectors[:: -(-len(vectors) // n_queries)]
     k = min(_DEPTH, len(vectors))
-    with engine.use_threads(1):  # the number of threads decides the last bits of matrix products
+    with engine.use_threads(1):  # the last bits of matrix products depend on the number of threads
         distances, rows = faiss.knn(queries, vectors, min(2 * k, len(vectors)), metric=engine.to_faiss_metric(metric))
     scores = distances if metric == "ip" else -distances
     return float(compute_recall(graph.search(queries, k, ef_search), rows, scores, k).mean())

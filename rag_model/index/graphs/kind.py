@@ -85,14 +85,14 @@ LOSS_SAMPLE = 4_096  # vectors with which `losses` are measured; at most twice a
 # Seconds of one core, per dimension and candidate, to insert a vector into a graph of
 # `_REFERENCE_NODES`.
 _INSERT_SECONDS = 4.3e-9  # fitted to builds of 20,000 to 200,000 vectors (`bench_plan.py`)
-_INSERT_OVERHEAD_DIMS = 140  # dimensions whose products take as long as the rest of an insertion
+_INSERT_OVERHEAD_DIMS = 140  # time of an insertion besides products, in dimensions
 _REFERENCE_NODES = 20_000
 # exponent of the cost over the nodes: measured .31 at 96 dimensions, .55 at 768
 _GROWTH_EXPONENT = 0.35
-_MERGE_OVERHEAD_DIMS = 300  # dimensions whose copies take as long as the links of a node
+_MERGE_OVERHEAD_DIMS = 300  # time to write a node's links, in dimensions of a copied vector
 _UPDATE_SHARE = 0.1  # time to update a cell with 2 % new vectors, as a share of its build time
-_MAX_CELL_GROWTH = 1.25  # up to this ratio of planned to parent cells, none are added
-_MIN_NODES_PER_LINK = 4  # smaller cells have too few nodes
+_MAX_CELL_GROWTH = 1.25  # maximum ratio of planned to parent cells at which no cell is added
+_MIN_NODES_PER_LINK = 4  # minimum nodes per cell, as a multiple of the links per node
 
 
 class GraphKind(VectorKind):
@@ -104,12 +104,13 @@ class GraphKind(VectorKind):
     factories = re.compile("HNSW")
 
     def steady(self, recipe: IndexRecipe, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> VectorPlan:
-        """Keep the parent's number of cells if the recipe sets none and the parent's is close
-        enough.
+        """Keep the parent's number of cells if the recipe sets no number and the planned one is
+        close.
 
         A corpus grows a little every month, and each new cell takes vectors from others. A
-        corpus that shrinks keeps its cells longer, since small cells cost little. Below half of its
-        size, only the excess cells are merged, so that few vectors change their cell.
+        shrinking corpus keeps its cells longer, since small cells cost little. If it has shrunk
+        below half of its size, only the excess cells are merged, so that few vectors change their
+        cell.
         """
         parent_cells = parent_inputs.get("cells", 0)
         n_cells = min(parent_cells, MAX_CELL_RATIO * plan.cells)
@@ -119,8 +120,8 @@ class GraphKind(VectorKind):
         return replace(plan, cells=n_cells, border=recipe.border, linked=recipe.linked)
 
     def can_follow(self, plan: VectorPlan, parent_inputs: Mapping[str, Any]) -> bool:
-        """Return whether the plan differs from the parent's only in the number of cells, within a
-        limit.
+        """Return whether the plan differs from the parent's only in the number of cells, by at most
+        a factor of `MAX_CELL_RATIO`.
         """
         cells = parent_inputs.get("cells", 0)
         min_cells, max_cells = sorted((cells, plan.cells)) if isinstance(cells, int) else (0, 0)
@@ -184,8 +185,8 @@ class GraphKind(VectorKind):
         """Return the losses of vectors, (m, d) float32: `cells`, `links` and `codes`.
 
         `cells` is the distance to the cells' centroids, and `codes` the error of the codes. `links`
-        is the planned number of links per vector over the actual number: with too few links across
-        borders, a walk cannot reach all graphs.
+        is the planned number of links per vector divided by the actual number: with too few links
+        across borders, a walk cannot reach all graphs.
 
         Raises:
             InputError: the trained file is damaged or of another plan.
@@ -208,7 +209,8 @@ class GraphKind(VectorKind):
     def shard(self, plan: VectorPlan, trained: Path, slices: Iterable[bytes], number: int, out: Path) -> IndexStats:
         """Build a cell's graph, link it to vectors of other cells, and write its bottom lists.
 
-        Each link is stored with its similarity. Holds the cell's vectors twice, and its graph.
+        Each link is stored with its similarity. Memory holds two copies of the cell's vectors, and
+        the cell's graph.
 
         Raises:
             InputError: a slice does not hold vectors of the plan.
@@ -264,10 +266,10 @@ class GraphKind(VectorKind):
     ) -> IndexStats:
         """Stitch the cells' graphs into one index over all vectors.
 
-        Holds about 20 bytes per vector, and twice the vectors of the upper levels, which are one in
-        M. Several threads (`MERGE_THREADS`) link the upper levels and the unreachable nodes,
-        because an index has only one merge; faiss from 1.15.1 on links the same graph with any
-        number of threads.
+        Memory holds about 20 bytes per vector, and two copies of the vectors of the upper levels
+        (one in M vectors). Several threads (`MERGE_THREADS`) link the upper levels and the
+        unreachable nodes, because the merge of an index is a single task; faiss from 1.15.1 on
+        builds the same graph with any number of threads.
 
         Raises:
             InputError: a piece is missing, truncated, or of another build.
@@ -443,7 +445,7 @@ def _open_shards(
 def _build_upper_levels(plan: VectorPlan, levels: Links, files: VectorFiles) -> UpperLevels:
     vectors = files.read_rows(np.flatnonzero(levels > 1))
     n_candidates = min(UPPER_EF_CONSTRUCTION, plan.ef_construction)
-    # With few nodes, threads would take longer to wait for each other than to link them.
+    # With few nodes, threads would spend more time waiting for each other than linking nodes.
     with engine.use_threads(min(_count_merge_threads(), 1 + len(vectors) // _THREAD_NODES)):
         return UpperLevels.build(levels, count_node_links(plan), vectors, plan.metric, n_candidates)
 
@@ -463,8 +465,8 @@ def _write_links(
 def _iter_candidates(plan: VectorPlan, cells: Sequence[GraphShard], width: int) -> Iterator[tuple[int, ScoredLinks]]:
     """Yield the first row of each block, and the candidates of the block.
 
-    A second thread collects the candidates of the next block meanwhile: that takes as long as
-    ranking and writing them, and no other task runs next to the merge.
+    A second thread collects the candidates of the next block while the caller ranks and writes the
+    current ones. Both take equally long, and no other task needs the core during the merge.
     """
     ranges = [*iter_ranges(plan.n, _choose_block_rows(len(cells)))]
     with ThreadPoolExecutor(1) as executor:

@@ -1,8 +1,8 @@
-"""Reachability: no query finds a node that no walk from the entry point reaches.
+"""Reachability: a search can find a node only if a walk from the entry point reaches it.
 
-Duplicates, outliers and inner products of unequal norms leave such nodes, both in a graph built at
-once and in a stitched one. The graph is memory-mapped and changed in its file, so it need not fit
-in memory.
+Duplicates, outliers and inner products of unequal norms leave unreachable nodes, both in a graph
+built at once and in a stitched one. The graph is memory-mapped and changed in its file, so it need
+not fit in memory.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ class ReachabilityTree:
     """The tree of nodes that a walk on the bottom level reaches from the entry point."""
 
     def __init__(self, graph: GraphFile) -> None:
-        """Walk a graph breadth first; holds 8 bytes per node."""
+        """Walk a graph breadth first; memory holds 8 bytes per node."""
         self._graph = graph
         self._parent = np.full(graph.n, -1, np.int32)
         # the reached nodes and their number
@@ -45,10 +45,10 @@ class ReachabilityTree:
     def link(self, node: int, sources: Rows) -> None:
         """Link `node` from one of `sources` (reachable, nearest first); continue the walk there.
 
-        The source is the first with an empty slot, else the first with a link outside the tree. So
-        no other node becomes unreachable, and few lose a link to a near node. The node reached last
-        is a leaf of the tree, and all its links can be replaced: it is the source if no other can
-        be.
+        The chosen source is the first one with an empty slot, or else the first one with a link
+        outside the tree. So no other node becomes unreachable, and few nodes lose a link to a near
+        node. If there is no such source, the node reached last is chosen: it is a leaf of the tree,
+        so all its links can be replaced.
         """
         candidates = [*sources.tolist(), self._last_node]
         link_lists = self._graph.read_links(np.array(candidates))
@@ -72,9 +72,7 @@ class ReachabilityTree:
         return replaceable_mask
 
     def _walk_from(self, start_node: int) -> None:
-        """Mark all nodes reachable from `start_node`, breadth first; the newest front is the end of
-        the queue.
-        """
+        """Mark all nodes reachable from `start_node`, breadth first."""
         front_start, front_end = self._n_reached, self._n_reached + 1
         self._queue[front_start] = start_node
         self._n_reached = front_end

@@ -242,5 +242,5 @@ def collect_candidates(shards: Sequence[GraphShard], start: int, end: int, width
 
 def _to_global_rows(keys: ScoredLinks, cell_rows: Links) -> ScoredLinks:
     """Replace the numbers within a cell, to which the links lead, with global rows."""
-    global_rows = np.append(cell_rows, -1).astype(np.int32)  # the last entry stands for no link
+    global_rows = np.append(cell_rows, -1).astype(np.int32)  # the last entry maps -1 to -1
     return join_links(keys & SIMILARITY_BITS, global_rows.take(unpack_links(keys)))

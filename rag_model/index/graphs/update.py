@@ -65,12 +65,12 @@ from rag_model.index.recipe import VectorPlan
 
 _REPAIR_BLOCK = 1_024  # members whose links are repaired at once
 # Number of candidates from which new links are selected for a member that lost links. After 50
-# updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times its first number of
-# links; with 64 candidates, it has .95 times that number.
+# updates of 2 % of 20,000 weak vectors (see above), a cell has 1.02 times as many links as when it
+# was built; with 64 candidates, it has .95 times as many.
 _REPAIR_CANDIDATES = 128
 _NO_CODE = np.int32(2**31 - 1)  # code of an empty slot, larger than twice any member's number
 _OWN_LINKS = 4  # number of a member's nearest remaining links whose neighbours are candidates too
-_NEAR_MEMBERS = 32  # number of members near a new member whose sources are offered it as a link
+_NEAR_MEMBERS = 32  # the sources of this many members near a new one consider it as a link
 _NEAR_LINKS = 2  # number of a source's nearest links whose neighbours are candidates for its links
 SEARCH_TURNS = 32  # updates in which each source searches for its links once
 
@@ -83,14 +83,13 @@ def update_cell_graph(
 ) -> CellGraph:
     """Return the graph of a cell after a change of its members.
 
-    The result is a function of the arguments. It contains no number and no similarity of a dropped
+    The result depends on the arguments alone. It contains no number and no similarity of a dropped
     member. The update holds the vectors in memory twice.
 
     Args:
         plan: plan of the index.
         lists: (o, 2M) bottom lists of the cell's old members.
-        old_members: (m,) the number before the change of each member after it; -1 for an added
-            member.
+        old_members: (m,) the previous number of each current member; -1 if it was added.
         vectors: (m, d) float32 of the members after the change.
     """
     old_members = _remove_repeats(old_members)
@@ -116,9 +115,7 @@ def _remove_repeats(old_numbers: Rows) -> Rows:
 
 
 def _map_members(old_members: Rows, n_old: int) -> Links:
-    """Return the new number of each old member, -1 if dropped; the last entry, -1, stands for no
-    link.
-    """
+    """Return the new number of each old member, -1 if dropped; the last entry maps -1 to -1."""
     new_numbers = np.full(n_old + 1, -1, np.int32)
     is_staying = old_members >= 0
     new_numbers[old_members[is_staying]] = np.flatnonzero(is_staying)
@@ -225,8 +222,9 @@ def _select_directions(
 ) -> ScoredLinks:
     """Return (a, w) keys of the candidates that lead in directions without a link, or `NO_LINK`.
 
-    As in an insertion, a candidate is selected if it is nearer to the member than to every link of
-    the member, kept or selected before, that is nearer than the candidate.
+    As in an insertion, a candidate is compared with those neighbours of the member (remaining or
+    already selected) that are nearer to the member than the candidate. It is selected if it is
+    nearer to the member than to each of these neighbours.
 
     Args:
         plan: plan of the index.
@@ -253,8 +251,8 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
 
     Return the number of these pairs.
 
-    For each member, the next of its links, or of its candidates if that is nearer and thus
-    selected, is paired with all candidates that are pending.
+    For each member, its nearest unprocessed node is paired with all other pending candidates. That
+    node is the next one of its links, or the next pending candidate, which is then selected.
 
     Args:
         links: (a, 2M) keys of each member's links, nearest first.
@@ -293,8 +291,8 @@ def _list_next_pairs(links: Any, keys: Any, to_member: Any, between: Any, state:
 
 
 def _link_back(lists: ScoredLinks, members: Links, keys: ScoredLinks) -> None:
-    """Add (p,) links to the lists of their `members` in place, nearest first, while a list has
-    room.
+    """Add (p,) links to the lists of their `members` in place, nearest first, until a list is
+    full.
     """
     is_new = np.empty(len(keys), np.bool_)
     for start, end in iter_ranges(len(keys)):
@@ -365,9 +363,7 @@ def load_graph(
 
 
 def _number_nodes(members: Rows) -> Links:
-    """Return an (m + 1,) array with the node of each member; the last entry, -1, stands for no
-    link.
-    """
+    """Return an (m + 1,) array with the node of each member; the last entry maps -1 to -1."""
     node_by_member = np.full(len(members) + 1, -1, np.int32)
     node_by_member[members] = np.arange(len(members))
     return node_by_member
@@ -439,10 +435,8 @@ def update_cross_links(
         plan: plan of the index.
         links: links before the change.
         old_lists: (o, 2M) bottom lists before the change.
-        old_members: (m,) the number before the change of each member after it; -1 for an added
-            member.
-        old_sources: (s,) the number before the change of each source after it; -1 for an added
-            source.
+        old_members: (m,) the previous number of each current member; -1 if it was added.
+        old_sources: (s,) the previous number of each current source; -1 if it was added.
         graph: the updated graph.
         vectors: (m, d) float32 of the members.
         sources: (s, d) float32 of the sources.
