@@ -9,7 +9,7 @@ from typing import Any
 
 # Fields that do not change the bytes of the index.
 _NO_EFFECT_ON_BYTES = ("search", "refine", "recall_target", "drift", "notes")
-# Fields that do not change a piece: it depends on the trained file instead.
+# Fields that do not change a piece directly; they change the trained file.
 _NO_EFFECT_ON_PIECES = ("n", "train_sample")
 
 IndexStats = dict[str, Any]  # statistics of one build stage, as JSON values
@@ -25,8 +25,8 @@ class IndexPlan:
     search: Mapping[str, Any]  # default search parameters
     seed: int = 0
     over: str = ""  # name of the representation; if empty, the default of the kind's type
-    recall_target: float | None = None  # the tuner chooses search parameters that reach it
-    drift: float = 1.2  # largest accepted ratio of the errors of new and training rows
+    recall_target: float | None = None  # recall for which the tuner chooses the search parameters
+    drift: float = 1.2  # largest accepted ratio of new rows' error to training rows' error
     notes: tuple[str, ...] = ()  # sentences on requested settings that were changed, and why
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of this kind only
 

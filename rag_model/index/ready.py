@@ -41,7 +41,7 @@ _UNSET = {"efSearch": 16, "nprobe": 1, "refine": 1}  # faiss's own defaults
 # maximum error of vectors stored unchanged or as scalar codes; 4 bits lose about .02
 _MAX_ERROR = 0.05
 _ACCEPTED_ERROR = 1e-3  # error that is always accepted; rounding to float16 causes less
-# "PQ" includes OPQ: with fewer dimensions or few codes most of a vector is lost
+# "PQ" includes OPQ. These codecs may lose most of a vector, by few codes or dropped dimensions.
 _LOSSY_CODECS = ("PQ", "PCA")
 # maximum error relative to the error against unrelated rows; for wrong rows it is about 1
 _MAX_ERROR_RATIO = 0.99
@@ -57,12 +57,12 @@ class ReadyIndex:
     metric: Metric
     n: int
     d: int
-    # parameters stored in the file, with bookwheel's default where the file has faiss's
+    # search parameters from the file; bookwheel's default replaces a value that is faiss's default
     search: dict[str, int]
 
     @classmethod
     def inspect(cls, name: str, path: Path) -> Self:
-        """Describe a file without reading its vectors; holds a byte per vector.
+        """Describe a file without reading its vectors; memory holds a byte per vector.
 
         Raises:
             InputError: the file is missing or damaged, bookwheel does not build such an index, or

@@ -29,22 +29,23 @@ from rag_model.index.plan import IndexPlan
 
 LINKS = 32  # M of HNSW, as in faiss and most papers; 16 halves the graph and loses about 1 point
 ONE_CELL = 100_000  # up to this many vectors, one core builds the graph in minutes
-CELL_ROWS = 62_500  # vectors per cell above; 16 such cells cost less than one cell of 1M vectors
+CELL_ROWS = 62_500  # vectors per cell of a larger corpus; 16 cells cost less than one of 1M
 POINTS_PER_LIST = 39  # faiss warns about centroids with fewer training points
 EMBEDDINGS = "embeddings"  # the default representation of indexes over vectors
-MANY_LISTS = 8_192  # from here on a graph over the centroids is cheaper than comparing all
+MANY_LISTS = 8_192  # from this number on, a graph over the centroids is cheaper than comparing all
 # rerank 10 * k candidates: with 1 bit per dimension, 4 * k lost 7 points and 10 * k lost 2
 REFINE = 10
-# Number of lists to search if candidates are reranked: passages are then lost only in other lists.
-# Of 21,581 passages, 32 of 512 lists lost 6.6 points of Success@20 against exact search, 128 lost
-# 1.9, and 256 lost 0.5.
+# Number of lists to search if candidates are reranked: passages are then lost only if their list is
+# not searched. Over 21,581 passages, a search of 32 of 512 lists lost 6.6 points of Success@20
+# against exact search, a search of 128 lost 1.9, and a search of 256 lost 0.5.
 REFINED_LISTS = 256
 # Number of lists to search if the codes lose nothing after reranking. A recall@20 of .98 needs 92
 # of 512 lists over 60,000 passages, 144 of 1,024 over 250,000 and 216 of 2,048 over 946,599. The
 # number of compared codes is about 1.51 n^.807, so the number of lists to search is about
 # _LISTS_FACTOR * lists ** _LISTS_POWER: 960 of 16,384 lists over 21 million passages.
 _LISTS_FACTOR, _LISTS_POWER = 0.912, 0.717
-# rerank 5 * k candidates of a graph: with 4 bits per dimension, 100 hold the best 20
+# Rerank 5 * k candidates of a graph: with 4 bits per dimension, the first 100 candidates include
+# the best 20.
 GRAPH_REFINE = 5
 # fewer vectors cannot train 256 centroids per sub-quantizer, and need no compression
 FEW_VECTORS = 1_024
@@ -241,7 +242,7 @@ def _complete_factory(factory: FactorySpec, n: int, d: int, notes: list[str]) ->
 
 
 def _complete_lists(factory: IvfSpec, n: int, d: int, notes: list[str]) -> IvfSpec:
-    check_dimensions(factory, d)  # refuse a wrong number even where a small n replaces it
+    check_dimensions(factory, d)  # checked even if a small n replaces the numbers
     if n < FEW_VECTORS and (factory.codes.name == "PQ" or factory.rotation is not None):
         notes.append(f"{n} vectors are too few to train {factory}: the lists keep the vectors themselves")
         factory = replace(factory, rotation=None, codes=CodecSpec("Flat"), refine=None)
@@ -249,12 +250,12 @@ def _complete_lists(factory: IvfSpec, n: int, d: int, notes: list[str]) -> IvfSp
 
 
 def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
-    """Choose 1 byte per 4 dimensions; rotate if the width is not divisible, and before RaBitQ.
+    """Choose PQ codes of 1 byte per 4 dimensions, and add a rotation if the codes need one.
 
-    At 768 dimensions, 21 million passages then take 4 GB. RaBitQ stores the sign of each
-    dimension, so its error is small only if the length of a vector is spread evenly over the
-    dimensions. A random rotation spreads the length evenly (Gao and Long. RaBitQ. SIGMOD 2024),
-    which faiss leaves to the caller.
+    At 768 dimensions, 21 million passages then take 4 GB. PQ needs a rotation (OPQ) if the
+    dimensions have no divisor near a quarter. RaBitQ stores the sign of each dimension, so its
+    error is small only if the length of a vector is spread evenly over the dimensions. A random
+    rotation spreads the length evenly (Gao and Long. RaBitQ. SIGMOD 2024); faiss does not add it.
     """
     rotation, codes = factory.rotation, factory.codes
     code_dim = factory.code_dim(d)
@@ -271,7 +272,7 @@ def _choose_codec(factory: IvfSpec, d: int) -> IvfSpec:
 
 
 def _choose_lists(factory: IvfSpec, n: int, notes: list[str]) -> IvfSpec:
-    """Choose about 4 sqrt(n) lists, a power of two: finding and reading them cost the same."""
+    """Choose about 4 sqrt(n) lists, a power of two; finding and reading them then cost the same."""
     max_lists = max(1, n // POINTS_PER_LIST)
     n_lists = factory.lists or 1 << (min(4 * isqrt(n), max_lists).bit_length() - 1)
     if n_lists > n:
@@ -285,7 +286,7 @@ def _choose_cells(recipe: IndexRecipe, factory: FactorySpec, n: int, notes: list
     if not isinstance(factory, HnswSpec):
         return 1
     n_cells = recipe.cells or (1 if n <= ONE_CELL else -(-n // CELL_ROWS))
-    max_cells = max(1, n // (4 * (factory.links or LINKS)))  # smaller cells have too few nodes
+    max_cells = max(1, n // (4 * (factory.links or LINKS)))  # a smaller cell has too few nodes
     if n_cells > max_cells:
         notes.append(f"{n} vectors are too few for {n_cells} cells: there are {max_cells}")
     return min(n_cells, max_cells)
@@ -315,9 +316,9 @@ def choose_search(text: str) -> dict[str, int]:
     """Return the default search parameters of a complete factory string.
 
     efSearch is 128 (recall@20 of .99 at a million vectors). nprobe is a sixteenth of the lists, but
-    16 to 128 of them: codes alone lose more than further lists would find. With a refinement,
-    nprobe is 256, or more if there are many lists, and refine is 10: 10 k candidates are reranked.
-    A graph with a refinement reranks 5 k candidates.
+    at least 16 and at most 128, because more lists would find less than the codes lose. With a
+    refinement, nprobe is 256, or more if there are many lists, and refine is 10: 10 k candidates
+    are reranked. A graph with a refinement reranks 5 k candidates.
     """
     factory = parse_factory(text)
     if isinstance(factory, HnswSpec):

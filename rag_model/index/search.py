@@ -133,7 +133,8 @@ class FaissFileIndex:
             vectors: the corpus's `.npy` files, in row order; rows of `RemoteRowFiles` are read by
                 range. With them, `refine` times k candidates per query are reranked; without them,
                 the index's own scores rank.
-            ranges: loads lists of a file of inverted lists that is not whole on this disk.
+            ranges: loads ranges of the file, if it is one of inverted lists and is not completely
+                on this disk.
 
         Raises:
             InputError: the file is missing, truncated, or not an index that can be searched by

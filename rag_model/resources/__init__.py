@@ -1,4 +1,4 @@
-"""Estimate the resources that a run needs from sizes, before the run starts.
+"""Before a run starts, estimate from the data and model sizes which resources it needs.
 
 This module defines the work of a run (`WorkEstimate`), its limits (`RunLimits`) and its resources
 (`RunResources`), the cost of reading passages with a model, and constants of hardware and processes
@@ -96,10 +96,11 @@ class RunResources:
 
 
 def choose_resources(work: WorkEstimate, limits: RunLimits, hours: float) -> RunResources:
-    """Return the fewest GPUs, then the fewest cores, for a run of at most `hours`, or else the
-    fastest.
+    """Return the resources with the fewest GPUs, and then the fewest cores, for a run of at most
+    `hours`.
 
-    Only resources within the memory limit are considered.
+    If no resources reach this time, return the fastest. Only resources within the memory limit are
+    considered.
 
     Args:
         work: the work of the run.

@@ -52,7 +52,7 @@ class Attribution:
         return cls(find_script_url(str(corpus.get("base") or "")), str(corpus.get("licence") or ""))
 
     def url(self, passage: Passage) -> str:
-        """Return the URL of the revision that the passage comes from; empty if it has none."""
+        """Return the URL of the revision that the passage comes from, or an empty string."""
         return f"{self.script}?oldid={passage.rev_id}" if self.script and passage.rev_id else ""
 
     def credit_line(self, passage: Passage) -> str:
@@ -94,9 +94,9 @@ def find_script_url(base: str) -> str:
     """Return a URL of a wiki that accepts the parameters of `index.php`.
 
     This is the URL of the script if it is known, because the URL of the main page contains it or
-    the host is one of Wikimedia's. Otherwise it is the URL of the main page, which works since
-    `oldid` and `curid` take precedence over the title. The result is empty if `base` is not a web
-    URL.
+    the host is one of Wikimedia's. Otherwise it is the URL of the main page, which works because
+    the parameters `oldid` and `curid` take precedence over the title in the URL. The result is
+    empty if `base` is not a web URL.
 
     >>> find_script_url("https://de.wikipedia.org/wiki/Wikipedia:Hauptseite")
     'https://de.wikipedia.org/w/index.php'

@@ -267,7 +267,7 @@ class IndexTokens:
         return queries.vectors(encoder)
 
     def score(self, query: Vectors, rows: Rows) -> Vectors:
-        """Return (m,) float32 scores of the passages at `rows`; -inf for one without tokens."""
+        """Return the (m,) float32 scores of `rows`; -inf for passages without tokens."""
         scores: Vectors = self.context.index(self.name).score(query, rows)
         return scores
 

@@ -3,7 +3,8 @@
 Retrieval with given query vectors needs no encoder and no extra.
 `ProductRetriever` adds inner products to the hits of retrievers with other scores. A reader
 computes p(z|x) as a softmax over the inner products of the query's vector with the passages'
-vectors (Lewis et al. 2020, section 2.2). Fused or reranked scores cannot replace them.
+vectors (Lewis et al. 2020, section 2.2). Fused or reranked scores cannot replace the inner
+products.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class IndexRetriever(SnapshotRetriever):
     def __init__(self, context: RetrieverContext, index: str, parameters: Mapping[str, float] | None = None) -> None:
         """Search `index` with `parameters`, which override the snapshot's."""
         super().__init__(context.snapshot, index)
-        self.index = index  # name of the index; unlike `name`, without search parameters
+        self.index = index  # name of the index; `name` may also have search parameters
         self.parameters: Mapping[str, float] = parameters or {}
         self.exact_products = scores_are_products(context.snapshot.manifest.content.indexes, index)
         self._context = context
@@ -123,7 +124,7 @@ class ProductRetriever(SnapshotRetriever):
     exact_products = True
 
     def __init__(self, inner: SnapshotRetriever, encoder: QueryEncoder, vectors: PassageVectors) -> None:
-        """Wrap `inner`; `encoder` encodes the queries, and `vectors` reads its hits' vectors."""
+        """Wrap `inner`; `encoder` encodes queries, and `vectors` reads the vectors of the hits."""
         super().__init__(inner.snapshot, inner.name)
         self._inner, self._encoder, self._vectors = inner, encoder, vectors
 

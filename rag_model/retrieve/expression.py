@@ -395,7 +395,7 @@ class _Parser:
         return self._peek_mark() == mark
 
     def _peek_mark(self) -> str | None:
-        """Return the next token if it is a mark, "" for any other token, and None at the end."""
+        """Return the next bracket, comma or "="; "" for any other token, and None at the end."""
         if self._next >= len(self._tokens):
             return None
         _, text, is_quoted = self._tokens[self._next]

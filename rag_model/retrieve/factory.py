@@ -110,7 +110,8 @@ def open_retrievers(
 ) -> tuple[SnapshotRetriever, ...]:
     """Open several retrievers, which share their indexes and models; see `open_retriever`.
 
-    All expressions are checked first. None stands for the snapshot's default retriever.
+    All expressions are checked first. If `expressions` is None, the snapshot's default retriever is
+    opened.
 
     Raises:
         BookwheelError: as for `open_retriever`.
@@ -135,8 +136,8 @@ def open_retrievers(
 def plan_retriever(snapshot: Snapshot, expression: str | None, *, products: bool = False) -> RetrieverNeeds:
     """Check an expression, and list the resources of its retriever.
 
-    None stands for the snapshot's default retriever. Nothing is opened, so the files of the
-    snapshot need not be on this machine.
+    If `expression` is None, the snapshot's default retriever is used. Nothing is opened, so the
+    files of the snapshot need not be on this machine.
 
     Raises:
         UsageError: the expression is invalid; the message gives the position and the alternatives.
@@ -254,7 +255,7 @@ class RetrieverFactory:
         self.max_depth = None if limits is None else limits.max_depth
         self._context, self._limits = context, limits
         self._recorded_needs: list[RetrieverNeeds] = []
-        # names of the indexes, also repeated ones, in the expression's order
+        # names of the indexes in the expression's order; a name may occur several times
         self._searched_indexes: list[str] = []
 
     @property

@@ -97,7 +97,8 @@ def interpolate(first: RankedRows, second: RankedRows, alpha: float, *, normaliz
     """Rank the rows of two lists by score(d) = first(d) + alpha * second(d), best first; ties by
     row.
 
-    A row that a list lacks gets the list's lowest score for the query, or 0 if the list is empty.
+    If a row is missing in a list, its score there is the list's lowest score for the query, or 0 if
+    the list is empty.
 
     Returns:
         (q, m) int64 rows, -1 after the last, and (q, m) float64 scores, like those of `fuse`.

@@ -35,10 +35,11 @@ class Hit:
     row: int  # row of the passage in this snapshot
     passage: Passage
     url: str  # URL of the article's revision; empty if the source has none
-    licence: str  # the line of credit that showing the text requires; empty if none is known
+    licence: str  # line of credit to show with the text; empty if there is no licence
     # Inner product of the vectors of query and passage, for p(z|x); None: not computed.
     inner_product: float | None = None
-    # Child retrievers that returned the passage, in the expression's order; for an index, itself.
+    # Child retrievers that returned the passage, in the expression's order. A hit of a single index
+    # has this index as its entry.
     legs: tuple[LegHit, ...] = ()
 
     @classmethod
@@ -129,7 +130,7 @@ class Hit:
 
     @property
     def visible_legs(self) -> tuple[LegHit, ...]:
-        """The entries of `legs`; none if they only repeat rank and score, as for a single index."""
+        """The entries of `legs`; empty if they only repeat the hit's rank and score."""
         return self.legs if any((leg.rank, leg.score) != (self.rank, self.score) for leg in self.legs) else ()
 
     def to_json(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def resolve_encoders(store: Store, name: str, question: str = "") -> EncoderName
     return EncoderNames(question or str(question_folder), str(passage_folder) if passage_folder.is_dir() else None)
 
 
-_WITHOUT_PART = {  # by part: (error if a model lacks it, kind of model that has it)
+_WITHOUT_PART = {  # by part: (error for a model without the part, kind of model that has the part)
     GENERATOR: (f"has no generator in a folder {GENERATOR}/", "model that answers questions"),
     COLBERT: ("is not a ColBERT", "model that `finetune colbert` trained"),
     MASKED_LM: ("has no masked language model", "model that `finetune realm` trained"),

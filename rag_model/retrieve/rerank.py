@@ -5,9 +5,9 @@ query and passage together (a cross-encoder) ranks similar passages better than 
 costs one forward pass per pair. So it reads only the best hits of a cheaper retriever.
 
 `maxsim(A, INDEX, 500)` is late interaction: it reranks up to 500 passages by MaxSim over token
-vectors. The candidates are the hits of A and, for one round or more, the neighbours of the best
-candidates in the bottom layer of an HNSW graph: a neighbour of a relevant passage is often
-relevant, even if A has missed it (MacAvaney and Tonellotto 2024, "A Reproducibility Study of
+vectors. The first candidates are the hits of A. In one or more rounds, the neighbours of the best
+candidates in the bottom layer of an HNSW graph are added: a neighbour of a relevant passage is
+often relevant, even if A has missed it (MacAvaney and Tonellotto 2024, "A Reproducibility Study of
 PLAID", arXiv 2404.14989: better than PLAID at every cost). Each candidate is scored once.
 """
 
@@ -126,7 +126,7 @@ class MaxSimRetriever(SnapshotRetriever):
                 added.
             depth: passages scored per query.
             n_rounds: number of times that neighbours of the best candidates are added; the rounds
-                share the part of `depth` that the first candidates leave.
+                share the passages that remain of `depth` after the first candidates.
         """
         super().__init__(child.retriever.snapshot, f"maxsim({child.name}, {tokens.name})")
         self._child, self._tokens, self._depth = child, tokens, depth

@@ -61,9 +61,9 @@ class Queries:
         self.texts = texts
         self.timer = timer
         self.encoding_seconds = 0.0  # sum of the seconds of all encoders
-        self.reading_seconds = 0.0  # time to read the passages of hits, also in subsets
+        self.reading_seconds = 0.0  # time to read the passages of hits, including subsets' hits
         self.used_encoders: list[QuestionEncoder] = []  # one entry per call of `vectors`
-        self._seconds_by_encoder: dict[int, float] = {}  # by the encoder's `id()`
+        self._seconds_by_encoder: dict[int, float] = {}  # key: `id()` of the encoder
         self._vectors: list[tuple[QuestionEncoder, Vectors]] = []
         self._parent: tuple[Queries, Sequence[int]] | None = None
 
@@ -168,7 +168,8 @@ class RankedRows:
     def iter_lists(self) -> Iterator["RankedRows"]:
         """Yield the lists from which this one was computed, at every level, inputs first.
 
-        For an index, the result is this list.
+        If this is the result of an index, which is computed from no other list, yield only this
+        list.
         """
         if not self.legs:
             yield self

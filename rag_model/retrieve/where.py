@@ -2,10 +2,10 @@
 `where(A, language=de)`, by the beginning of its title, `where(A, title=Animal)`, or
 `where(kind=table)` for the default retriever.
 
-The inner retriever is searched to a larger depth until `k` of its hits match, so any retriever can
-be filtered, and other retrievers are not slower. The first filtered query reads the column of all
-passages. `where(A, kind=[table, infobox])` allows several values, and with several options a
-passage matches all of them.
+The inner retriever is searched to increasing depths until `k` of its hits match. So any retriever
+can be filtered, and searches without a filter cost nothing extra. The first filtered query reads
+the column of all passages. `where(A, kind=[table, infobox])` allows several values, and with
+several options a passage matches all of them.
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,7 @@ def build(call: Call, factory: RetrieverFactory) -> SnapshotRetriever:
     """Build the retriever of `where(A, kind=KIND)`.
 
     Raises:
-        UsageError: there is no condition, a kind is unknown, the snapshot lacks the metadata, or
+        UsageError: there is no condition, a kind is unknown, the snapshot has no such metadata, or
             there is more than one child retriever.
     """
     call.check_options(*WHERE_COLUMNS)

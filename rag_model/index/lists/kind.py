@@ -49,7 +49,8 @@ from rag_model.index.vector_kind import BYTES_PER_SECOND, KMEANS_ROUNDS, PRODUCT
 from rag_model.ranges import pack_bounds
 
 # Sizes of the blocks that searches by ranges verify. The codes of a probed list are always read as
-# a whole, so their blocks may be large. Of a long list only the ids of hits may be read.
+# a whole, so their blocks may be large. The blocks of ids are smaller, because a search may read
+# only the ids of its hits.
 _MIN_BLOCK_BYTES, _MAX_CODE_BLOCK_BYTES, _MAX_ID_BLOCK_BYTES = 1 << 10, 32 << 10, 8 << 10
 # Number of vectors from which a loss by codes is measured; at most twice as many are used.
 LOSS_SAMPLE = 4_096
@@ -71,7 +72,7 @@ _OPQ_FACTOR = 4.8  # OPQ trains codes repeatedly: 4.7 to 5.0 times as long at 96
 _NEW_SHARE = 0.1  # assumed share of new vectors in a changed part; a month brings a few hundredths
 # Comparing a vector with this number of centroids takes as long as reading its stored code.
 _MIN_LISTS_TO_REUSE = 1_024
-_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a graph compares with about a n^b of n centroids
+_COARSE_GRAPH_COST = (380, 0.3)  # (a, b): a graph over n centroids compares about a n^b
 
 
 class ListKind(VectorKind):
@@ -84,7 +85,7 @@ class ListKind(VectorKind):
     factories = re.compile("IVF|OPQ|PCA|RR")
 
     def floor(self, factory: str) -> RecallFloor:
-        """Return a lower floor for codes that rank without a refinement, else the default."""
+        """Return the lowest accepted recall, which is lower for codes without a refinement."""
         codes_rank_alone = any(name in factory for name in _QUANTISERS) and "Refine" not in factory
         return QUANTISED_FLOOR if codes_rank_alone else DEFAULT_FLOOR
 
@@ -103,7 +104,7 @@ class ListKind(VectorKind):
     def train(self, plan: VectorPlan, rows: Sequence[Path], out: Path) -> IndexStats:
         """Train centroids, rotation and codec on a sample of all parts; write the empty index.
 
-        Holds the sample in memory: train_sample x d float32.
+        Memory holds the sample: train_sample x d float32.
 
         Raises:
             InputError: the vectors do not match the plan, or the sample holds a NaN or an infinity.
@@ -127,7 +128,9 @@ class ListKind(VectorKind):
         return _compute_losses(plan, engine.read_index(trained), vectors)
 
     def recalls(self, plan: VectorPlan, trained: Path, new: Vectors, old: Vectors) -> tuple[float, float] | None:
-        """Return recall@10 of new and old vectors in the same lists; None for too few vectors."""
+        """Return recall@10 of new and of old vectors with the trained lists; None if there are too
+        few.
+        """
         if min(len(new), len(old)) < _MIN_VECTORS:
             return None
         index, all_vectors, recalls = engine.read_index(trained), np.concatenate([new, old]), []
@@ -138,7 +141,7 @@ class ListKind(VectorKind):
                     queries, all_vectors, _NEIGHBORS, metric=engine.to_faiss_metric(plan.metric)
                 )
                 exact_scores = scores if plan.metric == "ip" else -scores
-                # vectors with equal scores are all correct
+                # Any vector with the score of a true neighbour is correct.
                 rescore = partial(_score_rows, queries, all_vectors, plan.metric)
                 recalls.append(
                     compute_recall(index.search(queries, _NEIGHBORS)[1], exact_rows, exact_scores, _NEIGHBORS, rescore)
@@ -147,9 +150,10 @@ class ListKind(VectorKind):
         return new_recall, old_recall
 
     def follow(self, plan: VectorPlan, trained: Path, rows: Sequence[Path], out: Path) -> IndexStats:
-        """Adapt a trained file's lists and codec to the current vectors, without its rotation.
+        """Adapt the lists and the codec of a trained file to the current vectors; keep its
+        rotation.
 
-        Holds the sample in memory, as `train` does.
+        Memory holds the sample, as in `train`.
 
         Raises:
             InputError: the trained file is damaged, the vectors do not match the plan, or the
@@ -189,9 +193,9 @@ class ListKind(VectorKind):
     ) -> IndexStats:
         """Encode the vectors of part `number` block by block, and write the codes sorted by list.
 
-        Vectors of `previous_pieces` are not encoded again: their codes are the same, and after a
-        month nearly all vectors are among them. Holds the part's codes twice. `Flat` only checks
-        the vectors, because there is nothing to sort.
+        The codes of vectors in `previous_pieces` are copied instead of computed; after a month,
+        these are nearly all vectors. Memory holds two copies of the part's codes. `Flat` only
+        checks the vectors, because there is nothing to sort.
 
         Raises:
             InputError: a file is damaged or of another dimension, a row holds a NaN or an infinity,
@@ -223,8 +227,8 @@ class ListKind(VectorKind):
     ) -> IndexStats:
         """Write the index, with the same bytes as if all parts were added in turn.
 
-        Holds the trained index twice, a block of `BLOCK_BYTES`, one part's slice of the block, and
-        8 bytes per part and block.
+        Memory holds two copies of the trained index, a block of `BLOCK_BYTES`, one part's slice of
+        the block, and 8 bytes per part and block.
 
         Raises:
             InputError: a piece is missing, truncated, of another build, or has another number of
@@ -278,7 +282,7 @@ class ExactKind(ListKind):
         return None
 
     def floor(self, factory: str) -> RecallFloor:
-        """Return the default floor, because nothing is lost."""
+        """Return the default lower limit of recall, because vectors are stored without loss."""
         return DEFAULT_FLOOR
 
 

@@ -72,7 +72,7 @@ def write_list_block(file: BinaryIO, lists: npt.NDArray[np.uint32], ids: Rows, c
     """
     sorted_positions = np.argsort(lists, kind="stable")
     list_ends = np.flatnonzero(np.diff(lists[sorted_positions])) + 1
-    # list by list, to hold the block only once
+    # One list at a time is copied, so that memory does not hold a second copy of the block.
     for positions in np.split(sorted_positions, list_ends):
         file.write(codes[positions].data)
         file.write(ids[positions].data)

@@ -17,7 +17,7 @@ from rag_model.index.recipe import VectorPlan, choose_search
 
 OPQ_ROUNDS = 10  # faiss's 50 take five times as long without a measurable gain in recall
 LIST_ROUNDS = 10  # rounds of k-means from reused lists: after three, recall does not rise
-_PROJECTION_ROWS = 1 << 16  # faiss trains OPQ with as many vectors
+_PROJECTION_ROWS = 1 << 16  # number of training vectors for OPQ, as in faiss
 _PROJECTION_ROWS_PER_DIM = 100
 CODE_ROUNDS = 1  # five more gain .0004 of recall, and each costs ten rounds of the lists
 
@@ -41,7 +41,7 @@ def train_index(plan: VectorPlan, sample: Vectors) -> FaissIndex:
 
 
 def continue_training(ivf_index: FaissIndex, sample: Vectors, seed: int) -> None:
-    """Continue k-means of lists and codes with `sample`, (m, d) float32, transformed.
+    """Continue k-means of lists and codes with `sample`, (m, d) float32 transformed vectors.
 
     The number of lists does not change. Values trained without k-means, such as scalar ranges, are
     trained again.
@@ -49,7 +49,7 @@ def continue_training(ivf_index: FaissIndex, sample: Vectors, seed: int) -> None
     clustering_parameters = faiss.ClusteringParameters()
     _configure_kmeans(clustering_parameters, seed)
     clustering_parameters.niter = LIST_ROUNDS
-    # faiss's factory sets it in this way
+    # faiss's factory sets this parameter in the same way.
     clustering_parameters.spherical = ivf_index.metric_type == faiss.METRIC_INNER_PRODUCT
     clustering = faiss.Clustering(ivf_index.d, ivf_index.nlist, clustering_parameters)
     quantizer = faiss.downcast_index(ivf_index.quantizer)

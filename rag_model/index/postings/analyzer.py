@@ -9,11 +9,12 @@
    are reduced to their base: accents and the vowel marks of Arabic, Hebrew and Syriac are removed,
    and Latin letters that Unicode does not decompose are replaced as in Lucene's
    `ASCIIFoldingFilter` (`ł` by `l`, `æ` by `ae`). So `Beyoncé` and `Beyonce` are one term, and
-   `Łódź` and `Lodz`. For English, whose words have no accents, this comes before stemming.
+   `Łódź` and `Lodz`. For English, whose words have no accents, the letters are reduced before
+   stemming.
 4. Han, kana, Hangul, Thai, Lao, Khmer and Burmese are written without spaces (or, in Korean, with
-   endings). A run of them becomes its characters and its overlapping pairs (Nie et al. 2000, "On
-   the use of words and n-grams for Chinese information retrieval"). A pair is rarer than its
-   characters, so it dominates the score.
+   endings). A run of such characters becomes its single characters and its overlapping pairs (Nie
+   et al. 2000, "On the use of words and n-grams for Chinese information retrieval"). A pair is
+   rarer than its characters, so it dominates the score.
 
 There is no list of stop words: frequent terms have a low weight in BM25, and search skips them.
 
@@ -59,7 +60,7 @@ _INVISIBLE = re.compile(
 # After an Arabic letter, the non-joiner separates the parts of a Persian compound, as in Lucene.
 _NON_JOINER = re.compile("(?<=[\u0600-\u06ff])\u200c")
 _LATIN_BLOCKS = ((0x80, 0x2B0), (0x1D00, 0x1E00), (0x1E00, 0x1F00), (0x2C60, 0x2C80), (0xA720, 0xA800))
-_LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # such as `L WITH STROKE`
+_LATIN_VARIANT = re.compile("LATIN SMALL LETTER ([A-Z]{1,2}) WITH .*")  # `… L WITH STROKE`
 _OTHER_LATIN_LETTERS = {"æ": "ae", "œ": "oe", "ð": "d", "þ": "th", "ı": "i", "ȷ": "j", "ŋ": "n", "ĸ": "q"}
 _RUN = re.compile(f"[{_UNSPACED}]+|[^{_UNSPACED}]+")
 # languages whose words have no accents, or are not stemmed

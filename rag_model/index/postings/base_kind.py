@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rag_model.index.postings.file import PostingsFile
     from rag_model.index.postings.part import PartPostings, PartReader
 
-# Bytes per passage while parts of 3,500 passages are merged: windows of their terms and postings.
+# Bytes per passage for windows of terms and postings, while parts of 3,500 passages are merged.
 _MERGE_BYTES = 13
 _CARRY_BYTES = 30  # memory per passage while postings are copied from a previous index
 # queries of the gate that are also searched without skipping, which reads every posting
@@ -30,7 +30,7 @@ K1, B = 0.9, 0.4
 MAX_TERMS = 10_000  # maximum terms of a query
 _MAX_VALUES = {"k1": 1_000.0, "b": 1.0}
 # Capacities of the caches of decoded lists, which `estimate_decoded_bytes` counts.
-MAX_CACHED_ROWS = 1 << 22  # passages; larger indexes are searched by `maxscore`
+MAX_CACHED_ROWS = 1 << 22  # maximum passages; larger indexes are searched by `maxscore`
 MAX_CACHED_POSTINGS = 1 << 25  # 500 MB at most
 SMALL_CACHE_POSTINGS = 1 << 23  # capacity for a few hundred queries: 126 MB at most
 _DECODED_BYTES = 15  # maximum bytes of a decoded posting, with its share of windows and bits

@@ -39,8 +39,8 @@ from rag_model.index.postings.packing import BLOCK, PADDING, SCRATCH_SIZE, read_
 ROW_SHIFT, LENGTH_SHIFT = 32, 16  # bit offsets of the row and of the length in a word
 MAX_ROWS = 1 << 30
 WEIGHT_MASK = (1 << LENGTH_SHIFT) - 1
-# Replaces the word of a removed row; it stays negative when a weight is added, by two bits that
-# # words leave 0.
+# Replaces the word of a removed row. It uses the two highest bits, which are 0 in all words, so
+# that it stays negative when a weight is added.
 REMOVED = np.int64(-1 << 62)
 NO_COMMON_SHIFT = np.int64(1) << 40  # larger than any difference of rows
 _ONE = np.uint64(1)
@@ -116,7 +116,7 @@ def _merge_new(new_words, next_new, end_new, words, begin, end):
     search_begin, word_end = np.uint64(begin), np.uint64(end)
     for new_index in range(end_merged - 1, next_new - 1, -1):
         posting_word, shift, position = new_words[new_index], np.uint64(new_index + 1 - next_new), search_begin
-        # Counting the smaller words compares several of them at once.
+        # Counting all smaller words is faster than a search, because the loop is vectorized.
         for i in range(search_begin, word_end):
             position += np.uint64(words[i] < posting_word)
         while word_end > position:
@@ -194,9 +194,9 @@ def find_common_shift(gaps, count, row_words):
 def copy_block(data, begin, end, count, row, new_row, out, offset):
     """Copy the only block of a list, data[begin:end], with another first row and the same gaps.
 
-    Copying is possible only if the new first row has as many bits as the old one, which must not be
-    an
-    exception: then the same widths take the fewest bytes, and only the bits of that number change.
+    Copying is possible only if the new first row has as many bits as the old one, and the old one
+    is not stored as an exception (see `packing`). Then the same widths take the fewest bytes, and
+    only the bits of the first row change.
 
     Args:
         data: uint8, followed by `PADDING` bytes.
@@ -470,7 +470,7 @@ def carry_over(
         term_ends: (t,) end of each term in `text`.
         ends: (t,) end of each term's postings in `new_words`.
         new_words: (p,) int64 words of the new postings, ascending within a term.
-        state: (STATE_SIZE,) int64, zeros but for `TERMS_LEFT`; updated.
+        state: (STATE_SIZE,) int64, zeros except for `TERMS_LEFT`; updated.
         term: uint8, with room for the longest term and `PADDING` more.
         writer: a scratch array of `allocate_scratch`, as are the next four arguments.
         sizes: scratch array of `encode_block`.

@@ -4,10 +4,11 @@ Compiled loops split texts into tokens and number them, so that each distinct to
 once. Counting takes little more time than reading the text, and gives the terms of
 `Analyzer.terms`.
 
-A token is a word of ASCII letters and digits in lower case; or, unchanged, a run of characters up
-to white space that includes another character; or, for an analyzer of `whole_runs`, any run.
-Analyzing the tokens one by one gives the terms of the whole text, because no rule of the analyzer
-looks beyond ASCII white space, and a run of ASCII characters has no other words than these.
+A run is a sequence of characters without white space. In a run of ASCII characters, each word of
+letters and digits, in lower case, is a token. Any other run is one token, unchanged; for an
+analyzer with `whole_runs`, every run is one token. Analyzing the tokens one by one gives the terms
+of the whole text, because no rule of the analyzer looks beyond ASCII white space, and a run of
+ASCII characters has no words besides those of letters and digits.
 """
 
 from collections import defaultdict

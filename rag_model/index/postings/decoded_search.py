@@ -11,7 +11,7 @@ mispredict half the time.
 A list with a few postings per window also has the begin and the largest contribution of each
 window. A list of many postings has a bit for each row, and the number of postings before each 64
 rows, so that the posting of a row is found without a search. The initial threshold is a score that
-k postings of one list reach: no passage with less is among the k best.
+k postings of one list reach: no passage with a lower score is among the k best.
 """
 
 from threading import Lock
@@ -41,7 +41,7 @@ TOPS = 11  # lower bounds stored per list: of the 1st, 2nd, 4th, ... 1,024th lar
 POSTINGS_BEGIN, POSTINGS_END, WINDOWS_BEGIN, BITS_BEGIN = range(4)
 _MIN_POSTINGS_PER_WINDOW = 4  # a shorter list gets no windows
 _MAX_ROWS_PER_POSTING = 64  # a sparser list gets no bits
-_MAX_WORDS_PER_POSTING = 0.25  # capacity for words of bits, per posting of capacity
+_MAX_WORDS_PER_POSTING = 0.25  # words of bits to allocate per posting to allocate
 _HISTOGRAM_BINS = 1 << 10  # bins for contributions, from which lower bounds are read
 _EMPTY_LIST = -1  # replaces the offset of a list without postings
 Ints = npt.NDArray[np.int64]
@@ -189,7 +189,7 @@ class DecodedLists:
         )
         if max_contribution < 0:
             return False
-        if number == len(self.arrays.offsets):  # running searches keep the former arrays
+        if number == len(self.arrays.offsets):  # running searches still use the previous arrays
             offsets, tops = (np.concatenate([list_array, np.empty_like(list_array)]) for list_array in self.arrays[2:4])
             self.arrays = self.arrays._replace(offsets=offsets, tops=tops)
         _write_top_bounds(contributions, max_contribution, self.arrays.tops[number])
@@ -553,8 +553,8 @@ class DecodedListCache:
         new_entries = [entry for entry in required_entries if int(entry[1]) not in lists]
         if weighting != lists.weighting or not lists.has_capacity(sum(int(entry[0]) for entry in new_entries)):
             lists, new_entries = DecodedLists(weighting, self._capacity), list(required_entries)
-            # Replaced at once, so that the memory of the former lists is free before the new ones
-            # fill.
+            # The former lists are released at once, so that their memory is free before the new
+            # ones fill.
             self._lists = lists
         return lists if all(lists.decode_list(self._file, entry) for entry in new_entries) else None
 

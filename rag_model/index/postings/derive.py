@@ -1,8 +1,8 @@
-"""Derive a snapshot's inverted index from a previous index file, to build it or save a download.
+"""Derive an inverted index from a previous index file, instead of building or downloading it.
 
-The file is a function of the passages' terms. So the postings of passages that the previous
-snapshot has too are carried over to their new rows, the others are computed from their text or from
-their weighted terms, and the result equals a full build byte for byte.
+The file depends only on the passages' terms. So the postings of passages that the previous snapshot
+has too are carried over to their new rows, and the postings of all other passages are computed from
+text or weighted terms. The result equals a full build byte for byte.
 """
 
 from collections.abc import Callable, Iterator
@@ -127,8 +127,8 @@ def _assign_rows(previous_rows, is_carried, previous_lengths, new_lengths, lengt
 
     Args:
         previous_rows: (n,) row of each passage in the previous snapshot.
-        is_carried: (n,) whether the passage's postings are carried over; otherwise it is the next
-        new passage.
+        is_carried: (n,) whether the passage's postings are carried over; all other passages are the
+        new passages, in order.
         previous_lengths: (previous rows,) uint16.
         new_lengths: (f,) uint16, of the new passages.
         lengths: (n,) uint16, filled.
@@ -157,9 +157,7 @@ def _is_rising(rows):
 
 
 def find_longest_rising_subsequence(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Return a mask of (n,) rows, of which -1 is ignored: a longest strictly ascending
-    subsequence.
-    """
+    """Return an (n,) mask of a longest strictly ascending subsequence of `rows`; -1 is ignored."""
     if _is_rising(rows):
         return rows >= 0
     kept_positions, is_chosen = np.flatnonzero(rows >= 0), np.zeros(len(rows), np.bool_)
@@ -175,7 +173,7 @@ def _find_longest_rising(rows):
     ends, predecessors, length = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64), 0
     for i in range(len(rows)):
         low, high = 0, length
-        while low < high:  # find the first subsequence that does not end below this row
+        while low < high:  # find the shortest subsequence that ends at this row or above
             middle = (low + high) // 2
             if rows[ends[middle]] < rows[i]:
                 low = middle + 1

@@ -88,7 +88,7 @@ def _write_terms(text, ends, postings, sizes, first_number, previous_term, total
         else:
             prefix = count_shared_bytes(text, begin, text, previous_begin, min(size, begin - previous_begin))
         offset = write_varint(out, write_varint(out, offset, prefix), size - prefix)
-        if begin + size + 8 <= len(text):  # copy words of 8 bytes if none ends outside of the text
+        if begin + size + 8 <= len(text):  # copies of 8 bytes do not read beyond the text
             for i in range(prefix, size, 8):
                 store64(out, offset + i - prefix, load64(text, begin + i))
         else:

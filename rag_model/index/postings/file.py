@@ -169,7 +169,8 @@ class PostingsFile:
         sections = [(self._pivots[i][1:], [*self._pivots, last_pivot][i + 1][1:]) for i in numbers]
         list_entries = np.zeros((len(terms), 3), np.int64)
         with self.hold_ranges():
-            # axes: the term; begin and end of its section; group and dictionary offset
+            # (t, 2, 2): for each term, the begin and the end of its section, each as a group number
+            # and an offset in the dictionary.
             section_edges = np.array(sections, np.int64).reshape(-1, 2, 2)
             edge_offsets = [
                 16 * section_edges[:, :, 0] + self.layout.groups_offset,

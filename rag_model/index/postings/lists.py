@@ -104,7 +104,7 @@ def add_postings(rows, weights, first, end, first_row, lengths, writer, gaps, we
         weights: (p,) at least 1.
         first: index of the first posting.
         end: index after the last posting.
-        first_row: global row that row 0 of `rows` stands for.
+        first_row: global row number of a 0 in `rows`.
         lengths: (n,) uint16 lengths of all passages.
         writer: state of the list, see `begin_list`.
         gaps: (128,) uint32, of the open block.

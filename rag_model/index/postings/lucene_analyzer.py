@@ -1,15 +1,17 @@
 """The terms of Anserini's `DefaultEnglishAnalyzer`, for scores that can be compared with published
 ones (`settings = { analyzer = "lucene" }`).
 
-1. Lucene's `StandardTokenizer`: words by Unicode's word boundaries (UAX 29). `can't`, `U.S.A` and
-   `1,000.5` are one word each, `e-mail` is two; a Han character or a hiragana is a word, a run of
-   katakana, Hangul or Thai is one, and so is an emoji. A word of more than 255 characters is split.
+1. Text is split as by Lucene's `StandardTokenizer`, at Unicode's word boundaries (UAX 29). `can't`,
+   `U.S.A` and `1,000.5` are one word each, `e-mail` is two; a Han character or a hiragana is a
+   word, a run of katakana, Hangul or Thai is one, and so is an emoji. A word of more than 255
+   characters is split.
 2. A possessive `'s` is removed, then letters become lower case, one by one.
 3. Lucene's 33 stop words are removed.
-4. Porter's stemmer (Porter 1980) with the three departures of its author's own implementation,
-   which Lucene has: every `bli` becomes `ble` (Porter 1980 only changes `abli` to `able`), `logi`
-   becomes `log`, and words of one or two letters are left alone. PyStemmer's `porter` lacks them,
-   and leaves some double consonants before `ed` and `ing` (`trekking`).
+4. Words are stemmed by Porter's stemmer as in Lucene and in Porter's own implementation, which
+   differ from the publication (Porter 1980) in three rules: every `bli` becomes `ble` (instead of
+   only `abli`, which becomes `able`), `logi` becomes `log`, and words of one or two letters stay
+   unchanged. PyStemmer's `porter` does not have these rules, and keeps some double consonants
+   before `ed` and `ing` (`trekking`).
 
 Letters keep their accents. The score of BM25 is the same as Lucene's, but Lucene stores the length
 of a passage of more than 40 terms in one byte, which rounds it down by up to an eighth. This
@@ -36,9 +38,9 @@ _STOP_WORD_TEXT = (  # `EnglishAnalyzer.ENGLISH_STOP_WORDS_SET`
 )
 _STOP_WORDS = frozenset(_STOP_WORD_TEXT.split())
 _POSSESSIVES = tuple(f"{apostrophe}{s}" for apostrophe in "'’＇" for s in "sS")
-# The words that Porter's first step reduces to an ending in `bli` or `logi`.
+# Words whose stem ends in `bli` or `logi` after Porter's first step.
 _DEPARTURE = re.compile("(bl|log)[iy](?:es|(?:ed|ing)?s?)$")
-# Double consonants that Porter's first step reduces to one, and PyStemmer does not.
+# Double consonants that Porter's first step reduces to one, but that PyStemmer keeps.
 _DOUBLE = re.compile(r"([^aeioulszbdfgmnprt])\1(?:ed|ing)s?$")
 # Combining marks, format characters and joiners belong to the character before them (WB4).
 _EXTENDERS = r"[\p{WB=Format}\p{WB=Extend}\p{WB=ZWJ}]"
@@ -121,8 +123,8 @@ class LuceneAnalyzer(Analyzer):
         stem = self._stem(word)
         ending_match = _DEPARTURE.search(word)
         if ending_match and stem == f"{word[: ending_match.end(1)]}i" and _has_measure(word[: ending_match.start()]):
-            # Stemming again applies Porter's later steps to `ble`; they do not change a word in
-            # `log`.
+            # Porter's later steps may change a stem that ends in `ble`, so it is stemmed again;
+            # they do not change a stem that ends in `log`.
             stem = self._stem(f"{stem[:-1]}e") if ending_match[1] == "bl" else stem[:-1]
         return stem.encode("utf-8", "replace")
 
@@ -154,7 +156,7 @@ def _to_lower(word: str) -> str:
 
 
 def _find_vowels(stem: str) -> list[bool]:
-    """Return whether each letter is a vowel; `y` is one after a consonant."""
+    """Return whether each letter is a vowel; `y` is a vowel after a consonant."""
     vowels: list[bool] = []
     for letter in stem:
         vowels.append(letter in "aeiou" or (letter == "y" and bool(vowels) and not vowels[-1]))

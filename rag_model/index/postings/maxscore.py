@@ -4,7 +4,8 @@ matter.
 MaxScore (Turtle and Flood 1995) over windows of rows, with upper bounds of blocks (Ding and Suel
 2011): in each window the terms whose bounds together do not reach the k-th best score so far are
 *non-essential*. A passage without an essential term cannot be among the best. So the essential
-lists are added up row by row, and only promising rows are looked up in the others.
+lists are added up row by row, and only rows that can still be among the best are looked up in the
+non-essential lists.
 
 A posting adds factor * contribution to a score. The factor belongs to the query's term, and
 
@@ -48,9 +49,10 @@ BEYOND_ROWS = np.int64(1) << 40  # larger than any row
 _MAX_UINT32 = (np.int64(1) << 32) - 1  # largest row or weight in an array of four-byte numbers
 MAX_IMPACT = 255  # the largest weight of an impact index, in one byte
 WINDOW = 4_096  # rows per window
-# A list with more blocks gets the general bound, without a scan of its headers.
+# For a list with more blocks, the bound for the largest possible weight is used, without a scan of
+# its headers.
 _MAX_SCANNED_BLOCKS = 2_048
-_MAX_SAMPLED_POSTINGS = 4_096  # a list with more postings is not read for a first threshold
+_MAX_SAMPLED_POSTINGS = 4_096  # maximum postings of a list that is read for a first threshold
 DAMAGED = -1
 
 
@@ -357,8 +359,8 @@ def _probe(cursor, data, rows, weights, row, lengths, factor, weighting):
 
 @compiled
 def _compute_first_threshold(cursors, t, data, rows, weights, lengths, factor, weighting, k):
-    """Return the k-th best score in a list of k or more postings: a lower bound of the k-th best
-    score of all.
+    """Return the k-th best score in a list of k or more postings, a lower bound of the k-th best
+    score in all lists.
     """
     heap_scores, heap_rows, heap_size = np.empty(k, np.int64), np.empty(k, np.int64), 0
     cursor = cursors[t].copy()

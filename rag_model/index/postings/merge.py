@@ -71,7 +71,7 @@ class Windows(NamedTuple):
     # (parts,) first eight bytes of the next term as a number, padded with 0
     keys: npt.NDArray[np.uint64]
     lengths: Ints  # (parts,) bytes of the next term
-    # (parts,) whether the window is used up; the heap lacks the part
+    # (parts,) whether the window is used up; then the part is not in the heap
     needs_terms: npt.NDArray[np.bool_]
 
 
@@ -207,7 +207,7 @@ def _pop_part(windows, numbers):
 
 @bare
 def _add_term(windows, batch, term_parts, part_count, postings):
-    """Add the next term of same_parts[:part_count], which have it in common, to a batch."""
+    """Add to a batch the next term of term_parts[:part_count], which is the same in these parts."""
     numbers, part = batch.numbers, term_parts[0]
     term, share, text_size = numbers[_TERM_COUNT], numbers[_SHARE_COUNT], numbers[_TEXT_SIZE]
     begin, end = windows.term_ends[part, windows.next_term[part]], windows.term_ends[part, windows.next_term[part] + 1]

@@ -74,7 +74,7 @@ def _choose_width(values, n_values, bits_of_all, counts_above):
         counts_above[bits] = n_exceeding
         n_bytes = (n_values * bits + 7) // 8 + 1 + n_exceeding
         extra_bits = bits
-        while extra_bits < max_bits:  # an exception takes a byte, and one for each 7 higher bits
+        while extra_bits < max_bits:  # an exception takes 1 byte, plus 1 for each 7 higher bits
             n_bytes += counts_above[extra_bits]
             extra_bits += 7
         if n_bytes <= best_bytes:

@@ -119,7 +119,7 @@ class PostingsIndex:
         new_terms = [term for term in terms if term not in term_cache]
         if len(term_cache) + len(new_terms) > _MAX_CACHED_TERMS:
             term_cache, new_terms = {}, terms
-            self._term_cache = term_cache  # running searches keep the former cache
+            self._term_cache = term_cache  # running searches still use the previous cache
         if new_terms:
             term_cache |= zip(new_terms, self.file.find_terms(new_terms).tolist(), strict=True)
         list_entries = np.array([term_cache[term] for term in terms], np.int64).reshape(-1, 3)
@@ -171,7 +171,7 @@ class PostingsIndex:
             if hit_counts is None:
                 raise self.file.create_damage_error()
             return hit_counts
-        if len(query_terms.ends) > 1:  # half of the queries may fit into the cache
+        if len(query_terms.ends) > 1:  # the lists of half of the queries may fit into the cache
             n_half = len(query_terms.ends) // 2
             halves = (
                 (query_terms.slice_queries(0, n_half), slice(n_half)),
@@ -261,7 +261,7 @@ class Bm25Index(PostingsIndex):
         return self.search(queries, k, skip=False, **parameters)[1]
 
     def find_missing_terms(self, text: str) -> list[str]:
-        """Return the terms of a text that no passage has."""
+        """Return those terms of a text that occur in no passage."""
         terms = list(dict.fromkeys(self._analyzer.terms(text)))
         return [term.decode() for term, n in zip(terms, self.find_lists(terms)[:, 0], strict=True) if n < 1]
 

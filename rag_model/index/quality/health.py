@@ -32,7 +32,7 @@ from rag_model.index.graphs.reach import ReachabilityTree
 from rag_model.index.quality.results import GraphStats, IndexHealth, ListStats
 from rag_model.index.search import open_index
 
-FIT_VERSION = 4  # version of the measurements: increased when the same vectors would give others
+FIT_VERSION = 4  # version of the fit; increase it when results for the same vectors change
 SAMPLE_VECTORS = 4_096  # size of each sample: a mean is then exact to one percent
 _SAMPLE_ROWS = 1_000  # number of decoded rows: the mean error is then exact to a few percent
 
@@ -51,7 +51,7 @@ def sample_changes(changed: Sequence[tuple[Path, Sequence[Path]]], same: Sequenc
 
     Args:
         changed: at least one `.npy` file, each with the parent's files of the same range; a row
-            that one of these holds is old.
+            that is in one of the parent's files is old.
         same: unchanged `.npy` files, of which only the sampled rows are read.
         seed: the seed of the samples.
 
@@ -103,7 +103,7 @@ def compute_centroid_distance(vectors: Vectors, centroids: Vectors, metric: Metr
 
 
 def compute_graph_stats(path: Path) -> GraphStats:
-    """Compute statistics of the graph in an HNSW file; holds 9 bytes per node.
+    """Compute statistics of the graph in an HNSW file; memory holds 9 bytes per node.
 
     Raises:
         InputError: the file is not an HNSW index.
@@ -122,7 +122,7 @@ def compute_graph_stats(path: Path) -> GraphStats:
 
 
 def compute_list_stats(index: FaissIndex) -> ListStats:
-    """Compute statistics of the inverted lists of an open index; holds 8 bytes per list."""
+    """Compute statistics of the inverted lists of an open index; memory holds 8 bytes per list."""
     sizes = _read_list_sizes(faiss.extract_index_ivf(index))
     lists_by_bucket = np.bincount([int(list_size).bit_length() for list_size in sizes])
     imbalance = len(sizes) * float(np.square(sizes, dtype=np.float64).sum()) / max(1, int(sizes.sum())) ** 2

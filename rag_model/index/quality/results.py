@@ -24,7 +24,8 @@ _MIN_NEW_VECTORS = 32  # with fewer new vectors, the mean is too uncertain
 _SLACK = 0.02
 # accepted difference between the recall of old and new vectors: three times the random error
 _MAX_RECALL_LOSS = 0.1
-# accepted in every build: larger cells are split until they are below this multiple of the mean
+# An imbalance that is always accepted: a build splits larger cells until they are below this
+# multiple of the mean.
 _MAX_EVEN_IMBALANCE = 1.5
 PROCESS_BYTES = 192 << 20  # memory of Python, numpy and faiss, independent of the number of vectors
 

@@ -1,10 +1,11 @@
 """Tune the search settings of an index for a recall target, and evaluate a new index.
 
-`tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. Recall rises with
-the setting, so the search starts from the index's own setting, which for a later build is that of
-its parent: in most builds it is still the smallest one, which two measurements confirm. Otherwise
-the setting is doubled or halved until the target lies between two settings, and then bisected. Only
-recall decides, not time, so the same file and queries give the same setting on every machine.
+`tune_search` finds the smallest `efSearch` or `nprobe` that reaches the target. The first setting
+to try is the index's own, which a later build takes from its parent. In most builds it is still the
+smallest one, which two measurements confirm. Otherwise the setting is doubled or halved until the
+target lies between two settings, and then bisected; this works because recall rises with the
+setting. Only recall decides, not time, so the same file and queries give the same setting on every
+machine.
 
 `evaluate_index` measures recall against latency over a range of settings. The queries are given, or
 are vectors of the index; the true neighbours come from exact search of the files that the index was
@@ -39,7 +40,7 @@ CEILING_TOLERANCE = 0.005
 _CODES_PER_CANDIDATE = 16  # codes that a graph search compares per candidate (efSearch)
 _CODES_PER_VECTOR = 8  # codes read in the time of one vector of the refinement
 
-RecallFunction = Callable[[int], float]  # the mean recall over the queries, for a setting
+RecallFunction = Callable[[int], float]  # returns the mean recall over the queries for a setting
 DEPTH = 20  # number of neighbours searched per query
 _MAX_QUERIES = 1_000  # enough to distinguish recalls that differ by .005
 _MIN_QUERIES = 100
@@ -51,7 +52,7 @@ class _SearchGrid:
     """The settings to try: values of a parameter from `minimum` to `maximum`, and refinement
     factors.
 
-    The factor 0 stands for an index without a refinement.
+    An index without a refinement has the factor 0.
     """
 
     name: str
@@ -129,8 +130,9 @@ def _find_cheapest(
 ) -> tuple[int, int] | None:
     """Return the cheapest refinement factor and value that reach `target`; None if there are none.
 
-    The factor of `first_setting` is tried first. For every other factor, the largest cheaper value
-    is tried: if it misses the target, all smaller values miss it too.
+    The factor of `first_setting` is tried first. For every other factor, the first value to try is
+    the largest one that makes the setting cheaper than the best setting so far. If this value
+    misses the target, all smaller values miss it too.
     """
     best_setting: tuple[int, int] | None = None
     for factor in sorted(grid.refine_factors, key=lambda factor: factor != first_setting[0]):

@@ -92,7 +92,7 @@ class TokenIndexFile:
             is_consistent = is_consistent and offsets.dtype == np.int64 and codes.dtype == np.uint8
             is_consistent = is_consistent and ids.dtype in (np.uint16, np.uint32)
             is_consistent = is_consistent and offsets[0] == 0 and offsets[-1] == len(ids)
-            # Compared without a difference, which may overflow.
+            # The offsets are compared directly, because their differences may overflow.
             is_consistent = is_consistent and bool((offsets[1:] >= offsets[:-1]).all())
         except (KeyError, IndexError) as error:
             raise InputError(f"{path} is not a token-vector index: build it again") from error
