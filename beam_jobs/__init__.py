@@ -1,11 +1,11 @@
-"""Beam jobs over descriptors of parts and shards. Does not import Prefect.
+"""Beam jobs whose elements are small descriptions of parts and shards. Prefect is not imported.
 
 * `chunk`, `embed`, `index`, `gate`: one module for each job; `index_work` holds the tasks of the
   index jobs. `corpus` has the smaller jobs over a snapshot, such as deltas and redaction.
 * `job`, `tasks`, `pipeline`: run the tasks of a job, in this process or on Beam's workers.
 * `launch`, `options`, `workers`: the settings of a run, and its workers.
 * `flink`, `local_worker`: the Flink runner, and the fork server of local worker processes.
-* `explain`: which results a build would reuse.
+* `explain`: report which results a build would reuse.
 """
 
 import logging
@@ -14,10 +14,10 @@ from rag_model.process import configure_native_libraries
 
 
 def _is_useful_record(record: logging.LogRecord) -> bool:
-    """Return False for records of Beam that do not help a user.
+    """Return False for log records of Beam that do not help a user.
 
-    Beam warns that a Google client library is missing, which is not used here, and logs whole
-    traces of a job server, whose cause is reported in one sentence.
+    Beam warns if a Google client library is missing, although it is not used here, and logs stack
+    traces of the job server, although their cause is reported in one sentence.
     """
     return not record.getMessage().startswith("apitools not found") and record.module != "portable_runner"
 

@@ -1,7 +1,7 @@
-"""The chunk job: turn each part of the dump into one file of passages.
+"""The chunk job: split the articles in each part of the dump into one file of passages.
 
-Before the chunk job, the template job reads the pages of the template namespace of each part, and
-the launcher merges the results, which are bounded, into one table (`template_table`). The table is
+Before the chunk job, the template job reads the template pages of each part, and the launcher
+merges the results, whose size is limited, into one table (`template_table`). The table is
 an input of every part: an article is chunked again if a template that it uses has changed.
 
 If the recipe requests aliases or Wikidata items, the template job reads the redirects of every part
@@ -48,19 +48,19 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 from rag_model.toml import from_table
 
-# largest dump, in bytes, that the launcher reads itself to look up its parts
+# maximum bytes of a dump that the launcher itself reads to look up the parts in the memo
 _MAX_LAUNCHER_BYTES = 64 << 20
-# compressed bytes that one core reads per second if it parses all articles, or reuses nearly all
+# compressed bytes per second of one core, if it parses all articles, and if it reuses nearly all
 _PARSED_BYTES_PER_SECOND, _REUSED_BYTES_PER_SECOND = 1e6, 7e6
 _READ_BYTES_PER_SECOND = 5e6  # compressed bytes per second of one core that parses only templates
-# compressed bytes times bytes of the chunker's model, per second of one core: a passage takes about
-# 312 compressed bytes, and a core encodes 8e9 passages times bytes of the model (`embed`)
+# speed of one core with a chunker's model, in compressed bytes * bytes of the model per second: 312
+# compressed bytes per passage, times `_ENCODED_PER_SECOND` of the embed job
 _ENCODED_BYTES_PER_SECOND = 2.5e12
-_MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file, whose sorting takes 150 MB
-_REDIRECTS_PER_SECOND = 2e5  # speed of merging and sorting
+_MAX_FILE_REDIRECTS = 1 << 18  # redirects in one sorted file; sorting so many takes 150 MB
+_REDIRECTS_PER_SECOND = 2e5  # redirects merged and sorted per second
 _PROPERTY_BYTES_PER_SECOND = 1e7  # compressed bytes of page properties read per second
-# Runs a stage and returns its reports. Arguments: the name, the function, the tasks, and a function
-# that estimates the seconds of a task.
+# Function that runs a stage and returns the reports. Arguments: the stage's name, the function to
+# run, the tasks, and a function that estimates the seconds of a task.
 RunTasks = Callable[[str, TaskFunction[Any], Sequence[Any], Callable[[Any], float]], list[Report]]
 
 
@@ -108,7 +108,7 @@ def _has_tables(plan: Plan) -> bool:
 
 
 def read_templates(task: TemplateTask, store: Store) -> Report:
-    """Read the templates of one part, and its redirects if requested, unless they are recorded."""
+    """Read the templates of one part, and redirects if requested, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
         part_format, siteinfo = get_part_format(task.part), task.siteinfo
@@ -132,7 +132,7 @@ def read_templates(task: TemplateTask, store: Store) -> Report:
 
 
 def _separate_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterator[Page]:
-    """Yield the pages that define templates, and append the others to a list."""
+    """Yield the pages that define templates; append all other pages to `redirects`."""
     for page in pages:
         if page.namespace in NAMESPACES:
             yield page
@@ -141,7 +141,7 @@ def _separate_redirects(pages: Iterator[Page], redirects: list[Page]) -> Iterato
 
 
 def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
-    """Store the table of the templates of all parts; return None if there are no templates."""
+    """Merge the templates of all parts into one stored table; return None if there are none."""
     blobs = [BlobRef.from_json(report["blobs"]["templates"]) for report in reports if report["templates"]]
     table = template_table.merge_templates(json.loads(store.blobs.read(blob)) for blob in blobs)
     return store.blobs.put_bytes(table.to_bytes()) if table else None
@@ -149,11 +149,11 @@ def merge_templates(store: Store, reports: Sequence[Report]) -> BlobRef | None:
 
 @dataclass(frozen=True, slots=True)
 class RedirectTask:
-    """One of 2**bits shards of all redirects: those whose keys start with the `bits` bits of
+    """Task to sort one of 2**bits shards of all redirects; its keys start with the `bits` bits of
     `number`.
     """
 
-    parts: BlobRef  # JSON list of the blobs of all parts' redirects
+    parts: BlobRef  # JSON list with one blob of redirects for each part
     number: int
     bits: int
     removed: tuple[int, ...] = ()  # ids of redirects that were taken down
@@ -170,7 +170,7 @@ class RedirectTask:
 
 
 def sort_redirects(task: RedirectTask, store: Store) -> Report:
-    """Merge and sort one shard of the redirects of all parts, unless it is recorded."""
+    """Merge and sort one shard of the redirects of all parts, unless the memo has the result."""
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "redirects.arrow"
@@ -189,12 +189,12 @@ class ItemTask:
     url: str
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the items; this reads the file."""
+        """Return all inputs that determine the items; this reads the whole file."""
         return {"source": digest_chunks(read_bytes(self.url)), "code": TABLE_VERSION}
 
 
 def read_items(task: ItemTask, store: Store) -> Report:
-    """Read the Wikidata items in the table, unless they are recorded."""
+    """Read the Wikidata items in the table, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
         path = workdir / "items.arrow"
@@ -207,10 +207,10 @@ def read_items(task: ItemTask, store: Store) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class DumpTables:
-    """The tables with which the articles of a dump are chunked; a missing table is None."""
+    """Tables that are needed to chunk the articles of a dump; a missing table is None."""
 
     templates: BlobRef | None = None  # the table of the wiki's templates
-    pages: BlobRef | None = None  # JSON with the blobs of the files of a `PageTable`
+    pages: BlobRef | None = None  # JSON with the blobs of a `PageTable`'s files
 
 
 NO_TABLES = DumpTables()
@@ -221,8 +221,8 @@ def collect_tables(
 ) -> DumpTables:
     """Read the templates of a dump, and the redirects and Wikidata items that `metadata` requests.
 
-    For aliases, the whole dump is read. Otherwise, if the plan knows the titles of the pages, only
-    the streams with templates are read.
+    If aliases are requested, the whole dump is read. Otherwise, if the plan contains the pages'
+    titles, only compressed streams with templates are read.
     """
     template_tasks = plan_template_tasks(plan, redirects="aliases" in metadata)
     reports = run_tasks("templates", read_templates, template_tasks, lambda task: task.bytes / _READ_BYTES_PER_SECOND)
@@ -265,7 +265,7 @@ def run_table_jobs(
 
 
 def load_table(store: Store, blob: BlobRef | None) -> TemplateTable:
-    """Return a stored table; without one, a table without templates."""
+    """Return the stored table of templates, or an empty table if `blob` is None."""
     return NO_TEMPLATES if blob is None else _read_table(store.blobs.get_local_path(blob))
 
 
@@ -321,7 +321,7 @@ class ChunkTask:
             "log": ARTICLE_LOG_VERSION,
             "libraries": get_versions("pyarrow"),
             **get_format_identity(self.part),
-            # left out if empty, so that parts without removed pages keep their keys
+            # omitted if empty, so that parts without removed pages keep their memo keys
             **({"suppressed": self.suppressed} if self.suppressed else {}),
             **({"templates": self.tables.templates.id} if self.tables.templates else {}),
             **({"pages": self.tables.pages.id} if self.tables.pages else {}),
@@ -331,8 +331,8 @@ class ChunkTask:
 def plan_chunk_tasks(
     store: Store, plan: Plan, chunker: StoredChunker, parent: Parent, tables: DumpTables = NO_TABLES
 ) -> list[ChunkTask]:
-    """Return a task for each part of a plan, with the parent's parts to reuse, the removed pages,
-    and the tables of `collect_tables`.
+    """Return a task for each part of a plan, with the parts of the parent to reuse, the ids of
+    removed pages, and the tables of `collect_tables`.
     """
     removed_pages = store.takedowns.list_pages(plan.siteinfo.dbname)
     return [
@@ -384,7 +384,7 @@ def chunk(task: ChunkTask, store: Store) -> Report:
 
 def run(tasks: Sequence[ChunkTask], launch: Launch, on_progress: OnProgress | None = None) -> list[ChunkResult]:
     """Chunk all parts; return their results in order."""
-    # looking up a part means reading it
+    # A part is looked up by a digest of its bytes, so the whole part has to be read.
     is_small = sum(task.bytes for task in tasks if not has_digest_names(task.part)) <= _MAX_LAUNCHER_BYTES
 
     reports = run_job("chunk", chunk, tasks, launch, on_progress, _estimate_seconds, memoised=is_small)

@@ -42,14 +42,14 @@ from rag_model.store.versions.manifest import TEXT, Content, passages_path
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
-# bytes of both versions of a file that one core compares per second
+# bytes that one core compares per second, counting both versions of a file
 _COMPARED_BYTES_PER_SECOND = 1e8
 # bytes of passages that one core reads, filters and rewrites per second, with their vectors
 _REWRITTEN_BYTES_PER_SECOND = 1.6e6
 
 
 def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *, launch: Launch) -> list[Report]:
-    """Run all tasks of one stage; return their reports, in order.
+    """Run all tasks of one stage; return the reports in the order of the tasks.
 
     Raises:
         BookwheelError: as for `run_job`.
@@ -69,8 +69,8 @@ def run(tasks: Sequence[RecordedTask], on_progress: OnProgress | None = None, *,
 
 
 def size_launch(tasks: Sequence[RecordedTask], launch: Launch, n_gpus: int) -> Launch:
-    """Return a launch with as many local workers as fit in memory, and one for each GPU that may be
-    used.
+    """Return a launch with as many local workers as fit in memory, or one for each GPU if tasks use
+    GPUs.
     """
     sized_launch = launch.for_tasks(max(task.memory_bytes for task in tasks))
     return sized_launch.for_gpus(n_gpus) if any(task.uses_gpu for task in tasks) else sized_launch
@@ -79,8 +79,8 @@ def size_launch(tasks: Sequence[RecordedTask], launch: Launch, n_gpus: int) -> L
 def build_index(plan: IndexPlan, bags: Path | None, *, snapshot: Snapshot, launch: Launch) -> BlobRef:
     """Build an index over the passages of a snapshot, and return its file in the store.
 
-    The index is recorded like an index of a build, so a second training, or a build that adds the
-    same index, reuses it.
+    The index is recorded in the memo like an index of a build, so it is reused by a second
+    training, or by a build that adds the same index.
 
     Args:
         plan: the plan of the index.
@@ -128,7 +128,7 @@ def _encode_bags(
 
 
 def delta(step: DeltaStep, store: Store) -> Report:
-    """Create the delta of one file, unless it is recorded."""
+    """Create the delta of one file, unless the memo has it."""
 
     def read_parts() -> list[PartWithParents]:
         parts = json.loads(store.blobs.read(step.parts)) if step.parts else []
@@ -172,7 +172,7 @@ def _estimate_delta_seconds(step: DeltaStep) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RedactTask:
-    """A part's files and the pages to leave out of them."""
+    """Task to rewrite the files of one part without some pages."""
 
     pages: tuple[str, ...]
     # files by name: `text`, `articles`, `spans`, and the vectors under their representation's name

@@ -1,6 +1,6 @@
 """The embed job: encode the passages of each part into one file of rows.
 
-A row is one vector, one vector for each token, or weighted terms.
+A row is a vector, a list of one vector per token, or a list of weighted terms.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ from rag_model.store.objects.memo import StageResult
 from rag_model.store.store import Store
 from rag_model.toml import from_table
 
-# bytes of passages per second of one core if their hashes are looked up and their vectors copied
+# bytes of passages that one core looks up by hash per second, including the copy of their vectors
 _READ_BYTES_PER_SECOND = 2e7
-# passages times bytes of weights that one core encodes per second: 85 passages with a 91 MB model
+# speed of one core in passages * bytes of weights per second: 85 passages with a 91 MB model
 _ENCODED_PER_SECOND = 8e9
 # Libraries whose versions determine the vectors. A model behind an endpoint uses neither group.
 _LIBRARIES, STATIC_LIBRARIES = ("torch", "transformers", "tokenizers"), ("numpy", "tokenizers")
@@ -49,7 +49,7 @@ class EmbedTask:
     dim: int
     dtype: Dtype
     kind: RowFormatName = "vectors"  # one vector per passage, one per token, or weighted terms
-    scale: int = 0  # sparse encoders: integer units that stand for a term weight of 1
+    scale: int = 0  # for sparse encoders: the integer that stands for a term weight of 1
     # parts of the parent snapshot, whose vectors are reused
     parent_parts: tuple[ParentPart, ...] = ()
     new_passages: int = 0  # estimated number of passages to encode
@@ -65,11 +65,11 @@ class EmbedTask:
     def of(
         cls, chunk_result: ChunkResult, encoder: StoredEncoder, dtype: Dtype, parent_parts: tuple[ParentPart, ...] = ()
     ) -> Self:
-        """Return the task of a part that the chunk job reported."""
+        """Create the task of a part from the result of the chunk job."""
         stats, space = chunk_result.stats, encoder.space
         reused_share = stats.inherited / stats.articles if parent_parts and stats.articles else 0.0
         n_new_passages = round(stats.rows * (1 - reused_share))
-        # imported passages have no digest of their values, so use the digest of their file
+        # Imported passages have no digest of their rows, so the digest of the file is used.
         rows_digest = stats.digest or chunk_result.passages.id
         task_fields = (
             chunk_result.passages,
@@ -95,8 +95,8 @@ class EmbedTask:
         return get_row_format(self.kind, self.dim, self.dtype, self.scale)
 
     def inputs(self) -> dict[str, Any]:
-        """Return all inputs that determine the vectors up to rounding; the parent's parts are not
-        inputs.
+        """Return all inputs that determine the vectors, up to rounding; reuse of the parent's parts
+        does not change them.
         """
         inputs = {
             "passages": self.digest,
@@ -109,8 +109,8 @@ class EmbedTask:
 
 
 class _PrecisionMismatchError(Exception):
-    """The encoder runs on another device type or dtype than the task says, for example without the
-    GPU.
+    """The encoder runs with another device type or dtype than the task requests, for example on the
+    CPU.
     """
 
     def __init__(self, precision: str) -> None:
@@ -119,8 +119,8 @@ class _PrecisionMismatchError(Exception):
 
 
 def embed(task: EmbedTask, store: Store) -> Report:
-    """Encode one part into `embeddings`, unless the same passages were encoded in the same space
-    with the same device type and dtype before.
+    """Encode one part into `embeddings`, unless the memo has vectors of the same passages in the
+    same vector space, computed with the same device type and dtype.
     """
     task = replace(task, precision=task.precision or detect_precision())
     try:
@@ -175,7 +175,7 @@ def run(tasks: Sequence[EmbedTask], launch: Launch, on_progress: OnProgress | No
 
 
 def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResult], n_new_passages: int) -> str:
-    """Describe how much the encoder's endpoint must embed; return "" if the encoder has none."""
+    """Describe how much text an endpoint encoder must embed; return "" for other encoders."""
     if not (isinstance(encoder.spec, EncoderSpec) and encoder.spec.is_endpoint) or not n_new_passages:
         return ""
     from rag_model.encoders.endpoint_encoder import describe_endpoint_use  # noqa: PLC0415 - HTTP
@@ -187,8 +187,8 @@ def describe_requests(encoder: StoredEncoder, chunk_results: Sequence[ChunkResul
 
 
 def _find_remote_reports(tasks: Sequence[EmbedTask], launch: Launch) -> list[Report]:
-    """Return the reports of all tasks if remote workers have recorded them with one device type and
-    dtype; else an empty list.
+    """Return the reports of all tasks if remote workers have recorded all of them with the same
+    device type and dtype; else return an empty list.
 
     With an empty list, the workers look up the tasks themselves, because only they know their
     device.

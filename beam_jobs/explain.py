@@ -1,8 +1,8 @@
-"""Explain which results each stage of a build would reuse, and which changed inputs prevent more.
+"""Report which results each stage of a build would reuse, and which inputs prevent further reuse.
 
 Nothing is built and nothing is written to the store. The dump is planned and chunked in this
 process, into a temporary folder, because the passages decide which vectors can be reused. Parts and
-articles that can be reused are not chunked again.
+articles whose passages can be reused are not chunked again.
 """
 
 import json
@@ -43,7 +43,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.build_history import forecast_build, read_history
 from rag_model.store.versions.manifest import EMBEDDINGS, TEXT
 
-_KIND = "plan.kind"  # path of the kind in an index's inputs
+_KIND = "plan.kind"  # path of the index kind in the inputs of an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ class StageReuse:
     """The results that one stage would reuse."""
 
     stage: str  # plan, chunk, embed, or for an index train/hnsw, shard/hnsw, index/hnsw
-    # unit of the counts: parts, articles, passages or indexes; `if it fits` for a trained file, `to
-    # update` for the graphs of cells
+    # unit of the counts: parts, articles, passages or indexes; for a trained file `if it fits`, for
+    # the graphs of cells `to update`
     unit: str
-    reused: int  # units that would be reused
+    reused: int  # number of units that would be reused
     total: int
     tasks: int
-    recorded: int  # tasks whose outputs all exist
-    # number of tasks whose closest record differs in an input, by input; `no record` counts tasks
-    # without a comparable record
+    recorded: int  # number of tasks whose outputs are all recorded
+    # by input, the number of tasks whose most similar record differs in it; `no record` counts
+    # tasks without a comparable record
     changed: Mapping[str, int]
 
 
@@ -70,14 +70,14 @@ class ReuseReport:
     ref: str
     parent: str | None  # id of the parent snapshot
     stages: tuple[StageReuse, ...]
-    # forecast of the cost, fitted to past builds
+    # forecast of the cost from past builds
     forecast: Mapping[str, Any] = field(default_factory=dict)
     requests: tuple[str, ...] = ()  # sentences about what endpoints must embed
 
 
 @dataclass(slots=True)
 class _StageCounts:
-    """Counts of one stage while its tasks are looked up."""
+    """The counts of one stage, updated while its tasks are looked up."""
 
     records: "_RecordedInputs"
     reused: int = 0
@@ -100,8 +100,8 @@ class _StageCounts:
 
 
 class _RecordedInputs:
-    """The inputs of a stage's records; `varying_input` is the one that differs from part to
-    part.
+    """The inputs of all memo records of a stage; `varying_input` is the input that differs from
+    part to part.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class _RecordedInputs:
         self._varying_input = varying_input
 
     def find_changed(self, inputs: Mapping[str, Any]) -> list[str]:
-        """Return the names of the inputs in which the closest record differs."""
+        """Return the names of the inputs in which the most similar record differs."""
         if not self._distinct_inputs:
             return ["no record"]
         compared_inputs = {k: v for k, v in inputs.items() if k != self._varying_input}
@@ -130,7 +130,7 @@ class _RecordedInputs:
             ),
             key=len,
         )
-        if _KIND in fewest_changes:  # the inputs of another kind of index explain no difference
+        if _KIND in fewest_changes:  # a record of another kind of index is not comparable
             return ["no record"]
         return fewest_changes or ([self._varying_input] if self._varying_input else [])
 
@@ -147,7 +147,7 @@ def explain(
     """Report which results `reindex` would reuse with the same arguments.
 
     Raises:
-        BookwheelError: for the same reasons as `reindex`, for errors that occur without building.
+        BookwheelError: for the same reasons as in `reindex`, before anything is built.
     """
     check_indexes_and_retrievers(recipe, recipe.list_representations())
     parent = Parent.from_ref(store, ref)
@@ -201,9 +201,7 @@ def explain(
 
 
 def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:
-    """Compare the parts' page ranges with the parent's: a part with the same range may be
-    unchanged.
-    """
+    """Count the parts whose range of pages is the same as in the parent; they may be unchanged."""
     parent_parts = parent.manifest.content.parts if parent.manifest else ()
     parent_ranges = {(part.first_page, part.last_page) for part in parent_parts}
     n_unchanged = sum((part.first_page, part.last_page) in parent_ranges for part in plan.parts)
@@ -220,7 +218,7 @@ def _compare_ranges(plan: Plan, parent: Parent) -> StageReuse:
 
 
 class _ReuseLookup:
-    """Looks up parts one by one: recorded results, and rows of the parent that would be reused."""
+    """Looks up, part by part, recorded results and the rows of the parent that would be reused."""
 
     def __init__(
         self,
@@ -235,7 +233,8 @@ class _ReuseLookup:
         self.chunk_results: list[ChunkResult] = []
         self.table = NO_TEMPLATES
         self._embed = {name: _StageCounts(_RecordedInputs(store, "embed", "passages")) for name in encoders}
-        # files of the recorded parts: their passages under `TEXT`, their vectors by representation
+        # files of the parts that are recorded: passages under `TEXT`, vectors under their
+        # representation
         self._rows: dict[str, list[BlobRef]] = {name: [] for name in (TEXT, *encoders)}
         self._store, self._parent = store, parent
         self._encoders, self._recipe, self._scratch, self._files = encoders, recipe, scratch, files
@@ -248,7 +247,7 @@ class _ReuseLookup:
         ]
 
     def look_up_passages(self, task: ChunkTask, page_table: PageTable) -> ChunkResult:
-        """Return the result that the chunk job would report for a part."""
+        """Return the result of the chunk job for a part, either recorded or computed here."""
         inputs = task.inputs()
         record = self._store.memo.find("chunk", self._store.memo.compute_key(inputs))
         if record is not None:
@@ -267,7 +266,7 @@ class _ReuseLookup:
         return chunk_result
 
     def look_up_vectors(self, name: str, chunk_result: ChunkResult, parent_parts: tuple[ParentPart, ...]) -> None:
-        """Look up a part's vectors of a representation."""
+        """Count the vectors of a part in one representation that would be reused."""
         stage_counts = self._embed[name]
         task = EmbedTask.of(chunk_result, self._encoders[name], self._recipe.dtype_of(name), parent_parts)
         inputs, n_rows = task.inputs(), chunk_result.rows
@@ -285,8 +284,8 @@ class _ReuseLookup:
         stage_counts.count_task(n_rows, reused_rows, inputs)
 
     def look_up_training(self, name: str, plan: IndexPlan) -> StageReuse:
-        """Look up the plan's cells and quantizers; the parent's are reused if new vectors fit
-        them.
+        """Report whether the parent's trained file (cells and quantizers) is reused if new vectors
+        fit it.
         """
         encoder = self._encoders.get(plan.over)
         changes = find_reuse_obstacles(self._parent, name, plan, encoder.space.digest if encoder else None)
@@ -296,7 +295,7 @@ class _ReuseLookup:
         return StageReuse(f"train/{name}", "if it fits", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def look_up_shards(self, name: str, plan: IndexPlan) -> list[StageReuse]:
-        """Look up the parent's graphs of cells, which are updated if the trained file still
+        """Report how many graphs of the parent's cells would be updated if the trained file still
         fits.
         """
         if not isinstance(get_kind(plan.kind), ShardUpdatingKind):
@@ -314,13 +313,13 @@ class _ReuseLookup:
         return [StageReuse(stage, unit, n_updatable, total, total, 0, changes or {"slices": total})]
 
     def look_up_index(self, name: str, plan: IndexPlan) -> StageReuse:
-        """Look up a finished index of this plan over these vectors."""
+        """Report whether a finished index with this plan over the same vectors is recorded."""
         changes = self._find_changed("merge", plan)
         n_reused = int(not changes)
         return StageReuse(f"index/{name}", "indexes", n_reused, 1, 1, n_reused, dict.fromkeys(changes, 1))
 
     def _find_changed(self, stage: str, plan: IndexPlan) -> list[str]:
-        """Return the inputs in which a stage's closest record differs; [] if all are recorded."""
+        """Return the inputs in which the most similar record of a stage differs; [] if none do."""
         stage_counts = self._embed.get(plan.over, self.chunk)
         is_complete = stage_counts.recorded == stage_counts.tasks
         blob_list = json.dumps([ref.to_json() for ref in self._rows[plan.over]]).encode()

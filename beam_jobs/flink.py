@@ -1,9 +1,9 @@
-"""The job server of Flink, Spark or Prism, shared by all jobs of this process.
+"""Start one job server of Flink, Spark or Prism for all jobs of this process.
 
-Beam would start one server for each job, keep all of them until the process ends, and can do so
-only from the main thread. An interrupt from the terminal would also end the server before it can
-cancel the job. This server runs in its own session, and ends with this process in any case: it
-waits on a pipe that the kernel closes.
+Beam itself would start a server for each job, keep every server until the process ends, and could
+start them only from the main thread. An interrupt from the terminal would end Beam's server before
+it can cancel the job. The server here runs in its own process session. It ends when this process
+ends, even if that is killed, because it waits on a pipe that the kernel closes.
 """
 
 import atexit
@@ -43,7 +43,7 @@ _RUN_UNTIL_STDIN_CLOSES = (  # runs a command until it ends or standard input is
 # Otherwise Beam runs `pip freeze` for each job and stages the list in a folder of this machine,
 # where workers on other machines, such as those that Beam's own image starts, cannot find it.
 _STAGE_NOTHING = "disable_logging_submission_environment"
-# seconds until a silent server counts as failed; a busy machine's JVM takes 20 to start
+# seconds until a server that does not answer counts as failed; on a busy machine a JVM starts in 20
 _START_TIMEOUT = 120.0
 
 
@@ -52,15 +52,15 @@ _NEEDS_JAVA = "it needs Java 11 or later on this machine's PATH (or --job_server
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """An engine whose job server runs on this machine."""
+    """An engine (Flink, Spark or Prism) whose job server runs on this machine."""
 
     name: str
     server_class: Any  # Beam's class for its job server
-    file_option: str  # the server's file and the option that names it, for messages
-    start_requirement: str = _NEEDS_JAVA  # what the server needs to start, for messages
+    file_option: str  # for messages: the server's file, and the option that names it
+    start_requirement: str = _NEEDS_JAVA  # for messages: what the server needs to start
 
 
-# The engines by the name of their Beam runner.
+# The engines, by the name of Beam's runner class.
 _ENGINES = {
     FlinkRunner.__name__: _Engine("Flink", FlinkJarJobServer, "its jar with --flink_job_server_jar"),
     SparkRunner.__name__: _Engine("Spark", SparkJarJobServer, "its jar with --spark_job_server_jar"),
@@ -74,7 +74,7 @@ _ENGINES = {
 
 
 class JobServer:
-    """A job server on this machine."""
+    """A running job server on this machine."""
 
     def __init__(self, options: PipelineOptions) -> None:
         """Start the server; return when it listens.
@@ -109,7 +109,7 @@ class JobServer:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the server and delete its files; does nothing the second time."""
+        """End the server and delete its files; further calls do nothing."""
         atexit.unregister(self.stop)
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -140,7 +140,7 @@ class JobServer:
 
 
 def cancel_job(options: PipelineOptions, name: str) -> None:
-    """Cancel a job on its cluster, which Beam's own cancellation does not reach.
+    """Cancel a job on its Flink cluster, because Beam's own cancellation does not reach it.
 
     If this process started the job server that submits the job, stop the server first. Do nothing
     if there is no such job.
@@ -157,7 +157,7 @@ def cancel_job(options: PipelineOptions, name: str) -> None:
     master_url = options.view_as(FlinkRunnerOptions).flink_master
     if master_url in MAGIC_HOST_NAMES:
         return  # the cluster ran inside the job server, which has ended
-    with suppress(OSError, ValueError, KeyError):  # the cluster is gone, and the job with it
+    with suppress(OSError, ValueError, KeyError):  # without a cluster there is no job
         for cluster_job in json.loads(_send_request(f"{master_url}/jobs/overview"))["jobs"]:
             if cluster_job["name"] == name and cluster_job["end-time"] < 0:
                 _send_request(f"{master_url}/jobs/{cluster_job['jid']}?mode=cancel", "PATCH")
@@ -174,10 +174,11 @@ _servers_lock = threading.Lock()
 
 
 def set_job_server(options: PipelineOptions, flags: Sequence[str]) -> None:
-    """Set the job server in the options of a job on Flink, Spark or Prism: the one of earlier jobs
-    with the same flags, or a new one.
+    """Set the job server in the options of a job on Flink, Spark or Prism: a server that earlier
+    jobs with the same flags have started, or a new server.
 
-    The job then stages no files: workers have bookwheel installed and read the rest from the store.
+    The job stages no files, because bookwheel is installed on the workers, and they read everything
+    else from the store.
 
     Raises:
         ResourceError: there is no job server, and none can be started.

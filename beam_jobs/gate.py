@@ -1,13 +1,13 @@
 """The jobs of the gate: workers search exact neighbours of sampled queries, and measure indexes.
 
-One task ranks the passages of one part for the sample, one searches one part for the exact
-neighbours, and one measures one index. The launcher encodes the queries and merges the parts'
-neighbours, so it reads neither an index nor a part's vectors. The job `tune` sets search parameters
-in the same way.
+There are three kinds of tasks: rank the passages of one part to draw the sample, search one part
+for exact neighbours, and measure one index. The launcher encodes the queries and merges the parts'
+neighbours, so it reads neither an index nor a part's vectors. The job `tune` chooses search
+parameters in the same way.
 
-A sample keeps the queries whose passages are unchanged, so these passages are not read again, and
-the neighbours in a changed part are derived from the parent's: only new rows and new queries are
-compared.
+A new sample keeps queries whose passages are unchanged, so these passages are not read again. The
+neighbours in a changed part are derived from those of the parent snapshot: only new rows and new
+queries are compared.
 """
 
 import io
@@ -62,11 +62,11 @@ from rag_model.store.versions.snapshot import Snapshot
 from rag_model.toml import from_table
 
 NEIGHBORS, QUERIES = "neighbors", "queries"  # memo stages of the gate's jobs
-_SAMPLE = "sample"  # an output of the stage `QUERIES`: the `QuerySample` as JSON
-# bytes of an index measured per second, with several search settings
+_SAMPLE = "sample"  # name of an output of the stage `QUERIES`: the `QuerySample` as JSON
+# bytes of an index that are measured per second, with several search settings
 _MEASURED_BYTES_PER_SECOND = 5e7
 _RANKED_PER_SECOND = 1e6  # passages whose hashes are read and ranked per second
-_UPDATED_SHARE = 0.2  # time to derive neighbours from the parent's, as a share of the search time
+_UPDATED_SHARE = 0.2  # time to update the parent's neighbours, as a share of a full search
 _SAMPLE_CODE = 1  # increase it when other passages would be sampled
 _NEIGHBORS_CODE = 2  # increase it when the same vectors and queries would give other neighbours
 
@@ -118,7 +118,7 @@ class NeighborTask:
 
 
 def find_neighbors(task: NeighborTask, store: Store) -> Report:
-    """Find the best rows of one part for each query, unless recorded; row 0 is the part's first."""
+    """Find the rows of one part that are best for each query, unless the memo has them."""
 
     def produce(workdir: Path) -> StageResult:
         rows_path = store.blobs.get_local_path(task.rows)
@@ -135,7 +135,7 @@ def find_neighbors(task: NeighborTask, store: Store) -> Report:
 def _iter_parent_neighbors(
     store: Store, task: NeighborTask, rows_path: Path, queries: Vectors
 ) -> Iterator[tuple[NeighborLists, Rows]]:
-    """Yield the neighbours in each part of the parent, and the new numbers of that part's rows."""
+    """Yield the neighbours in each part of the parent, and the new row numbers of that part."""
     if task.parent_queries is None or not store.blobs.exists(task.parent_queries):
         return
     position_by_query = {query.tobytes(): i for i, query in enumerate(_read_queries(store, task.parent_queries))}
@@ -163,7 +163,7 @@ def _read_lists(store: Store, lists_ref: BlobRef) -> NeighborLists:
 
 
 def _estimate_scan_seconds(task: NeighborTask) -> float:
-    # An inner product takes two operations for each of a query's values, which have 4 bytes each.
+    # An inner product takes two operations for each 4-byte value of a query.
     scan_seconds = task.queries.size / 2 * task.row_count / CORE_FLOPS
     return scan_seconds * (_UPDATED_SHARE if task.parent_queries and task.parent_rows else 1)
 
@@ -186,7 +186,7 @@ class MeasureTask:
 
     @property
     def recipe(self) -> GateRecipe:
-        """The settings of the query sample, in the form that samplers expect."""
+        """The settings of the query sample as a `GateRecipe`, which the sampling functions take."""
         return GateRecipe(k=self.k, queries=self.queries, seed=self.seed)
 
 
@@ -197,7 +197,7 @@ def measure_one(task: MeasureTask, store: Store) -> Report:
         query_set = _open_query_set(store, snapshot, task, representation)
         measurement = measure_index(snapshot, task.index, query_set)
     report = {**asdict(measurement), "recalls": measurement.recalls.tolist()}
-    # A kind of a plugin may report numbers of numpy's types.
+    # An index kind of an installed package may report numbers as numpy scalars.
     plain_report: Report = json.loads(json.dumps(report, default=lambda number: number.item()))
     return plain_report
 
@@ -209,7 +209,7 @@ def read_measurement(report: Report) -> IndexMeasurement:
 
 
 def tune_one(task: MeasureTask, store: Store) -> Report:
-    """Find the search parameters of one index for its recall target, unless recorded."""
+    """Find search parameters for the recall target of one index, unless the memo has them."""
     with _open_snapshot(store, task.content) as snapshot:
         get_query_set, target_recall = partial(_open_query_set, store, snapshot, task), float(task.target or 0)
         return tune_index(store, snapshot, task.index, target_recall, task.recipe, dict(task.start), get_query_set)
@@ -229,8 +229,8 @@ def _open_query_set(store: Store, snapshot: Snapshot, task: MeasureTask, represe
         vectors, scores, exact_rows = arrays["vectors"], arrays["scores"], arrays["rows"]
 
     def score_rows(queries: Rows, candidate_rows: Rows) -> Vectors:
-        # Called if more rows have the same score than neighbours are stored, as in a corpus of
-        # equal passages.
+        # This is called if more rows have the same score than neighbours are stored, for example in
+        # a corpus of equal passages.
         metric = get_index_metric(snapshot.manifest.content.indexes, representation)
         stored_vectors = open_vectors(list_row_files(snapshot, representation))
         return compute_exact_scores(stored_vectors, metric, vectors[queries], candidate_rows)
@@ -247,9 +247,9 @@ def measure_indexes(
     *,
     parent: Content | None = None,
 ) -> dict[str, IndexMeasurement]:
-    """Measure all indexes of a snapshot on workers; return the measurements by index.
+    """Measure all indexes of a snapshot on workers; return the measurements by index name.
 
-    The parent's neighbours are updated, if `parent` has been measured with the same settings.
+    If `parent` was measured with the same settings, its exact neighbours are updated.
 
     Raises:
         BookwheelError: as for `run_job`.
@@ -274,11 +274,12 @@ def tune_indexes(
     *,
     parent: Content | None = None,
 ) -> list[BuiltIndex]:
-    """Return the indexes with search parameters that reach their recall target.
+    """Tune the search parameters of indexes to reach their recall targets; return the indexes.
 
-    An index without a target is unchanged. Queries are sampled like the gate's but with another
-    seed, so that the gate judges the parameters on other queries. They are sampled only for indexes
-    whose parameters are not recorded. A target that cannot be reached becomes a note of the index.
+    An index without a target is unchanged. Queries are sampled as for the gate but with another
+    seed, so that the gate judges the parameters on other queries. They are sampled only if
+    parameters of an index are not recorded. If a target cannot be reached, a note of the index says
+    so.
 
     Args:
         store: the store with the files of the draft.
@@ -287,7 +288,8 @@ def tune_indexes(
         draft: the content before tuning.
         built_indexes: the indexes of the draft.
         recipe: the gate's depth k, number of queries and seed.
-        parent: the parent's content; tuning starts from the parameters of its indexes.
+        parent: content of the parent snapshot; tuning starts from the search parameters of its
+            indexes.
 
     Raises:
         BookwheelError: as for `run_job`.
@@ -337,7 +339,7 @@ def _create_tasks(
 
 
 def _get_search_parameters(parent: Content | None, index_name: str) -> tuple[tuple[str, int], ...]:
-    """Return the search parameters of the parent's index; empty without one."""
+    """Return the search parameters of the parent's index, or () if the parent has no such index."""
     search_parameters = parent.indexes.get(index_name, {}).get("search") if parent else None
     return tuple((name, value) for name, value in (search_parameters or {}).items() if type(value) is int and value > 0)
 
@@ -367,8 +369,8 @@ def _add_queries(
     progress: _GateProgress,
     parent: Content | None,
 ) -> list[MeasureTask]:
-    """Add a query sample to each task, and exact neighbours if its index holds vectors; return the
-    new tasks.
+    """Return the tasks with a sample of queries, and with exact neighbours if the index is over
+    vectors.
     """
     content = snapshot.manifest.content
     representation_by_task = {task: content.representation_of(task.index) for task in tasks}
@@ -413,8 +415,8 @@ def _add_queries(
 
 
 def _find_previous_sample(store: Store, parent: Content | None, recipe: GateRecipe) -> QuerySample | None:
-    """Return the sample of the parent's gate; None if that gate had another recipe, or its sample
-    is not recorded.
+    """Return the sample of queries that the parent's gate used; None if that gate had another
+    recipe, or if the sample is not recorded.
     """
     representations = dict.fromkeys(map(parent.representation_of, parent.indexes)) if parent else {}
     for representation in representations:
@@ -427,7 +429,7 @@ def _find_previous_sample(store: Store, parent: Content | None, recipe: GateReci
 def _sample_queries(
     snapshot: Snapshot, recipe: GateRecipe, launch: Launch, previous_sample: QuerySample | None
 ) -> QuerySample:
-    """Sample sentences of a snapshot, whose passages are ranked on workers."""
+    """Sample sentences of a snapshot as queries; workers rank the passages to choose from."""
     files = snapshot.manifest.content.files
     tasks = [
         SampleTask(
@@ -448,11 +450,11 @@ def _sample_queries(
 def _store_queries(
     store: Store, snapshot: Snapshot, recipe: GateRecipe, representation: str, sample: QuerySample
 ) -> BlobRef:
-    """Encode the queries, unless recorded, and return the file of their vectors.
+    """Encode the queries, unless the memo has their vectors, and return the file of vectors.
 
     `gc` keeps this file and that of the sample only while a snapshot has all passages and vectors
-    of the corpus that the queries come from. So nothing remains of a page that was taken down, or
-    that was edited without a change of its vector.
+    of the corpus that the queries come from. So nothing remains of a page that was taken down, nor
+    of one that was edited so little that its vector did not change.
     """
     inputs = _list_query_inputs(snapshot.manifest.content, recipe, representation)
 
@@ -512,7 +514,7 @@ def _create_neighbor_tasks(
 
 
 def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports: Sequence[Report], k: int) -> BlobRef:
-    """Store the queries with their neighbours in all parts, which are merged one part at a time.
+    """Merge the neighbours of all parts, one part at a time, and store them with the queries.
 
     There are 2 * k neighbours per query, to detect ties at rank k.
     """
@@ -531,8 +533,8 @@ def _merge_neighbors(store: Store, snapshot: Snapshot, queries: BlobRef, reports
 
 
 def _size_launch(launch: Launch, tasks: Sequence[MeasureTask], content: Content) -> Launch:
-    """Return settings with memory for the largest index, because a search may read all of it, and
-    for the posting lists that a search decodes.
+    """Return the launch with memory for the largest index, because a search may read the whole
+    file, and for the posting lists that a search decodes.
     """
     postings_suffix = f".{PostingsKind.suffix}"
     index_bytes = [

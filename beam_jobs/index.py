@@ -1,10 +1,11 @@
-"""The index jobs: train once, scatter part by part, build shards in parallel, merge.
+"""The index jobs: train, scatter (sort vectors by shard, part by part), build shards, merge.
 
-All indexes of a snapshot share the four jobs. The parent's trained file is reused while it fits:
-training then only tests it with some new vectors, or moves the lists that fit them badly. A piece
-(a part's vectors, sorted by shard) and a shard do not depend on the rest of the corpus, so the
-piece of an unchanged part and the shard of a cell with unchanged slices are reused by their memo
-records. An inverted index is derived from the parent's where possible (`derive`).
+All indexes of a snapshot share the four jobs. The trained file of the parent is reused while it
+fits: the training job then only tests it with some new vectors, or moves lists that fit these
+vectors badly. Apart from the trained file, a piece (the vectors of one part, sorted by shard)
+depends only on its part, and a shard only on its slices of the pieces. So both are reused from the
+memo if their part or slices are unchanged. An inverted index is derived from that of the parent
+where possible (`derive`).
 
 `index_work` contains the functions that workers run.
 """
@@ -62,7 +63,7 @@ def start_index(
     reused: ReusedTraining | None = None,
     parent_index: ParentIndex | None = None,
 ) -> IndexInProgress:
-    """Return the record of an index before its jobs; it may be derived from `parent_index`."""
+    """Return the initial record of an index; if possible it will be derived from `parent_index`."""
     parent_blob = store.blobs.put_bytes(json.dumps(asdict(parent_index)).encode()) if parent_index else None
     return IndexInProgress(name, plan, _store_blob_list(store, rows), reused, parent_blob)
 
@@ -70,7 +71,7 @@ def start_index(
 def derive(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Derive indexes from the parent's where possible; the other jobs skip derived indexes."""
+    """Derive indexes from those of the parent where possible; later jobs skip derived indexes."""
     derivable_builds = [build for build in builds if build.parent_index]
     reports = iter(
         run_job(
@@ -91,7 +92,7 @@ def derive(
 
 
 def _size_launch_to_derive(builds: Sequence[IndexInProgress], launch: Launch) -> Launch:
-    """Return the launch with the memory that the derivation of these indexes takes."""
+    """Return the launch with the memory that is needed to derive these indexes."""
     kinds_and_sizes = [(get_kind(build.plan.kind), build.plan.n) for build in builds]
     return launch.for_tasks(
         max((kind.derive_memory_bytes(n) for kind, n in kinds_and_sizes if isinstance(kind, DerivingKind)), default=1)
@@ -103,7 +104,7 @@ def _store_blob_list(store: Store, refs: Iterable[BlobRef]) -> BlobRef:
 
 
 def _skip_derived(job: Job) -> Job:
-    """Return a job that leaves out indexes that are derived."""
+    """Wrap a job so that it skips indexes that have been derived."""
 
     @wraps(job)
     def run(
@@ -119,10 +120,10 @@ def _skip_derived(job: Job) -> Job:
 def train(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Train all indexes except those whose reused training fits; the plan's notes say what was done
-    and why.
+    """Train all indexes whose reused trained file does not fit; the notes of each plan say what was
+    done and why.
 
-    If no vector is new, the parent's trained file is reused without a test, and no job runs.
+    If no vector is new, the trained file of the parent is reused without a test, and no job runs.
     """
     untrained = [build for build in builds if not _is_reused_untested(build)]
     sized_launch = launch.with_task_bytes(_estimate_largest_task_bytes(untrained, "train"))
@@ -161,10 +162,10 @@ def _with_reused_training(build: IndexInProgress) -> IndexInProgress:
 
 
 def _with_trained(build: IndexInProgress, trained_blob: BlobRef, training_fit: TrainingStats | None) -> IndexInProgress:
-    """Return the record for the jobs after training, without the reused training, which names the
-    files of all parts.
+    """Return the record for the jobs after training, without `reused`, which names the files of all
+    parts.
 
-    Each task of these jobs carries the record, and there are as many tasks as parts.
+    It has to be small, because each task of these jobs contains it, and there is a task per part.
     """
     return replace(build, trained=trained_blob, training_fit=training_fit, reused=None)
 
@@ -177,7 +178,7 @@ def _with_note(build: IndexInProgress, note: str) -> IndexInProgress:
 def scatter(
     builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProgress | None = None
 ) -> list[IndexInProgress]:
-    """Sort every part's vectors by shard, for all indexes."""
+    """Sort the vectors of every part by shard, for all indexes."""
     store = Store.open(launch.store_url)
     tasks = [_create_scatter_tasks(store, build) for build in builds]
     sized_launch = _with_memory(builds, "scatter", launch)
@@ -186,8 +187,8 @@ def scatter(
 
 
 def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexStageResult]) -> IndexInProgress:
-    """Return the record with the parts' pieces, and with the locations of each shard's slices in
-    them.
+    """Return the record with the pieces of all parts, and with the locations of the slices of each
+    shard in these pieces.
     """
     pieces, n_shards, put = [require_blob(result.blob) for result in results], build.plan.shards, store.blobs.put_bytes
     build = replace(build, pieces=_store_blob_list(store, pieces))
@@ -206,7 +207,7 @@ def _with_pieces(store: Store, build: IndexInProgress, results: Sequence[IndexSt
 
 
 def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceTable:
-    """Return the locations of all shards' slices in a piece, an array of shape (shards,)."""
+    """Return where in a piece the slice of each shard is, as an array of shape (shards,)."""
     try:
         return read_slice_table(partial(store.blobs.read_range, piece), piece.size, n_shards, piece.id)[:-1]
     except InputError as error:
@@ -214,10 +215,10 @@ def _read_slice_locations(store: Store, n_shards: int, piece: BlobRef) -> SliceT
 
 
 def _create_scatter_tasks(store: Store, build: IndexInProgress) -> list[ScatterTask]:
-    """Return a task per part, each with the parent's parts that contain pages of it."""
+    """Return a task for each part, with the parts of the parent that contain pages of that part."""
     row_refs = read_blob_list(store, build.rows)
     parent_rows = json.loads(store.blobs.read(build.parent_rows)) if build.parent_rows else [()] * len(row_refs)
-    # the table names the files of all parts, too many to repeat in every task
+    # This table names the files of all parts, which would be too much to repeat in every task.
     build = replace(build, parent_rows=None)
     return [
         ScatterTask(
@@ -233,7 +234,7 @@ def build_shards(
 ) -> list[IndexInProgress]:
     """Build the shards of all indexes; update the parent's shards if the index kind can.
 
-    A shard whose slices are unchanged since the parent is reused as it is.
+    A shard of the parent whose slices are unchanged is reused as it is.
     """
     store = Store.open(launch.store_url)
     parent_shards = [_find_parent_shards(store, build) for build in builds]
@@ -258,10 +259,10 @@ def build_shards(
 
 
 def _find_parent_shards(store: Store, build: IndexInProgress) -> list[BuiltShard | None]:
-    """Return the parent's version of each shard, or None if it is not in the store.
+    """Return for each shard the parent's version of it, or None if that is not in the store.
 
-    A shard that had another number is returned without slices, so that it is written again with
-    the new number.
+    For a shard that had another number, the digest of slices is left empty, so that the shard is
+    written again with the new number.
     """
     n_shards = len(_read_cells(store, build))
     if build.parent_shards is None or not isinstance(get_kind(build.plan.kind), ShardUpdatingKind):
@@ -288,7 +289,7 @@ def _with_shards(
     parent_shards: Sequence[BuiltShard | None],
     results: Sequence[tuple[ShardTask, IndexStageResult]],
 ) -> IndexInProgress:
-    """Return the record with its shards, reused or new, and with counts of both."""
+    """Return the record with all shards, and with counts of the reused and of the new shards."""
     shard_by_number = {i: shard for i, shard in enumerate(parent_shards) if shard}
     shard_by_number |= {
         task.number: BuiltShard.create(require_blob(result.blob), task.slices, result.stats) for task, result in results
@@ -315,7 +316,7 @@ def _with_shards(
 
 
 def _describe_rebuilt(reasons: Mapping[int, str]) -> str:
-    """Return a note that names the first of the cells that were built again, and why."""
+    """Return a note that lists some of the cells that were built again, with the reasons."""
     named_cells = [f"{number} ({reason})" for number, reason in [*reasons.items()][:_NAMED_CELLS]]
     n_more = len(reasons) - len(named_cells)
     return f"graphs of cells built again: {', '.join(named_cells)}{f' and {n_more:,} more' if n_more else ''}"
@@ -345,8 +346,8 @@ def merge(builds: Sequence[IndexInProgress], launch: Launch, on_progress: OnProg
 
 
 def _find_reusable_training(store: Store, build: IndexInProgress) -> tuple[BlobRef, TrainingStats] | None:
-    """Return the trained file that later builds may reuse, and its statistics; None if there is
-    none.
+    """Return the trained file that later builds may reuse, and its statistics; None if the index
+    has no such file.
     """
     if build.derived:
         return None
@@ -380,15 +381,15 @@ def _run_on_gpus(
     estimate_seconds: Callable[[Any], float],
     recorded: Sequence[Report | None] | None = None,
 ) -> list[Report]:
-    """Run the tasks of vector indexes with one local worker for each GPU of faiss, then the others.
+    """Run the tasks of vector indexes with one local worker for each GPU of faiss, then all others.
 
-    Two workers on one GPU would each reserve memory there and wait for each other. Tasks of other
-    indexes, such as an inverted index, run with a worker for each core. Without a GPU, all tasks
-    are one job.
+    Two workers on one GPU would both reserve GPU memory and would wait for each other. Tasks of
+    other indexes, such as an inverted index, run with a worker for each core. Without a GPU, all
+    tasks run in one job.
     """
     n_gpus = engine.count_gpus()
     if not n_gpus or not is_local(launch.flags):
-        # The stage shard uses a GPU only with cuVS, and works mostly on the CPU.
+        # The stage `shard` is left out: it uses a GPU only with cuVS, and works mostly on the CPU.
         if stage in {"train", "scatter"} and any(_get_plan(task).kind in _GPU_KINDS for task in tasks):
             launch = launch.for_gpus(0)
         return run_job(stage, function, tasks, launch, on_progress, estimate_seconds, memoised=True, recorded=recorded)
@@ -423,9 +424,7 @@ def _report_group_progress(on_progress: OnProgress | None, n_before: int, total:
 
 
 def _estimate_train_seconds(build: IndexInProgress) -> float:
-    """Return the estimated seconds of one core for training; a reused trained file is only tested
-    with some rows.
-    """
+    """Estimate the core seconds of training; a reused trained file is only tested on some rows."""
     return get_kind(build.plan.kind).seconds(build.plan, "train", build.plan.n, 0, inherited=bool(build.reused))
 
 

@@ -1,13 +1,13 @@
-"""The functions that workers run for the tasks of the index jobs. Each result is computed once: its
-memo key has all inputs that determine its bytes.
+"""The functions that workers run for the tasks of the index jobs. Each result is computed once,
+because its memo key consists of all inputs that determine its bytes.
 
-A task uses one thread: work is distributed by parts, shards and indexes, and with one thread equal
-vectors give equal bytes. Only a shard of a `threaded` kind, such as a graph, also gets the cores
-that no other shard uses. The jobs pass on references to blobs, and a shard reads its slices of the
-pieces by range.
+A task uses one thread, because with one thread equal vectors give equal bytes; cores are used by
+running the tasks of several parts, shards and indexes. Only a shard of a `threaded` index kind,
+such as a graph, uses several threads if there are more cores than shards. The jobs pass references
+to blobs, and the task of a shard reads byte ranges of the pieces.
 
-The first classes are passed between the index jobs: an index while it is built, and the tasks of
-its stages.
+The classes at the beginning are passed between the index jobs: an index while it is built, and the
+tasks of its stages.
 """
 
 import json
@@ -46,15 +46,15 @@ from rag_model.toml import from_table
 class IndexStageResult:
     """The result of one task of an index job."""
 
-    blob: BlobRef | None  # the file that the stage wrote; None: the reused file stays
+    blob: BlobRef | None  # the file that the stage wrote; None: the reused file is kept
     stats: IndexStats  # statistics that the index kind reports
-    is_new: bool = False  # whether this run wrote the file, and not an earlier one
+    is_new: bool = False  # whether this run, not an earlier run, wrote the file
     note: str = ""  # a note for the plan, such as why the index was trained again
     keeps_shards: bool = False  # whether the parent's shards can be updated with a new trained file
 
     @classmethod
     def of_report(cls, report: Report) -> Self:
-        """Return the result of the report of a task, which is its `asdict`."""
+        """Create the result from a task's report, which is a result as a dictionary."""
         return from_table(cls, report, "a report of an index job")
 
 
@@ -67,37 +67,38 @@ class IndexInProgress:
 
     name: str
     plan: IndexPlan
-    rows: BlobRef  # JSON list of the row files of its representation, one per part, in row order
+    rows: BlobRef  # JSON list of the index's row files, one per part, in row order
     reused: ReusedTraining | None = None  # the parent's trained file, used if it fits
-    parent_index: BlobRef | None = None  # JSON of a `ParentIndex`, from which this may be derived
+    parent_index: BlobRef | None = None  # JSON of a `ParentIndex` to derive the index from
     derived: IndexStageResult | None = None  # the derived index; the other jobs then skip it
     trained: BlobRef | None = None  # the trained file, which all workers read
-    # With a reused trained file: the parent's rows of each part (`ReusedTraining.parent_rows`).
+    # For a reused trained file, `ReusedTraining.parent_rows`: by part, the parent's row files.
     parent_rows: BlobRef | None = None
-    # With a reused trained file: the parent's `BuiltShard`s (`ReusedTraining.shards`).
+    # For a reused trained file, `ReusedTraining.shards`: the list of the parent's shards.
     parent_shards: BlobRef | None = None
-    # The number of each shard in the parent; () if all shards keep their numbers.
+    # By shard, its number in the parent; () if all shards keep their numbers.
     parent_shard_numbers: tuple[int, ...] = ()
     training_fit: TrainingStats | None = None  # how well the trained file fits its training vectors
-    pieces: BlobRef | None = None  # JSON list of the parts' pieces, in row order
-    # Array of `SLICE_LOCATION_DTYPE`, (shards, parts): where each shard's slice of each piece is.
+    pieces: BlobRef | None = None  # JSON list of the pieces of all parts, in row order
+    # Array of `SLICE_LOCATION_DTYPE`, shape (shards, parts): by shard, where its slice of each
+    # piece is.
     slice_locations: BlobRef | None = None
     # JSON list with each shard's number of rows, and the digests of its slices and of their
     # locations.
     cells: BlobRef | None = None
     shards: BlobRef | None = None  # JSON list of the `BuiltShard`s, in order; may be empty
-    # counts of reuse; empty without a parent
+    # numbers of reused, updated and new shards; empty without a parent
     shard_metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ScatterTask:
-    """Task to sort the rows of one part by shard."""
+    """Task to sort the vectors of one part by shard."""
 
     build: IndexInProgress
     number: int
     rows: BlobRef
-    # Parts of the parent with the same pages, whose pieces have most of the vectors.
+    # Parts of the parent with the same pages; their pieces contain most of the vectors.
     parent_parts: tuple[ParentRows, ...] = ()
 
 
@@ -107,10 +108,10 @@ class ShardTask:
 
     build: IndexInProgress
     number: int
-    rows: int  # number of vectors in its cell
+    rows: int  # number of vectors in the shard
     slices: str  # digest of the slices
     places: str  # digest of the locations of the slices
-    # Number of shards to build, this one included. If there are more cores, each shard gets
+    # Number of shards that are built at the same time. If there are more cores, each shard gets
     # several.
     concurrent_shards: int = 1
     parent: BlobRef | None = None  # the parent's shard, which is updated
@@ -142,17 +143,17 @@ def require_blob(blob: BlobRef | None) -> BlobRef:
 
 
 def read_blob_list(store: Store, blob: BlobRef) -> list[BlobRef]:
-    """Return the blobs that a stored list names."""
+    """Return the references to blobs in a stored list."""
     return [BlobRef(value["id"], value["size"]) for value in json.loads(store.blobs.read(blob))]
 
 
 def derive_one(build: IndexInProgress, store: Store) -> Report:
-    """Derive one index from the parent's, unless recorded; report no blob if this is impossible."""
+    """Derive one index from the parent's, unless the memo has it; report no blob on failure."""
 
     def derive_from_parent(out: Path) -> IndexStats:
         index_fields = json.loads(store.blobs.read(require_blob(build.parent_index)))
         parent_index = from_table(ParentIndex, index_fields, "the parent's index")
-        # A damaged file of the parent is no error, because a build from scratch does not need it.
+        # If a file of the parent is damaged, the index is built from scratch without it.
         with suppress(InputError, StoreError):
             if (stats := parent_index.derive(store, build.plan, out)) is not None:
                 return stats
@@ -170,7 +171,7 @@ class _NotDerivedError(Exception):
 
 
 def train_one(build: IndexInProgress, store: Store) -> Report:
-    """Train one index, unless recorded; if the reused file fits, only report that."""
+    """Train one index, unless the memo has it; if a reused trained file fits, only report that."""
     plan, reuse = build.plan, build.reused
     if reuse and reuse.redacted_parts:
         return asdict(_redact_training(build, reuse, reuse.redacted_parts, store))
@@ -195,7 +196,7 @@ def train_one(build: IndexInProgress, store: Store) -> Report:
 def _redact_training(
     build: IndexInProgress, reused_training: ReusedTraining, redacted_parts: BlobRef, store: Store
 ) -> IndexStageResult:
-    """Remove the traces of removed vectors from a trained file, unless recorded."""
+    """Remove the traces of removed vectors from a trained file, unless the memo has the result."""
     plan, kind = build.plan, get_kind(build.plan.kind)
     redacted_rows = json.loads(store.blobs.read(redacted_parts))
     parts = [from_table(RedactedRows, value, "the rows of a takedown") for value in redacted_rows]
@@ -226,7 +227,7 @@ def _redact_training(
 
 
 def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: str, store: Store) -> IndexStageResult:
-    """Adapt the lists or cells of the reused trained file to new vectors, unless recorded."""
+    """Adapt a reused trained file (lists or cells) to new vectors, unless the memo has it."""
     plan, keeps_shards = build.plan, isinstance(get_kind(build.plan.kind), ShardUpdatingKind)
 
     def write_file(out: Path) -> IndexStats:
@@ -242,7 +243,7 @@ def _follow_new_vectors(build: IndexInProgress, reused: ReusedTraining, reason: 
 
 
 def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -> FitResult:
-    """Measure how well the reused trained file fits the new vectors, unless recorded."""
+    """Measure how well a reused trained file fits new vectors, unless the memo has the result."""
     plan = build.plan
 
     def measure(_: Path) -> StageResult:
@@ -268,13 +269,13 @@ def _measure_fit(build: IndexInProgress, reused: ReusedTraining, store: Store) -
 
 
 def scatter_one(task: ScatterTask, store: Store) -> Report:
-    """Sort one part's vectors by shard, unless recorded."""
+    """Sort the vectors of one part by shard, unless the memo has the result."""
     plan, trained_blob = task.build.plan, require_blob(task.build.trained)
 
     def write_file(out: Path) -> IndexStats:
         files = store.blobs.get_local_path(trained_blob), store.blobs.get_local_path(task.rows), task.number
         kind = get_kind(plan.kind)
-        # Without the parent's pieces, all vectors are encoded.
+        # If pieces of the parent cannot be used, all vectors of the part are encoded again.
         with suppress(InputError, StoreError):
             if (
                 isinstance(kind, PieceReusingKind)
@@ -289,12 +290,12 @@ def scatter_one(task: ScatterTask, store: Store) -> Report:
 
 
 def _get_scatter_inputs(rows_ref: BlobRef, trained_blob: BlobRef, number: int) -> dict[str, Any]:
-    """Return the inputs that determine a part's piece, except the plan."""
+    """Return the inputs that determine the piece of a part, without those from the plan."""
     return {"vectors": rows_ref.id, "trained": trained_blob.id, "number": number}
 
 
 def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
-    """Return the parent's recorded pieces for a part's pages, made with the same trained file."""
+    """Return recorded pieces of the parent with pages of this part and the same trained file."""
     trained, pieces = require_blob(task.build.trained), list[PreviousPiece]()
     for parent_part in task.parent_parts:
         inputs = {**piece_inputs(task.build.plan), **_get_scatter_inputs(parent_part.rows, trained, parent_part.number)}
@@ -307,7 +308,7 @@ def _find_parent_pieces(task: ScatterTask, store: Store) -> list[PreviousPiece]:
 
 
 def build_shard(task: ShardTask, store: Store) -> Report:
-    """Build one shard from its slices of all parts, or update the parent's, unless recorded."""
+    """Build one shard from its slices, or update the parent's shard, unless the memo has it."""
     plan, trained, kind = task.build.plan, require_blob(task.build.trained), get_kind(task.build.plan.kind)
 
     def write_file(out: Path) -> IndexStats:
@@ -351,7 +352,7 @@ def _iter_slices(task: ShardTask, store: Store) -> Iterator[bytes]:
 
 
 def merge_one(build: IndexInProgress, store: Store) -> Report:
-    """Merge the pieces and shards of one index, unless recorded."""
+    """Merge the pieces and shards of one index, unless the memo has the result."""
     plan, trained = build.plan, require_blob(build.trained)
     piece_list, shard_list = require_blob(build.pieces), require_blob(build.shards)
 
@@ -359,7 +360,7 @@ def merge_one(build: IndexInProgress, store: Store) -> Report:
         needed_bytes = get_kind(plan.kind).estimate(plan).disk_bytes
         disk_advice = "set TMPDIR to a folder on a disk with room"
         check_disk(out.parent, needed_bytes, f"merging {plan.factory}", disk_advice)
-        # Each file is read from start to end, and all files in turn, a little at a time.
+        # All files are read in turn, a little at a time, each from its start to its end.
         shard_openers = [path_opener(path) for path in _fetch_listed_files(store, shard_list)]
         if shard_openers:
             pieces: list[Opener] = [partial(store.blobs.open, ref) for ref in read_blob_list(store, piece_list)]
@@ -386,7 +387,7 @@ def _memoize(
 
 
 def _open_listed_row_files(store: Store, blob_list: BlobRef) -> Sequence[Path]:
-    """Return the row files of all parts; files of an object store are fetched on access."""
+    """Return the row files of all parts; a file in an object store is fetched when it is used."""
     return _open_row_files(store, read_blob_list(store, blob_list))
 
 

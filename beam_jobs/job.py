@@ -1,8 +1,8 @@
-"""The shape of all jobs: `Create | Reshuffle | ParDo` over the tasks that are not recorded yet.
+"""Run a job: a pipeline `Create | Reshuffle | ParDo` over the tasks that are not recorded yet.
 
-An element is a task descriptor of a few hundred bytes. A `TaskFunction` runs it with the store and
-returns a small report as JSON, which the worker writes to `runs/<run>/<stage>/`. So results and
-progress are available on any runner.
+The elements of the pipeline are descriptions of tasks, of a few hundred bytes each. A
+`TaskFunction` runs one task with the store and returns a small report as JSON, which the worker
+writes to `runs/<run>/<stage>/`. So the launcher can read results and progress on any runner.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,26 +26,27 @@ def run_job(
 ) -> list[Report]:
     """Run every task; return their reports in the order of `tasks`.
 
-    Tasks go to Beam's workers, with two exceptions: recorded tasks of a `memoised` function are not
-    run, and the launcher itself runs a job that is not worth starting workers
+    Tasks run on Beam's workers, with two exceptions: if the function is `memoised`, recorded tasks
+    are not run again; and a job that is too small to start workers for runs in the launcher
     (`Launch.is_too_small`).
 
     Args:
         stage: the name of the job.
         function: a function of an installed module, which workers import by name. It must be
             idempotent, because an engine may run a task twice.
-        tasks: any number of small descriptors.
+        tasks: any number of small descriptions of tasks.
         launch: the settings of the run.
         on_progress: called about every `launch.poll_seconds`.
         estimate_seconds: returns the estimated core seconds of a task; None if unknown. Longer
-            tasks start first, so that local workers, which get tasks in turn, get similar amounts
-            of work.
-        memoised: whether `function` looks up the store's memo before anything expensive.
+            tasks start first, so that local workers, to which tasks are dealt in turn, get similar
+            amounts of work.
+        memoised: whether `function` looks up the result in the store's memo before any expensive
+            work.
         recorded: the result of `look_up_reports` for the tasks, if they were looked up before.
 
     Raises:
-        BookwheelError: the error that a worker raised, of the same class; or `ResourceError` if a
-            worker died.
+        BookwheelError: an error of the class that a worker raised, or `ResourceError` if a worker
+            died.
     """
     store, report_progress = Store.open(launch.store_url), on_progress or (lambda done, total: None)
     reports = (
@@ -78,7 +79,7 @@ def run_job(
 def _run_in_process(
     function: TaskFunction[Task], tasks: Sequence[Task], store: Store, report_progress: OnProgress
 ) -> list[Report]:
-    """Run a small job in this process, one task after another."""
+    """Run the tasks in this process, one after another."""
     reports: list[Report] = []
     prevent_pandas_import()
     with restore_threads():

@@ -18,10 +18,10 @@ from beam_jobs.workers import (
 from rag_model.process import count_cores
 
 Report = dict[str, Any]  # the result of a task, as JSON values
-OnProgress = Callable[[int, int], None]  # arguments: number of finished elements, and of all
+OnProgress = Callable[[int, int], None]  # arguments: finished tasks, all tasks
 
-# Memory of a task that the launcher runs itself although the workers are on other machines, because
-# the launcher's machine may be small.
+# Maximum bytes of memory of a task that the launcher runs instead of workers on other machines,
+# because the launcher's machine may be small.
 _LAUNCHER_TASK_BYTES = 1 << 30
 
 
@@ -39,11 +39,11 @@ class Launch:
 
     @classmethod
     def new(cls, store_url: str, flags: Sequence[str] = (), memory: int | None = None) -> Self:
-        """Return a launch with a new, unique run name, which sorts by time.
+        """Return a launch with a new, unique run name that begins with the time.
 
         Raises:
-            UsageError: Beam cannot read its flags, or an environment variable is invalid
-                (`start_seconds`, `count_cores` and `worker_memory`).
+            UsageError: Beam cannot read its flags, or an environment variable that `start_seconds`,
+                `count_cores` or `worker_memory` reads is invalid.
         """
         # refuse an invalid environment variable before any work
         start_seconds(flags), count_cores(), worker_memory(())
@@ -51,30 +51,30 @@ class Launch:
         return cls(store_url, run_name, _check_flags(flags) if flags else (), memory=memory)
 
     def for_tasks(self, task_bytes: int) -> Self:
-        """Return this launch with at most as many local workers as fit in memory with `task_bytes`
-        each.
+        """Return this launch with at most as many local workers as fit in memory if a task needs
+        `task_bytes`.
         """
         return replace(self.with_task_bytes(task_bytes), flags=limit_workers(self.flags, task_bytes, self.memory))
 
     def with_task_bytes(self, task_bytes: int) -> Self:
-        """Return this launch for tasks of `task_bytes`, with the same number of workers."""
+        """Return this launch for tasks that need `task_bytes`, with the same number of workers."""
         return replace(self, task_bytes=task_bytes)
 
     def for_gpus(self, n_gpus: int) -> Self:
         """Return this launch for tasks that use a GPU.
 
-        The launch has one local worker for each of `n_gpus` GPUs; other runners keep the
+        It has one local worker for each of `n_gpus` GPUs. On other runners, workers keep the
         accelerators that the flags request.
         """
         return replace(self, flags=one_worker_per_gpu(self.flags, n_gpus), uses_gpu=True)
 
     def is_too_small(self, seconds: float) -> bool:
-        """Return whether a job of `seconds` on one core is too small for workers: the launcher then
-        runs it.
+        """Return whether a job that takes one core `seconds` is too small to start workers for, so
+        that the launcher runs it.
 
-        A job is too small if its workers take longer to start. Workers on this machine always start
-        if their number is set; workers on other machines start if a task needs more than a
-        gigabyte, or more than is free here (`worker_memory`).
+        A job is too small if starting its workers would take longer than the job. But workers on
+        this machine always start if their number is set, and workers on other machines if a task
+        needs more than a gigabyte, or more memory than is free here (`worker_memory`).
 
         Raises:
             UsageError: for the same reasons as `new`.

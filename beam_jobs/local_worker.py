@@ -1,6 +1,6 @@
-"""Local worker processes, forked from one process that has imported Beam and the jobs.
+"""Fork local worker processes from one process that has already imported Beam and the jobs.
 
-These imports take more than a second of CPU time, which each worker of each job would spend again.
+Otherwise each worker of each job would spend more than a second of CPU time on these imports.
 The first job of a launcher starts a fork server, `python -m beam_jobs.local_worker`. The fork
 server reads a request for each worker from standard input. To standard output it writes the exit
 code of each worker, and the CPU seconds of the server and of its workers so far. The server exits
@@ -42,16 +42,16 @@ _PRELOADED_JOBS = ("pipeline", "chunk", "embed", "index", "gate")
 
 
 class ForkedEnvironment(SubprocessSDKEnvironment):
-    """The environment of forked workers; its command string is the path of their log file."""
+    """Beam's environment for forked workers; its command string is the path of their log file."""
 
     def to_runner_api_parameter(self, context: Any) -> tuple[str, bytes]:
-        """Return the name that `ForkedWorkerHandler` is registered by, and the log file."""
+        """Return the name under which `ForkedWorkerHandler` is registered, and the log file."""
         return _URN, self.command_string.encode()
 
 
 @worker_handlers.WorkerHandler.register_environment(_URN, bytes)
 class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
-    """Start one worker of a job, and report its death as an exception of a thread."""
+    """Starts one worker of a job, and reports its death as an exception in a thread."""
 
     def __init__(self, log: bytes, *beam_arguments: Any) -> None:
         super().__init__(*beam_arguments)
@@ -72,7 +72,7 @@ class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
         self._thread.start()
 
     def stop_worker(self) -> None:
-        """Wait for the end of the worker."""
+        """Wait until the worker ends."""
         self._thread.join()
 
     def _wait_for_exit(self) -> None:
@@ -81,13 +81,13 @@ class ForkedWorkerHandler(worker_handlers.GrpcWorkerHandler):
 
 
 class ForkServer:
-    """The process that forks this launcher's workers."""
+    """The process that forks the workers of this launcher."""
 
     _lock = threading.Lock()
     _instance: "ForkServer | None" = None
 
     def __init__(self, log: str) -> None:
-        """Start the process; its own errors go to a log file."""
+        """Start the process; errors of the fork server itself go to `log`."""
         self._launcher_pid = os.getpid()
         self._exit_codes: list[SimpleQueue[int]] = []
         with Path(log).open("ab") as error_log:
@@ -111,11 +111,11 @@ class ForkServer:
             return server
 
     def _is_running(self) -> bool:
-        """Return False also in a fork of the launcher, which must not use its pipes."""
+        """Return False also in forks of the launcher, which must not use the server's pipes."""
         return self._launcher_pid == os.getpid() and self._process.poll() is None
 
     def start_worker(self, environment: Mapping[str, str], log: str) -> SimpleQueue[int]:
-        """Fork a worker; return the queue that gets its exit code."""
+        """Fork a worker; return the queue into which its exit code is put."""
         assert self._process.stdin is not None
         with self._lock:
             request = len(self._exit_codes), dict(environment), _get_folder(), log
@@ -132,14 +132,15 @@ class ForkServer:
             report_cpu_seconds(float(cpu_seconds) - reported_seconds)
             reported_seconds = float(cpu_seconds)
             self._exit_codes[int(request_number)].put(int(exit_code))
-        # The server died. Queues of workers that had ended before are not read again.
+        # The server died. The queues of all workers get its exit code; queues of workers that ended
+        # earlier are not read again.
         server_exit_code = self._process.wait()
         for exit_codes in self._exit_codes:
             exit_codes.put(server_exit_code or 1)
 
 
 def _get_folder() -> str:
-    """Return the current folder; "" if it was deleted."""
+    """Return the current folder; return "" if the folder was deleted."""
     try:
         return str(Path.cwd())
     except FileNotFoundError:
@@ -147,15 +148,15 @@ def _get_folder() -> str:
 
 
 def serve_requests() -> None:
-    """Fork a worker for each request on standard input, until its end."""
+    """Fork a worker for each request on standard input, until standard input ends."""
     prevent_pandas_import()
     for name in _PRELOADED_JOBS:
         import_module(f"beam_jobs.{name}")
-    gc.freeze()  # garbage collection in the workers would copy the memory that they share
-    # The launcher decides what to stop on an interrupt.
+    gc.freeze()  # or else garbage collection in workers would copy shared memory
+    # On an interrupt, the launcher decides what to stop.
     interrupt_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # An exit just before a read would not interrupt it, so each exit writes a byte that `select`
-    # waits for.
+    # If a worker exits just before a read starts, the signal does not interrupt the read, so each
+    # exit also writes a byte, for which `select` waits.
     exit_signals, signal_writer = os.pipe()
     os.set_blocking(signal_writer, False)
     signal.set_wakeup_fd(signal_writer, warn_on_full_buffer=False)
@@ -183,7 +184,7 @@ def serve_requests() -> None:
 
 
 def _report_exits(requests: dict[int, int]) -> None:
-    with suppress(OSError):  # no child is left, or the launcher has ended
+    with suppress(OSError):  # there are no more children, or the launcher has ended
         while (pid_and_status := os.waitpid(-1, os.WNOHANG))[0]:
             exit_code = os.waitstatus_to_exitcode(pid_and_status[1])
             # seconds of this process and of all workers that ended
@@ -201,7 +202,7 @@ def _run_worker(environment: Mapping[str, str], folder: str, log: str) -> NoRetu
         os.environ.update(environment)
         if folder:
             os.chdir(folder)
-        # The launcher's folder and variable may have changed since the server's start.
+        # The launcher may have changed its folder or `PYTHONPATH` since the server started.
         paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
         if sys.flags.safe_path:
             sys.path[:0] = paths

@@ -1,4 +1,4 @@
-"""Beam's options: local worker processes by default, any runner's own flags after `--`."""
+"""Build Beam's options: by default local worker processes, else any runner by its flags."""
 
 import io
 import re
@@ -26,16 +26,16 @@ _SECRET = re.compile(r"--(?P<name>\w*(?:secret|password|token|connection_string)
 
 
 _ACCELERATOR = "worker_accelerator="
-_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # has a GPU even if no accelerator is requested
+_GPU_MACHINE = re.compile(r"g2-standard-(?=\d)")  # has a GPU without requesting it
 
 
 def build_pipeline_options(flags: Sequence[str], n_elements: int, *, uses_gpu: bool = True) -> PipelineOptions:
-    """Return the options of a job over `n_elements` descriptors.
+    """Return the options of a job with `n_elements` tasks.
 
     `flags` are passed to Beam unchanged. Without `--runner` the job runs on this machine, with one
-    worker process per core (`--direct_num_workers` sets another number), and at most one per
-    element. Dataflow's machines have the requested accelerators only if the job `uses_gpu`; others
-    get a machine of the same size without a GPU (`g2-standard-8` becomes `n2-standard-8`).
+    worker process per core (`--direct_num_workers` sets another number), but not more than tasks.
+    On Dataflow, only a job that `uses_gpu` gets the requested accelerators; other jobs get machines
+    of the same size without a GPU (`g2-standard-8` becomes `n2-standard-8`).
     """
     options = PipelineOptions(list(flags))
     if not uses_gpu:
@@ -57,7 +57,7 @@ def _remove_accelerators(options: PipelineOptions) -> None:
 
 
 def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
-    """Return Beam's flags if Beam can read them and knows their runner.
+    """Check that Beam can read its flags and knows the runner in them; return the flags.
 
     Raises:
         UsageError: a flag has a wrong value, or may contain a secret, or there is no such runner.
@@ -71,7 +71,7 @@ def check_flags(flags: Sequence[str]) -> tuple[str, ...]:
         )
     argparse_output = io.StringIO()
     try:
-        with redirect_stderr(argparse_output):  # argparse prints all its options first
+        with redirect_stderr(argparse_output):  # argparse would print all options before its error
             options = PipelineOptions(list(flags)).view_as(DirectOptions)
             runner = options.view_as(StandardOptions).runner
         if runner is not None:
@@ -90,8 +90,8 @@ def is_local(options: PipelineOptions) -> bool:
 
 
 def get_runner_name(options: PipelineOptions) -> str:
-    """Return the class name of the runner, `FlinkRunner` also for `--runner=flink`; "" for local
-    workers.
+    """Return the class name of the runner (`FlinkRunner` also for `--runner=flink`), or "" for
+    local workers.
     """
     runner = options.view_as(StandardOptions).runner
     return type(create_runner(runner)).__name__ if runner else ""
@@ -101,14 +101,14 @@ def create_local_runner(log: Path) -> FnApiRunner:
     """Return the runner of local worker processes, whose output goes to `log` instead of the
     terminal.
 
-    Beam's default runner would download a binary.
+    Beam's default runner is not used, because it would download a program.
     """
     return FnApiRunner(ForkedEnvironment.from_command_string(str(log)))
 
 
 def count_worker_threads(options: PipelineOptions) -> int:
-    """Return the threads of one worker: its share of this machine's cores, or 0 (no limit) on
-    others.
+    """Return the maximum threads of a local worker, its share of the cores; 0 on other machines: no
+    limit.
     """
     if not is_local(options):
         return 0

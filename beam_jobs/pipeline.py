@@ -1,6 +1,6 @@
 """A job on Beam: `Create | Reshuffle | ParDo`, in a thread that the launcher watches and cancels.
 
-Importing Beam takes a second, so only a job that needs workers imports this.
+Importing Beam takes a second, so this module is imported only for a job that needs workers.
 """
 
 import logging
@@ -31,8 +31,9 @@ from beam_jobs.workers import exit_with_holder, hold_lease
 from rag_model import errors
 from rag_model.store.store import Store
 
-FAILED_SUFFIX = "failed"  # stage suffix under which a worker reports its error
-# Pattern of Flink's message, error class, and the text that follows "the STAGE job".
+FAILED_SUFFIX = "failed"  # suffix of the stage name under which a worker reports an error
+# For each failure of Flink: pattern of its message, error class, and the text after "the STAGE
+# job".
 _ENGINE_FAILURES = (
     (
         re.compile(r"StatusRuntimeException: (CANCELLED|UNAVAILABLE)"),
@@ -55,11 +56,11 @@ _ENGINE_FAILURES = (
 )
 _RAISED_ERROR = re.compile(
     r"^rag_model\.errors\.(\w+): (.*?)(?: \[while running .*\])?$", re.MULTILINE
-)  # error in a trace
+)  # an error of bookwheel in a stack trace
 
 
 _JAVA_FRAME = re.compile(r"(at )?[\w.$/<>]+\([\w .]+(:\d+)?\)|\.\.\. \d+ more")
-# seconds that an interrupted launcher waits for the submission of a job, to cancel it
+# seconds that an interrupted launcher waits until a job is submitted and can be cancelled
 _SUBMIT_TIMEOUT = 120.0
 _PAGE_ADDRESS = re.compile(r"https://console\.cloud\.google\.com/\S+")
 
@@ -104,7 +105,7 @@ def explain_failure(store: Store, run: str, stage: str, failure: BaseException, 
 
 
 def _find_last_message(failure: BaseException) -> str:
-    """Return the last line of an exception that is neither a frame of a Java trace nor a
+    """Return the last line of an error message that is neither a frame of a Java trace nor a
     heading.
     """
     lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
@@ -122,12 +123,13 @@ class Worker(beam.DoFn, Generic[Task]):
         self.version = version("bookwheel")
 
     def setup(self) -> None:
-        """Limit the threads to this worker's share, and end this process when the launcher ends."""
+        """Limit the threads of this worker, and let this process end when the launcher ends."""
         if self.lease is not None:
             exit_with_holder(self.lease)
         if self.n_threads:
             limit_threads(self.n_threads)
-        # opened later: an engine may report an error in `setup` only after minutes
+        # The store is opened later, because an engine may report errors of `setup` only after
+        # minutes.
         self.store: Store | None = None
 
     def process(self, element: tuple[int, Task]) -> list[int]:
@@ -140,9 +142,10 @@ class Worker(beam.DoFn, Generic[Task]):
         store = self.store = self.store or self._open_store()
         runs, run = store.runs, self.launch.run
         if self.lease is not None and runs.count_reports(run, self.stage + FAILED_SUFFIX):
-            # the local runner has no retries: after one failure the other tasks would be useless
+            # The local runner does not retry, so after one failure the job fails and further tasks
+            # are useless.
             return []
-        # An engine may retry this task.
+        # If the engine retries this task, a record that the first try wrote still counts as new.
         store.memo = replace(store.memo, owner=f"{run}/{task_number}")
         start_time = time.monotonic()
         try:
@@ -154,7 +157,7 @@ class Worker(beam.DoFn, Generic[Task]):
             Metrics.distribution(self.stage, "task_milliseconds").update(milliseconds)  # type: ignore[no-untyped-call]
         except errors.BookwheelError as error:
             Metrics.counter(self.stage, "tasks_failed").inc()  # type: ignore[no-untyped-call]
-            # if the store itself failed, only the raised error remains
+            # If the error cannot be written to the store, it is still raised.
             with suppress(errors.BookwheelError):
                 runs.write_report(run, self.stage + FAILED_SUFFIX, task_number, errors.error_to_dict(error))
             raise
@@ -191,10 +194,10 @@ def run_on_workers(
         BookwheelError: for the same reasons as `run_job`.
     """
     store = Store.open(launch.store_url)
-    # reports of an earlier job of this stage
+    # delete reports of an earlier job of the same stage
     store.runs.delete_reports(launch.run, stage, stage + FAILED_SUFFIX)
     options = build_pipeline_options(launch.flags, len(tasks), uses_gpu=launch.uses_gpu)
-    # the name in an engine's UI
+    # the name that the engine's UI shows
     options.view_as(GoogleCloudOptions).job_name = f"bookwheel-{stage}-{launch.run}".lower()
     set_job_server(options, launch.flags)
     log = Path(tempfile.gettempdir()) / f"bookwheel-{launch.run}-{stage}.log"
@@ -227,7 +230,7 @@ def _create_pipeline(
 
 
 class _BeamLog(logging.Handler):
-    """While a job runs, prints only the address of the job's page from Beam's log.
+    """While a job runs, prints nothing of Beam's log except the address of the job's page.
 
     Beam's errors are left out, because the launcher reports them in one sentence.
     """
@@ -237,7 +240,7 @@ class _BeamLog(logging.Handler):
         self._logger = logging.getLogger("apache_beam")
 
     def start(self) -> None:
-        """Handle Beam's records instead of the root logger."""
+        """Handle the log records of Beam in place of the root logger."""
         self._settings = self._logger.level, self._logger.propagate
         self._logger.addHandler(self)
         self._logger.propagate = False
@@ -256,7 +259,7 @@ class _BeamLog(logging.Handler):
 
 
 class _PipelineThread:
-    """A pipeline in a thread of its own, so that the launcher can watch it and be interrupted."""
+    """Runs a pipeline in a thread, so that the launcher can watch it and be interrupted."""
 
     def __init__(self, pipeline: beam.Pipeline, options: PipelineOptions) -> None:
         self.finished = threading.Event()
@@ -277,8 +280,9 @@ class _PipelineThread:
             if not self.finished.is_set():
                 self._cancel()
         finally:
-            # After a local job that failed or was interrupted, Beam's threads end later, each with
-            # an exception. So the hook stays installed; it passes on exceptions of other threads.
+            # After a local job that failed or was interrupted, Beam's threads end later, with
+            # exceptions. So the hook, which hides them, stays installed; it passes on the
+            # exceptions of other threads.
             if (self.finished.is_set() and self.failure is None) or not is_local(self._options):
                 threading.excepthook = self._other_hook
                 self._log.stop()
@@ -305,8 +309,8 @@ class _PipelineThread:
             self.finished.set()
 
     def _on_thread_exception(self, hook_args: threading.ExceptHookArgs) -> None:
-        # The local runner waits forever for a worker that was killed; the thread that watched its
-        # process reports it.
+        # Beam's local runner would wait forever for a worker that was killed; the exception of the
+        # thread that watches the worker ends the wait.
         if WORKER_DIED in str(hook_args.exc_value):
             self.failure = self.failure or hook_args.exc_value
             self.finished.set()
@@ -315,7 +319,7 @@ class _PipelineThread:
 
 
 def _is_raised_by_beam(hook_args: threading.ExceptHookArgs) -> bool:
-    """Return whether a thread's exception is Beam's or gRPC's, or passed through their code."""
+    """Return whether code of Beam or gRPC raised a thread's exception or passed it on."""
     modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(hook_args.exc_traceback)]
     return any(module.startswith(("grpc", "apache_beam")) for module in [hook_args.exc_type.__module__, *modules])
 

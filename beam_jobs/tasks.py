@@ -20,7 +20,7 @@ from rag_model.store.store import Store
 Task = TypeVar("Task")
 TaskFunction = Callable[[Task, Store], dict[str, Any]]
 
-_CONCURRENT_LOOKUPS = 32  # look-ups at a time
+_CONCURRENT_LOOKUPS = 32  # number of look-ups at a time
 _TOKENIZER_VARIABLE = "TOKENIZERS_PARALLELISM"
 _VARIABLES = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"),
@@ -29,10 +29,10 @@ _VARIABLES = (
 
 
 def look_up_reports(function: TaskFunction[Task], tasks: Sequence[Task], store: Store) -> list[dict[str, Any] | None]:
-    """Return the reports of recorded tasks, and None for each task that has to run.
+    """Return for each task its report if it is recorded, or None if the task has to run.
 
     Args:
-        function: looks up the memo of its store before any expensive work.
+        function: looks up the result in the store's memo before any expensive work.
         tasks: any number of tasks.
         store: the store with the records.
 
@@ -76,10 +76,10 @@ def run_task(function: TaskFunction[Task], task: Task, store: Store) -> dict[str
 
 
 def limit_threads(n_threads: int) -> None:
-    """Limit each numeric library of this process to `n_threads` threads, whether it is loaded
-    already or not.
+    """Limit each numeric library of this process to `n_threads` threads, also libraries that are
+    loaded later.
     """
-    # A GPU has only one worker; with one thread, its tokenizer would be slower than the GPU.
+    # With a GPU there is one worker, whose tokenizer would be slower than the GPU with one thread.
     os.environ |= dict.fromkeys(_VARIABLES, str(n_threads))
     os.environ[_TOKENIZER_VARIABLE] = "false" if n_threads == 1 else "true"
     import faiss  # noqa: PLC0415 - after the environment is set

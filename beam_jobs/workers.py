@@ -1,19 +1,19 @@
-"""The workers of a run: where they run, their number, their memory and their start-up time.
+"""Determine where the workers of a run are, their number, memory and start-up time.
 
 Beam is not imported here, because that takes a second and a small rebuild does not need it.
 
 A lease ties local worker processes to the launcher that started them. The launcher holds an
 exclusive lock on a file while its job runs, and every worker waits for that lock in a thread. The
 kernel releases the lock when the launcher ends, even by `kill -9`, and a worker that gets the lock
-exits at once. So no worker is orphaned, and none has to poll.
+exits at once. So no worker is left running, and no worker has to poll.
 
-The Beam options of a deployment's run are the operator's defaults and those that its form may set.
-The operator of a worker sets both in the worker's environment. `BOOKWHEEL_BEAM_OPTIONS` has the
-options of every run, as on Beam's command line, for example
-`--runner=FlinkRunner --flink_master=flink:8081`; bookwheel's command line uses them too if a
-command names no options. A form may add sizes and numbers, but no option that names code, a file, a
-host or a credential. `BOOKWHEEL_ALLOWED_BEAM_OPTIONS` allows more: option names, or `name=value`
-pairs that allow one value only.
+If a deployment starts a run, its Beam options are the operator's defaults and options from the
+form. The operator sets the defaults, and which options a form may set, in the environment of the
+worker. `BOOKWHEEL_BEAM_OPTIONS` has the options of every run, as on Beam's command line, for
+example `--runner=FlinkRunner --flink_master=flink:8081`; bookwheel's command line uses them too if
+a command names no options. The form may set sizes and numbers, but no option that names code, a
+file, a host or a credential. `BOOKWHEEL_ALLOWED_BEAM_OPTIONS` allows further options: by name, or
+as `name=value` with this value only.
 """
 
 import fcntl
@@ -39,13 +39,13 @@ PRECISIONS = (CPU_FLOAT32, "cpu bfloat16", "cuda bfloat16")  # defaults of encod
 _GPU = re.compile(r"nvidia[0-9]+")
 _WORKERS_OPTION = "--direct_num_workers"
 _RUNNER_OPTION = "--runner"
-# memory that the launcher of this process granted, in bytes
+# bytes of memory that the launcher grants to this process
 MEMORY_VARIABLE = "BOOKWHEEL_WORKER_MEMORY"
 START_VARIABLE = "BOOKWHEEL_START_SECONDS"
-# core seconds below which starting local workers costs more than they save
+# for a job of fewer core seconds, starting local workers costs more time than they save
 LOCAL_START_SECONDS = 4.0
-# Beam imports pandas and the client of every installed cloud library, which takes more than half of
-# the time of its import. Our jobs read dumps and stores themselves.
+# More than half of Beam's import time is spent on importing pandas and the installed cloud clients.
+# Our jobs do not need them, because they read dumps and stores without Beam.
 UNUSED_MODULES = (
     "apache_beam.io.aws.s3filesystem",
     "apache_beam.io.azure.blobstoragefilesystem",
@@ -54,7 +54,7 @@ UNUSED_MODULES = (
     "apache_beam.io.hadoopfilesystem",
     "pandas",
 )
-# measured core seconds of an empty job on a cluster
+# core seconds that an empty job on a cluster was measured to take
 _START_SECONDS = {"flink": 10.0, "spark": 17.0}
 ALLOWED_VARIABLE = "BOOKWHEEL_ALLOWED_BEAM_OPTIONS"
 DEFAULT_VARIABLE = "BOOKWHEEL_BEAM_OPTIONS"
@@ -73,7 +73,7 @@ _RUNNERS = frozenset([
 
 
 def is_local(flags: Sequence[str]) -> bool:
-    """Return whether workers are processes of this machine: Beam's flags name no `--runner`."""
+    """Return whether workers are processes on this machine: if Beam's flags name no `--runner`."""
     return _find_runner(flags) is None
 
 
@@ -85,23 +85,24 @@ def _find_runner(flags: Sequence[str]) -> str | None:
 
 
 def hide_unused_modules() -> AbstractContextManager[None]:
-    """Hide `UNUSED_MODULES` while Beam is imported; they can be imported afterwards."""
+    """Block imports of `UNUSED_MODULES` while Beam is imported; afterwards they can be imported."""
     return hide_modules(*UNUSED_MODULES)
 
 
 def prevent_pandas_import() -> None:
     """Prevent Arrow from importing pandas when it converts its first list.
 
-    Arrow looks for pandas only once. Conversions of tables to data frames still import it.
+    This works because Arrow tries to import pandas only once. Conversions of tables to data frames
+    still import pandas.
     """
     with hide_modules("pandas"):
         pa.array([0])
 
 
 def import_beam(flags: Sequence[str]) -> None:
-    """Import Beam; without `UNUSED_MODULES` if the workers are local.
+    """Import Beam; if the workers are local, without `UNUSED_MODULES`.
 
-    Other runners may stage files in a cloud, so they need the clients among these modules.
+    Other runners may stage files in a cloud, so they need the cloud clients in `UNUSED_MODULES`.
     """
     if is_local(flags):
         with hide_unused_modules():
@@ -113,10 +114,10 @@ def import_beam(flags: Sequence[str]) -> None:
 
 
 def start_seconds(flags: Sequence[str]) -> float:
-    """Return the core seconds below which a job is not worth starting its runner's workers.
+    """Return how many core seconds a job must take to be worth starting the workers of its runner.
 
     `BOOKWHEEL_START_SECONDS` sets it for every runner. By default it is 0 for runners that were not
-    measured: every job goes to workers.
+    measured, so that every job goes to workers.
 
     Raises:
         UsageError: the variable is not a number of seconds.
@@ -156,8 +157,8 @@ def limit_workers(flags: Sequence[str], task_bytes: int, memory_bytes: int | Non
 def count_gpus(devices: Path = Path("/dev")) -> int:
     """Return the number of NVIDIA GPUs that a local worker may use, without importing torch.
 
-    Counts the driver's files in `devices`, at most as many as `CUDA_VISIBLE_DEVICES` names; 0 if
-    torch is built without CUDA.
+    This counts the files of the NVIDIA driver in `devices`, limited to as many as
+    `CUDA_VISIBLE_DEVICES` names. The number is 0 if torch is built without CUDA.
     """
     n_gpus = len([path for path in devices.glob("nvidia*") if _GPU.fullmatch(path.name)])
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -186,8 +187,8 @@ def one_worker_per_gpu(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
     """Return flags that start one local worker for each of `n_gpus` GPUs; the given flags if
     `n_gpus` is 0.
 
-    Two processes on one GPU would take turns and each hold a model and a memory cache. A number of
-    workers below `n_gpus` in Beam's flags is kept.
+    Two processes on one GPU would wait for each other, and each would need memory for a model and a
+    cache. A number of workers below `n_gpus` in Beam's flags is kept.
     """
     if not n_gpus or not is_local(flags):
         return tuple(flags)
@@ -202,7 +203,8 @@ def one_worker_per_gpu(flags: Sequence[str], n_gpus: int) -> tuple[str, ...]:
 def worker_memory(flags: Sequence[str]) -> int | None:
     """Return the bytes of memory that are free for workers; None if workers run on other machines.
 
-    A container sees its host's memory; `BOOKWHEEL_WORKER_MEMORY` states its own limit in bytes.
+    In a container the free memory of the host is measured; `BOOKWHEEL_WORKER_MEMORY` sets the
+    container's limit in bytes.
 
     Raises:
         UsageError: the variable is not a number of bytes.
@@ -213,7 +215,7 @@ def worker_memory(flags: Sequence[str]) -> int | None:
 
 
 def _read_available_bytes() -> int:
-    """Return the free bytes; on Linux including caches that the kernel can free at once."""
+    """Return the bytes of free memory; on Linux with caches that the kernel can free at once."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -248,10 +250,10 @@ def _wait_and_exit(lease: Path) -> None:
 
 
 def resolve_options(form_options: Sequence[str]) -> tuple[str, ...]:
-    """Return the Beam options of a deployment's run: the operator's options, then the form's.
+    """Return Beam's options for a deployment's run: the operator's options, then the form's.
 
-    If an option is set twice, Beam takes the last value. Options that were resolved before are
-    returned unchanged.
+    If an option is set twice, Beam takes the last value. Options that this function has returned
+    before are returned unchanged.
 
     Raises:
         UsageError: as for `refuse_unlisted`.
@@ -263,10 +265,10 @@ def resolve_options(form_options: Sequence[str]) -> tuple[str, ...]:
 
 
 def refuse_unlisted(flags: Sequence[str]) -> None:
-    """Check that a form may set all options.
+    """Check that a form is allowed to set all of these options.
 
-    The operator's defaults are allowed with their values. Option names must match in full, although
-    Beam's parser also accepts unambiguous prefixes.
+    A form may repeat the operator's defaults with the same values. Option names must match in full,
+    although Beam's parser would also accept unambiguous prefixes.
 
     Raises:
         UsageError: an option is not allowed, or `BOOKWHEEL_BEAM_OPTIONS` or

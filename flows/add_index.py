@@ -1,9 +1,9 @@
-"""Build indexes over an existing snapshot, without its dump: additional ones, or replacements.
+"""Add indexes to an existing snapshot, or replace its indexes, without reading its dump again.
 
 Purpose: add an index, or rebuild one with other settings, without building anything else.
 `reencode` encodes the passages with another encoder first. A training that also trains the passage
 encoder uses it to rebuild its index, during the training and at its end.
-Caching: the store's memo. An index that was built over these vectors before is reused.
+Caching: the store's memo. An index that was built over the same vectors before is reused.
 Requires: a store that this machine and the workers both reach.
 """
 
@@ -58,7 +58,7 @@ def add_index(
     ref: str = "latest",
     beam_options: Sequence[str] = (),
 ) -> BuildOutcome:
-    """Publish a snapshot with new indexes over the passages and vectors of another; move `ref` to
+    """Publish a copy of a snapshot with new indexes over its passages and vectors; move `ref` to
     it.
 
     Args:
@@ -125,7 +125,8 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
     """Check that a recipe's indexes and retriever fit a snapshot.
 
     Raises:
-        UsageError: the indexes do not fit, or the snapshot lacks a representation of the recipe.
+        UsageError: the indexes do not fit, or the snapshot has no vectors for a representation that
+            the recipe names.
     """
     encoded_names = list_encoded_representations(content)
     if missing_representations := sorted({*recipe.represent} - {*encoded_names}):
@@ -138,7 +139,7 @@ def check_recipe(content: Content, recipe: Recipe) -> None:
 
 
 def _add_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe], retriever: str) -> Content:
-    """Return the content with these indexes in its recipe, and `retriever` unless it is empty."""
+    """Add the indexes to the recipe of the content, and set its default retriever if given."""
     indexes = {
         **(content.recipe.get("index") or {}),
         **{name: asdict(index_recipe) for name, index_recipe in chosen_indexes.items()},
@@ -149,7 +150,7 @@ def _add_recipe_indexes(content: Content, chosen_indexes: dict[str, IndexRecipe]
 
 @deployment_flow("reencode")
 def reencode(snapshot: str, store: Url, encoder: Url, ref: str, beam_options: Sequence[str] = ()) -> BuildOutcome:
-    """Publish a snapshot with the passages of another, encoded by `encoder`; move `ref` to it.
+    """Encode the passages of a snapshot with `encoder`, publish the result, and move `ref` to it.
 
     Args:
         snapshot: a ref, ref@number, an id, or a unique prefix of one.

@@ -67,7 +67,7 @@ def show_answers(outcome: EvaluateOutcome) -> None:
 
 
 def show_retrievers(outcome: CompareOutcome) -> None:
-    """Write the metrics of retrievers, stages and groups, and the link to the report."""
+    """Write the metrics of retrievers, stages and question groups, and link to the report."""
     for expression, comparison in outcome.standings.items():
         log_metrics(f"{expression} on snapshot {outcome.snapshot}", comparison["metrics"], outcome.n)
     rows = [
@@ -97,7 +97,7 @@ def show_release(outcome: ReleaseOutcome) -> None:
 
 
 def show_reproduction(outcome: ReproduceOutcome) -> None:
-    """Write the table of a reproduction, and the link to its page."""
+    """Write the table of a reproduction, and the link to the page that shows it."""
     column_names = ("row", "data", "measure", "published", "value", "difference", "verdict")
     rows = [{column: line[column] for column in column_names} for line in outcome.lines]
     create_table(rows, "reproduce-table", f"{outcome.reproduction}, {outcome.summary}", outcome.report, "The table")
@@ -140,7 +140,7 @@ def create_table(
 
 
 def to_address(page: str) -> str:
-    """Return the URL of a page that is given as a path or a URL."""
+    """Return the URL of a page; the page is given as a path or as a URL."""
     return page if "://" in page else Path(page).absolute().as_uri()
 
 
@@ -153,7 +153,8 @@ def create_link(address: str, text: str, key: str) -> None:
 
     if address.startswith(("http://", "https://")):
         create_link_artifact(address, text, key=key, description=text)
-    # browsers do not open s3://, nor file:// from a server's page: show the address for copying
+    # Browsers open neither s3:// links nor file:// links on a server's page, so show the address
+    # for copying.
     else:
         create_markdown_artifact(f"`{address}`", key=key, description=text)
 

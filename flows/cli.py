@@ -1,4 +1,4 @@
-"""The `bookwheel` command: a thin layer in which each verb is one call.
+"""The `bookwheel` command: a thin layer in which each subcommand is one function call.
 
 A setting comes from the flag, else from the environment (`BOOKWHEEL_STORE`, …), else from
 `bookwheel.toml` in this or a parent folder, else from the default.
@@ -24,7 +24,7 @@ try:
     from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
     from cyclopts.argument import ArgumentCollection, update_argument_collection
     from cyclopts.config import Env, Toml
-except ModuleNotFoundError:  # only the core is installed
+except ModuleNotFoundError:  # only the core package is installed, without the extra `pipeline`
     sys.exit("bookwheel: the command line is not installed: run `pip install 'bookwheel[pipeline]'` and try again")
 
 from flows.command.reply import Common, Reply
@@ -34,7 +34,8 @@ from rag_model.store.versions.signatures import TRUST_VARIABLE, TrustedKeys
 from rag_model.untrusted_text import escape_controls
 
 USAGE = 2
-# set before Prefect and transformers are imported; values that are set already are kept
+# These variables are set before Prefect and transformers are imported. Values that the user has set
+# are kept.
 _ENVIRONMENT = {
     "PREFECT_LOGGING_LEVEL": "CRITICAL",  # a failure is reported once, in one sentence
     "PREFECT_SERVER_LOGGING_LEVEL": "CRITICAL",
@@ -49,20 +50,21 @@ _ENVIRONMENT = {
 }
 
 
-# Verbs that build indexes. Their idle threads sleep, because spinning costs CPU time.
+# Subcommands that build indexes. Their idle threads sleep, because busy waiting costs CPU time.
 _BUILD_VERBS = {"reindex", "release", "add-index", "import", "takedown", "index", "demo"}
 _BUILD_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000"}
 _RETRIEVER = {"--retriever", "--index"}
 
 
 def select_settable(commands: tuple[str, ...], arguments: ArgumentCollection) -> ArgumentCollection:
-    """Return the arguments that a setting of the environment or of `bookwheel.toml` may fill in.
+    """Return the arguments that may get their values from the environment or from `bookwheel.toml`.
 
-    The verb `index` ignores the settings `index` and `questions`, which mean an index of a snapshot
-    and a set of questions for other verbs. It also ignores `beam_options`, because it builds in a
-    folder of this machine, which the workers of a cluster cannot reach. The retriever has two
-    names: if a flag gives one of them, a setting of the other must not take precedence over it.
-    Only a flag confirms a deletion, because a forgotten setting would skip every dry run.
+    The subcommand `index` ignores the settings `index` and `questions`, which other subcommands
+    take as the name of a snapshot's index and as a file of questions. It also ignores
+    `beam_options`, because it builds in a folder of this machine, which the workers of a cluster
+    cannot reach. `--retriever` and `--index` both choose the retriever: if one is given as a flag,
+    a setting of the other is ignored. `--yes` counts only as a flag, because a forgotten setting
+    would turn off all dry runs.
     """
     excluded_names = {"--yes"}
     if commands == ("index",):
@@ -81,9 +83,9 @@ class _Environment(Env):
 
 class _TomlSettings(Toml):
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Fill in the values of the file.
+        """Fill in the arguments that have a value in the file.
 
-        Cyclopts itself would drop a key that is also the name of a verb, such as `index`.
+        Cyclopts itself would drop a key that is also the name of a subcommand, such as `index`.
         """
         settable = select_settable(commands, arguments)
         update_argument_collection(self.config, self.source, settable, root_keys=(), allow_unknown=True)
@@ -145,23 +147,24 @@ app.command(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one verb and exit with its code.
+    """Run one subcommand and exit with its exit code.
 
-    A failure prints one sentence; with `--debug` also the trace.
+    After a failure, print one sentence; with `--debug` also print the stack trace.
     """
     command_words = sys.argv[1:] if argv is None else argv
     for name, value in {**_ENVIRONMENT, **(_BUILD_ENVIRONMENT if _BUILD_VERBS & {*command_words[:1]} else {})}.items():
         os.environ.setdefault(name, value)
-    # garbage collection of imported objects, which stay alive, takes a fifth of the import time
+    # With the default threshold, a fifth of the import time is garbage collection that finds
+    # nothing.
     gc.set_threshold(250_000, 10, 10)
-    atexit.register(gc.freeze)  # freeing the same objects at exit takes a second
+    atexit.register(gc.freeze)  # otherwise freeing the imported objects at exit takes a second
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.ERROR)  # Beam's import warns of unused Google clients
     sys.exit(run(command_words))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one verb; print its reply; return the exit code.
+    """Run one subcommand, print its reply, and return the exit code.
 
     Returns:
         0 ok, 1 failure, 2 usage, 3 a gate or a verification failed, 130 interrupted.
@@ -188,7 +191,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         if common.debug:
             raise
-        cause = error.__cause__  # the ImportError, if a verb's module cannot be imported
+        cause = error.__cause__  # the ImportError, if the subcommand's module cannot be imported
         if isinstance(cause, ModuleNotFoundError):
             error_message = f"{cause.name} is not installed: install bookwheel again, with the extras that you use"
         else:
@@ -198,7 +201,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
-    """Return the parser's message, or one that names a missing parameter or a surplus argument."""
+    """Return the parser's message; for a missing or surplus argument, a message that names it."""
     parser_message = format_error(error)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         verb = " ".join(error.command_chain or ())
@@ -218,7 +221,7 @@ def _describe_usage_error(error: CycloptsError, argv: Sequence[str]) -> str:
 def _set_trust_file(trust_file: Path | None) -> Iterator[None]:
     """Set the trust file in the environment, for the stores of this process and of its children.
 
-    The file is read once here, so that an invalid one is refused before the verb begins.
+    The file is read once here, so that an invalid file is refused before the subcommand begins.
     """
     previous_value = os.environ.get(TRUST_VARIABLE)
     if trust_file is not None:
@@ -235,10 +238,10 @@ def _set_trust_file(trust_file: Path | None) -> Iterator[None]:
 
 @contextmanager
 def handle_interrupts() -> Iterator[None]:
-    """Let an interrupt end the verb at any time.
+    """Let an interrupt (Ctrl-C) end the subcommand at any time.
 
-    asyncio would replace Python's handler by its own, which cancels the current task. If that task
-    ends anyway (for example a call to Prefect's server), the interrupt is lost.
+    asyncio would replace Python's signal handler by one that cancels the current task. If that task
+    is about to end anyway (for example a call to Prefect's server), the interrupt is lost.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -274,7 +277,7 @@ def _print_reply(reply: Any, common: Common) -> int:
 def _write_line(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader of a pipe ended, as in `bookwheel log | head`
+    except BrokenPipeError:  # the reading program has ended, as in `bookwheel log | head`
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - so that the interpreter's last flush does not fail
 
 

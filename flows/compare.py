@@ -1,4 +1,4 @@
-"""Measure one or more retrievers of a snapshot on the same questions, stage by stage.
+"""Measure retrievers of a snapshot, and each of their stages, on the same questions.
 
 Purpose: `bookwheel evaluate` without a model, and the step of `flows.release` that measures
 retrieval after each rebuild.
@@ -58,7 +58,7 @@ _MAX_SLUG_CHARACTERS = 60  # maximum characters of an expression in a file name
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Paths of the result files.
+    """Paths of the files to write the results to.
 
     With several retrievers, each gets its own file, with its number and name in the file name.
     """
@@ -123,7 +123,7 @@ def compare(
 
 @dataclass(slots=True)
 class ComparisonRun:
-    """Inputs of a comparison, pinned by their ids, and its results."""
+    """Inputs of a comparison, pinned by their ids, and the results."""
 
     store: Store
     snapshot: Snapshot
@@ -163,7 +163,7 @@ def open_retrievers_on_questions(
     opened_retrievers = open_retrievers(snapshot, list(retrievers) or None, encoder=encoder)
     depth = min(retriever.choose_depth(k, DEFAULT_DEPTH) for retriever in opened_retrievers)
     for retriever in opened_retrievers:
-        retriever.check_depth(depth)  # check all of them before the first search
+        retriever.check_depth(depth)  # check the depth of all retrievers before the first search
     question_groups = group_questions(snapshot, question_set, judge, partial(corpus.run, launch=Launch.new(target.url)))
     subject = describe_retrieval_subject(target, snapshot, question_set, retrievers, depth, judge, encoder)
     batches = QueryBatches(question_set.questions)
@@ -199,7 +199,7 @@ def insert_name(path: Path, name: str) -> Path:
 def _build_name_infix(run: ComparisonRun, number: int) -> str:
     """Return the name to insert into the file names of retriever `number` (from 1).
 
-    Return an empty text if there is only one retriever.
+    Return an empty string if there is only one retriever.
     """
     return "" if len(run.names) == 1 else f"{number}-{_make_slug(run.names[number - 1])}"
 
@@ -210,7 +210,7 @@ def _make_slug(expression: str) -> str:
 
 @stage
 def time_questions(run: ComparisonRun, seconds: float) -> list[RetrieverMetrics]:
-    """Search a sample of the questions one by one, and time every stage."""
+    """Search a sample of the questions one by one, and measure how long every stage takes."""
     timing = replace(DEFAULT_TIMING, seconds=seconds)
     stage_costs = time_stages(run.retrievers, run.batches.texts, run.k, timing)
     return [
@@ -245,7 +245,7 @@ def compare_and_report(
 
 @stage
 def record_comparison(run: ComparisonRun, outcome: CompareOutcome, questions: str) -> CompareOutcome:
-    """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
+    """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
     question_ids = tuple(question.id for question in run.question_set.questions)
     measure_values = MeasureValues(
         question_ids, {comparison.expression: comparison.measured.final_stage.values for comparison in run.standings}

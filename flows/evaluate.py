@@ -1,4 +1,4 @@
-"""Answer a set of questions with a model from passages of a snapshot, and measure the answers.
+"""Let a model answer questions from passages of a snapshot, and measure the answers.
 
 Purpose: `bookwheel evaluate --model`, and the step of `flows.release` that measures a model after
 each rebuild.
@@ -83,8 +83,8 @@ def evaluate(
         rows: write one JSON object per question to this file.
         kilt: write KILT's prediction file to this path.
         report: write the HTML report to this path.
-        asks: the encoder of the passages that the model searches, if the model does not name it: a
-            folder or a hub name.
+        asks: the passage encoder that belongs to the model's question encoder, if the model does
+            not name it: a folder or a hub name.
 
     Raises:
         CollapseRefusedError: all results are written, but retrieval has collapsed or the model does
@@ -114,7 +114,7 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """Inputs of an evaluation, pinned by their ids, and its results."""
+    """Inputs of an evaluation, pinned by their ids, and the results."""
 
     store: Store
     snapshot: Snapshot
@@ -234,20 +234,20 @@ def _prepare_ablations(
     settings: EvaluationSettings,
     texts: Sequence[str],
 ) -> tuple[dict[str, SnapshotRetriever], WholeCorpus]:
-    """Return other retrievers for the first reader, and the whole corpus if a prompt holds it."""
+    """Return the other retrievers to compare, and the whole corpus if it fits into one prompt."""
     if settings.ablations is None:
         return {}, WholeCorpus()
     first_reader, whole_corpus = next(iter(readers.values())), prepare_whole_corpus(readers, retriever, texts)
     encoder = None
     if isinstance(first_reader, MarginalReader):
         if first_reader.rag.settings.weighed_by == "scores":
-            return {}, whole_corpus  # the model's p(z|x) comes from its own retriever's scores
+            return {}, whole_corpus  # p(z|x) needs the scores of the model's retriever
         encoder = reading_model.question_encoder
     return open_other_retrievers(retriever.snapshot, store, settings.expression, encoder), whole_corpus
 
 
 def _get_model_identity(model: str) -> object:
-    """Return a model's id, or for a folder, which may change, the digest of all files."""
+    """Return a model's id; for a folder, whose files may change, return the digest of its files."""
     return digest_folder(Path(model)) if Path(model).is_dir() else model
 
 
@@ -269,7 +269,7 @@ def write_files(run: AnswerRun, outcome: EvaluateOutcome, rows: str | None, kilt
 
 @stage
 def record_answers(run: AnswerRun, outcome: EvaluateOutcome, questions: str) -> EvaluateOutcome:
-    """Record the evaluation in the store, unless it is recorded already; see `store_evaluation`."""
+    """Record the evaluation in the store if it is not recorded yet; see `store_evaluation`."""
     examination = run.examination
     values = MeasureValues(
         tuple(question.id for question in examination.question_set.questions),

@@ -41,9 +41,9 @@ def store_evaluation(
     questions: str,
     outcome: RecordedOutcome,
 ) -> RecordedOutcome:
-    """Record an evaluation in the store, unless it is recorded; return the outcome with its id.
+    """Record an evaluation in the store if it is not recorded yet; return the outcome with its id.
 
-    The outcome also gets the URL of the evaluation's page, unless the report is in another place.
+    The outcome also gets the URL of the evaluation's page, unless a report was written elsewhere.
     If the store cannot be written, the outcome says why. `questions` is the path of the question
     file, whose name is recorded.
     """
@@ -72,12 +72,12 @@ def store_evaluation(
 
 def _publish_page(store: Store, evaluation: str) -> str | None:
     """Write the report of a recorded evaluation as a page; return its URL, or None if it fails."""
-    with suppress(StoreError, KeyError, ValueError):  # the page is only a copy of the report
+    with suppress(StoreError, KeyError, ValueError):  # the recorded report is complete without it
         report_html = store.blobs.read(store.evaluations.get(evaluation).content.files[REPORT])
         return store_report(store, evaluation, report_html.decode())
     return None
 
 
 def to_metrics(metrics: Mapping[str, float], intervals: Mapping[str, tuple[float, float]]) -> dict[str, MetricValue]:
-    """Return metrics as a manifest stores them, with their confidence intervals, if any."""
+    """Return metrics in the form of a manifest, with their confidence intervals, if any."""
     return {name: MetricValue(metric, *intervals.get(name, (None, None))) for name, metric in metrics.items()}

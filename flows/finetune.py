@@ -58,7 +58,8 @@ class TrainingWatch:
         `n_dev` is 0 for a training that creates its own examples.
         """
         self._reporter, self._n_dev, self._evaluate_every, self._moving = reporter, n_dev, evaluate_every, moving
-        # numbers of rebuilds that were started and used; age of the index in steps, -1 if unknown
+        # number of rebuilds that were started; number of them that the training uses; age of the
+        # index in steps, -1 if unknown
         self._n_started_rebuilds, self._n_used_rebuilds, self._index_age = 0, 0, -1.0
         self._evaluation_start = time.monotonic()
         self._has_reported_scores = False
@@ -121,17 +122,17 @@ class FinetuneOutcome:
     model: str  # full id
     kind: str  # the objective's name
     name: str  # the ref that names the model
-    number: int  # number of the ref's move
+    number: int  # number of the new entry in the ref's log
     snapshot: str  # full id of the snapshot on which it was trained
     steps: int
-    best_step: int  # the step of the weights; 0: no step was better than the initial weights
+    best_step: int  # step of the published weights; 0: the initial weights were best
     metrics: dict[str, dict[str, float]]  # `before` and `after`, on the dev set
     trained: bool  # False: the same training was finished by an earlier run
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
-    # full id of the snapshot that the model encoded, whose ref has the model's name; None: the
-    # model searches `snapshot`
+    # full id of the snapshot whose passages the model encoded (its ref has the model's name); None:
+    # the model searches `snapshot`
     index: str | None = None
-    report: str | None = None  # URL of the page with its curves; None: the store cannot be written
+    report: str | None = None  # URL of the page with the curves; None: the store cannot be written
 
 
 @deployment_flow("finetune")
@@ -153,17 +154,18 @@ def finetune(
     """Train a model of `kind` on the snapshot that `ref` names, and move the model's ref to it.
 
     Several processes that `torchrun` or `accelerate launch` started share the training. The first
-    one prepares it, writes files and publishes the model; the others only train, and return None.
+    process prepares the training, writes files and publishes the model; the others only train, and
+    return None.
 
     Args:
         kind: The name of an objective: `dpr`, `rag-sequence`, `rag-token`, or one that an installed
             package registers.
         store: URL or folder of the store.
         train: Examples to learn from: DPR's JSON, question CSV or JSONL, triples, KILT, or a BEIR
-            folder; none for objectives that learn from the snapshot's own text.
+            folder; none if the objective learns from the snapshot's text alone.
         dev: Validation examples for checkpoint selection, in a format of `train`.
-        ref: A ref, ref@number, an id or a unique prefix of a snapshot; it is pinned by id before
-            anything else.
+        ref: A ref, ref@number, an id or a unique prefix of a snapshot; it is resolved to an id at
+            the start and not changed afterwards.
         encoder: Initial weights of the encoder or encoders: a folder, a hub name, or `model:NAME`;
             by default the snapshot's.
         generator: Initial weights of the generator: a folder, a hub name, or `model:NAME`.
@@ -173,12 +175,12 @@ def finetune(
         name: The model ref to move; by default `kind`.
         max_steps: The number of steps, in place of the recipe's.
         work: Keep checkpoints and curves in this folder; by default in the cache, where they are
-            deleted at the end. The newest checkpoint is in the store too until the model is
-            published, unless the recipe's `stored` is false: a run elsewhere with the same
-            arguments goes on from it.
-        beam_options: Options of Beam and of its runner, for a training whose index is rebuilt, and
-            for the scores that `ra-dit` takes from its generator, `margin-mse` and `colbert` from a
-            teacher.
+            deleted at the end. Until the model is published the newest checkpoint is also in the
+            store, unless the recipe's `stored` is false, so that a run on another machine with the
+            same arguments continues from it.
+        beam_options: Options of Beam and of its runner. Beam jobs rebuild the index of a training,
+            and compute the scores that `ra-dit` takes from its generator, and `margin-mse` and
+            `colbert` from a teacher.
 
     Raises:
         GateRefusedError: the model is published, but the gate refused the index that was rebuilt
@@ -245,7 +247,8 @@ def prepare_training(
     objective, snapshot = get_objective(kind), Snapshot.from_store(store, ref)
     if models.teacher is not None and "teacher" not in objective.options:
         raise UsageError(f"{kind} learns from no teacher: leave --teacher out")
-    # Take only the objective's models, because the settings may name others for another verb.
+    # Take only the models that the objective uses, because the settings may name further models for
+    # other subcommands.
     model_names = {option: getattr(models, option) for option in objective.options}
     origins = objective.origins(store, snapshot, NamedModels(**model_names)).pin()
     origins.check_trainable()
@@ -272,7 +275,8 @@ def check_ref(job: Finetuning, name: str) -> None:
     """Check before the training that the model's own index may be published under its name.
 
     Raises:
-        UsageError: the ref of this name points to a snapshot that no training built.
+        UsageError: the ref with the model's name points to a snapshot that `reencode` did not
+            build.
     """
     current_move = job.store.refs.find_current(name) if job.objective.result.rebuilds else None
     if current_move is not None and REENCODED not in job.store.snapshots.get(current_move.snapshot).provenance:
@@ -286,7 +290,7 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
     """Check that the processes of a training have the same inputs.
 
     Raises:
-        UsageError: this process has other inputs than the first one.
+        UsageError: this process has other inputs than the first process.
     """
     if processes.share(lambda: job.key) != job.key:
         raise UsageError(
@@ -298,12 +302,12 @@ def check_equal_inputs(job: Finetuning, processes: TrainingProcesses) -> None:
 def tag_existing_model(job: Finetuning, result: FinetuningResult, name: str) -> tuple[FinetuningResult, StoredModel]:
     """Move the model ref to the model of an earlier run with the same inputs."""
     stored_model = StoredModel(result.model, tag(job.store, f"{MODEL_PREFIX}{result.model}", name))
-    job.store.trainings.delete(job.key)  # left by a run that was killed after it had published
+    job.store.trainings.delete(job.key)  # a killed run may have left it
     return result, stored_model
 
 
 def name_rebuild_ref(job: Finetuning) -> str:
-    """Return the ref that names the snapshots and the encoders of a training's moving index."""
+    """Return the ref for snapshots and encoders of an index that is rebuilt during a training."""
     return f"refresh-{job.key[:12]}"
 
 
@@ -312,7 +316,7 @@ def rebuild_index(
 ) -> str | None:
     """Encode the passages with the published model; return the id of the new snapshot.
 
-    The snapshot's ref has the model's name.
+    The ref of the new snapshot has the same name as the model.
 
     Return None if the passage encoder was not trained; the model then searches the snapshot that it
     was trained on.
@@ -367,7 +371,7 @@ def get_training_identity(job: Finetuning, folder: Path) -> TrainingIdentity:
 
 @stage
 def complete_examples(job: Finetuning, folder: Path, on_progress: ProgressReporter) -> None:
-    """Add to the examples what the objective needs, such as negatives and a teacher's scores."""
+    """Add data that the objective needs to the examples: negatives, a teacher's scores."""
     if job.objective.takes_examples:
         example_counts = " and ".join(f"{len(examples):,} {name}" for name, examples in job.job.examples.items())
         on_progress.say(f"completes {example_counts} examples with what `{job.objective.name}` needs …")

@@ -1,6 +1,6 @@
 """Finish a build: build the indexes, apply the gate, publish the snapshot, move the ref.
 
-Passages and vectors may have any origin.
+The passages and vectors may come from a dump, from another snapshot, or from files.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ from rag_model.store.versions.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A build whose passages are chunked and encoded."""
+    """A build after its passages have been chunked and encoded; input of `finish_build`."""
 
     store: Store
     launch: Launch
@@ -54,24 +54,24 @@ class Build:
     encoder: str  # the encoder, as the user named it
     passages: Sequence[ChunkResult]  # the chunk job's report of each part
     embeddings: Mapping[str, Sequence[EmbedResult]]  # the embed job's reports by representation
-    plans: Mapping[str, IndexPlan]  # plans of the indexes to build, by name
+    plans: Mapping[str, IndexPlan]  # by name, the plans of the indexes that have to be built
     # returns the snapshot's content with the given indexes
     assemble_content: Callable[[Sequence[BuiltIndex]], Content]
     # Provenance entries of a snapshot that is derived from another.
     derived_provenance: Mapping[str, Any] = field(default_factory=dict)
-    # The parent's trainings that indexes may reuse, by index.
+    # By index, the trained file of the parent that may be reused.
     reused_trainings: Mapping[str, ReusedTraining] = field(default_factory=dict)
     # indexes of other programs, whose files are in the store already
     ready_indexes: Sequence[BuiltIndex] = ()
-    base: str | None = None  # the ref that the gate compares with; None: `ref`
+    base: str | None = None  # the ref whose snapshot the gate compares with; None: `ref`
     # the parent, whose inverted indexes are updated instead of built again
     parent: Manifest | None = None
-    # number of files of a folder that were left out, by reason
+    # by reason, how many files of an input folder were left out
     dropped_files: Mapping[str, int] = field(default_factory=dict)
-    # sentences for the provenance, such as that files of the parent are gone
+    # sentences to record in the provenance, such as that files of the parent are missing
     notes: Sequence[str] = ()
-    # In a takedown, the content that still has the pages; new inverted indexes are derived from the
-    # indexes of this content.
+    # In a takedown, the old content with the pages; new inverted indexes are derived from its
+    # indexes.
     redacted_content: Content | None = None
 
     @property
@@ -142,7 +142,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
     # Workers on other machines use CPU time that the clock does not measure.
     new_provenance["cpu"] = dict(clock.cpu) if is_local(launch.flags) else {}
     new_provenance[HISTORY] = format_history(build.parent)
-    # An index that is not built here keeps its shards.
+    # Indexes that this build takes over unchanged keep their shards.
     shards_by_index = {
         name: shard_list
         for name, shard_list in {**build.derived_provenance.get(SHARDS, {}), **new_provenance[SHARDS]}.items()
@@ -153,7 +153,7 @@ def build_indexes(build: Build) -> tuple[Manifest, SnapshotMetrics]:
 
 
 def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> list[Content]:
-    """Return the contents of the snapshots from which clients may update to a new one.
+    """Return the contents of the snapshots from which clients may update to the new snapshot.
 
     If the build yields the parent again, these are the snapshots before the parent, whose deltas
     may be missing.
@@ -162,7 +162,7 @@ def _list_delta_bases(store: Store, parent: Manifest, manifest: Manifest) -> lis
         return [parent.content]
     base_contents: list[Content] = []
     for base_id in parent.parents:
-        with suppress(StoreError):  # the parent has expired
+        with suppress(StoreError):  # the older snapshot has expired
             base_contents.append(store.snapshots.get(base_id).content)
     return base_contents
 
@@ -175,7 +175,7 @@ def offer_deltas(build: Build, parent_content: Content, content: Content) -> Non
     with build.clock("deltas") as on_progress:
         try:
             write_deltas(parent_content, content, build.launch, on_progress)
-        # Arrow raises ValueError too
+        # Arrow reports some errors as ValueError
         except (BookwheelError, OSError, ValueError, MemoryError) as error:
             on_progress.say(f"not written, so clients pull whole files: {error}")
 
@@ -186,7 +186,7 @@ def name_embed_stage(representation: str) -> str:
 
 
 def group_by_stage(embeddings: Mapping[str, Sequence[EmbedResult]]) -> dict[str, Sequence[EmbedResult]]:
-    """Return the embed job's reports by the name of their stage."""
+    """Return the embed job's reports by stage name instead of by representation."""
     return {name_embed_stage(name): embed_results for name, embed_results in embeddings.items()}
 
 
@@ -204,9 +204,9 @@ def report_build(build: Build, manifest: Manifest, published: PublishResult, met
 
 
 def find_parent_indexes(build: Build) -> dict[str, ParentIndex]:
-    """Return the parent's indexes that new ones are derived from, by name.
+    """Return, by name, the indexes of the parent from which new indexes are derived.
 
-    Also write the deltas of passages, which are needed to derive such indexes.
+    Also write the deltas of passages, because deriving an index needs them.
     """
     base = build.parent_content or build.redacted_content
     if base is None:
@@ -242,7 +242,7 @@ tune_indexes = stage(gate.tune_indexes, "tune_indexes")
 
 @stage
 def digest_ranges(build: Build, content: Content, tasks: Mapping[str, DigestTask], on_progress: OnProgress) -> Content:
-    """Add the digests with which large files are read from the store by ranges."""
+    """Add the digests that verify byte ranges when large files are read from the store in parts."""
     return add_range_digests(build.store, content, tasks, partial(corpus.run, launch=build.launch), on_progress)
 
 
@@ -250,9 +250,9 @@ def digest_ranges(build: Build, content: Content, tasks: Mapping[str, DigestTask
 def measure_indexes(
     build: Build, manifest: Manifest, built_indexes: Sequence[BuiltIndex], on_progress: OnProgress
 ) -> SnapshotMetrics:
-    """Compare every index with exact search, check its file, and measure the gate's questions.
+    """Compare every index with exact search, check its file, and search the questions of the gate.
 
-    The parent's exact neighbours are updated.
+    The exact neighbours are computed by updating those of the parent.
     """
     merge_stats_by_index, gate_recipe = {index.name: index.stats for index in built_indexes}, build.recipe.gate
     with Snapshot.from_manifest(build.store, manifest) as snapshot:

@@ -1,4 +1,4 @@
-"""Make a snapshot from existing passages and vectors: index, check and publish them.
+"""Make a snapshot from existing passages and vectors: build and check indexes, and publish it.
 
 Purpose: to import a corpus from another system without encoding it again.
 Caching: the store's memo; a killed import continues with the first part that is not recorded.
@@ -46,7 +46,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.manifest import EMBEDDINGS, Content, Manifest
 from rag_model.store.versions.snapshot import Snapshot
 
-_TASK_BYTES = 768 << 20  # memory of a process that imports a part
+_TASK_BYTES = 768 << 20  # bytes of memory of a process that imports one part
 _PASSAGE_SECONDS, _VECTOR_BYTES_PER_SECOND = 4e-5, 5e8
 
 
@@ -68,7 +68,7 @@ def import_library(
         vectors: `.npy`, Parquet or faiss Flat files or folders of them; row i belongs to passage i.
             By default the files of passages contain them.
         store: URL or folder of the store; created if it does not exist.
-        encoder: Folder or hub name of the encoder that made the vectors; a sample of them is
+        encoder: Folder or hub name of the encoder that made the vectors; a sample of the vectors is
             checked.
         recipe: The indexes and the gate; its other settings are not used. By default the default
             recipe, or only the indexes of `index_files`.
@@ -80,7 +80,7 @@ def import_library(
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
-        RefusedError: the vectors are not the encoder's, or an index file was built over other
+        RefusedError: the encoder gives other vectors, or an index file was built over other
             vectors.
         BookwheelError: a stage failed; finished work is recorded.
     """
@@ -113,11 +113,11 @@ def import_library(
 
 
 def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequence[str]) -> dict[str, ReadyIndex]:
-    """Inspect the files of NAME=FILE before the corpus is read; return them by name.
+    """Inspect the index files, given as NAME=FILE, before the corpus is read; return them by name.
 
     Raises:
-        InputError: a file is damaged, of a type that cannot be searched, or has another number or
-            dimension of vectors.
+        InputError: a file is damaged, its type of index cannot be searched, or the number or
+            dimension of its vectors is not that of `vectors`.
         UsageError: a value is not NAME=FILE, or a name is given twice.
     """
     ready_files: dict[str, ReadyIndex] = {}
@@ -136,10 +136,10 @@ def inspect_index_files(index_files: Sequence[str], passages: str, vectors: Sequ
 
 
 def add_ready_indexes(recipe: Recipe, ready_files: Mapping[str, ReadyIndex]) -> Recipe:
-    """Return the recipe with an index for each file that it does not name.
+    """Return the recipe with an additional index for each file whose name it does not contain.
 
     Raises:
-        UsageError: a file is not what the recipe asks for.
+        UsageError: a file's index does not match the recipe's index of the same name.
     """
     own_recipes = {name: IndexRecipe(file.factory, file.metric) for name, file in ready_files.items()}
     combined_recipe = replace(
@@ -163,7 +163,7 @@ def take_index_files(store: Store, draft: Content, recipe: Recipe, files: Sequen
     with Snapshot.from_manifest(store, Manifest(draft)) as snapshot:
         vectors = open_vectors(list_row_files(snapshot, EMBEDDINGS))
         for file in files:
-            if file.n != vectors.n:  # the file has all passages of the input, as was checked before
+            if file.n != vectors.n:  # `check_size` has found all input passages in the file
                 raise InputError(
                     f"{file.path} has the vectors of passages that were taken down in {store.url}: "
                     "leave it out, and name the index in a recipe, which builds it without them"
@@ -197,7 +197,7 @@ def split_corpus(
                 run_task(import_part if sequential_parts is None else lambda *_: next(sequential_parts), task, store)
             )
             on_progress(len(reports), len(tasks))
-        for _ in sequential_parts or ():  # exhausting it checks that no passages are left
+        for _ in sequential_parts or ():  # reading to the end checks that no passages are left
             pass
     return collect_parts(store, passages, reports, vector_input.dtype.name)
 

@@ -1,7 +1,7 @@
 """Build one index over vectors of any origin, with the same jobs that build a snapshot's indexes.
 
-The jobs use a temporary store in the folder of the index, so that an interrupted run continues
-where it stopped. The finished index is moved to its path atomically; then the store is deleted.
+The jobs use a temporary store next to the index file, so that an interrupted run can continue where
+it stopped. The finished index is moved to its path atomically; then the temporary store is deleted.
 """
 
 from collections.abc import Mapping
@@ -37,14 +37,15 @@ class IndexRequest:
     vectors: tuple[Path, ...]
     out: Path
     recipe: IndexRecipe
-    fit_structure: bool = False  # choose the structure that fits in memory instead of the recipe's
-    # maximum bytes of memory for building and searching; None: the free memory, for building
+    fit_structure: bool = False  # ignore the recipe's structure and choose one that fits in memory
+    # maximum bytes of memory for building and for searching; None: the free memory, which limits
+    # only building unless `fit_structure`
     memory: int | None = None
     column: str | None = None  # the vector column of Parquet files
     invalid: InvalidRowPolicy = "refuse"
     questions: Path | None = None
     disk: int | None = None  # maximum bytes of the index; None: any
-    # whether the vectors of a snapshot may rerank candidates, as in a recipe
+    # whether candidates may be reranked by the full vectors of a snapshot, as in a recipe
     can_rerank: bool = False
     work: Path | None = None  # folder for the temporary store; None: the folder of `out`
     beam_options: tuple[str, ...] = ()
@@ -52,7 +53,7 @@ class IndexRequest:
 
 @dataclass(frozen=True, slots=True)
 class IndexOutcome:
-    """The index that was built."""
+    """The index file that was built, and its measurements."""
 
     out: Path
     plan: VectorPlan
@@ -68,7 +69,7 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
     Raises:
         InputError: the vectors cannot be indexed; the message names file and row.
         UsageError: the request contradicts itself.
-        ResourceError: memory or disk will not suffice (raised before the work starts), or ran out
+        ResourceError: memory or disk is not sufficient (raised before the work starts), or ran out
             during the work.
     """
     clock, vector_input = StageClock(), inspect_vectors(request.vectors, request.column)
@@ -94,11 +95,11 @@ def index_vectors(request: IndexRequest) -> IndexOutcome:
 
 
 def plan_index(request: IndexRequest, n: int, d: int) -> VectorPlan:
-    """Return the plan of a request for n vectors of d dimensions, within its memory limit.
+    """Plan the index of a request for n vectors of d dimensions, within the request's memory limit.
 
     Raises:
         UsageError: the recipe does not fit the vectors.
-        ResourceError: the index needs more memory; the message names one that would fit.
+        ResourceError: the index needs more memory; the message names an index that would fit.
     """
     memory = request.memory or worker_memory(request.beam_options)
     if memory is None and not (request.fit_structure and (request.disk or request.recipe.recall_target)):
@@ -122,8 +123,8 @@ def _check_output_path(out: Path, vector_input: VectorInput) -> None:
 def _split_vectors(
     store: Store, vector_input: VectorInput, invalid: InvalidRowPolicy, on_progress: OnProgress
 ) -> tuple[list[BlobRef], Rows | None]:
-    """Store the vectors as parts, if they are not stored yet; return the parts and the rows that
-    are kept (None: all rows).
+    """Store the vectors as parts, if they are not stored yet; return the parts and the numbers of
+    the rows in them (None: all rows).
     """
     key_inputs = {
         "files": [*vector_input.identify_files().values()],

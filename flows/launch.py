@@ -1,7 +1,7 @@
-"""Start a rebuild on a machine of the right size, which is estimated from the dump and the encoder.
+"""Start a rebuild on a machine whose size is estimated from the dump and the encoder.
 
-Purpose: for runs that get their own machines (Docker, Kubernetes). A rebuild that cannot fit is
-refused before it waits for a machine.
+Purpose: for runs that get their own machines (Docker, Kubernetes). A rebuild that would not fit
+into the allowed resources is refused before it waits for a machine.
 Not cached: it only starts another run.
 Requires: the deployment to start; this run must be able to read the dump's and the encoder's files.
 """
@@ -29,14 +29,14 @@ def estimate_rebuild(
     passage_encoder = resolve_encoders(Store.open(store), encoder).passage if encoder.startswith("model:") else encoder
     effective_options = resolve_options(beam_options) if is_deployment_run() else beam_options
     recipe, is_local_run = other["recipe"] or Recipe(), is_local(effective_options)
-    # A chunker without a number of words is estimated like the default chunker.
+    # A chunker without a setting `words` is estimated like the default chunker.
     max_words: int = getattr(recipe.chunk.create_chunker(), "words", DEFAULT_MAX_WORDS)
     n_passages = estimate_passages(dump, max_words, limit)
     memory_limit = memory if is_local_run else None
     with temporary_folder("encoder") as scratch:
         encoder_folder = resolve_encoder_folder(Store.open(f"{scratch}/store", create=True), passage_encoder or encoder)
         estimate = estimate_build(n_passages, encoder_folder, recipe.index, memory_limit, recipe.encode.spec)
-    # This run does not start workers elsewhere, so only the launcher counts.
+    # If workers run on other machines, the run's own machine needs resources only for the launcher.
     return estimate if is_local_run else WorkEstimate(estimate.sizes, {"launcher": 0}, disk=estimate.disk)
 
 

@@ -1,7 +1,7 @@
 """Start a fine-tuning or an evaluation on a machine of the estimated size.
 
-Purpose: for runs that get their own machines (Docker, Kubernetes). A run that cannot fit is refused
-before it waits for a machine.
+Purpose: for runs that get their own machines (Docker, Kubernetes). A run that would not fit into
+the allowed resources is refused before it waits for a machine.
 Not cached: it only starts another run.
 Requires: the extras model and train; the deployment to start; this run must be able to read the
 examples or questions, the models' files and the store.
@@ -26,7 +26,7 @@ def estimate_training_run(
 ) -> WorkEstimate:
     """Estimate the resources of a fine-tuning.
 
-    Reads settings and examples as the fine-tuning does.
+    The settings and the examples are read in the same way as by the fine-tuning.
     """
     model_names = NamedModels(parameters["encoder"], parameters["generator"], parameters["teacher"])
     settings = parameters["recipe"] or {}, parameters["max_steps"]

@@ -32,18 +32,18 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.expire import ExpirePolicy, ExpireReport, expire_store
 from rag_model.store.upkeep.gc import collect_garbage
 
-_DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # date in the name of a dump, or of its folder
+_DATE = re.compile(r"(?<!\d)(20\d{6})(?!\d)")  # date in a dump's file or folder name
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOutcome:
-    """The result of a check of the published dumps, or of a wiki."""
+    """The result of checking the published dumps, or a wiki, for something new."""
 
-    # date of the dump, or time at which the wiki was read, for the ref's snapshot; empty: none
+    # date of the dump of the ref's snapshot, or time at which its wiki was read; empty: unknown
     known: str
     dump: str | None  # date or time of the new dump or wiki; None: nothing is new
     built: BuildOutcome | None
-    launched: LaunchedRun | None = None  # the run that was started for the rebuild
+    launched: LaunchedRun | None = None  # the run that was started to rebuild elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def watch(
 ) -> WatchOutcome:
     """Rebuild the snapshot if there is a newer complete dump than `ref`'s, by its file name.
 
-    With the address of a wiki itself, rebuild it if the wiki's pages changed.
+    If `wiki` is the address of a wiki itself, rebuild the snapshot if pages of the wiki changed.
 
     Args:
         wiki: URL of a wiki's dumps, such as https://dumps.wikimedia.org/enwiki/, or of a wiki, such
@@ -134,9 +134,9 @@ def upkeep(
 
     Args:
         store: URL or folder of the store.
-        keep: number of newest moves of every ref to keep, whatever their age.
-        older_than: delete only older moves, such as 90d or 24h.
-        grace: keep younger files, such as 24h.
+        keep: for every ref, the number of newest log entries to keep, whatever their age.
+        older_than: delete only log entries that are older than this, such as 90d or 24h.
+        grace: keep files that are younger than this, such as 24h.
         dry_run: only report what would be expired and deleted; the default, since a deletion cannot
             be undone.
     """
@@ -171,7 +171,7 @@ def find_site_changes(
 
 @stage
 def expire_versions(store: Store, policy: ExpirePolicy, dry_run: bool) -> ExpireReport:
-    """Delete old moves of refs, and the versions that only they named."""
+    """Delete old entries of the refs' logs, and the versions that no other entry names."""
     return expire_store(store, policy, dry_run=dry_run)
 
 
@@ -182,9 +182,9 @@ def delete_unneeded_files(store: Store, grace: float, dry_run: bool) -> dict[str
 
 
 def get_dump_date(store: Store, ref: str) -> str:
-    """Return the date, yyyymmdd, in the name of the dump that `ref` was built from.
+    """Return the date (yyyymmdd) in the name of the dump from which `ref` was built.
 
-    Empty if there is none.
+    Return "" if there is no date.
     """
     move = store.refs.find_current(ref)
     dump_name = store.snapshots.get(move.snapshot).provenance.get("dump", "") if move else ""

@@ -24,13 +24,13 @@ class BuildOutcome:
 
     snapshot: str | None  # full id; None after a dry run
     ref: str
-    number: int | None  # number of the ref's move; None if it did not move
-    counts: dict[str, Any]  # articles, passages, embedded, reused, dropped by reason
+    number: int | None  # number of the new entry in the ref's log; None: it did not move
+    counts: dict[str, Any]  # numbers of articles, of passages by origin, of drops
     metrics: dict[str, Any]  # metrics by index, such as recall against exact search
     gate: dict[str, Any] = field(default_factory=dict)  # whether the gate was passed, and each check
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # URL of the HTML report
-    warnings: list[str] = field(default_factory=list)  # sentences about trends of the last builds
+    warnings: list[str] = field(default_factory=list)  # sentences about trends in recent builds
 
     @classmethod
     def of_plan(cls, plan: Plan, size: int, ref: str) -> Self:
@@ -59,14 +59,15 @@ class TakedownOutcome:
     """The outcome of a takedown."""
 
     record: int | None  # number of the record; None if all pages were in earlier records
-    # id of a snapshot with a page -> id of its replacement; "": no page was left
+    # ids of the replaced snapshots, with the ids of their replacements; "": no page was left
     replaced: dict[str, str]
     moves: int  # number of refs that moved
-    # ids of snapshots that a writer still relies on: the next run retires them
+    # ids of old snapshots that a running writer still needs; the next takedown retires them
     waiting: tuple[str, ...]
-    # ids of replacements, and moves of refs, that replace what no trusted key signed
+    # unsigned replacements: ids of snapshots and moves of refs, because no trusted key had signed
+    # the old ones
     unsigned: tuple[str, ...]
-    # ids of the deleted evaluations of these snapshots, whose rows held passages
+    # ids of evaluations of these snapshots; they were deleted because their rows contain passages
     evaluations: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -83,33 +84,35 @@ class EvaluateOutcome:
     retriever: str  # expression
     n: int  # number of questions
     k: int  # passages for each question
-    metrics: dict[str, float]  # Success@k first, then the answers' measures
-    # 95 % intervals of the metrics and ranks that have one, by resampling questions
+    metrics: dict[str, float]  # Success@k first, then the measures of the answers
+    # 95 % confidence intervals of metrics and ranks, as far as there are any, by resampling
+    # questions
     intervals: dict[str, tuple[float, float]]
     ranks: dict[str, float]  # ranks of the first passage with an answer, and of the evidence
     collapse: dict[str, float]
     judged_by: str  # how relevance was judged: answers, pages or passages
-    refusal: str  # the collapse of retrieval, in one sentence; empty: none
-    # results of each condition, the open book first
+    refusal: str  # how retrieval has collapsed, in one sentence; empty: it has not
+    # results of each condition of the ablations; the first is the normal answer from passages
     ablations: list[dict[str, Any]] = field(default_factory=list)
     # milliseconds per question, by stage of retrieval
     search: dict[str, float] = field(default_factory=dict)
-    # the same as `search`, followed by the stages of the open book's answers
+    # milliseconds per question, by stage of retrieval and then of answering
     stages: dict[str, float] = field(default_factory=dict)
-    # the threshold with its effect, and the areas under the risk curves
+    # the abstention threshold and its effect, and the areas under the risk-coverage curves
     abstaining: dict[str, Any] | None = None
-    abstained: str = ""  # the threshold's effect in one sentence, or that there is none
-    # the route of the reader `auto`, with its effect; None without that reader
+    abstained: str = ""  # the effect of the threshold in one sentence
+    # the routing rule of the reader `auto` and its effect; None: no reader is `auto`
     routing: dict[str, Any] | None = None
-    # sentences about the ablations: their reader, and omitted ones with the reason
+    # sentences about the ablations: which reader they use, and why some were omitted
     notes: tuple[str, ...] = ()
-    # whether retrieval is worth its cost, in one sentence; empty: closed book was not measured
+    # whether retrieval is worth its cost, in one sentence; empty: answers without passages were not
+    # measured
     worth: str = ""
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     report: str | None = None  # the HTML report
     evaluation: str | None = None  # full id of the record in the store; None: not recorded
-    unrecorded: str = ""  # why it is not recorded, in one sentence it is not recorded
-    reader: str = "marginal"  # how passages are read; the first of several readers
+    unrecorded: str = ""  # why the evaluation is not recorded, in one sentence; empty: it is
+    reader: str = "marginal"  # name of the reader; the first one if there are several
     # means per question: seconds, and tokens read and written
     costs: dict[str, float] = field(default_factory=dict)
 
@@ -145,9 +148,10 @@ class CompareOutcome:
         return next(iter(self.standings))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the first retriever's metrics as JSON values; with several, also each one's.
+        """Return the outcome as JSON values; the first retriever's results are at the top level.
 
-        `retrievers` has the metrics by expression, `compared` all results by expression.
+        If there are several retrievers, `retrievers` maps each expression to its metrics, and
+        `compared` maps it to all results.
         """
         retriever, standings = self.first_retriever, self.standings
         metrics = {name: comparison["metrics"] for name, comparison in standings.items()}
@@ -155,7 +159,7 @@ class CompareOutcome:
             **{field_.name: getattr(self, field_.name) for field_ in fields(self) if field_.name != "standings"},
             "notes": list(self.notes),
             "retriever": retriever,
-            # the older name of `retriever`, from when every retriever was an index
+            # the former name of the key `retriever`
             "index": retriever,
             **standings[retriever],
             **({"retrievers": metrics, "compared": standings} if len(standings) > 1 else {}),
@@ -175,15 +179,15 @@ class ReleaseOutcome:
 
     ref: str
     snapshot: str  # full id of the candidate
-    number: int | None  # number of the ref's current move, if it names the candidate; None: refused
+    number: int | None  # number of the current entry in the ref's log; None: candidate refused
     evaluation: str  # full id of the candidate's evaluation
-    # full id of the evaluation of the ref's previous version; None: nothing was compared
+    # full id of the evaluation of the version that the ref named before; None: nothing was compared
     present: str | None
     # full id, or the folder, of the answering model; None: only retrieval was measured
     model: str | None
     figures: dict[str, str]  # metrics of the candidate, with their intervals
     gate: dict[str, Any]  # whether the gate was passed, and each check
-    done: dict[str, bool]  # whether each step ran; False: its inputs were unchanged
+    done: dict[str, bool]  # by step, whether it ran; False: its inputs were unchanged
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
 
     @property
@@ -214,10 +218,10 @@ class ReproduceOutcome:
 
     reproduction: str
     snapshots: dict[str, str]  # full id of each library's snapshot
-    lines: list[dict[str, Any]]  # one line per value, in percent, with row, data, measure and verdict
-    summary: str  # the number of values with each verdict, as one clause
+    lines: list[dict[str, Any]]  # a value in percent, with row, data, measure and verdict
+    summary: str  # how many values have each verdict, as part of a sentence
     notes: tuple[str, ...]  # sentences about the sample, the libraries and the data
-    new: int  # number of evaluations that this run made; the others were recorded
+    new: int  # number of new evaluations; earlier runs recorded the others
     seconds: dict[str, float] = field(default_factory=dict)  # by stage
     evaluation: str | None = None  # full id of the recorded table; None: it is not recorded
     unrecorded: str = ""  # why it is not recorded, in one sentence
@@ -225,7 +229,7 @@ class ReproduceOutcome:
 
 
 class ReproductionRefusedError(RefusedError):
-    """A value differs from the published one; `outcome` has the whole table."""
+    """A value differs from the published value; `outcome` has the whole table."""
 
 
 class ReproductionIncompleteError(BookwheelError):

@@ -1,10 +1,12 @@
-"""Parameters of flows: the options of commands that are derived from them, and the checks of a run.
+"""Parameters of flows: derive command-line options from them, and check them before a run.
 
-A flow's parameters are declared once and described in its docstring. The command line takes its
-options and help texts from there (`derive_command`), and Prefect's form its fields.
+A flow's parameters are declared once and described in its docstring. The options and help texts of
+the command line (`derive_command`) and the fields of Prefect's form are derived from this
+declaration.
 
 Anyone who can open Prefect's UI may start a run with parameters of their choice and with the rights
-of its worker. So secrets are refused, and only harmless Beam options are taken from a form.
+of its worker. So parameters with secrets are refused, and a form may set only harmless Beam
+options.
 """
 
 import sys
@@ -42,12 +44,12 @@ _NO_SECRET = (
     "environment of the worker)"
 )
 _SHORT_TEXT = "a text of at most 4,096 characters"
-_MAX_CHARACTERS = 4_096  # bounds the time of the search for secrets
+_MAX_CHARACTERS = 4_096  # limits the time that the search for secrets takes
 _DEFINITION = "flows.ValueWithoutSecret:1"  # pydantic shows the part between the dot and the colon
 
 
 class _NonEmptyText:
-    """Refuse an empty text: an annotation in forms, a validator on the command line.
+    """Refuse an empty string; serves as an annotation for forms and as a command-line validator.
 
     pydantic's own annotation would import pydantic, which takes a tenth of a second.
     """
@@ -56,7 +58,7 @@ class _NonEmptyText:
         return cast("CoreSchema", {**handler(source), "min_length": 1})
 
     def __call__(self, kind: object, text: str | None) -> None:
-        """Refuse an empty text."""
+        """Refuse an empty string."""
         if text == "":
             raise ValueError("Give a value, or omit the option.")
 
@@ -67,7 +69,7 @@ Url = Annotated[str, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 
 
 def read_file(read: Callable[[Path], Any], description: str | None = None, name: str | None = None) -> Parameter:
-    """Return an option whose value is a file, for a parameter of the type that `read` returns.
+    """Return a command-line option that takes a file; `read` turns the file into the parameter.
 
     Without `description`, the docstring of the flow describes the option.
     """
@@ -81,7 +83,7 @@ def read_file(read: Callable[[Path], Any], description: str | None = None, name:
     return Parameter(name, converter=convert, accepts_keys=False, n_tokens=1, **help_text)
 
 
-# A form has these settings as a table, and the command line reads them from a file.
+# In a form, the user enters these settings as a table; on the command line, as a file.
 RecipeParameter = Annotated[Recipe | None, read_file(read_recipe, "A TOML file; omitted settings keep their defaults.")]
 StoreParameter = Annotated[StoreUrl, Parameter(validator=_NON_EMPTY), _NON_EMPTY]
 DumpParameter = Annotated[Url, Parameter(help=DUMP_HELP)]
@@ -95,7 +97,7 @@ class _RecordedValue:
     """
 
     def __init__(self, annotation: Any) -> None:
-        """Hold the parameter's own annotation."""
+        """Store the annotation of the parameter without the check."""
         self._annotation = annotation
 
     def __get_pydantic_core_schema__(self, _: Any, handler: "GetCoreSchemaHandler") -> "CoreSchema":
@@ -115,7 +117,7 @@ def _return_value(value: Any) -> Any:
 
 
 def _add_secret_check(parameter_schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-    """Return the JSON schema of a parameter, extended by the check of its value."""
+    """Return the JSON schema of a parameter, extended by a check that refuses secrets."""
     from pydantic_core import core_schema  # noqa: PLC0415
 
     schema_definition = core_schema.any_schema(
@@ -123,12 +125,12 @@ def _add_secret_check(parameter_schema: "CoreSchema", handler: "GetJsonSchemaHan
     )
     schema_reference = core_schema.definition_reference_schema(_DEFINITION)
     json_schema = handler(core_schema.definitions_schema(schema_reference, [schema_definition]))
-    # Prefect's UI renders a field by the other keywords, and ignores `if` and `then`.
+    # Prefect's UI ignores `if` and `then`, and renders the field by the other keywords.
     return {**handler(parameter_schema), "if": {}, "then": json_schema}
 
 
 def _define_value_without_secret(_: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
-    """Return the schema of a JSON value that has no string with a secret at any depth."""
+    """Return the schema of JSON values in which no string, at any depth, contains a secret."""
     from pydantic_core import core_schema  # noqa: PLC0415
 
     reference_schema = handler(core_schema.definition_reference_schema(_DEFINITION))
@@ -149,8 +151,8 @@ def _get_secret_pattern() -> str:
 
 @cache
 def get_checked_flow() -> "type[Flow[..., Any]]":
-    """Return the class of flows that refuse secrets among their parameters before a server records
-    the run; imports Prefect.
+    """Return the class of flows that refuse parameters with secrets before a server records the
+    run; this imports Prefect.
     """
     from prefect import Flow  # noqa: PLC0415 - slow, and not always needed
 
@@ -174,8 +176,9 @@ def check_parameters(
 
     Args:
         function: the flow.
-        starts_jobs: whether the flow itself runs Beam jobs. A flow that starts another run passes
-            on only the form's options, because the worker of that run may have other defaults.
+        starts_jobs: whether the flow itself runs Beam jobs. If it only starts another run, the
+            form's options are passed on without the operator's, because the worker of that run may
+            have other defaults.
 
     Raises:
         UsageError: a URL may contain a secret, or a deployment's run sets an option that is not
@@ -256,14 +259,14 @@ def derive_command(
 
 
 def _derive_parameter(parameter: FunctionParameter, *, is_positional: bool) -> FunctionParameter:
-    """Return the command's parameter for a parameter of its flow."""
+    """Turn a parameter of a flow into the parameter of the command."""
     if parameter.name == _BEAM_OPTIONS:
         return FunctionParameter(_BEAM_OPTIONS, parameter.VAR_POSITIONAL, annotation=str)
     return parameter.replace(kind=parameter.POSITIONAL_ONLY if is_positional else parameter.KEYWORD_ONLY)
 
 
 def _join_docstrings(command_docstring: str, flow_docstring: str) -> str:
-    """Return a command's docstring with the arguments that its flow's docstring describes."""
+    """Return the command's docstring, with descriptions of arguments from its flow's docstring."""
     description, _, own_arguments = command_docstring.partition(_ARGS)
     flow_arguments = flow_docstring.partition(_ARGS)[2].partition("\n\n")[0]
     return f"{description.rstrip()}\n\n{_ARGS}{flow_arguments}\n{own_arguments}"
@@ -276,14 +279,14 @@ def is_deployment_run() -> bool:
 
 
 def get_flow_run() -> "FlowRun | None":
-    """Return the record of the flow run on a server that the caller is part of, if any."""
+    """Return the server's record of the flow run in which the caller runs, if there is one."""
     context = get_run_context()
     return context.flow_run if context else None
 
 
 def get_run_context() -> "FlowRunContext | None":
-    """Return the context of the flow run that the caller is part of; None outside of one, as in a
-    process that has not imported Prefect.
+    """Return the context of the flow run in which the caller runs; None outside a flow run, for
+    example if Prefect was never imported.
     """
     if "prefect" not in sys.modules:
         return None

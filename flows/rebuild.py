@@ -1,8 +1,8 @@
-"""One rebuild of a moving index, in a process of its own: `python -m flows.rebuild FOLDER`.
+"""Rebuild an index during a training, in a separate process: `python -m flows.rebuild FOLDER`.
 
-`FOLDER` contains the task, as `order.json`. The process publishes the encoders of a training's step
-as a model, and `reencode` builds a snapshot with them. `outcome.json` then has the result or the
-error. The process ends with the training.
+`FOLDER` contains the task, as `order.json`. The process publishes the encoders in the folder as a
+model, and `reencode` builds a snapshot with them. Then it writes the result or the error to
+`outcome.json`. If the training ends earlier, the process ends too.
 """
 
 import json
@@ -30,15 +30,15 @@ from rag_model.training.moving_index import RebuildOrder, RebuildResult
 from rag_model.untrusted_text import parse_json
 
 ORDER, OUTCOME = "order.json", "outcome.json"
-_NICENESS = 10  # gives the training on the same machine precedence over the rebuild
-# maximum number of starts of a rebuild that is killed, by a person or for lack of memory
+_NICENESS = 10  # lets the training on the same machine run before the rebuild
+# how often a rebuild is started in all if it is killed, by a user or because memory ran out
 _MAX_STARTS = 3
-_STOP_TIMEOUT = 20.0  # seconds to wait for the end after each signal
+_STOP_TIMEOUT = 20.0  # seconds to wait after each signal for the process to end
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildTask:
-    """The task of a rebuild process; its fields are the JSON keys."""
+    """The task of a rebuild process; its fields are the keys of `order.json`."""
 
     store: str
     snapshot: str  # full id
@@ -50,7 +50,7 @@ class RebuildTask:
 
 
 def main(folder: Path) -> None:
-    """Run the task of a folder, and write its outcome there."""
+    """Run the task that is in a folder, and write the outcome to the folder."""
     rebuild_task = RebuildTask(**parse_json((folder / ORDER).read_bytes()))
     exit_with_holder(Path(rebuild_task.lease))
     os.nice(_NICENESS)
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
 
 
 def rebuild_index(task: RebuildTask) -> RebuildResult:
-    """Publish the encoders, and a snapshot with their vectors.
+    """Publish the encoders, and a snapshot that is encoded with them.
 
     Raises:
         BookwheelError: a stage failed, or the gate refused the snapshot.
@@ -90,25 +90,26 @@ def publish_encoders(task: RebuildTask) -> str:
 class RebuildProcess:
     """A rebuild that runs in a child process.
 
-    A process that dies is started again, and repeats only work that is not recorded.
+    If the process dies, it is started again, and repeats only work that is not recorded yet.
     """
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        """Start the process; `folder` has its task."""
+        """Start the process with the task in `folder`."""
         self._folder, self._environment, self._n_starts = folder, environment, 0
-        # outside the folder, which is deleted after a failure
+        # The log is outside the folder, which is deleted after a failure.
         self._log = folder.with_suffix(".log")
         self._start_process()
 
     def done(self) -> bool:
-        """Return whether the process has ended and is not started again."""
+        """Return whether the process has ended and will not be restarted."""
         return self._process.poll() is not None and not self._restart_if_failed()
 
     def result(self) -> RebuildResult:
         """Wait for the end of the rebuild and return its result; see `RunningRebuild.result`.
 
         Raises:
-            BookwheelError: the error of the process process, or the process died at every start.
+            BookwheelError: the error that the process reported, or the process died after every
+                start.
         """
         while self._process.wait() is not None and self._restart_if_failed():
             pass
@@ -157,7 +158,7 @@ class RebuildLauncher:
     """Starts the rebuilds of one training; create it with `open_rebuild_launcher`."""
 
     def __init__(self, store: Store, ref: str, beam_options: Sequence[str], devices: str, lease: Path) -> None:
-        """Set the arguments that all rebuilds share; `ref` names their snapshots and models."""
+        """Set the arguments of all rebuilds; `ref` will name their snapshots and models."""
         self._task_arguments = store.url, ref, tuple(beam_options), str(lease)
         self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if devices:
@@ -194,7 +195,7 @@ class RebuildLauncher:
 def open_rebuild_launcher(
     store: Store, ref: str, beam_options: Sequence[str], devices: str = ""
 ) -> Iterator[RebuildLauncher]:
-    """Yield the launcher of a training's rebuilds, and end running ones after the block."""
+    """Yield a launcher for the rebuilds of a training; end rebuilds that run after the block."""
     with hold_lease() as lease:
         launcher = RebuildLauncher(store, ref, beam_options, devices, lease)
         try:
@@ -206,7 +207,7 @@ def open_rebuild_launcher(
 def delete_rebuild_refs(store: Store, ref: str) -> None:
     """Delete the refs of a training's rebuilds, so that `expire` may delete their versions."""
     for refs in (store.refs, store.models.refs):
-        # Another training with the same inputs may be moving the ref.
+        # The ref may have been moved meanwhile by another training with the same inputs.
         with suppress(RefConflictError):
             if (current_move := refs.find_current(ref)) is not None:
                 refs.delete(ref, current_move.number, "the training has ended")

@@ -1,7 +1,7 @@
 """Build a snapshot from a dump, check and publish it, and move the ref if the gate allows it.
 
-Purpose: the scheduled job behind a retrieval index. Each stage is a Beam job over descriptors of
-parts or shards.
+Purpose: the scheduled job behind a retrieval index. Each stage is a Beam job over small
+descriptions of parts or shards.
 Caching: the store's memo, keyed by the exact inputs, instead of Prefect's cache. An interrupted run
 that is started again repeats only work that is not recorded.
 Requires: a store that this machine and the workers both reach.
@@ -73,9 +73,10 @@ def reindex(
         dry_run: Plan, report what would be built, and build nothing.
         beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
             --flink_master=host:8081`; on the command line after `--`.
-        base: The ref whose snapshot is the parent, with which the gate compares; it does not move.
-            By default `ref`.
-        rebuild_graphs: Build every cell of a graph again instead of updating the parent's.
+        base: The ref whose snapshot is the parent, with which the gate compares; this ref is not
+            moved. By default `ref`.
+        rebuild_graphs: Build every cell of a graph again instead of updating the graphs of the
+            parent.
 
     Raises:
         GateRefusedError: the snapshot is published, but the ref did not move; the message says why.
@@ -124,7 +125,7 @@ def reindex(
 
 
 def report_missing_files(store: Store, parent: Parent, on_progress: ProgressReporter) -> list[str]:
-    """Print how many files of the parent are gone, and return the sentences."""
+    """Print how many files of the parent are missing, and return the printed sentences."""
     missing_descriptions = parent.describe_missing_files(store)
     for missing_description in missing_descriptions:
         on_progress.say(missing_description)
@@ -138,7 +139,7 @@ plan_without_writing = stage(plan_dry_run, "plan_without_writing")
 def plan_dump(
     store: Store, dump: str, recipe: Recipe, limit: int | None, parent: Parent, on_progress: ProgressReporter
 ) -> Plan:
-    """Plan the parts: the parent's, and new ones for new pages."""
+    """Plan the parts of the build: the same as the parent's, and new parts for new pages."""
     plan = plan_parts(store, dump, recipe, limit, parent, say=on_progress.say)
     if prose_advice := describe_missing_prose(plan, recipe):
         on_progress.say(prose_advice)
@@ -152,7 +153,7 @@ prepare_encoder = stage(store_encoder, "prepare_encoder")
 def prepare_encoders(store: Store, encoder: str, recipe: Recipe, parent: Parent) -> dict[str, StoredEncoder]:
     """Put the encoder of each representation into the store, for workers and readers.
 
-    A hub name means the commit with which the parent was built.
+    For a hub name, take the commit with which the parent was built.
     """
     return store_encoders(store, encoder, recipe, pins=parent.pins)
 
@@ -164,8 +165,8 @@ prepare_chunker = stage(store_chunker, "prepare_chunker")
 def read_tables(
     store: Store, plan: Plan, dump: str, recipe: Recipe, launch: Launch, on_progress: ProgressReporter
 ) -> chunk.DumpTables:
-    """Read a wiki's templates, to expand them in its articles, and the redirects and Wikidata items
-    that the recipe requests.
+    """Read the wiki's templates, with which articles are expanded, and the redirects and Wikidata
+    items that the recipe requests.
     """
     if advice := describe_missing_items(dump, plan, recipe):
         on_progress.say(advice)
@@ -184,7 +185,7 @@ def chunk_parts(
 ) -> list[ChunkResult]:
     """Chunk every part into passages.
 
-    Unchanged articles keep the parent's passages, and pages that were taken down have none.
+    Unchanged articles keep the passages of the parent; pages that were taken down get no passages.
     """
     return chunk.run(chunk.plan_chunk_tasks(store, plan, chunker, parent, tables), launch, on_progress)
 
@@ -199,7 +200,7 @@ def embed_parts(
     launch: Launch,
     on_progress: ProgressReporter,
 ) -> list[EmbedResult]:
-    """Encode every part's passages; unchanged ones keep the parent's vectors."""
+    """Encode the passages of every part; unchanged passages keep the vectors of the parent."""
     tasks = [
         EmbedTask.of(chunk_result, encoder, dtype, parent.find_encoded(part, encoder.space.digest))
         for part, chunk_result in zip(plan.parts, passages, strict=True)
@@ -219,7 +220,7 @@ def find_reused_trainings(
     encoders: Mapping[str, StoredEncoder],
     rebuild_graphs: bool,
 ) -> tuple[dict[str, IndexPlan], dict[str, ReusedTraining]]:
-    """Find the parent's trainings to reuse; note in other indexes' plans why there is none."""
+    """Find the parent's trained files to reuse; note in the plan of an index why it has none."""
     updated_plans, reused_trainings = dict(plans), dict[str, ReusedTraining]()
     for name, index_plan in plans.items():
         if index_plan.over in encoders:

@@ -1,11 +1,10 @@
-"""Release a library: rebuild, train a model if requested, evaluate, and move the ref if accepted.
+"""Release a new version: rebuild, train a model if requested, evaluate, and move the ref.
 
 Purpose: the scheduled chain from a dump to the snapshot that services follow. The ref that services
-    follow moves last and only once. Until then the new snapshot is named `REF-candidate`, and a new
-    model
-`NAME-candidate`.
-Caching: a step is skipped if its inputs are unchanged; the rebuild and the training by the store's
-memo, the evaluation because it is recorded. An interrupted run continues when it is run again.
+    follow moves last, only once, and only if the evaluation is accepted. Until then the ref
+    `REF-candidate` names the new snapshot, and `NAME-candidate` a new model.
+Caching: a step is skipped if its inputs are unchanged. The store's memo records rebuild and
+training, and the evaluation is recorded too. An interrupted run continues when it is run again.
 Requires: a store that this machine and the workers both reach; with a model the extras model and
 train.
 """
@@ -39,7 +38,7 @@ from rag_model.store.versions.refs import RefMove, check_ref_name
 from rag_model.toml import from_table, read_toml
 from rag_model.training.objectives.objective import get_objective
 
-CANDIDATE = "-candidate"  # suffix of the ref of a snapshot or model that is not accepted yet
+CANDIDATE = "-candidate"  # suffix of refs that name a snapshot or model that is not accepted yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class ReleaseTraining:
     kind: KindName
     train: Url | None = None
     dev: Url | None = None
-    name: str | None = None  # the model ref that moves with the release; by default the kind
+    name: str | None = None  # the ref of the trained model; by default the kind
     encoder: Url | None = None
     generator: Url | None = None
     teacher: Url | None = None
@@ -58,7 +57,7 @@ class ReleaseTraining:
 
     @property
     def ref(self) -> str:
-        """The model ref that moves with the release."""
+        """The ref of the trained model, which moves together with the ref of the snapshot."""
         return self.name or self.kind
 
 
@@ -97,15 +96,16 @@ def release(
             BEIR folder.
         encoder: Folder or hub name of the passage encoder.
         recipe: All other settings that decide the snapshot; by default the default recipe.
-        ref: The ref to move to the new snapshot, when it is accepted.
+        ref: The ref to move to the new snapshot if the evaluation is accepted.
         limit: Read at most this many articles, for a quick test.
         model: The model that answers the questions, as `evaluate` takes it; by default only
             retrieval is measured.
-        training: Train a RAG model on the new snapshot instead; its ref moves with the snapshot's.
+        training: Instead of `model`: train a RAG model on the new snapshot; the refs of model and
+            snapshot move together.
         settings: Settings of the evaluation, such as the retriever and the model's `readers`;
             `depth` is the number of passages that are measured.
-        acceptance: Floors of metrics, and the tolerated loss against the present snapshot and
-            model.
+        acceptance: Minimum values of metrics, and how much worse than the present snapshot and
+            model the candidate may be.
         beam_options: Options of Beam and its runner, such as `--runner=FlinkRunner
             --flink_master=host:8081`; on the command line after `--`.
         rebuild_graphs: Build every cell of a graph again instead of updating the parent's.
@@ -120,7 +120,7 @@ def release(
     candidate, done = check_ref_name(f"{check_ref_name(ref)}{CANDIDATE}"), dict[str, bool]()
     check_release_request(model, training)
     evaluator = ReleaseEvaluator(opened_store, questions, settings or EvaluationSettings())
-    # This check comes before a build that may take hours.
+    # Check this before the build, which may take hours.
     evaluator.check(acceptance, answers=model is not None or training is not None)
     # keeps `gc` from deleting new and reused files
     with opened_store.intents.hold(f"release-{secrets.token_hex(8)}"):
@@ -138,7 +138,7 @@ def release(
         )
         present_evaluation = evaluator(present_snapshot, present_model) if present_snapshot and has_comparison else None
         if present_evaluation is not None:
-            # a measure that applies to none of the questions is not among the metrics
+            # metrics do not contain a measure that applies to none of the questions
             acceptance.check_measures(present_evaluation.metrics)
         if done.setdefault("reindex", snapshot is None):
             reindex_arguments = dump, store, encoder, recipe, candidate, limit, False, beam_options, ref, rebuild_graphs
@@ -190,7 +190,7 @@ def check_release_request(model: str | None, training: ReleaseTraining | None) -
     """Check before the build that a release with this model or training is possible.
 
     Raises:
-        UsageError: a model is both named and trained, or the trained model does not answer
+        UsageError: both a model and a training are given, or the trained model does not answer
             questions from the snapshot that is released.
     """
     if training is None:
@@ -221,7 +221,7 @@ def collect_release_inputs(
 
 
 def resolve_models(store: Store, model: str | None, training: ReleaseTraining | None) -> tuple[str | None, str | None]:
-    """Return the ids of the present model and of the candidate's model; None if there is none."""
+    """Return the ids of the present model and the candidate's model; None for a missing model."""
     if training is not None:
         current_move = store.models.refs.find_current(training.ref)
         return (current_move.snapshot if current_move else None), None
@@ -232,7 +232,7 @@ def resolve_models(store: Store, model: str | None, training: ReleaseTraining | 
 def train_candidate(
     training: ReleaseTraining, store: str, snapshot: str, beam_options: Sequence[str]
 ) -> tuple[str, bool]:
-    """Train a model on the snapshot, or find it; return its id, and whether this run trained it."""
+    """Train a model on the snapshot, unless it exists; return its id, and whether it is new."""
     training_arguments: dict[str, Any] = {field.name: getattr(training, field.name) for field in fields(training)}
     training_arguments |= {"store": store, "ref": snapshot, "name": f"{training.ref}{CANDIDATE}"}
     outcome = finetune.fn(**training_arguments, beam_options=beam_options)
@@ -241,16 +241,17 @@ def train_candidate(
 
 
 def find_initial_move(store: Store, ref: str, snapshot: str, initial_move: RefMove | None) -> RefMove | None:
-    """Return the move that a release starts from.
+    """Return the log entry of the ref that the release may replace.
 
-    This is `initial_move`, unless the ref names the snapshot already, by another release.
+    This is `initial_move`; but if another release has already moved the ref to `snapshot`, it is
+    the current entry.
     """
     current_move = store.refs.find_current(ref)
     return current_move if current_move is not None and current_move.snapshot == snapshot else initial_move
 
 
 def find_withdrawal(store: Store, ref: str, snapshot: str, current_move: RefMove | None) -> str:
-    """Return `REF@NUMBER` of the last move to a snapshot that the ref has left; else ""."""
+    """Return `REF@NUMBER` of the last move to `snapshot` if the ref has moved on since; else ""."""
     if current_move is None or current_move.snapshot == snapshot:
         return ""
     numbers = [move.number for move in store.refs.read_history(ref) if move.snapshot == snapshot]
@@ -266,7 +267,7 @@ def judge_candidate(
     present_evaluation: ReleaseEvaluation | None,
     withdrawn_move: str,
 ) -> GateVerdict:
-    """Check the candidate's evaluation against the floors and against the present evaluation."""
+    """Compare the candidate's evaluation with the required minimums and the present evaluation."""
     differences = None
     if present_evaluation is not None:
         (differences,) = compare_evaluations(
@@ -289,7 +290,7 @@ def move_refs(
 ) -> RefMove | None:
     """Move the ref of the trained model, if there is one, and then the ref of the snapshot.
 
-    Return the move of the snapshot's ref.
+    Return the new log entry of the ref of the snapshot.
     """
     if model_ref is not None:
         tag(store, f"{MODEL_PREFIX}{model}", model_ref, note)

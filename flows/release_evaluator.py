@@ -1,7 +1,7 @@
-"""Evaluate several versions with the same questions and settings, each once.
+"""Evaluate each version of a release once, with the same questions and settings.
 
-This is a module of its own because a release also trains models, and the imports of training take
-longer than the look-up of a recorded evaluation.
+This is separate from `release`, because that also trains models, and importing the training takes
+longer than looking up a recorded evaluation.
 """
 
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ class ReleaseEvaluation:
     """A recorded evaluation of a release's candidate, or of the present version."""
 
     manifest: EvaluationManifest
-    collapsed: str  # the reason why the model's retrieval has collapsed; empty: it has not
+    collapsed: str  # why the model's retrieval counts as collapsed; empty: it does not
     is_new: bool  # False: it was recorded by an earlier run
 
     @property
     def metrics(self) -> MetricMap:
-        """The metrics of its only retriever."""
+        """The metrics of the only retriever that was evaluated."""
         return next(iter(self.manifest.content.metrics.values()))
 
 
 class ReleaseEvaluator:
-    """Evaluates snapshots with the same questions and settings, each once."""
+    """Evaluates each snapshot once, with the same questions and settings."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ReleaseEvaluator:
         asks: str | None = None,
         timing_seconds: float = DEFAULT_TIMING.seconds,
     ) -> None:
-        """Read the questions; `asks` as in `flows.evaluate`.
+        """Read the questions; `asks` is the passage encoder, as in `flows.evaluate`.
 
         Raises:
             InputError: the questions cannot be read.
@@ -66,23 +66,24 @@ class ReleaseEvaluator:
         )
 
     def headline(self, model: str | None) -> str:
-        """Return the deciding measure: of answers if there is a model, else of retrieval."""
+        """Return the deciding measure: one of answers if there is a model, or else of retrieval."""
         return deciding_measure(self.settings.kind) if model else self.judge.get_headline_measure(self.settings.depth)
 
     def check(self, acceptance: ReleaseCriteria, *, answers: bool) -> None:
-        """Check before the build that the measures of the acceptance are available.
+        """Check before the build that the evaluation will have all measures in `acceptance`.
 
         `answers` says that a model answers the questions.
 
         Raises:
             InputError: an answer is not a regular expression, and the settings require one.
-            UsageError: evaluations with these settings do not have a named measure.
+            UsageError: evaluations with these settings do not have a measure that `acceptance`
+                names.
         """
         for question in self.question_set.questions if self.settings.kind == "patterns" else ():
             for answer in question.answers:
                 compile_pattern(answer)
         depth, has_evidence = self.settings.depth, any(question.evidence for question in self.question_set.questions)
-        # no passage contains a label, so retrieval cannot be judged by answers that are labels
+        # If the answers are labels, no passage contains them, so they cannot judge retrieval.
         has_no_text_answers = answers and self.settings.kind == "labels" and self.judge.judged_by == "answers"
         measures = (
             [] if has_no_text_answers else [*self.judge.list_measures(depth), *self.judge.list_rank_measures(depth)]

@@ -1,8 +1,8 @@
 """Reproduce a published table: fetch its data, build its libraries, and evaluate its rows.
 
 Purpose: `bookwheel reproduce`, which compares each value with the published one.
-Caching: the store's memo, which finds libraries that were built from the same inputs, and recorded
-evaluations, which are not repeated. An interrupted run continues when it is run again.
+Caching: libraries that were built from the same inputs are found in the store's memo, and recorded
+evaluations are not repeated. An interrupted run continues when it is run again.
 Requires: a store that this machine and the workers both reach; for answers the extras model and
 train; a network for data that is not in the data folder.
 """
@@ -74,18 +74,18 @@ from rag_model.store.versions.evaluation_manifest import EvaluationSubject
 from rag_model.store.versions.manifest import EXACT
 from rag_model.store.versions.snapshot import Snapshot
 
-VERSION = 1  # increase it when the same values would give another table; tables then get new ids
+VERSION = 1  # increase it when equal values would give another table; tables then get new ids
 Key = TypeVar("Key", str, tuple[str, str])
 DEFAULT_FOLDER = "reproduction-data"
 MARKDOWN = "report.md"
-_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum number of each in a sample
+_MIN_RECORDS, _MIN_QUESTIONS = 1_000, 20  # minimum number of records and of questions in a sample
 _TIMING_SECONDS = 1.0  # seconds of timing per row; short, because the table shows no times
 SAMPLE_NOTE = "Measured on a sample of passages and questions: do not compare these values with the published ones."
 
 
 @dataclass(frozen=True, slots=True)
 class ReproductionPlan:
-    """The selected rows, and the data that they and their libraries need."""
+    """The selected rows of a table, and the data that the rows and their libraries need."""
 
     reproduction: Reproduction
     rows: tuple[Row, ...]
@@ -119,7 +119,7 @@ class ReproductionPlan:
         return path.with_name(f"{path.name}-first-{self.fraction:g}") if is_part else path
 
     def estimate_rows(self) -> Iterator[list[WorkEstimate]]:
-        """Yield the work of each row, one estimate for each data set.
+        """Yield the estimated work of each row as a list with one estimate for each data set.
 
         A system that an earlier row measures on the same data set is not counted again.
         """
@@ -134,7 +134,7 @@ class ReproductionPlan:
             yield row_estimates
 
     def describe(self) -> dict[str, Any]:
-        """Return bytes, disk, hours on this machine, and licences as JSON values."""
+        """Return download bytes, disk space, hours on this machine, and licences as JSON values."""
         cores, gpus = os.cpu_count() or 1, torch.cuda.device_count()
         # A sample downloads only the first files of a data set on the Hub.
         download_bytes_by_file = {
@@ -196,7 +196,7 @@ def plan_reproduction(name: str, folder: str, rows: Sequence[str], fraction: flo
 
 
 def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
-    """Estimate the work of building a library; its disk includes the text and the vectors.
+    """Estimate the work of building a library; the disk space includes the text and the vectors.
 
     Raises:
         InputError: the local folder of the encoder has no readable configuration.
@@ -212,7 +212,7 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
         extra_folder = Path(_find_model(plan.folder, extra_representation.encoder))
         if extra_folder.is_dir():
             operations += n_passages * PASSAGE_TOKENS * read_architecture(extra_folder).operations_per_token
-        # A static encoder costs nothing, so `parameters` belongs to the extra encoder.
+        # A static encoder takes no time, so `parameters` is the size of the additional encoder.
         elif not architecture.operations_per_token:
             operations += n_passages * PASSAGE_TOKENS * 2.0 * library.parameters
     return replace(
@@ -221,8 +221,8 @@ def estimate_library(plan: ReproductionPlan, name: str) -> WorkEstimate:
 
 
 def _read_encoder_sizes(plan: ReproductionPlan, library: Library) -> tuple[Architecture, int]:
-    """Return an encoder's sizes and dimensions: from its local folder if there is one, else as
-    declared.
+    """Return the architecture of the library's encoder and the dimensions of its vectors, read from
+    its local folder if there is one, else from the reproduction file.
     """
     folder = Path(_find_model(plan.folder, library.encoder))
     if not folder.is_dir():
@@ -259,7 +259,7 @@ def estimate_row(plan: ReproductionPlan, row: Row, data: str) -> WorkEstimate:
     operations = 2.0 * row.parameters * PROMPT_TOKENS * (row.k or 5)
     indexes = plan.reproduction.select_indexes(row.library, [row])
     row_kind_by_index = {name: get_kind_for_factory(index.factory).represents for name, index in indexes.items()}
-    # an exact search, and indexes of anything but words, encode the question
+    # Exact search, and all indexes except inverted indexes of text, need an encoded question.
     if EXACT in row.retriever or set(row_kind_by_index.values()) != {"text"}:
         operations += (architecture.operations_per_token or 2.0 * library.parameters) * QUESTION_TOKENS
     token_indexes = [name for name, kind in row_kind_by_index.items() if kind == "tokens"]
@@ -287,8 +287,8 @@ def reproduce(
         folder: Folder of local copies of data sets and models; missing data is downloaded to it.
         rows: Only rows with this name; `*` stands for any text. Repeat the option for further rows.
             By default all rows.
-        fraction: Try all steps on this share of passages and questions, such as .01; do not
-            compare the values. By default all passages and questions are used.
+        fraction: Only try all steps, on this share of passages and questions, such as .01, without
+            comparing the values. By default all passages and questions are used.
         beam_options: Options of Beam and its runner, on the command line after `--`.
 
     Raises:
@@ -354,9 +354,9 @@ class ReproductionRun:
 
     store: Store
     plan: ReproductionPlan
-    paths: Mapping[str, str]  # path or glob of each data set
+    paths: Mapping[str, str]  # by data set, its path or a glob
     beam_options: Sequence[str]
-    snapshots: dict[str, str] = field(default_factory=dict)  # snapshot id of each library
+    snapshots: dict[str, str] = field(default_factory=dict)  # by library, the id of its snapshot
     # keys: (name of the row, name of the data set)
     evaluations: dict[tuple[str, str], ReleaseEvaluation] = field(default_factory=dict)
     # keys: (name of the row, name of the data set)
@@ -366,7 +366,7 @@ class ReproductionRun:
     index_failures: dict[tuple[str, str], BookwheelError] = field(default_factory=dict)
 
     def open_evaluator(self, row: Row, data: str) -> ReleaseEvaluator:
-        """Read the questions of a data set, and check that the row's measures apply to them."""
+        """Read the questions of a data set; check that the measures of the table row apply."""
         file = self.plan.data[data]
         encoder = _find_model(self.plan.folder, row.passage_encoder) if row.passage_encoder else None
         measures = dict.fromkeys(row.list_measures(data), 0.0)
@@ -388,7 +388,7 @@ class ReproductionRun:
         return evaluator
 
     def check_built(self, row: Row) -> None:
-        """Raise the error of the row's library or of an index that its retriever names, if one
+        """Raise the error of the row's library, or of an index in the row's retriever, if one
         failed.
         """
         if row.library in self.library_failures:
@@ -488,8 +488,8 @@ def fetch_data(plan: ReproductionPlan, on_progress: OnProgress) -> dict[str, str
 
 
 def _link_first_files(folder: Path, sample: Path, fraction: float) -> None:
-    """Make the folder `sample` of links to the first files of `folder`; it appears only when it is
-    complete.
+    """Create the folder `sample` with links to the first files of `folder`; it becomes visible only
+    when it is complete.
     """
     files = sorted(path for path in folder.iterdir() if path.is_file())
     with open_destination(sample) as sample_folder:
@@ -515,7 +515,7 @@ def _verify_data(name: str, file: DataFile, path: Path) -> None:
 
 
 def _describe_path(file: DataFile, path: Path) -> str:
-    """Return the path of a file or of a folder of questions; for files from the Hub, a glob."""
+    """Return the path of a file or a folder of questions, or a glob for files from the Hub."""
     return str(path / file.url.rpartition("/")[2]) if file.url.startswith("hf://") else str(path)
 
 
@@ -542,7 +542,7 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
             if not (partial_folder / Path(name).name).exists():
                 path = Path(api.hf_hub_download(f"{owner}/{repository}", name, **settings, local_dir=partial_folder))
                 path.replace(partial_folder / path.name)
-    except Exception as error:  # the hub may raise any exception of its HTTP library
+    except Exception as error:  # any exception of the Hub's HTTP library may be raised
         hub_problem = {
             "RevisionNotFoundError": f"{owner}/{repository} has no revision {revision}",
             "RepositoryNotFoundError": f"the hub has no data set {owner}/{repository}, or you may not read it",
@@ -554,13 +554,13 @@ def _fetch_from_hub(url: str, folder: Path, fraction: float | None) -> None:
 
 
 def _find_model(folder: Path, name: str) -> str:
-    """Return the path of a model's copy in the data folder, or its name if there is no copy."""
+    """Return the path of a model in the data folder, or its name if it is not there."""
     local_folder = folder / name.partition("@")[0]
     return str(local_folder.absolute()) if name and not Path(name).is_absolute() and local_folder.is_dir() else name
 
 
 def use_local_models(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with the paths of the models that have a copy in the data folder."""
+    """Return the recipe; models that have a copy in the data folder are replaced by its path."""
     question_encoder = _find_model(folder, recipe.encode.question_encoder)
     representations = {
         name: replace(extra, encoder=_find_model(folder, extra.encoder)) for name, extra in recipe.represent.items()
@@ -570,7 +570,7 @@ def use_local_models(recipe: Recipe, folder: Path) -> Recipe:
 
 @stage
 def check_models(store: Store, plan: ReproductionPlan) -> None:
-    """Find all models before the first build; download those on the Hub.
+    """Find all models before the first build; download the models that are on the Hub.
 
     Raises:
         InputError: a model is missing; the message says where to put it.
@@ -599,7 +599,7 @@ def _list_encoders(store: Store, plan: ReproductionPlan, library: Library) -> li
 
 
 def sample_data(plan: ReproductionPlan, paths: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return the paths of the data sets; for a sample, write some lines of each question file."""
+    """Return the paths of the data sets; for a sample, write the first lines of question files."""
     sampled_paths = dict(paths)
     question_sets = {data for row in plan.rows for data in row.list_data()}
     for name in question_sets if plan.fraction is not None else ():
@@ -622,7 +622,7 @@ def _strip_compression_suffix(name: str) -> str:
 def build_library(run: ReproductionRun, name: str) -> None:
     """Find the snapshot of a library with the indexes of its rows; build it if there is none.
 
-    Passages and vectors become a snapshot without indexes first, so that further rows of the same
+    First build a snapshot of passages and vectors without indexes, so that further rows of the same
     library need no encoding. An index that cannot be built is left out, with its rows.
 
     Raises:
@@ -665,7 +665,7 @@ def build_library(run: ReproductionRun, name: str) -> None:
 
 @contextmanager
 def _record_failure(failures: dict[Key, BookwheelError], key: Key) -> Iterator[None]:
-    """Record an error of the block, except a `StoreError`, which ends the command."""
+    """Record an error that the block raises; let a `StoreError` pass, which ends the command."""
     try:
         yield
     except StoreError:
@@ -677,9 +677,7 @@ def _record_failure(failures: dict[Key, BookwheelError], key: Key) -> Iterator[N
 def _choose_build(
     run: ReproductionRun, name: str, recipe: Recipe, ref: str
 ) -> tuple[Callable[[], str | None], Inputs | None]:
-    """Return the function that builds a library without indexes, and the exact inputs of the
-    build.
-    """
+    """Return a function that builds a library without indexes, and the inputs of that build."""
     plan, library = run.plan, run.plan.reproduction.library[name]
     encoder, dump = _find_model(plan.folder, library.encoder), run.paths[library.dump]
     if library.vectors:
@@ -723,7 +721,7 @@ def evaluate_row(run: ReproductionRun, row: Row, data: str, evaluator: ReleaseEv
 
 @stage
 def record_table(run: ReproductionRun, lines: Sequence[ReproductionRow], outcome: ReproduceOutcome) -> ReproduceOutcome:
-    """Record the table as an evaluation, unless it is recorded already; see `store_evaluation`."""
+    """Record the table as an evaluation if it is not recorded yet; see `store_evaluation`."""
     evaluations = {f"{line.row}, {line.data}": line.evaluation for line in lines if not line.failure}
     settings = {
         "reproduction": run.plan.reproduction.name,
@@ -762,7 +760,7 @@ def _write_table(report: ReproductionReport, folder: Path) -> None:
 
 
 def format_plan(document: Mapping[str, Any]) -> list[str]:
-    """Format the plan of a reproduction: bytes, disk, hours, licences and notes."""
+    """Format the plan of a reproduction: download bytes, disk space, hours, licences, notes."""
     unsized_names = [name for name, n_bytes in document["download"].items() if not n_bytes]
     core_count_text = format_count(document["cores"], "core")
     core_count_text += f" and {format_count(document['gpus'], 'GPU')}" if document["gpus"] else ""

@@ -1,9 +1,9 @@
 """Decorators for flows and stages, which run in Prefect's engine or as plain functions.
 
-Prefect's engine reports to a server. If no server is configured, the engine would start one for
-this run, which takes longer than the rebuild of a small library, so the command line calls the
-function directly. Importing Prefect takes most of a second. So Prefect is imported only if a server
-may be configured; processes that Prefect starts have already imported it.
+Prefect's engine reports to a server. If no server is configured, the engine would start one for the
+run, which takes longer than rebuilding a small library. So the command line then calls the function
+directly. Importing Prefect takes most of a second, so it is imported only if a server may be
+configured; processes that Prefect starts have already imported it.
 
 A `StageClock` shows the progress of stages on standard error and as an artifact in the Prefect UI.
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.schemas.objects import FlowRun, State
 
-# an environment variable, because Prefect shows parameters and the address is secret
+# set in the environment, because the address is secret and Prefect shows parameters
 WEBHOOK = "BOOKWHEEL_WEBHOOK"
-# a retry would fail in the same way, except after an `UnreachableError`
+# after these errors a retry would fail in the same way, except after an `UnreachableError`
 _FINAL_ERRORS = (InputError, MissingExtraError, RefusedError, ResourceError, UsageError)
 _WEBHOOK_TIMEOUT = 30.0  # seconds for the webhook
 
@@ -60,7 +60,7 @@ FlowResult = TypeVar("FlowResult")
 # deployments; a run of the command line has no limit.
 RUN_HOURS_VARIABLE = "BOOKWHEEL_RUN_HOURS"
 STAGE_HOURS_VARIABLE = "BOOKWHEEL_STAGE_HOURS"
-# Prefixes of variables without the address of a server; the command line sets some itself.
+# Prefixes of variables that do not name a server; the command line sets some of these itself.
 _UNRELATED_PREFIXES = ("PREFECT_LOGGING_", "PREFECT_SERVER_")
 
 
@@ -81,7 +81,7 @@ def stop_retries_if_useless(function: Callable[Parameters, FlowResult]) -> Calla
 
 
 def notify_webhook(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State[Any]") -> None:
-    """Post a run that failed after its last retry to the webhook of the environment, if any.
+    """Report a run that failed after its last retry to the webhook, if the environment names one.
 
     The JSON has `flow`, `run`, `id`, `state`, `error`, and `store` and `ref` if the run has such
     parameters.
@@ -132,9 +132,9 @@ def deployment_flow(
     Args:
         name: the name of the flow.
         starts_jobs: as for `check_parameters`.
-        takes_turns: whether a deployed run waits until earlier runs of such flows in the same store
-            have ended. The run also waits for runs of other deployments and servers, and for a run
-            that a server has marked as crashed while its process still runs.
+        takes_turns: whether a deployed run waits until earlier runs of flows with this property in
+            the same store have ended. The run also waits for runs of other deployments and servers,
+            and for a run that a server has marked as crashed while its process still runs.
     """
 
     def declare(function: Callable[Parameters, FlowResult]) -> "Flow[Parameters, FlowResult]":
@@ -180,9 +180,9 @@ class CommandFlow(Generic[Parameters, FlowResult]):
 def stage(function: Callable[Parameters, FlowResult], name: str = "") -> Callable[Parameters, FlowResult]:
     """Declare a task that Prefect shows and times in a flow run, without caching or persisting it.
 
-    The store's memo caches instead: Prefect's default key contains the run's id, so that another
-    run would never find the result. Outside a flow run the function is called directly. The task
-    has the name of the function, or `name`.
+    Results are cached in the store's memo, because Prefect's default key contains the run's id, so
+    that another run would never find the result. Outside a flow run the function is called
+    directly. The task has the name of the function, or `name`.
     """
 
     @wraps(function)
@@ -208,7 +208,7 @@ def _declare_task(name: str) -> Callable[[Callable[[], FlowResult]], Callable[[]
 def run_flow(
     target_flow: "Flow[Parameters, FlowResult]", *args: Parameters.args, **kwargs: Parameters.kwargs
 ) -> FlowResult:
-    """Run a flow if a Prefect server is configured; else call its function.
+    """Run a flow in Prefect's engine if a server is configured; else call its function.
 
     `PREFECT_API_URL`, in the environment or in Prefect's profile, configures the server.
 
@@ -244,7 +244,7 @@ def find_prefect_server() -> str | None:
 
 
 def _may_configure_prefect() -> bool:
-    """Return whether any source of Prefect's settings may have the address of a server."""
+    """Return whether a source of Prefect's settings may contain the address of a server."""
     if "prefect" in sys.modules or any(
         name.upper().startswith("PREFECT_") and not name.upper().startswith(_UNRELATED_PREFIXES) for name in os.environ
     ):
@@ -282,7 +282,7 @@ def read_time_limit(variable: str) -> float | None:
 
 
 def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Parameters, FlowResult]:
-    """Make deployed runs of a flow with the parameter `store` wait for their turn in the store."""
+    """Make deployed runs of a flow wait until no earlier run uses the store that they name."""
     flow_signature = signature(function)
 
     @wraps(function)
@@ -311,11 +311,11 @@ def _take_turns(function: Callable[Parameters, FlowResult]) -> Callable[Paramete
     return run
 
 
-_runs_with_turn: set[str] = set()  # names of this process's runs that hold a turn
+_runs_with_turn: set[str] = set()  # names of the runs of this process whose turn it is
 
 
 def _name_run() -> str:
-    """Return a readable and unique name of this run: its name in Prefect and its id."""
+    """Return a unique name of this run that users can read: its name in Prefect and its id."""
     flow_run = get_flow_run()
     return f"{re.sub(r'[^A-Za-z0-9.-]+', '-', flow_run.name)[:60]}-{flow_run.id}" if flow_run else ""
 
@@ -337,20 +337,21 @@ def is_in_flow_run() -> bool:
 class StageClock:
     """Shows the progress of a flow's stages, one after another, and measures their times.
 
-    `cpu` counts the seconds of this process, and of processes and local workers that ended in it.
+    `cpu` counts the CPU seconds of this process, and of child processes and local workers that
+    ended during a stage.
     """
 
     flow: str = "reindex"  # prefix of the names of the bars in the Prefect UI
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
-    quiet: bool = False  # show nothing on standard error, because another process does
+    quiet: bool = False  # whether another process shows the progress on standard error
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[ProgressReporter]:
-        """Yield a function to call with (done, total) during the stage, as often as necessary.
+        """Yield a function to call with (done, total) during the stage, any number of times.
 
-        Memory that the stage freed is returned to the kernel, so that it does not add to the peak
-        of the next stage.
+        After the stage, free memory is returned to the kernel, so that it does not add to the peak
+        memory of the next stage.
         """
         start_time, cpu_start = time.monotonic(), count_cpu_seconds()
         with show_progress(stage, quiet=self.quiet) as progress_bar:
@@ -366,7 +367,7 @@ class StageClock:
 
 
 class _Artifact:
-    """The stage's bar in the Prefect UI, updated when the percentage or the sentence changes."""
+    """The bar of a stage in the Prefect UI, updated if the percentage or the sentence changes."""
 
     def __init__(self, flow: str, stage: str, progress_bar: ProgressReporter) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact  # noqa: PLC0415

@@ -6,22 +6,24 @@ snapshot with them can be published. Then each snapshot with such a page, whethe
 it, is built without the page: its rows are removed from passages, vectors and article logs. Graphs
 are updated by deletion: a cell loses the page's vectors, their links and their digests, and
 centroids near these vectors become means of the remaining ones. Inverted indexes of words and of
-weighted terms are derived from the old ones, with the same bytes as in a build without the pages.
-The same jobs build all other indexes again, without reusing a training on the page's vectors, and
-measure them. The gate is not applied, since the old snapshot must be replaced in any case.
+weighted terms are derived from the old indexes, with the same bytes as in a build without the
+pages. The jobs of a build make all other indexes again, without reusing a trained file that was
+computed from the page's vectors, and measure all indexes. The gate is not applied, since the old
+snapshot must be replaced in any case.
 
-The new snapshot replaces the old one. Refs that name the old one move. Earlier moves to the old one
-are read as moves to the new one, so that neither `rollback` nor `ref@number` brings a page back.
-The old manifest is retired, and the error for its id names the replacement. If a snapshot has no
-other page, its refs are deleted. Evaluations of the old snapshot are deleted, since their rows hold
-its passages.
+The new snapshot replaces the old one. Refs that name the old snapshot move to the new one. Earlier
+entries of their logs that name the old snapshot are read as the new one, so that neither `rollback`
+nor `ref@number` brings a page back. The old manifest is retired: an error names the replacement if
+the old id is used. If no page is left in a snapshot, its refs are deleted. Evaluations of the old
+snapshot are deleted, because their rows contain its passages.
 
-`gc` deletes the bytes: at once with `--grace 0`, otherwise when they are older than its grace. This
-machine's cache removes its copies. The store does not know of copies elsewhere. A service that
-follows the ref changes to the new snapshot, or serves nothing if there is none, and deletes its
-files of the old one. In other pulled folders the next `pull` lists versions that were taken down,
-and deletes them with `--keep`. Caches of other machines (`BOOKWHEEL_CACHE`) have to be cleared.
-Files planned from a later dump that contains the page stay in the store until the next `gc`.
+`gc` deletes the files: at once with `--grace 0`, otherwise when they are older than the grace
+period. This machine's cache removes its copies. The store does not know of copies on other
+machines. A service that follows the ref changes to the new snapshot, or serves nothing if there is
+none, and deletes its files of the old one. In other pulled folders the next `pull` lists versions
+that were taken down, and deletes them with `--keep`. Caches of other machines (`BOOKWHEEL_CACHE`)
+have to be cleared. Files planned from a later dump that contains the page stay in the store until
+the next `gc`.
 
 Caching: the store's memo records the new indexes. An interrupted run continues when it is run
 again; without pages it only continues earlier takedowns.
@@ -80,7 +82,7 @@ def takedown(
     reason: str = "",
     beam_options: Sequence[str] = (),
 ) -> TakedownOutcome:
-    """Take pages out of every snapshot of `store`.
+    """Remove pages from every snapshot of `store`.
 
     Args:
         store: URL or folder of the store.
@@ -115,7 +117,7 @@ def takedown(
 
 @stage
 def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason: str) -> Takedown | None:
-    """Record the takedown of the pages that are in no record yet; return None if there are none."""
+    """Record the takedown of pages that no record names yet; return None if there are none."""
     if not pages:
         return None
     wiki_name = choose_wiki(store, pages, wiki)
@@ -124,7 +126,7 @@ def record_takedown(store: Store, pages: Sequence[str], wiki: str | None, reason
 
 
 def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: AffectedSnapshot) -> Manifest | None:
-    """Build a snapshot without the pages, and its report; return None if it would have no page."""
+    """Build a snapshot without the pages, and its report; return None if no page would be left."""
     old_manifest, launch, clock = affected.manifest, Launch.new(store.url, beam_options), StageClock()
     with clock("redact") as on_progress:
         results_by_part = redact_parts(affected, launch, on_progress)
@@ -142,7 +144,7 @@ def rebuild_without_pages(store: Store, beam_options: Sequence[str], affected: A
 
 @stage
 def redact_parts(affected: AffectedSnapshot, launch: Launch, on_progress: OnProgress) -> dict[str, RedactResult]:
-    """Write the parts that contain the pages again without them; return the results by part."""
+    """Rewrite the parts that contain the pages, without these pages; return the results by part."""
     content, parts = affected.manifest.content, list_parts_to_redact(affected)
     tasks = [RedactTask(affected.pages, tuple(list_part_blobs(content, part).items())) for part in parts]
     redact_results = corpus.redact_parts(tasks, launch, on_progress)
@@ -156,7 +158,7 @@ def find_trainings_to_redact(
     plans: Mapping[str, IndexPlan],
     results_by_part: Mapping[str, RedactResult],
 ) -> dict[str, ReusedTraining]:
-    """Find the indexes that are updated by deletion; the others are built again."""
+    """Return the trained files of indexes that are updated by deletion; others are built again."""
     blobs_by_part = {part.name: list_part_blobs(old_manifest.content, part) for part in old_manifest.content.parts}
     training_by_index = dict[str, ReusedTraining]()
     for name, plan in plans.items():
@@ -200,5 +202,5 @@ def _describe_operator() -> str:
     """Return USER@HOST, or the host if the user has no name."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # in a container, the user may have no name
         return socket.gethostname()

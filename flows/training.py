@@ -1,4 +1,4 @@
-"""Types of fine-tuning settings, for the command line and for the forms of deployments.
+"""Types of fine-tuning settings, for the command line and for forms in the Prefect UI.
 
 In the Prefect UI each objective's settings are one choice of the form, which the server checks
 before a run starts. The description of a setting shows its default, which the form does not send,
@@ -45,7 +45,7 @@ def build_form(objectives: Iterable[Objective[Any]]) -> dict[str, Any]:
 def _build_table_schema(settings: type[Any], names: list[str]) -> dict[str, Any]:
     try:
         schema = TypeAdapter(settings).json_schema()
-    except PydanticUserError:  # an installed package's type has no schema; users enter JSON
+    except PydanticUserError:  # types of installed packages may have no schema, so users enter JSON
         return {"title": ", ".join(names), "type": "object"}
     inlined_schema = _inline_references({**schema, "title": ", ".join(names)}, schema.get("$defs", {}))
     return _describe_defaults(inlined_schema, settings())
@@ -63,7 +63,7 @@ def _inline_references(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _describe_defaults(schema: Mapping[str, Any], settings: Any) -> dict[str, Any]:
-    """Return the schema of a table that refuses unknown settings and only describes defaults."""
+    """Return the schema of a table without unknown settings; defaults are only in descriptions."""
     described_properties: dict[str, Any] = {}
     field_comments = parse_field_comments(type(settings))
     for name, property_schema in schema["properties"].items():
@@ -86,7 +86,7 @@ def _convert_default_to_json(value: Any) -> Any:
 
 
 class _ObjectiveForm:
-    """The JSON schema of a form, which only Prefect asks for: reading all comments takes .5 s."""
+    """Builds the JSON schema of a form on demand, because reading all comments takes .5 s."""
 
     def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
         """Return the schema of the settings of all objectives."""
@@ -97,7 +97,7 @@ RecipeTables = Annotated[dict[str, dict[str, Any]] | None, _ObjectiveForm()]
 if TYPE_CHECKING:
     KindName = str
 else:
-    KindName = Literal[list_objective_names()]  # help and forms offer the registered names only
+    KindName = Literal[list_objective_names()]  # only registered names, for help and forms
 
 
 KindParameter = Annotated[KindName, Parameter(help=_OBJECTIVES_HELP)]

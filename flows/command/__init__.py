@@ -1,5 +1,5 @@
-"""Parts that verbs share.
+"""Parts that the subcommands share.
 
-reply: common options, and the reply of a verb; reading: options of readers and prompts.
+reply: options and replies of all subcommands; reading: options of readers and prompts.
 console: progress on standard error, and a growing answer on standard output.
 """

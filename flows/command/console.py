@@ -15,12 +15,12 @@ from rag_model.untrusted_text import escape_controls
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_SECONDS_BETWEEN_LINES = 10.0  # seconds between two plain lines of a log
+_SECONDS_BETWEEN_LINES = 10.0  # seconds between two progress lines in plain text
 _UNITS = (("h", 3600), ("min", 60), ("s", 1))
 
 
 class ProgressReporter(Protocol):
-    """Interface to show the progress of one stage; call it as often as necessary."""
+    """Interface to show the progress of one stage; it may be called any number of times."""
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are complete."""
@@ -103,7 +103,7 @@ class _ProgressBar:
 
 
 class _ProgressLines:
-    """Prints plain lines at intervals, with the time left by the rate since the first call."""
+    """Prints plain lines at intervals; the rate since the first call gives the time left."""
 
     def __init__(self, stage_name: str, as_bytes: bool) -> None:
         self._stage_name, self._as_bytes = stage_name, as_bytes
@@ -134,7 +134,7 @@ class _ProgressLines:
 
 
 class LiveAnswer:
-    """Prints the first answer while it is generated; the others follow with the reply."""
+    """Prints the first answer while it is generated; later answers are printed with the reply."""
 
     def __init__(self, head: str) -> None:
         """Create a printer that prints `head` before the first word."""
@@ -162,7 +162,7 @@ class LiveAnswer:
 
 @contextmanager
 def show_live_answer(head: str, common: Common | None) -> Iterator[LiveAnswer | None]:
-    """Yield a printer for the growing answer; None if the output is a pipe or --json is given."""
+    """Yield a `LiveAnswer`, or None if the output is a pipe or `--json` is given."""
     if not sys.stdout.isatty() or (common is not None and common.json):
         yield None
         return

@@ -58,7 +58,7 @@ AbstainBelow = Annotated[
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Options of the prompt that holds all passages.
+    """Options of a prompt that contains all passages of a question.
 
     Attributes:
         order: With --reader concat: order of the passages: `rank` is best first, `document` as in
@@ -84,7 +84,8 @@ class PromptOptions:
 
         Raises:
             InputError: the prompt file cannot be read.
-            UsageError: no reader takes a prompt with all passages, or a setting is invalid.
+            UsageError: prompt options are given but no reader puts all passages into one prompt, or
+                a setting is invalid.
         """
         given_options = self.list_given()
         if given_options and not {"concat", "auto"} & {*readers} and not model.startswith(ENDPOINT_PREFIX):
@@ -107,12 +108,13 @@ class ReadingOptions(PromptOptions):
     route: RouteSource = None
 
     def build_reader_settings(self, model: str, store: str | None, beams: int = 1) -> "ReaderSettings":
-        """Return the settings of the reader; `store` has the evaluation that --route names.
+        """Return the settings of the reader; `--route` may name an evaluation in `store`.
 
         Raises:
             InputError: the prompt file, or the file of the threshold or route, cannot be read.
             StoreError: the store has no evaluation that --route names.
-            UsageError: the reader takes no prompt with all passages, or a setting is invalid.
+            UsageError: prompt options are given but the reader does not put all passages into one
+                prompt, or a setting is invalid.
         """
         # These imports load torch, so they wait until `serve` has set the environment.
         from rag_model.generate.decoding import DecodingSettings  # noqa: PLC0415
@@ -128,10 +130,10 @@ class ReadingOptions(PromptOptions):
 def load_route(
     source: str | None, readers: Sequence[ReaderName | None], store: str | None, *, is_chosen_later: bool = False
 ) -> "Route | None":
-    """Return the route of the file or of the evaluation that --route names; None without --route.
+    """Load the route from the file or evaluation that `--route` names; without it, return None.
 
-    Without a route for `auto`, log a warning that the default route is used, unless
-    `is_chosen_later`: the evaluation that follows chooses a route.
+    If a reader is `auto` and no route is given, log a warning that the default route is used,
+    unless `is_chosen_later`, which says that the following evaluation chooses a route.
 
     Raises:
         InputError: the file or the evaluation has no route.

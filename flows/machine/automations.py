@@ -2,8 +2,8 @@
 
     BOOKWHEEL_WEBHOOK=https://… python -m flows.machine.automations infra/prefect-automations.yaml
 
-Prefect's own `automation create` cannot name a block, whose id differs on every server, and creates
-duplicates when it runs twice.
+Prefect's own `automation create` needs the id of the webhook's block, which differs on every
+server, and creates duplicates if it runs twice.
 """
 
 import os
@@ -32,7 +32,7 @@ def create_automations(file: Path, webhook: str) -> list[str]:
 
     Args:
         file: YAML whose key `automations` has a list in the form of Prefect's API. A `call-webhook`
-            without a block gets the block that this function saves.
+            action without a block gets the block that this function saves.
         webhook: the URL that the block calls.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Check the prerequisites of a run: one finding for each, with advice if it is not ok."""
+"""Check the prerequisites of a run; report one finding for each, with advice if it is not met."""
 
 import json
 import os
@@ -38,15 +38,16 @@ from rag_model.store.store import Store
 from rag_model.store.upkeep.verify import probe_store
 
 _TIMEOUT_SECONDS = 5.0  # seconds until a server that does not answer counts as down
-# the server is down, or it is not the expected kind
+# errors if a server is down, or is not a server of the expected kind
 RESPONSE_ERRORS = (OSError, ValueError, KeyError, TypeError)
-_NEVER = {"none", "off", "disable"}  # Flink's names for no restart
+_NEVER = {"none", "off", "disable"}  # Flink's names of the strategy that never restarts a job
 _RESTART_ADVICE = (
     "set restart-strategy.type: fixed-delay in Flink's configuration: without it the first failure fails the job"
 )
-MIN_MEMORY = 2e9  # bytes: a worker with MiniLM takes 0.7 GB, and so does the launcher
-MIN_DISK = 5e9  # bytes: an encoder, a cache and one index of a small corpus
-# seconds; a larger skew makes `created_at` misleading, and S3 refuses requests from 900 s
+MIN_MEMORY = 2e9  # bytes for the launcher and one worker with MiniLM, 0.7 GB each
+MIN_DISK = 5e9  # bytes for an encoder, a cache and one index of a small corpus
+# seconds; a larger clock difference makes `created_at` misleading, and from 900 s on S3 refuses
+# requests
 MAX_CLOCK_SKEW = 60.0
 
 
@@ -76,7 +77,7 @@ def report_no_answer(what: str, url: str, error: Exception, advice: str) -> Find
 
 
 def check_cluster(options: PipelineOptions) -> Iterator[Finding]:
-    """Check a cluster's slots, version and restart strategy, and the job server on this machine.
+    """Check slots, version and restart strategy of a cluster, and the job server on this machine.
 
     A cluster that Beam would start itself is not checked.
     """
@@ -135,7 +136,7 @@ def run_checks(store: str | None, beam_options: Sequence[str]) -> Iterator[Findi
 
     Args:
         store: URL of an existing store to test, or None. No file is left in the store.
-        beam_options: the options that `reindex` would get.
+        beam_options: Beam's options, as they would be given to `reindex`.
     """
     yield from check_versions()
     yield _check_memory()
@@ -155,11 +156,11 @@ def check_versions() -> Iterator[Finding]:
     requirements = {requirement.name: requirement for requirement in map(Requirement, requires("bookwheel") or ())}
     for requirement in requirements.values():
         if "faiss" in requirement.name:
-            continue  # checked below, since several distributions provide the module
+            continue  # faiss is checked below, since several distributions provide it
         try:
             installed_version = version(requirement.name)
         except PackageNotFoundError:
-            continue  # a missing extra is reported where it is needed
+            continue  # commands report a missing extra when they need it
         fits = requirement.specifier.contains(installed_version, prereleases=True)
         if not fits or requirement.name in {"torch", "transformers", "apache-beam", "prefect"}:
             advice = f"pip install '{requirement.name}{requirement.specifier}'"
@@ -233,10 +234,10 @@ def _check_store(url: str) -> Iterator[Finding]:
 
 
 def _check_conditional_create(url: str) -> Iterator[Finding]:
-    """Probe whether a bucket without a store accepts conditional writes, which creating a store
+    """Check that a bucket in which no store exists yet accepts conditional writes, as a store
     needs.
     """
-    with suppress(BookwheelError):  # the caller has reported the error of the store
+    with suppress(BookwheelError):  # the caller has already reported why the store cannot be opened
         files = Files(url)
         if not files.is_local:
             yield _describe_conditional_create(files.supports_exclusive_creation())
@@ -260,9 +261,9 @@ def _check_prefect() -> Finding:
 
 
 def _describe_leases(api: str) -> str:
-    """Return a warning if a restart of the server would end runs.
+    """Return a warning if runs would end when the Prefect server is restarted.
 
-    A run under a concurrency limit holds a lease on the server, and ends if the lease is lost.
+    A run under a concurrency limit holds a lease on the server, and ends if it loses the lease.
     """
     lease_storage = fetch_json(f"{api.rstrip('/')}/admin/settings")["server"]["concurrency"]["lease_storage"]
     if not str(lease_storage).endswith(".memory"):

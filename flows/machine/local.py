@@ -6,10 +6,10 @@
 the processes that `up` started, which are identified by number and start time, and keeps the data.
 All files are in one folder, by default `.bookwheel`.
 
-Servers get free ports of loopback, which they bind some time after they are chosen. The ports are
-below those that Linux gives to outgoing connections and for port 0
-(`net.ipv4.ip_local_port_range`, from 32768). Otherwise a connection of any program on a busy
-machine could take a port before its server binds it, and the server would end.
+Servers get free ports of the loopback interface. A server binds its port some time after the port
+was chosen. The ports are below the range that Linux assigns to outgoing connections and for port 0
+(`net.ipv4.ip_local_port_range`, from 32768). In that range, a connection of any other program could
+take the port before the server binds it, and the server would fail to start.
 """
 
 import json
@@ -38,7 +38,7 @@ from rag_model.errors import BookwheelError, ResourceError, UsageError
 _FIRST_PORT, _LAST_PORT = 15_000, 32_767
 POOLS = ("bookwheel-cpu", "bookwheel-gpu")
 _KEY, _SECRET = "bookwheel", "bookwheel-secret"
-_START_TIMEOUT = 180.0  # seconds until a start counts as failed; a busy machine needs half of it
+_START_TIMEOUT = 180.0  # seconds until a start counts as failed, twice what a busy machine needs
 _STOP_TIMEOUT = 20.0  # seconds between asking a process to end and killing it
 _BIN = Path(sys.executable).parent
 _DEPLOYMENTS = Path("infra/prefect.yaml")
@@ -59,7 +59,7 @@ def find_free_ports(count: int, preferred: int = 0) -> list[int]:
     port_candidates = [preferred] if preferred else []
     port_candidates += random.SystemRandom().sample(range(_FIRST_PORT, _LAST_PORT + 1), _LAST_PORT - _FIRST_PORT + 1)
     ports: list[int] = []
-    with ExitStack() as sockets:  # open until all are chosen, so that no port is chosen twice
+    with ExitStack() as sockets:  # stay open, so that no port is chosen twice
         for port in port_candidates:
             if len(ports) == count:
                 return ports
@@ -77,7 +77,7 @@ class StartedProcess:
 
     name: str
     pid: int  # process id, which is also the id of its process group
-    began: str  # start by the kernel's clock; a later process with the same pid has another
+    began: str  # start time in kernel ticks, to recognize a later process with the same pid
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class LocalServices:
     ui: str
     api: str
     store: str
-    environment: Mapping[str, str]  # variables with which `bookwheel` and `prefect` reach them
+    environment: Mapping[str, str]  # variables with the addresses of the services
 
 
 def up(
@@ -95,7 +95,8 @@ def up(
 ) -> LocalServices:
     """Start a server, an object store and workers, deploy the flows, and return the addresses.
 
-    Running processes are not restarted. After a failure the processes of this call are stopped.
+    Running processes are not restarted. After a failure, the processes that this call has started
+    are stopped.
 
     Args:
         folder: the folder for data, logs and the list of processes.
@@ -115,7 +116,7 @@ def up(
         return _read_services(folder)
     try:
         on_step("starting an object store, a Prefect server and the workers …")
-        local_services = _start_services(folder.resolve())  # runs have other working folders
+        local_services = _start_services(folder.resolve())  # absolute, for runs in other folders
         on_step(f"deploying the flows of {deployments} …")
         _deploy(folder, local_services, deployments)
     except BaseException:
@@ -127,7 +128,7 @@ def up(
 def down(folder: Path) -> list[str]:
     """Stop the processes that `up` started in a folder.
 
-    Return the names of those that were running.
+    Return the names of the processes that were running.
 
     Data is kept. Processes are stopped in reverse order, one at a time, because a worker that
     cannot reach its server any more does not end.
@@ -141,7 +142,7 @@ def down(folder: Path) -> list[str]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     for process in running_processes:
-        with suppress(ChildProcessError):  # not a child of this process: init reaps it
+        with suppress(ChildProcessError):  # it is not a child of this process, so init reaps it
             os.waitpid(process.pid, os.WNOHANG)
     (folder / "processes.json").unlink(missing_ok=True)
     return [process.name for process in running_processes]
@@ -185,7 +186,7 @@ def serve(folder: Path, services: LocalServices) -> None:
 
 
 def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
-    """Start an S3 server if one is installed, with a bucket; otherwise the store is a folder."""
+    """Start an S3 server with a bucket if one is installed; otherwise use a folder as the store."""
     weed_path = shutil.which("weed", path=os.pathsep.join([str(_BIN), os.environ.get("PATH", "")]))
     if weed_path is None:
         return (folder / "library").resolve().as_uri(), {}
@@ -202,7 +203,7 @@ def _start_object_store(folder: Path, port: int) -> tuple[str, dict[str, str]]:
         "ip.bind": "127.0.0.1",
         "dir": data_folder,
         "master.telemetry": "false",
-        "volume.preStopSeconds": 0,  # there are no other readers to wait for
+        "volume.preStopSeconds": 0,  # no other program reads this store
         "s3": "true",
         "s3.config": folder / "s3.json",
         "s3.port": port,
@@ -259,7 +260,7 @@ def _deploy(folder: Path, services: LocalServices, deployments: Path) -> None:
 
 
 def _choose_dump(downloads: str) -> str:
-    """Return the dump for a first run: the demo's, or else a pattern for downloaded dumps."""
+    """Return the dump of a first run: the demo's dump, or a pattern that matches downloads."""
     if dump := os.environ.get("BOOKWHEEL_DUMP"):
         return dump
     with suppress(BookwheelError):
@@ -272,8 +273,8 @@ def _start_process(folder: Path, name: str, command: Sequence[str], services: Lo
     file_actions = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     file_actions += [(os.POSIX_SPAWN_OPEN, stream, str(folder / f"{name}.log"), log_flags, 0o600) for stream in (1, 2)]
     environment = {**os.environ, **services.environment}
-    environment.pop(WEBHOOK, None)  # the automation calls the webhook; runs must not call it again
-    # a new session, since it outlives this process
+    environment.pop(WEBHOOK, None)  # the automation calls it, so runs must not
+    # in a new process session, since it outlives this process
     pid = os.posix_spawn(command[0], list(command), environment, file_actions=file_actions, setsid=True)
     processes = [*_read_processes(folder), StartedProcess(name, pid, _get_start_time(pid))]
     with atomic_write(folder / "processes.json") as file:
@@ -281,7 +282,7 @@ def _start_process(folder: Path, name: str, command: Sequence[str], services: Lo
 
 
 def _run_program(folder: Path, services: LocalServices, program: str, *arguments: str) -> None:
-    """Run a program of this environment once."""
+    """Run a program of this Python environment and wait for its end."""
     environment = {**os.environ, **services.environment}
     completed_process = subprocess.run(
         [str(_BIN / program), *arguments], env=environment, capture_output=True, text=True, check=False
@@ -325,9 +326,9 @@ def _has_ended(process: StartedProcess) -> bool:
 
 
 def _get_start_time(pid: int) -> str:
-    """Return the start time of a process, in the kernel's ticks.
+    """Return the start time of a process in clock ticks of the kernel.
 
-    Empty if it has ended, or is a zombie.
+    Return "" if the process has ended or is a zombie.
     """
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

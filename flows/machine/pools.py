@@ -21,7 +21,7 @@ from rag_model.process import CORES_VARIABLE, count_cores, format_bytes, parse_b
 from rag_model.resources import PROCESS_BYTES, RunLimits, RunResources, WorkEstimate, choose_resources
 
 HOURS = 6.0  # default duration in hours: one night
-THREADS = "OMP_NUM_THREADS"  # torch and faiss would use every core that they see
+THREADS = "OMP_NUM_THREADS"  # otherwise torch and faiss would use all cores of the machine
 SHARED_MACHINE = "process"  # the type of a work pool whose runs share the worker's machine
 _SCRATCH_GIB = 100  # GiB for downloads, the cache, and Beam's temporary files
 
@@ -44,15 +44,15 @@ def create_launch_flow(
 ) -> Flow[..., LaunchedRun]:
     """Return a flow that starts a deployment of `target` with the estimated resources.
 
-    The flow's parameters, and their descriptions in Prefect's form, are those of `target` without
-    `excluded_parameters`, then `deployment`, `most` and `hours` of `start_run`.
+    The flow has the parameters of `target`, with their descriptions in Prefect's form, except
+    `excluded_parameters`, and the parameters `deployment`, `most` and `hours` of `start_run`.
 
     Args:
         name: the name of the flow.
         target: the flow whose runs are estimated and started.
         estimate_work: returns a run's work.
-        excluded_parameters: parameters of `target` that a launch does not take, because other flows
-            that it may start lack them.
+        excluded_parameters: parameters of `target` that the new flow does not have, because it may
+            start other flows, which do not have them either.
     """
     start_parameters = [*signature(start_run).parameters.values()][2:]
     start_parameters[0] = start_parameters[0].replace(default=name_deployment(target.name))
@@ -86,11 +86,11 @@ def start_run(
 ) -> LaunchedRun:
     """Start a run of a deployment with the resources that its work needs, and do not wait for it.
 
-    A launch that is retried finds the run that it started.
+    If Prefect retries the launch, it finds the run that it has already started.
 
     Args:
-        parameters: the run's parameters; for those that are None or empty the deployment's own are
-            used.
+        parameters: the run's parameters; a parameter that is None or empty keeps the deployment's
+            value.
         estimate_work: returns the work of the run from the bytes that it may use and its
             parameters.
         deployment: the deployment to start, FLOW/NAME; the type of its work pool decides how a
@@ -136,7 +136,7 @@ def get_pool_type(deployment: str) -> str:
 
 
 def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
-    """Return the limits of a run; by default the resources of this machine, if runs share it.
+    """Return the limits of a run; by default this machine's resources, if the pool's runs share it.
 
     Raises:
         UsageError: the limits are not valid amounts, or are missing for a pool with machines of its
@@ -145,7 +145,7 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
     if limits is None and pool != SHARED_MACHINE:
         raise UsageError(f"runs of this deployment get machines of their own ({pool}): give their size in `most`")
     limits = limits or RunLimits(str(worker_memory(())), count_cores(), len([*Path("/dev").glob("nvidia[0-9]*")]))
-    # limits of one machine
+    # plausible values for one machine
     if not (1 <= limits.cores <= 1024 and 0 <= limits.gpus <= 64):
         raise UsageError(
             f"a run needs a core, and cannot have {limits.cores} cores and {limits.gpus} GPUs: correct `most`"
@@ -156,8 +156,8 @@ def get_limits(limits: RunLimits | None, pool: str) -> RunLimits:
 def job_variables(pool: str, resources: RunResources) -> dict[str, Any]:
     """Return the job variables with which the workers of a pool of type `pool` start a run.
 
-    Docker's default template has all of them. The default template of Kubernetes has no GPUs and no
-    scratch space, but the template in `infra/kubernetes` has both.
+    Docker's default job template has all these variables. The default job template of Kubernetes
+    has no variables for GPUs and scratch space, but the template in `infra/kubernetes` has them.
     """
     env = {
         CORES_VARIABLE: str(resources.cores),

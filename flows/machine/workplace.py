@@ -1,7 +1,8 @@
 """The temporary store of `bookwheel index`, on a disk with enough free space.
 
-A run that was killed leaves it, and the next run continues with it. No other process uses it, so
-temporary files of workers and of the cache are in it as well, and all of it is deleted at the end.
+If a run is killed, the store remains, and the next run continues with it. No other process uses the
+store, so the temporary files of workers and the cache are in the same folder, which is deleted at
+the end.
 """
 
 import fcntl
@@ -17,7 +18,7 @@ from rag_model.process import check_disk
 from rag_model.store.objects.cache import find_existing_ancestor
 from rag_model.store.store import Store
 
-_STORE_MARKER = "store.json"  # the first file of every store
+_STORE_MARKER = "store.json"  # every store contains this file
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def open_work_store(out: Path, folder: Path | None, work_bytes: int, out_bytes: 
         out_bytes: disk space for `out`.
 
     Raises:
-        UsageError: the folder contains something else, or another run uses it.
+        UsageError: the folder `OUT.work` contains other files, or another run uses it.
         ResourceError: the disk has less free space than the work needs.
     """
     work_folder = (folder or out.parent).resolve() / f"{out.name}.work"
@@ -65,7 +66,7 @@ def _check_disk(work_folder: Path, work_bytes: int, out: Path, out_bytes: int) -
 
 @contextmanager
 def lock_folder(work_folder: Path) -> Iterator[None]:
-    """Lock an existing folder; the kernel releases the lock when this process ends by any means.
+    """Lock an existing folder; the kernel releases the lock even if this process is killed.
 
     Raises:
         UsageError: another run uses it.

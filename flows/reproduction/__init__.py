@@ -1,7 +1,7 @@
 """Reproductions of published tables: TOML files of data sets, libraries and rows.
 
-`dpr.toml` and `rag.toml` are built in; `read_reproduction` reads them and the files of users, and
-checks every field before any work begins.
+`dpr.toml` and `rag.toml` are built in. `read_reproduction` reads these and users' files, and checks
+every field before any work begins.
 """
 
 import re
@@ -20,12 +20,12 @@ from rag_model.secrets import refuse_secret
 from rag_model.snapshots.recipe import Recipe
 from rag_model.toml import from_table, read_toml
 
-# names of data sets and libraries, which are parts of refs
+# names of data sets and libraries; they must be valid in the name of a ref
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _CHECKSUM = re.compile(r"md5:[0-9a-f]{32}|sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64}")
 _CUTOFF = re.compile(r"@(\d{1,9})$")
-_DEFAULT_DEPTH = 20  # passages at which retrieval is measured if no measure has a larger cutoff
+_DEFAULT_DEPTH = 20  # passages per question, if no measure needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class DataFile:
     licence: str = ""
     records: int = 0  # number of passages, documents or questions; 0: unknown
     answers: AnswerKind = "spans"  # kind of the gold answers of questions
-    judged_by: JudgedBy | None = None  # None: chosen by the questions
+    judged_by: JudgedBy | None = None  # None: chosen from the fields of the questions
 
     def __post_init__(self) -> None:
         if bool(self.url) == bool(self.path):
@@ -57,7 +57,7 @@ class DataFile:
 
     @property
     def local_name(self) -> str:
-        """The name of the local copy in the data folder; for files from the Hub, of a folder."""
+        """The name of the copy in the data folder; files from the Hub are in a folder."""
         if self.file or not self.url.startswith("hf://"):
             return self.file or self.url.rpartition("/")[2]
         return re.sub(r"[^A-Za-z0-9._-]+", "-", self.url.rpartition("/")[0].removeprefix("hf://datasets/"))
@@ -69,13 +69,13 @@ class Library:
 
     dump: str  # data set with the passages
     encoder: str  # folder or hub name of the passage encoder
-    # data set with finished vectors, which are imported; empty: encode the passages
+    # data set with vectors of the passages, to import; empty: encode the passages
     vectors: str = ""
     recipe: Recipe = field(default_factory=lambda: Recipe(index={}))
     # estimated number of passages; 0: derived from the records or the bytes of the dump
     passages: int = 0
     dimensions: int = 0  # dimensions of the vectors; 0: read from the encoder's folder
-    parameters: int = 0  # weights of the encoder; 0: read from its folder
+    parameters: int = 0  # number of weights of the encoder; 0: read from its folder
     licence: str = ""  # licence of the encoder and of the vectors
 
 
@@ -91,19 +91,19 @@ class Row:
     # Published values in percent, by data set and measure.
     published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     tolerance: float = 0.0  # percentage points
-    # Further measures, without a published value, on `data` and on the data sets of `published`.
+    # Further measures that have no published value; measured on `data` and the data sets of
+    # `published`.
     measures: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
-    model: str = ""  # folder, hub name or model of the store that answers
-    # Passage encoder of the same space as the model's question encoder, if the model does not
-    # record it.
+    model: str = ""  # answering model: a folder, a hub name or a model of the store
+    # Passage encoder that belongs to the model's question encoder, if the model does not record it.
     passage_encoder: str = ""
     k: int | None = None  # passages per answer
     readers: tuple[ReaderName, ...] = ()
     # labels and their texts, as in `evaluate --label`
     labels: Mapping[str, str] = field(default_factory=dict)
     beams: int = 1
-    parameters: int = 0  # weights of the generator, to estimate the time
+    parameters: int = 0  # number of weights of the generator, to estimate the time
     licence: str = ""  # licence of the model
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class Row:
         return list(dict.fromkeys([*self.published, *self.data]))
 
     def list_measures(self, data: str) -> list[str]:
-        """Return the measures on a data set, those with a published value first."""
+        """Return the measures of a data set; measures with a published value come first."""
         return list(dict.fromkeys([*self.published.get(data, {}), *self.measures]))
 
     @property
@@ -143,7 +143,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A table to reproduce."""
+    """A published table to reproduce: data sets, libraries and rows."""
 
     title: str
     data: Mapping[str, DataFile]
@@ -170,7 +170,7 @@ class Reproduction:
             raise UsageError("a reproduction needs at least one [[row]]")
 
     def select_rows(self, patterns: Sequence[str]) -> tuple[Row, ...]:
-        """Return the rows whose names match one of the glob patterns; all without a pattern.
+        """Return the rows whose names match one of the glob patterns, or all rows if none is given.
 
         Raises:
             UsageError: no row matches a pattern.
@@ -249,7 +249,7 @@ def _as_list(json_value: object) -> list[object]:
 
 
 def _resolve_folders(tables: Sequence[dict[str, object]], key: str, parent: Path) -> None:
-    """Replace the names of folders next to the file by their paths; other names stay."""
+    """Replace each name of a folder that is next to the reproduction file by the folder's path."""
     for table in tables:
         if isinstance(name := table.get(key), str) and (parent / name).is_dir():
             table[key] = str((parent / name).absolute())

@@ -1,4 +1,4 @@
-"""The verbs of the command line; `builds`, `copies`, `refs` and `upkeep` have three each.
+"""One module for each subcommand; `builds`, `copies`, `refs` and `upkeep` have three each.
 
-`flows.cli` loads one only when it is called.
+`flows.cli` imports a module only when its subcommand is called.
 """

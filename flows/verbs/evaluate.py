@@ -206,14 +206,12 @@ def _write_route(outcome: EvaluateOutcome, path: Path) -> None:
 
 
 def _describe_choice(outcome: EvaluateOutcome) -> dict[str, Any]:
-    """Return the snapshot, retriever and number of questions with which a threshold or route was
-    chosen.
-    """
+    """Return what a threshold or route was chosen on: snapshot, retriever, number of questions."""
     return {"snapshot": outcome.snapshot, "retriever": outcome.retriever, "n": outcome.n}
 
 
 def _format_differences(row: dict[str, Any]) -> list[str]:
-    """Format the differences of another reader to the first one, and its costs."""
+    """Format how a further reader differs from the first reader, and what its answers cost."""
     differences = ", ".join(f"{name} {format_paired_difference(value)}" for name, value in row["against_open"].items())
     return [f"  minus the first reader: {differences}", *([f"  {format_costs(row['costs'])}"] if row["costs"] else [])]
 
@@ -312,7 +310,7 @@ def describe_record(outcome: CompareOutcome | EvaluateOutcome) -> str:
 
 
 def _iter_retriever_rows(outcome: CompareOutcome) -> Iterator[Sequence[str]]:
-    """Yield a row of metrics for each retriever, and one of its differences to the first."""
+    """Yield for each retriever a row of metrics, and a row of differences from the first one."""
     names = list(outcome.standings[outcome.first_retriever]["metrics"])
     yield "retriever", *names, "ms", "bytes"
     for expression, comparison in outcome.standings.items():

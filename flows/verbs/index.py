@@ -22,7 +22,7 @@ from rag_model.process import format_bytes, parse_bytes
 from rag_model.resources.estimates import SECONDS_ERROR, estimate_row_bytes, estimate_stage_seconds
 from rag_model.secrets import refuse_url_as_path
 
-# Fields of a plan to report: if the plan has shards, and if it has none.
+# Fields of a plan that are reported: for a plan with shards, and for a plan without.
 _REPORTED_FIELDS = ("ef_construction", "cells", "border", "linked"), ("train_sample",)
 _MAX_VECTORS, _MAX_DIMENSIONS = 1 << 40, 1 << 16  # upper bounds of --n and --d
 DEFAULT_FACTORY = "HNSW32"  # the default structure, if it fits in memory

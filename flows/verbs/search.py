@@ -14,7 +14,7 @@ from rag_model.retrieve.factory import open_retriever
 from rag_model.retrieve.hits import Hit
 from rag_model.store.versions.snapshot import Snapshot
 
-_MAX_RANGED_QUESTIONS = 64  # more questions are faster with a copy of the files
+_MAX_RANGED_QUESTIONS = 64  # with more questions a local copy of the files is faster
 
 
 def search(
@@ -40,7 +40,7 @@ def search(
     """
     questions = collect_questions(question, questions_file)
     expression = add_condition(choose_expression(index, retriever), where)
-    # many questions read so much of the files that a copy is faster
+    # many questions read most of the files, so that fetching the files first is faster
     snapshot = Snapshot.open(store, ref, by_ranges=len(questions) <= _MAX_RANGED_QUESTIONS)
     opened_retriever = open_retriever(snapshot, expression, encoder=encoder)
     hits_by_question = opened_retriever.search(questions, opened_retriever.choose_depth(k))

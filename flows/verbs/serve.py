@@ -51,7 +51,7 @@ def serve(
     index: tuple[str, ...] = (),
     in_memory: bool = False,
     memory: str | None = None,
-    # accepted for old callers; it is the default now
+    # former option, which is now the default
     low_memory: Annotated[bool, Parameter(show=False)] = False,
     dest: Path | None = None,
     from_store: bool = False,
@@ -144,7 +144,7 @@ def serve(
     arguments = dict(locals())
     # set before torch and faiss are imported, whose spinning threads would starve HTTP requests
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # spin briefly between layers: waking a thread costs more
+    # Let threads spin briefly between the layers of a model, because waking a thread takes longer.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     for package_name, extra_name in (_REQUIRED_EXTRAS | ({"mcp": "mcp"} if mcp else {})).items():
         require(package_name, extra_name)

@@ -21,7 +21,7 @@ from rag_model.store.versions.model_manifest import ModelManifest
 from rag_model.store.versions.snapshot import Snapshot
 from rag_model.store.versions.trainings import StoredCheckpoint
 
-# unit by key of an index entry
+# units of values in an index's entry of the manifest, by key
 _UNIT_BY_KEY = {"n": "passages", "d": "dimensions", "row_bytes": "bytes a row"}
 
 
@@ -199,7 +199,7 @@ def _format_model(manifest: ModelManifest) -> list[str]:
 
 
 def format_index(entry: Mapping[str, Any]) -> str:
-    """Format an index's settings, without those that only a later build reads."""
+    """Format the settings of an index, except the trained file, which only later builds read."""
     return format_settings({name: value for name, value in entry.items() if name != "trained"})
 
 
@@ -219,7 +219,7 @@ def _iter_recipe_lines(recipe: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _iter_derivations(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield the (change, key of the list, entry) of each derivation from another snapshot."""
+    """Yield how a snapshot was derived from another: (change, key of the changed list, entry)."""
     for key, change, list_key in (("takedown", "without pages", "pages"), ("indexed", "with indexes", "indexes")):
         if key in provenance:
             yield change, list_key, provenance[key]

@@ -123,7 +123,7 @@ def verify(snapshot: AnyVersion = "latest", /, *, store: StoreUrl, common: Commo
 
 
 def _format_location(blob_id: str | None) -> str:
-    """Return where in the store the file of a blob is, for a reader who restores it."""
+    """Return the path of a blob's file in the store, so that a user can restore the file."""
     return "" if blob_id is None else f" ({BlobRef(blob_id, 0).path})"
 
 
