@@ -7,9 +7,9 @@ A few kilobytes can decompress to gigabytes. So the clients accept only gzip, wh
 zlib can stop at any byte, and `iter_body` refuses every other encoding.
 
 A polite client names itself and its operator. If a server is busy (`BUSY_STATUSES`) or sends a
-reply too slowly, the request is sent again after its `Retry-After`, otherwise after growing pauses.
-A request is also repeated if a server that answered before can no longer be reached. If a server
-never answered, its address is probably wrong, so the request fails at once.
+reply too slowly, the request is sent again after the time in the reply's `Retry-After`, or else
+after growing pauses. A request is also repeated if a server that answered before can no longer be
+reached. If a server never answered, its address is probably wrong, so the request fails at once.
 """
 
 import os
@@ -27,15 +27,15 @@ import httpx
 from rag_model.errors import InputError, UnreachableError, UsageError, format_error
 from rag_model.secrets import LOOPBACK
 
-USER_AGENT = "bookwheel"  # Wikimedia rejects clients without one
+USER_AGENT = "bookwheel"  # Wikimedia rejects clients without a User-Agent
 CONTACT = "BOOKWHEEL_WIKI_CONTACT"  # address or URL of the operator, for the User-Agent
 MAX_REDIRECTS = 5
 BUSY_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 MAX_TRIES = 8  # attempts of one request
-_TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # seconds without a byte
+_TIMEOUT = httpx.Timeout(60.0, connect=20.0)  # maximum seconds without receiving a byte
 _MAX_REPLY_SECONDS = 300.0  # time to receive one reply
 _MAX_PAUSE = 60.0  # seconds between two tries, unless the server asks for more
-_MAX_RETRY_AFTER = 600.0  # a longer wait ends the run; the next run continues
+_MAX_RETRY_AFTER = 600.0  # if a server asks for a longer wait, the run ends; the next run continues
 # httpx raises these errors before it sends a request.
 _CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 _SECONDS_PATTERN = re.compile(r"[0-9]{1,9}(\.[0-9]+)?")
@@ -107,7 +107,9 @@ class _BodyDecoder:
                 raise ReplyTooLargeError
 
     def _decompress_chunk(self, chunk: bytes) -> tuple[bytes, bytes]:
-        """Return decompressed bytes, at most one more than the limit, and the rest of the chunk."""
+        """Return decompressed bytes (at most one beyond the limit), and the unread rest of the
+        chunk.
+        """
         if self._decompressor is None:
             return chunk, b""
         if self._decompressor.eof:  # another gzip member follows

@@ -31,7 +31,7 @@ _DELTA_BYTE_ARRAY = 7  # an encoding in which a value may repeat the whole previ
 _BYTES_BY_TYPE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 # 0x4000 is Linux's MAP_NORESERVE.
 _EMPTY_MAP_FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
-FREE_BYTES = 256 << 20  # decoded bytes that a row group of any file may have
+FREE_BYTES = 256 << 20  # decoded bytes that a row group may have even in the smallest file
 MAX_EXPANSION = 100  # a row group may decode to FREE_BYTES + this factor times the file size
 _VARINT_PATTERN = rb"[\x80-\xff]{0,4}[\x00-\x7f]"
 _HEADER_PATTERN = rb"\x15(%b)\x15(%b)(?:\x15%b%%b|%%b)\x15(%b)\x15(%b)" % ((_VARINT_PATTERN,) * 5)

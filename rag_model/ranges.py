@@ -77,8 +77,8 @@ class BlockLayout:
     """
 
     size: int  # bytes of the file
-    block_bytes: int  # bytes per block; with explicit boundaries, an estimate
-    bounds: Numbers | None = None  # (blocks + 1,) from 0 to `size`; None: blocks of equal size
+    block_bytes: int  # bytes per block; only an estimate if there are explicit boundaries
+    bounds: Numbers | None = None  # (blocks + 1,) from 0 to `size`; None for blocks of equal size
 
     @classmethod
     def unpack(cls, size: int, block_bytes: int, packed: str) -> Self:
@@ -268,7 +268,7 @@ class RangeCache:
             self.rounds += 1
         digest_pages = self._find_missing([file._locate_digests(blocks) for file, blocks in missing])
         fetches = [self._start_fetch(file, file._verify_stored(blocks)) for file, blocks in [*digest_pages, *missing]]
-        for fetch in fetches:  # digests first, because they verify the other blocks
+        for fetch in fetches:  # digests come first, because they are needed to verify other blocks
             try:
                 run_data = [future.result() if is_patient else self._wait(future) for _, future in fetch.runs]
             except TimeoutError as error:
@@ -402,7 +402,7 @@ class RangeCache:
         return descriptor
 
     def _open_file(self, path: Path) -> int:
-        """Open or create a file in the folder, which another process may delete while it is empty."""
+        """Open or create a file in the folder; other processes may delete the folder if empty."""
         for _ in range(_MAX_FOLDER_TRIES - 1):
             with suppress(FileNotFoundError):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -527,7 +527,8 @@ class CachedFile:
 
     @cached_property
     def _mapping(self) -> mmap.mmap:
-        with self.path.open("rb") as file:  # a copy of the descriptor would keep its lock
+        # The file is opened again: `mmap` copies its descriptor, and a copy would keep the lock.
+        with self.path.open("rb") as file:
             return mmap.mmap(file.fileno(), self.size, access=mmap.ACCESS_READ)
 
     def open(self) -> BinaryIO:
@@ -556,7 +557,7 @@ class CachedFile:
     def _read_digests(self, first_block: int, n_blocks: int) -> bytes:
         """Return the digests of `n_blocks` adjacent blocks.
 
-        If the digests are in another file, its blocks must have been loaded.
+        If the digests are in another file, its blocks with these digests must have been loaded.
         """
         if isinstance(self._digests, bytes):
             return self._digests[DIGEST_BYTES * first_block : DIGEST_BYTES * (first_block + n_blocks)]

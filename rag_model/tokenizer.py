@@ -45,7 +45,7 @@ _CALL_SECONDS = 10.0
 _CHARACTERS_PER_SECOND = 50_000
 _MAX_GROWTH = 64  # output characters per character of a text; common models stay below 16
 _MAX_ADDED = 10_000  # characters that may be added to a text of any length
-_UNICODE_GROWTH = 18  # growth of a character by NFKC, which any SentencePiece model may use
+_UNICODE_GROWTH = 18  # maximum growth of a character by NFKC, which SentencePiece models may use
 _MAX_WORD_LENGTH = 10_000  # characters of a word, which WordPiece splits in cubic time; usually 100
 _STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
 # ByteLevel writes up to 4 bytes for a character; BertNormalizer adds up to 2 spaces around it.

@@ -123,7 +123,7 @@ def escape_controls(text: str) -> str:
 
 
 def check_printable(text: str, description: str) -> None:
-    """Check that a text contains no control characters, because others will read it in a terminal.
+    """Check that a text contains no control characters, as other people see it in a terminal.
 
     Raises:
         UsageError: It contains one; the message starts with `description`.

@@ -47,7 +47,7 @@ from rag_model.store.versions.model_manifest import COLBERT
 Pins = Mapping[str, str]
 COMMITS = "commits"  # the provenance field with the pins
 NO_PINS: Pins = MappingProxyType({})
-StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob); hashable, as a cache key
+StoredFiles = tuple[tuple[str, BlobRef], ...]  # (name, blob) pairs; hashable, to be a cache key
 SettingFiles = tuple[tuple[str, StoredFiles], ...]  # by setting
 _PROBE_STAGE = "probe"  # the memo stage that records the probe vectors of models behind endpoints
 Kind = Literal["", "vectors", "tokens", "muvera", "sparse", "bag"]
@@ -275,8 +275,8 @@ def resolve_encoder_folder(store: Store, name: str, models: Store | None = None,
     """Return the folder of a dense encoder; `name` is given as for `store_encoder`.
 
     For a model behind an endpoint, the vectors of its probe texts are recorded in the store when it
-    is first used. These vectors identify the model: later builds keep its vector space if it still
-    gives nearly these vectors.
+    is first used. These vectors identify the model: later builds keep its vector space if the
+    model still returns nearly the same vectors.
 
     Raises:
         EndpointError: the endpoint failed.

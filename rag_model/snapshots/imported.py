@@ -55,11 +55,11 @@ from rag_model.toml import from_table
 
 # corpus kind of an imported snapshot: it has no dump, and later builds do not reuse its parts
 KIND = "imported"
-CODE = 2  # increase it when a part would have other bytes
+CODE = 2  # increase it with each change that alters the bytes of imported parts
 _CHECKED_PASSAGES = 8  # number of passages that are encoded again to check the encoder
 _DIGESTS_PER_RANGE = 1 << 18  # mean number of digests of ids that are compared at once
-_MIN_COSINE = 0.98  # bf16 against fp32 gives .999; another pooling, prompt or model gives much less
-FileRange = tuple[str, int, int]  # a file, and rows [first, end) of it
+_MIN_COSINE = 0.98  # bf16 and fp32 reach .999; another pooling, prompt or model gives much less
+FileRange = tuple[str, int, int]  # (file, first row, row after the last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ImportTask:
 
 
 def list_urls(passages: str) -> list[str]:
-    """Return the URLs of the files of a pattern, in natural order; local ones as paths.
+    """Return the URLs, or for local files the paths, that match a pattern, in natural order.
 
     Raises:
         InputError: no file matches, or the source cannot be reached.

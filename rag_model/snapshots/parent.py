@@ -4,7 +4,7 @@ reused.
 A build reuses the boundaries of parts, passages of articles, vectors of passages and trained files
 of indexes (`snapshots.reused_training`). Passages are the same as without a parent, and vectors are
 the same up to rounding; only indexes may differ, at equal quality. Memo keys do not contain the
-parent. A task refers to the parent by the blobs of the few parts that cover its pages.
+parent. A task names only the blobs of those parts of the parent that have the task's pages.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class Parent:
 
         Raises:
             StoreError: the ref's log or the snapshot is damaged.
-            RefusedError: a trust file is given, and no key of it signed the snapshot.
+            RefusedError: a trust file is given, and none of its keys signed the snapshot.
         """
         ref_name = next((name for name in (ref, LATEST) if store.refs.find_current(name)), None)
         if ref_name is None:

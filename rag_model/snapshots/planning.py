@@ -114,7 +114,8 @@ def plan_parts(
         # this plan is cheap, because it needs only the offset index, or the first pages
         return _plan_into_store(store, dump, recipe, limit, boundaries, {}, mirror)
     inputs = {
-        "files": [[url, digest_chunks(read_bytes(url))] for url in urls],  # plain XML is not copied
+        # Plain XML is not copied into the store, because workers can seek in it.
+        "files": [[url, digest_chunks(read_bytes(url))] for url in urls],
         "store": store.url,  # a plan names its slices by URL, which change if the store moves
         "part_bytes": recipe.part_bytes,
         "code": CODE,

@@ -29,10 +29,10 @@ from rag_model.store.versions.build_history import read_history
 from rag_model.store.versions.manifest import Manifest
 from rag_model.store.versions.refs import RefMove
 
-_MAX_ATTEMPTS = 100  # lost races in a row before giving up; each costs a few small reads
+_MAX_ATTEMPTS = 100  # maximum number of consecutive lost races; each takes a few small reads
 # maximum number of quarantined pages in the report; the manifest's counts include all
 _MAX_QUARANTINED = 50
-_MAX_UNKNOWN_TEMPLATES = 20  # maximum number of names in a report
+_MAX_UNKNOWN_TEMPLATES = 20  # maximum number of names of unknown templates in the report
 
 
 @dataclass(frozen=True, slots=True)

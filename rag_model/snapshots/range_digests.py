@@ -95,7 +95,7 @@ def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict
     """Return a task for each file of at least `min_bytes` of which searches read ranges, by path.
 
     If there are such files, smaller files of passages and vectors, such as those of the last part,
-    also get tasks, because a search has to read a whole file if it has no digests of its blocks.
+    also get tasks. Without digests of its blocks, a search would have to read a file as a whole.
     """
     tasks, min_row_bytes = {}, min(min_bytes, _MIN_ROW_FILE_BYTES)
     for path, ref in sorted(content.files.items()):

@@ -31,7 +31,7 @@ from rag_model.store.versions.manifest import Content, Manifest, trained_path
 SHARDS = "shards"  # the provenance field with the shards of the indexes
 NO_PARENT = "no parent"
 NO_RECORD = "no record"
-_SAMPLED_PARTS = 8  # number of changed parts, and of unchanged ones, from which vectors are sampled
+_SAMPLED_PARTS = 8  # number of changed parts, and of unchanged parts, whose vectors are sampled
 
 # Fields of an entry of `build_training_entry`.
 _ENTRY_FIELDS = {"plan", "code", "losses", "imbalance", "imbalance_now"}
@@ -228,8 +228,8 @@ def note_obstacles(plan: IndexPlan, obstacles: Sequence[str]) -> IndexPlan:
 
 
 def keep_parent_sizes(recipe: IndexRecipe, plan: IndexPlan, parent: Parent, name: str) -> IndexPlan:
-    """Return the plan with the sizes that the kind keeps from the parent's index, such as the
-    number of cells.
+    """Return the plan with those sizes that the index kind takes from the parent's index, such as
+    the number of cells.
     """
     return get_kind(plan.kind).steady(recipe, plan, _get_training_entry(parent, name).get("plan", {}))
 

@@ -18,7 +18,7 @@ class ChunkResult:
 
     passages: BlobRef
     stats: ChunkStats
-    article_log: BlobRef | None = None  # without it, later builds cannot reuse the part's articles
+    article_log: BlobRef | None = None  # if None, later builds cannot reuse the part's articles
     is_new: bool = False  # whether this run, and no earlier one, chunked the part
     spans: BlobRef | None = None  # salient spans, if the recipe keeps them
 

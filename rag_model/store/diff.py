@@ -223,9 +223,9 @@ class SnapshotDiff:
     after: str
     articles: Mapping[Change, int]
     passages: Mapping[Change, int]
-    examples: Mapping[Change, tuple[ArticleChange, ...]]  # first changed articles by kind
-    # dotted name of each setting that differs, such as recipe.chunk.words -> (value before, value
-    # after); None if the setting is missing
+    examples: Mapping[Change, tuple[ArticleChange, ...]]  # first articles with each kind of change
+    # (value before, value after) of each setting that differs, by its dotted name, such as
+    # recipe.chunk.words; a value is None if the setting is missing
     settings: Mapping[str, tuple[Any, Any]]
     pull: Mapping[str, PullSize]  # sizes by kind of file: passages, embeddings, encoder, index/hnsw
 
@@ -276,7 +276,7 @@ def _collect_settings(content: Content) -> dict[str, Any]:
 
 
 def iter_differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield the dotted path and both values of every different setting.
+    """Yield the dotted path of every setting that differs, and its value before and after.
 
     A section of settings that only one snapshot has is yielded as a single value.
     """

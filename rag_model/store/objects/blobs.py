@@ -29,10 +29,10 @@ from rag_model.store.objects.intents import Intents
 PARTIAL_SUFFIX = ".partial"
 _BLOCK_BYTES = 1 << 20
 _ID = re.compile(rf"{ALGORITHM}:[0-9a-f]{{64}}")
-# A blob that was written within this time is not written again. The time is half of the age at
-# which `gc` may delete a file, so clocks may differ by the other half.
+# A blob that was written within this time is not written again. This is half of the age at which
+# `gc` may delete a file, so clocks may differ by the same time.
 _TRUST_SECONDS = 12 * 3600.0
-_MAX_BYTES = 1 << 50  # maximum size; larger than the limits of all object stores
+_MAX_BYTES = 1 << 50  # maximum size of a blob, which is more than any object store allows
 ChunkSource = Callable[[Callable[[int, int], bytes], int], Iterator[bytes]]
 
 

@@ -46,7 +46,7 @@ _RACE_WRITERS, _RACES = 8, 2
 
 # Schemes that fsspec interprets as the name of a folder unless `://` follows.
 _SCHEMES = {*CLOUDS, "http", "https", "memory"}
-_memory_lock = threading.Lock()  # a memory:// store exists in one process only
+_memory_lock = threading.Lock()  # a lock suffices: a memory:// store exists in one process only
 Item = TypeVar("Item")
 Output = TypeVar("Output")
 CHUNKS_AHEAD = 4  # maximum number of chunks of a file that are in memory or being read at a time

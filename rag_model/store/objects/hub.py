@@ -43,7 +43,7 @@ from rag_model.process import temporary_folder
 from rag_model.store.objects.buckets import Bucket, build_file_entry, build_folder_entry, create_status_error
 
 T = TypeVar("T")
-# kind of repository -> prefix of its URL
+# prefixes of the URLs of repositories, by kind
 URL_PREFIXES = {"dataset": "datasets/", "model": "", "space": "spaces/"}
 _MAX_TRIES = 7
 _PAUSE_SECONDS = 0.1  # pause before the first retry; it doubles for each retry, to 6 s in all

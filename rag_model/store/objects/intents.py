@@ -1,4 +1,4 @@
-"""Intents are files that announce running writers, so that no file which these need is deleted.
+"""Intents are files that announce running writers, so that the files they need are not deleted.
 
 ```
 intents/<name>.json   a build, a publication or a move of a ref: its start, and the files it needs
@@ -10,8 +10,8 @@ of files that it will delete and *then* reads the intents. So the sweep sees the
 writer sees the sweep, on any store whose listings show all files that were written before:
 
 * A sweep that sees an unknown intent deletes nothing, and plans again with that intent.
-* A writer that sees a sweep which does not know its intent waits while files that it needs are
-  listed for deletion, which is at most one batch.
+* If a writer sees a sweep that does not know its intent, it waits until no file that it needs is
+  listed for deletion, which takes at most one batch.
 * After a writer has written a blob, it reads the sweeps and writes the blob again while a sweep
   lists it. After a sweep has written its list, it checks each file once more and keeps those that
   were written in the meantime.
@@ -41,7 +41,7 @@ _PAUSE_SECONDS = 0.2  # seconds between two reads of the sweeps
 _TURN_PREFIX = "turn-"
 _TURN_VALID_SECONDS = 900.0  # seconds from the last renewal by a killed process to the turn's end
 _TURN_PAUSES = 1.0, 30.0  # first and longest pause between two reads of the turns, in seconds
-LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write no files that need others
+LEASE_PREFIX = "asked-"  # prefix of the intents of readers, which write nothing to the store
 _FORMAT = 1
 _FILE = re.compile(r"(?:intents|sweeps)/([A-Za-z0-9][A-Za-z0-9._-]{0,199})\.json")
 
@@ -50,7 +50,7 @@ def _is_text_list(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-# folder -> whether the content of a file is valid
+# For each folder, a function that returns whether the content of a file in it is valid.
 _VALIDATORS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "intents": lambda value: (
         isinstance(value.get("started", 0), int | float | None)

@@ -34,7 +34,7 @@ TARGET_KEY = "after"
 
 
 class ResultNotRecordedError(Exception):
-    """The memo has no record of these inputs, and its caller forbids it to run the stage."""
+    """The memo has no record of these inputs, and is not allowed to run the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StageResult:
 
     outputs: Mapping[str, Path]
     stats: Mapping[str, Any] = field(default_factory=dict)
-    # output -> its digest, if it was computed while the output was written
+    # digests of those outputs whose digest was computed while they were written, by output
     digests: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -145,7 +145,9 @@ class Memo:
                     yield inputs
 
     def _find_newest(self, stage: str, key: str) -> tuple[int, Record | None]:
-        """Return the newest generation, or 0, and its record if it is intact and has all outputs."""
+        """Return the newest generation (0 if there is none), and its record; the record is None if
+        it is damaged, or if one of its outputs is missing.
+        """
         generation, newest_record = 0, None
         while (data := self.files.read(_record_path(stage, key, generation + 1))) is not None:
             generation, newest_record = generation + 1, parse_record(stage, key, data)

@@ -34,7 +34,7 @@ _CONNECTION_ERRORS = (
     aiohttp.ClientError,
     botocore.exceptions.ConnectionError,
     botocore.exceptions.HTTPClientError,
-    ResponseParserError,  # an error page instead of XML
+    ResponseParserError,  # raised if the reply is an error page instead of XML
     TimeoutError,
 )
 _Response = TypeVar("_Response")

@@ -2,7 +2,7 @@
 
 A *packed head* is the compressed beginning of a file. A graph's links, for example, are numbers of
 four bytes, many of them -1. A packed file is a sequence of blocks: the length of a zstd frame, in
-four bytes, and the frame. Each frame decodes to 4 MiB, except the last, which decodes to the rest.
+four bytes, and the frame. Each frame decodes to 4 MiB, except the last, which may be shorter.
 
 A *splice* describes a target file as stretches of a base file and the literal bytes between them,
 as rsync does. As long as an index is not trained again, its inverted lists keep the codes of

@@ -44,7 +44,7 @@ STAGE = "delta"
 _OUTPUT = "delta"
 # maximum size of a delta relative to the bytes that it replaces; a larger delta saves too little
 _MAX_FRACTION = 0.5
-_MIN_HEAD_BYTES = 4096  # fewer bytes before an index's vectors are not a graph
+_MIN_HEAD_BYTES = 4096  # if fewer bytes precede an index's vectors, they contain no graph
 # Finds equal stretches of the base file and the target file. The last argument is a function that
 # returns the base's row of each target row.
 FindStretches = Callable[[Path, Path, Callable[[], Rows]], Iterable[delta_files.Stretch] | None]
@@ -124,8 +124,8 @@ def list_delta_steps(base: Content, target: Content) -> dict[str, list[DeltaStep
 def _iter_index_steps(
     path: str, target: BlobRef, base: BlobRef | None, head_bytes: int, base_head_bytes: int
 ) -> Iterator[DeltaStep]:
-    """Yield the deltas of an index that has `head_bytes` bytes before its vectors, or 0 without
-    vectors.
+    """Yield the deltas of an index with `head_bytes` bytes before its vectors; the number is 0 if
+    it has no vectors.
     """
     if 0 < head_bytes < _MIN_HEAD_BYTES:
         return

@@ -1,4 +1,4 @@
-"""Export a snapshot in layouts of other tools.
+"""Export a snapshot in the layouts that other tools read.
 
 | layout | files | for |
 | --- | --- | --- |
@@ -7,8 +7,8 @@
 | `datasets` | `data/*.parquet` of `id, text, title, page_id, revised, embeddings` | `load_dataset(folder)` |
 | `store` | a store with only this snapshot, under the ref `latest` | bookwheel |
 
-`revised` is the time at which the article's revision was saved; a line of `corpus.jsonl` has it too
-if it is known. DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain
+`revised` is the time at which the article's revision was saved; if it is known, the lines of
+`corpus.jsonl` also have it. DPR pickles its vectors as `(id, vector)` pairs; here the same content is two plain
 arrays. Parts are streamed, so memory does not grow with the snapshot. A README, which is also the
 card of a repository on the Hugging Face Hub, names the corpus and its licence.
 """
@@ -43,7 +43,7 @@ Destination = Path | str  # a folder, hf://datasets/USER/NAME/FOLDER, or hf://US
 _HUB = "hf://"
 Layout = Literal["dpr", "jsonl", "datasets", "store"]
 _REF = "latest"  # name of the ref in an exported store
-_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # name of a licence -> its identifier on the Hub
+_LICENCES = {"CC BY-SA 4.0": "cc-by-sa-4.0"}  # identifiers of licences on the Hub, by name
 
 
 def parse_destination(text: str) -> Destination:

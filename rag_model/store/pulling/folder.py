@@ -6,7 +6,7 @@ but the newest of the others. It deletes no snapshot that a reader has open.
 A reader holds a shared lock (`flock`) on its snapshot's manifest, which the kernel releases even if
 the reader is killed. A locked snapshot is kept until the next prune, so a reader may open its files
 at any time. Pulls hold a shared lock on the folder, and files are only deleted while no other pull
-runs, because it may be about to link them.
+runs, because another pull may be about to link them.
 """
 
 import fcntl
@@ -42,7 +42,7 @@ def mapped_copy_path(dest: Path, ref: BlobRef) -> Path:
 
 
 def mapped_stamp_name(ref: BlobRef) -> str:
-    """Return the identity for the stamp of a memory-mapped copy, whose digest is not known."""
+    """Return the identity in the stamp of a memory-mapped copy; its digest is not known."""
     return f"mapped-{ref.id.partition(':')[2]}"
 
 
@@ -151,7 +151,7 @@ def remove_snapshots(dest: Path, taken_down: Collection[str], parse: Callable[[b
 
 
 def list_pulled_snapshots(dest: Path, snapshots: Collection[str]) -> tuple[str, ...]:
-    """Return the sorted ids of those of `snapshots` that are in the folder `dest`."""
+    """Return the sorted ids of all `snapshots` that are in the folder `dest`."""
     return tuple(sorted(name for name in snapshots if (dest / name).is_dir())) if dest.is_dir() else ()
 
 

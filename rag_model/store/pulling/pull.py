@@ -231,12 +231,12 @@ def _set_current_link(identity: str, dest: Path) -> None:
 
 
 def _rename_or_merge(staging: Path, final_folder: Path) -> None:
-    """Rename a folder. Rename a folder; if the target exists, replace its files one by one, since
-    equal ids have equal files.
+    """Rename a folder; if the target exists, replace its files one by one, since equal ids have
+    equal files.
     """
     try:
         staging.rename(final_folder)
-    except OSError:  # another pull may have created it
+    except OSError:  # another pull may have created the folder
         if not final_folder.is_dir():
             raise
     else:

@@ -1,8 +1,8 @@
 """Delete old moves (entries of refs' logs), and versions and trainings that nothing names any more.
 
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot
-forever. Other moves are kept if they are among the newest `keep`, or if they were current less than
-`older_than` ago. The oldest moves of a log are deleted first and numbers never change, so a log has
+forever. Other moves are kept if they are among the `keep` newest moves of the ref, or if they were
+current less than `older_than` ago. The oldest moves of a log are deleted first and numbers never change, so a log has
 no gaps, and the ref can still be moved. If a ref was deleted at least `older_than` ago, only its
 last move, which records the deletion, is kept.
 
@@ -14,8 +14,8 @@ it was trained on.
 An evaluation is deleted with its snapshot, or with its model if the store has the model, even if
 the evaluation is new. Tags on the snapshot and on a model in the store keep the evaluation.
 
-An unfinished training is abandoned if its newest checkpoint is `older_than` old and no build or
-training runs; until then its snapshot is kept. The record of its checkpoint is deleted, and the
+An unfinished training counts as abandoned if its newest checkpoint is `older_than` old and no build
+or training runs; until then its snapshot is kept. The record of its checkpoint is deleted, and the
 checkpoint's files stay until `gc`.
 
 Ages are measured by the store's clock (`rag_model.store.upkeep.roots`). An age of exactly

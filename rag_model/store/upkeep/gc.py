@@ -20,7 +20,7 @@ was written less than twelve hours before its start, and is kept, even if the cl
 store are twelve hours apart. Files that become needed after the plan are kept too, because
 `rag_model.store.upkeep.roots` checks again before every batch.
 
-With a grace of 0, writers that hold an intent are equally safe, such as `reindex`, `publish`, `tag`
+Even with a grace of 0, writers that hold an intent are safe, such as `reindex`, `publish`, `tag`
 and `rollback`. If files are copied into a store manually before their manifest, the grace must be
 longer than the time between the two.
 
@@ -74,7 +74,7 @@ def collect_garbage(store: Store, grace: float = SAFETY_MARGIN, *, dry_run: bool
     temporary files, intents of killed writers, and signatures of deleted files. Safe while writers
     run; a pull of a snapshot that has just expired may fail with an error.
 
-    Warning: blobs that no manifest names yet are garbage once they are older than the grace.
+    Warning: blobs that no manifest names yet count as garbage if they are older than `grace`.
 
     Raises:
         StoreError: a possible root cannot be read, and nothing was deleted; or a file cannot be

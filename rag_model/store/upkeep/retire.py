@@ -35,7 +35,7 @@ def retire_replaced(store: Store) -> RetireReport:
 
     This machine's copies of the evaluations' files are deleted too.
 
-    Warning: a reader that has such a snapshot open from the store cannot read its files after `gc`.
+    Warning: a reader that opened such a snapshot in the store cannot read its files after `gc`.
 
     Raises:
         StoreError: a file cannot be deleted; run it again to continue.

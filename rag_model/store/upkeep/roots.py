@@ -41,7 +41,7 @@ from rag_model.store.versions.trainings import (
 )
 
 _BATCH_FILES = 500  # maximum files of a batch; a writer may have to wait until the batch is deleted
-_MAX_PLANS = 100  # maximum number of plans; each new writer invalidates one
+_MAX_PLANS = 100  # maximum number of plans; each new writer invalidates the current plan
 Condemn = Callable[[Sequence[StoredFile], Sequence[Intent]], float]
 _BLOB = re.compile(r"blobs/[0-9a-f]{2}/([0-9a-f]{64})")
 MANIFEST_PATH = re.compile(r"(snapshots|models|evaluations)/([0-9a-f]{64})\.json")
@@ -244,7 +244,7 @@ class _MemoRecord:
     files: tuple[StoredFile, ...]  # newest first
     outputs: frozenset[str]
     digests: frozenset[str]  # the digests of its inputs and outputs
-    targets: frozenset[str] = frozenset()  # digests of files; its outputs are kept as long as they
+    targets: frozenset[str] = frozenset()  # digests of the files for which its outputs are kept
     mirror_of: str = ""  # address of the wiki, if the record lists a wiki's pages
     key: str = ""
 

@@ -208,7 +208,7 @@ def probe_store(store: Store) -> ProbeResult:
                 f"{store.files.url_of(path)} does not hold the bytes that were just written: use another store"
             )
     finally:
-        with suppress(StoreError):  # the earlier error is reported
+        with suppress(StoreError):  # this error would hide an earlier one
             store.files.remove(path)
     seconds = time.perf_counter() - start_seconds
     # The store's clock was read between two readings of this machine's clock, so the clocks differ

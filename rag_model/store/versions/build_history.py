@@ -202,7 +202,7 @@ def compute_trends(builds: Sequence[PastBuild]) -> list[Trend]:
 
 
 def list_warnings(builds: Sequence[PastBuild]) -> list[str]:
-    """Return a sentence for each trend that exceeds its limit."""
+    """Return the warnings about trends that exceed their limits."""
     return [trend.warning for trend in compute_trends(builds) if trend.warning]
 
 
@@ -243,7 +243,7 @@ def _parse_count(value: Any) -> int | None:
 
 
 def _parse_numbers(value: Any) -> dict[str, float]:
-    """Return the entries of an object whose values are finite numbers of at least 0."""
+    """Return only those entries of a JSON object that are finite numbers of at least 0."""
     named_numbers = value.items() if isinstance(value, dict) else ()
     return {
         str(name)[:_MAX_NAME]: number
@@ -258,7 +258,7 @@ def _iter_indexes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _read_metrics(metrics: Any) -> dict[str, float]:
-    """Return the metrics of an index that are recorded; `recall` is the first of its recall@k."""
+    """Return the metrics of an index to record; the first recall@k is recorded as `recall`."""
     numbers = _parse_numbers(metrics)
     recalls = [number for name, number in numbers.items() if name.startswith("recall@") and name[7:].isdecimal()]
     values = {name: numbers[name] for name in _INDEX_METRICS if name in numbers}

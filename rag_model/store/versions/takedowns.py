@@ -11,9 +11,9 @@ valid only if a key of the file signed it, because readers delete replaced snaps
 without such a signature still keeps its pages out of new builds, but does not remove them from
 published snapshots.
 
-After the record is written, no build puts such a page into a passage, and no snapshot that contains
-one can be published. A ref's move to a retired snapshot is read as a move to its replacement. The
-id of a retired snapshot is not resolved: the error names the replacement.
+After a takedown is recorded, no build writes passages of its pages, and no snapshot that contains
+one of them can be published. A ref's move to a retired snapshot is read as a move to its
+replacement. The id of a retired snapshot is not resolved: the error names the replacement.
 """
 
 import logging
@@ -44,10 +44,10 @@ class Takedown:
 
     number: int  # number of the record: 1, 2, 3, …
     wiki: str  # dbname of the wiki with these page ids; empty for documents and passages
-    pages: tuple[str, ...]  # page ids; for a dump of passages, their titles
+    pages: tuple[str, ...]  # page ids, or for a dump of ready-made passages the titles
     reason: str
     by: str  # name of the person who ordered it
-    created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
+    created_at: str  # ISO 8601, UTC, by the writer's clock; only shown to people
     nonce: str  # distinguishes a retried write from another writer's record
 
 
@@ -146,7 +146,7 @@ class Takedowns:
 
         Raises:
             StoreError: the store cannot be written.
-            RefusedError: a trust file is given, and no key of it signed the existing record, or
+            RefusedError: a trust file is given, and none of its keys signed the existing record, or
                 the environment has no private key for one of its keys to sign a new record.
         """
         path = _get_path(snapshot)

@@ -55,7 +55,7 @@ class TrainingProgress:
     stage: str  # name of the stage; empty if the training has only one
     step: int
     steps: int  # total number of steps of the stage
-    created_at: str  # ISO 8601, UTC, by the writer's clock: for people only
+    created_at: str  # ISO 8601, UTC, by the writer's clock; only shown to people
 
 
 @dataclass(frozen=True, slots=True)
