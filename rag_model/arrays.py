@@ -175,7 +175,7 @@ class RowLists:
 
     @classmethod
     def empty(cls) -> Self:
-        """Return the location of no lists, for a file that has none."""
+        """Return an empty location, for a file that has no lists of row numbers."""
         return cls(0, "<i4", 0, False, np.zeros(0, np.int64), np.zeros(0, np.int64))
 
     @property

@@ -12,7 +12,7 @@ from rag_model.extras import hide_modules, require
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function that releases the GIL and handles division by zero as numpy does.
+    """Compile a function to code that releases the GIL and divides by zero as numpy does.
 
     If no cache folder is writable, as in a container with a read-only disk, each process compiles
     again.

@@ -20,8 +20,8 @@ class BookwheelRetriever(BaseRetriever):
     >>> retriever = BookwheelRetriever(service="http://localhost:8000", k=3)
     >>> retriever.retrieve("who wrote animal farm?")  # doctest: +SKIP
 
-    Nodes are best first; `build_metadata` describes their metadata. Of these, models get only
-    `title` and `section`.
+    Nodes are best first; `build_metadata` describes their metadata. Language models get only the
+    metadata `title` and `section`.
     """
 
     def __init__(

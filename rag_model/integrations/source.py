@@ -39,8 +39,9 @@ class PassageSource(Protocol):
     """A source of passages. Thread-safe."""
 
     def search(self, query: str, k: int | None) -> RetrievedHits:
-        """Return the best `k` passages of a query; if `k` is None, 5, or all passages if the
-        snapshot has fewer.
+        """Return the best `k` passages of a query.
+
+        If `k` is None, 5 passages are returned, or all passages if the snapshot has fewer.
 
         Raises:
             UsageError: The query is empty, or `k` is out of range.
@@ -211,7 +212,8 @@ def build_metadata(hit: Hit, snapshot: str, *, search_metadata: bool = False) ->
 
     Frameworks identify a passage by its text and metadata when they merge the results of several
     queries or retrievers, so the metadata must be equal in every search. `search_metadata` adds
-    `rank`, `score` and `legs` (the passage's hits in the single indexes of a composed retriever).
+    `rank`, `score` and `legs`, which differ between searches; `legs` has the rank and score in each
+    child retriever, and is empty if the retriever is a single index.
     """
     metadata = hit.to_json() | {"legs": [asdict(child_hit) for child_hit in hit.visible_legs], "snapshot": snapshot}
     hidden_keys = ("text",) if search_metadata else ("text", *_SEARCH_METADATA)

@@ -64,7 +64,7 @@ class SnapshotMetrics:
     # Recall and cost of each index with its own search parameters.
     operating_points: Mapping[str, OperatingPoint] = field(default_factory=dict)
     health: Mapping[str, IndexHealth] = field(default_factory=dict)
-    # metrics of the build: numbers of nodes that the merge linked, and of reused and built cells
+    # metrics of the build, such as how many nodes the merge linked, and how many cells were reused
     build_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)
     # Metrics that are specific to the index kind.
     kind_metrics: Mapping[str, Mapping[str, float | int]] = field(default_factory=dict)

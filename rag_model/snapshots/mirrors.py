@@ -1,9 +1,9 @@
 """The mirror of a MediaWiki site in a store: blocks of pages as blobs, and a log of states.
 
 A state is a numbered record of the memo. Each combination of site, kind of text and namespaces has
-its own memo stage. The record's only output is the list of blocks, so `gc` keeps them. If two
-concurrent builds record states with the same number, the first is used, and the next build compares
-the pages of the second state again.
+its own memo stage. The record's only output is the list of blocks, which `gc` reads to keep them.
+If two concurrent builds record states with the same number, the first is used, and the next build
+compares the pages of the second state again.
 """
 
 import json

@@ -92,7 +92,7 @@ class DigestTask(RecordedTask):
 
 
 def list_range_tasks(content: Content, min_bytes: int = WHOLE_BYTES + 1) -> dict[str, DigestTask]:
-    """Return a task for each file of at least `min_bytes` of which searches read ranges, by path.
+    """Return, by path, a task for each file of at least `min_bytes` of which searches read ranges.
 
     If there are such files, smaller files of passages and vectors, such as those of the last part,
     also get tasks. Without digests of its blocks, a search would have to read a file as a whole.

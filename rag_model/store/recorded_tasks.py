@@ -52,8 +52,8 @@ class RecordedTask(ABC):
 
     @property
     def target(self) -> BlobRef | None:
-        """A file: as long as `gc` keeps it, `gc` keeps the result. None: only recent results are
-        kept.
+        """A file, or None. `gc` keeps the result as long as it keeps the file; without a file, it
+        keeps only recent results.
         """
         return None
 

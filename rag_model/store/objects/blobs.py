@@ -183,7 +183,7 @@ class Blobs:
         write_blob = self.files.link if move else self.files.upload
         is_written = self._write_if_needed(ref, partial(write_blob, path, ref.path))
         if move:
-            # The link is removed before the stamp is recorded, which this would invalidate.
+            # Remove the link before the stamp is recorded, because removing it changes the ctime.
             path.unlink()
         if is_written and self.files.is_local:
             open_cache_stamps().record(self.files.local_path(ref.path), ref.id)

@@ -54,7 +54,7 @@ class StageResult:
 
     outputs: Mapping[str, Path]
     stats: Mapping[str, Any] = field(default_factory=dict)
-    # digests of those outputs whose digest was computed while they were written, by output
+    # digests that were computed while the outputs were written, by output
     digests: Mapping[str, str] = field(default_factory=dict)
 
 

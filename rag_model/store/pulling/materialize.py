@@ -81,7 +81,7 @@ class PullProgress:
                 self._on_progress(min(self._done_bytes, self._total_bytes), self._total_bytes)
 
     def check(self) -> None:
-        """Report the same progress again, which callers do while the store sends nothing."""
+        """Report the progress without new bytes; this is called while the store sends nothing."""
         self(0)
 
     @contextmanager

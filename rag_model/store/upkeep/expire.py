@@ -1,4 +1,4 @@
-"""Delete old moves (entries of refs' logs), and versions and trainings that nothing names any more.
+"""Delete old moves (entries of refs' logs), versions that no move names, and abandoned trainings.
 
 The current move of a ref is never deleted, so a tag (a ref with one move) keeps its snapshot
 forever. Other moves are kept if they are among the `keep` newest moves of the ref, or if they were
@@ -141,7 +141,7 @@ class _ExpirePlanner:
 
     @staticmethod
     def _find_expired_numbers(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
-        """Return the numbers of the ref's moves to delete: those before the oldest one to keep."""
+        """Return the numbers of the moves (log entries) to delete: all before the first kept move."""
         numbers = sorted(moves)
         expired_numbers: set[int] = set()
         for number, next_number in islice(pairwise(numbers), max(0, len(numbers) - n_kept)):

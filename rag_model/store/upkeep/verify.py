@@ -18,7 +18,7 @@ from rag_model.store.store import Store
 from rag_model.store.versions.catalog import Catalog
 from rag_model.store.versions.checks import VersionContent
 
-_THREADS = 4  # they run in parallel, because hashing and reading release the GIL
+_THREADS = 4  # threads run in parallel, because hashing and reading release the GIL
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def compute_id(content: Mapping[str, Any]) -> str:
     """
     try:
         return digest_json(content).partition(":")[2]
-    except (ValueError, RecursionError) as error:  # such as NaN, a lone surrogate, or deep nesting
+    except (ValueError, RecursionError) as error:  # raised for NaN, surrogates and deep nesting
         raise StoreError(f"the manifest has content that JSON cannot represent: {error}") from error
 
 

@@ -596,6 +596,6 @@ def _release_lease(intent: ExitStack) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         intent.close()
-    # This is an event loop's thread, which cannot wait for requests to the store that it sends.
+    # This thread runs an event loop, which may send the store's requests, so it must not wait.
     else:
         threading.Thread(target=intent.close, name="lease").start()
