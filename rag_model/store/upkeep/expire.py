@@ -141,7 +141,7 @@ class _ExpirePlanner:
 
     @staticmethod
     def _find_expired_numbers(moves: dict[int, StoredFile], cutoff: float, n_kept: int) -> set[int]:
-        """Return the numbers of the moves (log entries) to delete: all before the first kept move."""
+        """Return the numbers of moves (log entries) to delete: all before the first kept move."""
         numbers = sorted(moves)
         expired_numbers: set[int] = set()
         for number, next_number in islice(pairwise(numbers), max(0, len(numbers) - n_kept)):
